@@ -20,7 +20,7 @@ import (
 	"weft.dev/weft/internal/overlay/cluster/plan"
 )
 
-// The default ClusterNetwork is created where no network is configured, and only there.
+// The default ClusterNetwork is created only if no network is configured.
 func TestCreateNetwork(t *testing.T) {
 	scheme := runtime.NewScheme()
 	if err := errors.Join(networkv1.AddToScheme(scheme), networkingv1.AddToScheme(scheme)); err != nil {
@@ -35,7 +35,7 @@ func TestCreateNetwork(t *testing.T) {
 		elsewhere bool
 		err       error
 		node      string
-		services  string // of the ClusterNetwork that is created; "": none is
+		services  string // of the created ClusterNetwork; "": none is created
 		fails     bool
 		problems  int
 	}{

@@ -15,8 +15,8 @@ import (
 	"weft.dev/weft/internal/overlay/cluster/plan"
 )
 
-// A controller that has just begun gives no node addresses that has not answered it, as one that died with the controller before
-// never does; where none answers, it does not go by that.
+// A new leader assigns no addresses to a node that has not answered it: a node that failed together with the previous leader never answers.
+// If no node answers, all count as proven.
 func TestWhoHasNotAnsweredIsUnproven(t *testing.T) {
 	n1, n2 := netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.2")
 	for name, test := range map[string]struct {

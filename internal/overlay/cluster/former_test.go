@@ -9,7 +9,7 @@ import (
 	networkv1 "weft.dev/weft/api/openshift/v1"
 )
 
-// A host's subnet is remembered when it goes, and forgotten when another host has it.
+// The last subnet of a removed host is kept until another host has it.
 func TestFormerSubnets(t *testing.T) {
 	have := func(name, subnet string) networkv1.HostSubnet {
 		return networkv1.HostSubnet{ObjectMeta: metav1.ObjectMeta{Name: name}, Subnet: subnet}

@@ -18,7 +18,7 @@ import (
 	"weft.dev/weft/internal/cluster"
 )
 
-// stand is a realisedReconciler upon objects in memory, and a clock.
+// stand is a realisedReconciler with objects in memory and a clock.
 type stand struct {
 	t      *testing.T
 	client client.Client
@@ -58,7 +58,7 @@ func hostOf(name string) *networkv1.HostSubnet {
 	return &networkv1.HostSubnet{ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: map[string]string{networkv1.AnnotationNodeUID: "u" + name}}, Host: name}
 }
 
-// lead has another controller take over.
+// lead replaces the reconciler by that of a new leader.
 func (s *stand) lead() {
 	s.r = &realisedReconciler{client: s.client, now: func() time.Time { return s.now }, rests: defaultRests()}
 }
@@ -71,7 +71,7 @@ func (s *stand) policy() *networkv1.EgressNetworkPolicy {
 	return &p
 }
 
-// say has a node say up to which version policies are in effect, and why not the policy.
+// say writes a node's report: the version up to which policies are in effect, and why the policy is not.
 func (s *stand) say(node string, version uint64, exception string) {
 	s.t.Helper()
 	var hs networkv1.HostSubnet
@@ -89,7 +89,7 @@ func (s *stand) say(node string, version uint64, exception string) {
 	}
 }
 
-// round reconciles, and wants so many writes by then, to be asked again after that time, and the condition to say that.
+// round reconciles. It checks the number of writes so far, the delay until the next call, and the condition.
 func (s *stand) round(what string, writes int, again time.Duration, says string) {
 	s.t.Helper()
 	result, err := s.r.Reconcile(s.t.Context(), cluster.Everything{})
@@ -102,8 +102,8 @@ func (s *stand) round(what string, writes int, again time.Duration, says string)
 	}
 }
 
-// What is about to be over is waited for; what a node cannot do is said at once; the same in other words is said once a minute; and
-// what is written makes no node be behind, also for the next leader.
+// Brief states are not written. What a node cannot do is written at once, and a change of only the message at most once a minute. A write
+// itself makes no node fall behind, also for the next leader.
 func TestRealisedWaits(t *testing.T) {
 	s := newStand(t)
 	version, err := strconv.ParseUint(s.policy().ResourceVersion, 10, 64)

@@ -5,7 +5,7 @@ import (
 	"testing"
 )
 
-// The host rejects what its own translations, or fragments, hide from the flows; with nothing closed it has no such rules.
+// The host rejects what its own translations, or fragments, hide from the flows. With nothing closed there are no such rules.
 func TestGuard(t *testing.T) {
 	c := sample()
 	rules := lines("rules", c.Rules())

@@ -15,7 +15,7 @@ import (
 	"weft.dev/weft/internal/reconcile"
 )
 
-// The kernel takes the rules, and what it lists afterwards differs in nothing: a restart commits nothing.
+// The kernel accepts the rules, and lists them without a difference: a restart commits nothing.
 func TestRulesSettle(t *testing.T) {
 	engine, err := nft.NewEngine(nft.Options{Netns: nstest.New(t), Tables: host.Tables()})
 	if err != nil {

@@ -85,7 +85,7 @@ func TestRowsAreValid(t *testing.T) {
 	}
 }
 
-// Two objects may briefly have one address: what both add is the same, and stays until neither does.
+// Two objects may briefly have the same address: both add the same element, which stays until neither has it.
 func TestRemotesShareAnAddress(t *testing.T) {
 	c := sample()
 	addr := netip.MustParseAddr("192.0.2.2")
@@ -112,7 +112,7 @@ func TestTablesAreInCare(t *testing.T) {
 	}
 }
 
-// Marks are OpenShift SDN's, all different, and say nothing to kube-proxy and the kubelet.
+// Marks are those of OpenShift SDN, all different, and without the bits of kube-proxy and the kubelet.
 func TestEgressMarks(t *testing.T) {
 	for vnid, want := range map[uint32]uint32{0: 0xff000000, 1: 1, 42: 42, 0x8000: 0x10000000, 0x4000: 0x01000000, 0xffffff: 0x11ff3fff} {
 		if got := host.EgressMark(vnid); got != want {
@@ -129,7 +129,7 @@ func TestEgressMarks(t *testing.T) {
 	}
 }
 
-// While tunnels may be at several ports, pods are kept from all of them, and the node's own tunnels are at one.
+// If tunnels have several ports, pods cannot send to any of them, and the node's own tunnels use one.
 func TestClosedPorts(t *testing.T) {
 	rules := func(c *host.Config) string { return lines("rules", c.Rules()) }
 	c := sample()

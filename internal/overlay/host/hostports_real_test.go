@@ -30,9 +30,9 @@ const (
 	egressAddress                 = "192.0.2.100"
 )
 
-// Host ports are led to pods by the node's own addresses, and by no others that the kernel may take for the node's: not by the loopback range for
-// who is a neighbour, not by its rest for the node, not by the Services' addresses, which kube-proxy may give the node, and not by egress
-// addresses.
+// Host ports lead to pods at the node's own addresses, and at no other address that the kernel may take for the node's: for a neighbour,
+// not in the loopback range; for the node, only at 127.0.0.1 of it; not at the Services' addresses, which kube-proxy may put on the node;
+// and not at egress IPs.
 func TestHostPortsLead(t *testing.T) {
 	node, neighbour := nstest.New(t), nstest.New(t)
 	want := sample().Rules()
@@ -58,7 +58,7 @@ func TestHostPortsLead(t *testing.T) {
 			}
 			return nil
 		})
-		// One packet comes after the other: once the last is led, the others would be.
+		// Packets arrive in order: once the last one is translated, the others would be.
 		nstest.Do(t, node, func() error {
 			led, err := awaitLed()
 			for _, to := range c.to {
@@ -71,7 +71,7 @@ func TestHostPortsLead(t *testing.T) {
 	}
 }
 
-// programRules puts items in place in a namespace.
+// programRules commits items in a namespace.
 func programRules(t *testing.T, netns string, want map[nft.Key]nft.Item) {
 	t.Helper()
 	engine, err := nft.NewEngine(nft.Options{Netns: netns, Tables: host.Tables()})
@@ -88,7 +88,7 @@ func programRules(t *testing.T, netns string, want map[nft.Key]nft.Item) {
 	}
 }
 
-// awaitLed waits until somebody is led to the pod by the node's address, and returns all addresses by which somebody is.
+// awaitLed waits for a connection at the node's address that is translated to the pod, and returns the addresses of all such connections.
 func awaitLed() (map[string]bool, error) {
 	const patience = 10 * time.Second
 	for deadline := time.Now().Add(patience); ; time.Sleep(10 * time.Millisecond) {
@@ -102,7 +102,7 @@ func awaitLed() (map[string]bool, error) {
 	}
 }
 
-// makeNode makes the calling thread's namespace a node, whose neighbour is another.
+// makeNode makes the calling thread's namespace a node with a neighbour in another namespace.
 func makeNode(neighbour string) error {
 	if err := os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0); err != nil {
 		return err
@@ -119,7 +119,7 @@ func makeNode(neighbour string) error {
 		os.WriteFile("/proc/sys/net/ipv4/conf/"+host.Tun+"/route_localnet", []byte("1"), 0))
 }
 
-// knowPod has the node know the pod's MAC address, so that packets to it go out.
+// knowPod adds the pod's MAC address to the node's neighbour table, so that packets to it are sent.
 func knowPod() error {
 	tun, err := netlink.LinkByName(host.Tun)
 	if err != nil {
@@ -130,7 +130,7 @@ func knowPod() error {
 	})
 }
 
-// up gives a device an address and sets it up.
+// up adds an address to a device and sets it up.
 func up(name, address string) error {
 	device, err := netlink.LinkByName(name)
 	if err != nil {
@@ -143,7 +143,7 @@ func up(name, address string) error {
 	return errors.Join(netlink.AddrAdd(device, addr), netlink.LinkSetUp(device))
 }
 
-// via has an address be reached by the node.
+// via adds a route to an address by the node.
 func via(address string) error {
 	return netlink.RouteAdd(&netlink.Route{
 		Dst: &net.IPNet{IP: net.ParseIP(address).To4(), Mask: net.CIDRMask(32, 32)}, Gw: net.ParseIP(nodeAddress), Src: net.ParseIP(neighbourAddress),
@@ -160,7 +160,7 @@ func send(ctx context.Context, to string) error {
 	return errors.Join(err, conn.Close())
 }
 
-// ledTo returns the addresses by which somebody is led to another.
+// ledTo returns the destination addresses of connections that are translated to address.
 func ledTo(address string) (map[string]bool, error) {
 	flows, err := netlink.ConntrackTableList(netlink.ConntrackTable, unix.AF_INET)
 	by := map[string]bool{}

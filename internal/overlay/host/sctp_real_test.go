@@ -20,8 +20,8 @@ import (
 	"weft.dev/weft/internal/overlay/host"
 )
 
-// An association by SCTP is led to the pod by a host port, at the pod's port and with a checksum that is right, and what the pod answers comes
-// from the host port. One at another port is not.
+// A host port translates an SCTP association to the pod's port, with a correct checksum, and the pod's reply comes from the host port. An
+// association to another port is not translated.
 func TestHostPortsLeadSCTP(t *testing.T) {
 	node, neighbour := nstest.New(t), nstest.New(t)
 	want := sample().Rules()
@@ -36,7 +36,7 @@ func TestHostPortsLeadSCTP(t *testing.T) {
 	nstest.Do(t, neighbour, func() error { return up("far", neighbourAddress+"/24") })
 	ear, outside := listen(t, node, "switch"), listen(t, neighbour, "far")
 	nstest.Do(t, neighbour, func() error {
-		return associate(8082) // what is led is heard before those that follow
+		return associate(8082) // if it were translated, it would be received before the next packets
 	})
 	for host, port := range map[uint16]uint16{8080: 80, 8081: 81} {
 		nstest.Do(t, neighbour, func() error { return associate(host) })
@@ -44,7 +44,7 @@ func TestHostPortsLeadSCTP(t *testing.T) {
 		is(t, packet, endpoint(neighbourAddress, clientPort), endpoint(podAddress, port))
 		nstest.Do(t, node, func() error { return accept(packet) })
 		answer := hear(t, outside)
-		for answer[sctpAt+commonHeader] != initAck { // what the neighbour itself has sent
+		for answer[sctpAt+commonHeader] != initAck { // sent by the neighbour itself
 			answer = hear(t, outside)
 		}
 		is(t, answer, endpoint(nodeAddress, host), endpoint(neighbourAddress, clientPort))
@@ -55,7 +55,7 @@ func endpoint(address string, port uint16) netip.AddrPort {
 	return netip.AddrPortFrom(netip.MustParseAddr(address), port)
 }
 
-// is compares whom a packet is from and for, and its checksum.
+// is compares a packet's source and destination, and checks its checksum.
 func is(t *testing.T, packet []byte, from, to netip.AddrPort) {
 	t.Helper()
 	at := func(address, port []byte) netip.AddrPort {
@@ -73,8 +73,8 @@ func is(t *testing.T, packet []byte, from, to netip.AddrPort) {
 	}
 }
 
-// Of packets of SCTP: where they begin after an IP header without options, how long their own header is, and the answer's first chunk. clientPort is
-// the neighbour's.
+// SCTP packets: the offset after an IP header without options, the length of the common header, and the first chunk of the reply.
+// clientPort is the neighbour's port.
 const (
 	sctpAt, commonHeader = 20, 12
 	initAck              = 2
@@ -92,7 +92,7 @@ func associate(port uint16) error {
 	return unix.Sendto(socket, packet, 0, &unix.SockaddrInet4{Addr: netip.MustParseAddr(nodeAddress).As4()})
 }
 
-// checksum is that of a packet of SCTP, whatever it has (RFC 9260, 6.8).
+// checksum returns the checksum of an SCTP packet, ignoring the one in it (RFC 9260, 6.8).
 func checksum(packet []byte) uint32 {
 	bare := append([]byte(nil), packet...)
 	clear(bare[8:12])
@@ -111,7 +111,7 @@ func chunk(from, to uint16, tag uint32, kind byte) []byte {
 	return packet
 }
 
-// accept answers the first packet of an association as the pod would, by the switch.
+// accept sends the pod's reply to the first packet of an association through the switch's device.
 func accept(first []byte) error {
 	tun, err := net.InterfaceByName(host.Tun)
 	if err != nil {
@@ -129,7 +129,7 @@ func accept(first []byte) error {
 	sctp := chunk(binary.BigEndian.Uint16(first[sctpAt+2:]), binary.BigEndian.Uint16(first[sctpAt:]), 1, initAck)
 	packet := append(append([]byte(nil), first[:sctpAt]...), sctp...)
 	copy(packet[12:], first[16:20])
-	copy(packet[16:], first[12:16]) // which leaves the header's checksum as it is
+	copy(packet[16:], first[12:16]) // does not change the header's checksum
 	to := &unix.SockaddrLinklayer{Protocol: ipv4(), Ifindex: port.Index, Halen: uint8(len(tun.HardwareAddr))}
 	copy(to.Addr[:], tun.HardwareAddr)
 	return unix.Sendto(socket, packet, 0, to)
@@ -140,7 +140,7 @@ func ipv4() uint16 {
 	return binary.NativeEndian.Uint16(binary.BigEndian.AppendUint16(nil, unix.ETH_P_IP))
 }
 
-// listen returns a socket that hears what passes a device of a namespace. It goes with the test.
+// listen returns a socket that receives packets on a device of a namespace. It is closed with the test.
 func listen(t *testing.T, space, device string) (socket int) {
 	t.Helper()
 	nstest.Do(t, space, func() error {
@@ -160,7 +160,7 @@ func listen(t *testing.T, space, device string) (socket int) {
 	return socket
 }
 
-// hear returns the next packet of SCTP.
+// hear returns the next SCTP packet.
 func hear(t *testing.T, socket int) []byte {
 	t.Helper()
 	buffer := make([]byte, 2048)

@@ -18,8 +18,8 @@ import (
 
 const guestAddress = "10.244.0.5"
 
-// A pod of another network on the node reaches no other node's tunnel port, where it would be taken for the node; it reaches other ports,
-// and the node reaches both.
+// A pod of another network on the node cannot reach another node's tunnel port, where its packets would be taken for the node's. It reaches
+// other ports, and the node reaches both.
 func TestTunnelsOfOtherNodes(t *testing.T) {
 	node, neighbour, guest := nstest.New(t), nstest.New(t), nstest.New(t)
 	c := sample()
@@ -67,7 +67,7 @@ func TestTunnelsOfOtherNodes(t *testing.T) {
 	}
 }
 
-// makeGuest connects a namespace to that of the calling thread, as another network does with a pod.
+// makeGuest connects a namespace to that of the calling thread, as another network connects a pod.
 func makeGuest(guest string) error {
 	space, err := os.Open(guest)
 	if err != nil {

@@ -39,8 +39,8 @@ type Flows = map[reconcile.Owner]map[openflow.Key]openflow.Entry
 type View struct {
 	// Config compiles the flows.
 	Config *pipeline.Config
-	// VNIDs returns the VNIDs with which a namespace's pods are reached and the one with which they send; false: it has none. Nil: the network's
-	// mode has no VNIDs, and no multicast.
+	// VNIDs returns the VNIDs with which a namespace's pods are reached and the one with which they send; false: it has none. Nil: the
+	// network's mode has no VNIDs, and no multicast.
 	VNIDs func(namespace string) (reached []uint32, sends uint32, has bool)
 }
 

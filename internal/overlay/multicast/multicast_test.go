@@ -13,7 +13,7 @@ import (
 	"weft.dev/weft/internal/reconcile"
 )
 
-// vnids are what the flows of namespaces' pods have; a moves from VNID 10 to 11.
+// vnids returns the VNIDs in the flows of a namespace's pods; a moves from VNID 10 to 11.
 func vnids(namespace string) (reached []uint32, sends uint32, has bool) {
 	switch namespace {
 	case "a":
@@ -57,8 +57,8 @@ func want(t *testing.T, what string, flows multicast.Flows, want string) {
 	}
 }
 
-// A pod of a namespace that moves receives with both VNIDs and sends with one; a pod whose port is closed, or whose namespace has no VNID, takes
-// no part; and a port counts as in use until the lists that have it are programmed.
+// A pod of a moving namespace receives with both VNIDs and sends with one. A pod whose port is closed, or whose namespace has no VNID,
+// takes no part. A port is in use until the lists without it are in effect.
 func TestProjects(t *testing.T) {
 	p, v := multicast.New(), view()
 	a, b := record("a", "10.128.0.5", 5), record("b", "10.128.0.6", 6)
@@ -70,7 +70,7 @@ func TestProjects(t *testing.T) {
 	}
 	flows, changed := p.Place(v, a, b, closed, without)
 	want(t, "placed", flows, "multicast/10, multicast/11")
-	if len(changed) != 3 { // closed may send as far as multicast is concerned: its own flows are none
+	if len(changed) != 3 { // closed counts as well: it has no flows anyway
 		t.Errorf("%d attachments change", len(changed))
 	}
 	if !p.Sends(v, &a) || p.Sends(v, &without) {

@@ -19,7 +19,7 @@ import (
 	"weft.dev/weft/internal/service"
 )
 
-// dialFrom connects from a port of a pod that other connections of the pod have as well.
+// dialFrom connects from a port of a pod that other connections of the pod may use as well.
 func (n *serviceNode) dialFrom(pod, network string, port int, to string) (net.Conn, error) {
 	dialer := net.Dialer{Timeout: 3 * time.Second, Control: func(_, _ string, c syscall.RawConn) (err error) {
 		if failed := c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEADDR, 1) }); failed != nil {
@@ -40,8 +40,9 @@ func (n *serviceNode) dialFrom(pod, network string, port int, to string) (net.Co
 	return conn, err
 }
 
-// From one port a pod may reach an endpoint by its own address and by several Services' at the same time: to the endpoint they would all look
-// the same. (By its own address first: what comes after Services is kept apart by the kernel's datapath only, and tested there.)
+// From one port a pod may reach an endpoint directly and by several Services at the same time, although all these connections look the same
+// to the endpoint. (The direct connection comes first: after connections by Services, only the kernel datapath keeps it apart, which is
+// tested there.)
 func TestOnePortManyWaysToOneEndpoint(t *testing.T) {
 	for _, mode := range []pipeline.Mode{pipeline.ModeSubnet, pipeline.ModeNetworkPolicy} {
 		t.Run(string(mode), func(t *testing.T) {
@@ -56,14 +57,14 @@ func TestOnePortManyWaysToOneEndpoint(t *testing.T) {
 			const direct, one, two = "10.128.0.6:8080", "172.30.0.10:80", "172.30.0.11:80"
 			for i, order := range [][]string{{direct, one, two}, {direct, two, one}, {one, two}} {
 				for _, network := range []string{"tcp", "udp"} {
-					n.meet(network, 40000+100*i, order) // far apart: where two would look the same, the switch takes a port nearby
+					n.meet(network, 40000+100*i, order) // far apart: the switch resolves a collision by a nearby port
 				}
 			}
 		})
 	}
 }
 
-// meet begins connections from one port, in order, and asks on all of them.
+// meet opens connections from one port, in order, and exchanges data on all of them.
 func (n *serviceNode) meet(network string, port int, order []string) {
 	n.t.Helper()
 	var open []net.Conn
@@ -76,7 +77,7 @@ func (n *serviceNode) meet(network string, port int, order []string) {
 		}
 		defer func() { _ = conn.Close() }()
 		open = append(open, conn)
-		for i, c := range open { // those that were there before go on
+		for i, c := range open { // the earlier ones continue
 			if got, err := say(c); err != nil || got != "b sees 10.128.0.5" {
 				n.t.Errorf("%s: once %s is reached, %s answers %q, %v\n%s", where, to, order[i], got, err, n.AppCtl("dpctl/dump-conntrack"))
 			}
@@ -84,10 +85,10 @@ func (n *serviceNode) meet(network string, port int, order []string) {
 	}
 }
 
-// A port is used again at once, for the next connection to the same endpoint: directly, and by a Service.
+// A port can be used again at once for the next connection to the same endpoint: directly, and by a Service.
 func TestPortsAreUsedAgain(t *testing.T) {
 	n := startNode(t, 2)
-	n.setMode(pipeline.ModeNetworkPolicy) // which has all connections of pods tracked
+	n.setMode(pipeline.ModeNetworkPolicy) // all connections of pods are tracked in this mode
 	n.serve(n.pods["b"].space, "b", "tcp", ":8080")
 	n.apply(vip("one", "172.30.0.10", service.TCP, 80, "10.128.0.6:8080"))
 	for i, to := range []string{"10.128.0.6:8080", "172.30.0.10:80"} {
@@ -99,14 +100,14 @@ func TestPortsAreUsedAgain(t *testing.T) {
 			if got, err := say(conn); err != nil || got != "b sees 10.128.0.5" {
 				t.Errorf("%s: %q, %v", to, got, err)
 			}
-			if err := errors.Join(conn.(*net.TCPConn).SetLinger(0), conn.Close()); err != nil { // else the kernel keeps the port for a while
+			if err := errors.Join(conn.(*net.TCPConn).SetLinger(0), conn.Close()); err != nil { // otherwise the kernel keeps the port for a while
 				t.Fatal(err)
 			}
 		}
 	}
 }
 
-// setMode has the pods' flows made for another mode.
+// setMode compiles the flows of the pods for another mode.
 func (n *serviceNode) setMode(mode pipeline.Mode) {
 	n.config.Mode = mode
 	n.flows = n.config.Static()

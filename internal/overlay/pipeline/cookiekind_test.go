@@ -7,7 +7,7 @@ import (
 	"weft.dev/weft/internal/reconcile"
 )
 
-// TestCookieKind: a flow's cookie leads back to the kind of its owner, and one that nobody set to none.
+// TestCookieKind: a flow's cookie identifies the kind of its owner, and a cookie that is not Weft's none.
 func TestCookieKind(t *testing.T) {
 	for owner, kind := range map[reconcile.Owner]string{
 		"cluster": "cluster", "attachment/a/eth0": "attachment", "hostsubnet/1": "hostsubnet", "state": "state",

@@ -12,7 +12,7 @@ import (
 	"weft.dev/weft/internal/policy"
 )
 
-// TestDocument keeps docs/pipeline.md true: it is made from the tables and the flows.
+// TestDocument keeps docs/pipeline.md up to date: it is generated from the tables and the flows.
 func TestDocument(t *testing.T) {
 	golden(t, "../../../docs/pipeline.md", document(sample(false)))
 }
@@ -50,7 +50,7 @@ func document(c *pipeline.Config) string {
 	return b.String()
 }
 
-// documentServices adds what the switch does with Services, where it differs from the sample.
+// documentServices adds the flows for Services that differ from the sample's.
 func documentServices(b *strings.Builder) {
 	plain, tracked := sample(false), sample(true)
 	b.WriteString("\n## Services in the switch\n\n" +
@@ -75,7 +75,7 @@ func documentServices(b *strings.Builder) {
 	}
 }
 
-// documentPolicies adds what the switch does with NetworkPolicies, where it differs from the flat network.
+// documentPolicies adds the flows for NetworkPolicies that differ from the flat network's.
 func documentPolicies(b *strings.Builder) {
 	b.WriteString("\n## NetworkPolicies\n\n" +
 		"In the mode `redhat/openshift-ovs-networkpolicy` ([policy.md](policy.md)). What pods of the node send and get goes through table 21 " +
@@ -104,7 +104,7 @@ func documentPolicies(b *strings.Builder) {
 	}
 }
 
-// samplePolicies is a rule by which two pods, one on this node and one elsewhere, may send to port 80 of the first.
+// samplePolicies has a rule by which two pods, one on this node and one on another, may send to port 80 of the first pod.
 func samplePolicies() *pipeline.Conjunctions {
 	x := pipeline.NewConjunctions(sample(true).LocalSubnet)
 	key := policy.Key{Namespace: "one", Name: "web"}
@@ -115,7 +115,7 @@ func samplePolicies() *pipeline.Conjunctions {
 	return x
 }
 
-// oneRule are objects that come to one rule.
+// oneRule are objects with one rule.
 type oneRule struct{ rule policy.Rule }
 
 func (o oneRule) Rules(policy.Key) []policy.Rule { return []policy.Rule{o.rule} }

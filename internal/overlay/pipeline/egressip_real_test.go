@@ -13,8 +13,8 @@ import (
 	"weft.dev/weft/internal/overlay/pipeline"
 )
 
-// exit is how a packet leaves: by the host, and there by the project's address or not; by the tunnel with the project's VNI; to the
-// host, which rejects it; or not at all.
+// exit is how a packet leaves: by the host, with the project's egress IP or without; by the tunnel with the project's VNI; to the host,
+// which rejects it; or not at all.
 type exit string
 
 const (
@@ -25,7 +25,7 @@ const (
 	exitRejected exit = "rejected"
 )
 
-// exitOf tells from a trace how a packet of a project leaves.
+// exitOf returns how a packet of a project leaves, from a trace.
 func exitOf(t *testing.T, o outcome, vnid uint32) exit {
 	t.Helper()
 	says := func(field, value string) bool { return strings.Contains(o.text, "set_field:"+value+"->"+field+"\n") }
@@ -46,8 +46,8 @@ func exitOf(t *testing.T, o outcome, vnid uint32) exit {
 	}
 }
 
-// What a namespace's firewall denies goes nowhere, and what it allows goes the way of the namespace's egress addresses, wherever
-// that leads; the node that holds an address does not judge again. Questions for names to the pod's own node are asked past both.
+// What a namespace's firewall denies is dropped, and what it allows leaves by the namespace's egress IPs, wherever they are. The node that
+// holds an address does not apply a firewall again. DNS queries to the pod's own node bypass both.
 func TestFirewallBeforeEgressIPs(t *testing.T) {
 	const denied, allowed, other = "198.51.100.11", "198.51.100.10", "203.0.113.5"
 	some := egressfirewall.Compile([]egressfirewall.Rule{
@@ -106,8 +106,8 @@ func TestFirewallBeforeEgressIPs(t *testing.T) {
 	}
 }
 
-// All that a pod sends to one target leaves by one node, the fragments of a datagram that have no ports as well; what it sends to many
-// is spread.
+// All packets of a pod to one destination leave by one node, including fragments without ports. Packets to many destinations are
+// distributed.
 func TestFragmentsLeaveByOneNode(t *testing.T) {
 	for _, mode := range []pipeline.Mode{pipeline.ModeMultitenant, pipeline.ModeNetworkPolicy} {
 		s := startFirewalls(t, mode)
@@ -144,13 +144,13 @@ func TestFragmentsLeaveByOneNode(t *testing.T) {
 	}
 }
 
-// Packets that are hostile in a flat network, and are what answers look like that come back by a node with an egress address.
+// Packets that are hostile in a flat network, and look like replies that return by a node with an egress IP.
 const (
 	answerIn  = "tunnel: from outside"
 	answerOut = "host: from elsewhere to a remote pod"
 )
 
-// hostileBesideAnswers are the hostile packets of networks that may have egress addresses.
+// hostileBesideAnswers returns the packets that are hostile in networks with egress IPs.
 func hostileBesideAnswers() map[string]string {
 	packets := hostile()
 	delete(packets, answerIn)
@@ -158,8 +158,8 @@ func hostileBesideAnswers() map[string]string {
 	return packets
 }
 
-// From outside, another node hands on what answers a pod's connection, and nothing else; and this node's host answers other nodes'
-// pods, which judge by themselves.
+// From outside, another node forwards replies of a pod's connections, and nothing else. This node's host sends replies to other nodes'
+// pods, which check them at their own nodes.
 func TestAnswersByAnotherNode(t *testing.T) {
 	for _, mode := range []pipeline.Mode{pipeline.ModeMultitenant, pipeline.ModeNetworkPolicy} {
 		s := startFirewalls(t, mode)

@@ -11,7 +11,7 @@ import (
 	"weft.dev/weft/internal/overlay/pipeline"
 )
 
-// egressWays are projects with egress addresses: 42 leaves here, 77 by two other nodes, 78 by one, and 79 not at all.
+// egressWays returns projects with egress IPs: 42 leaves here, 77 by two other nodes, 78 by one, and 79 not at all.
 func egressWays() []pipeline.EgressWay {
 	return []pipeline.EgressWay{
 		{VNID: 42, Here: true},
@@ -23,7 +23,7 @@ func egressWays() []pipeline.EgressWay {
 
 func egressGroup(vnid uint32) uint32 { return 0x1000 + vnid }
 
-// egressSections are the flows of the sample's pods, one a project with egress addresses, and of what these add.
+// egressSections returns the flows of the sample's pods, each in a project with egress IPs, and of these egress IPs.
 func egressSections(c *pipeline.Config, pods []pipeline.Pod) ([]section, []*openflow.Group) {
 	for i := range pods {
 		pods[i].Egress = egressGroup(pods[i].VNID)
@@ -67,7 +67,7 @@ func TestEgressIPFlows(t *testing.T) {
 	}
 }
 
-// An address that moves changes one group, and nothing of the pods.
+// If an address moves, one group changes, and no flow of a pod.
 func TestEgressIPMoveIsOneGroup(t *testing.T) {
 	c, _ := egressSample(pipeline.ModeMultitenant)
 	ways := egressWays()
@@ -90,7 +90,7 @@ func TestEgressIPIsChecked(t *testing.T) {
 	}
 }
 
-// documentEgressIPs adds what the switch does with egress addresses, where it differs from isolated projects without.
+// documentEgressIPs adds the flows for egress IPs that differ from those of isolated projects without.
 func documentEgressIPs(b *strings.Builder) {
 	b.WriteString("\n## Egress addresses\n\n" +
 		"In the modes with VNIDs ([egress-ip.md](egress-ip.md)). What leaves the cluster from a pod of a project with egress addresses goes to the project's group: " +

@@ -1,4 +1,4 @@
 package pipeline
 
-// SetRoom sets how many rules of a direction one stage has room for, before there are any.
+// SetRoom sets the greatest number of rules of a direction in a stage. Call it before adding rules.
 func (x *Conjunctions) SetRoom(room int) { x.room = room }

@@ -25,14 +25,14 @@ import (
 	"weft.dev/weft/internal/reconcile"
 )
 
-// firewallSwitch is a real switch that follows namespaces' firewalls: pod a is of namespace one, pod b of namespace two.
+// firewallSwitch is a real switch with namespaces' firewalls: pod a is in namespace one, pod b in namespace two.
 type firewallSwitch struct {
 	realSwitch
 	config *pipeline.Config
 	engine *openflow.Engine
 	have   map[openflow.Key]openflow.Entry
 	ids    pipeline.GroupIDs
-	// ways are those of namespaces with egress addresses.
+	// ways are the ways of namespaces with egress IPs.
 	ways map[string]pipeline.EgressWay
 }
 
@@ -55,7 +55,7 @@ func startFirewalls(t *testing.T, mode pipeline.Mode) *firewallSwitch {
 	return s
 }
 
-// follow commits firewalls, and returns how many flows of table 100 that changed.
+// follow commits firewalls, and returns how many flows of table 100 it set.
 func (s *firewallSwitch) follow(t *testing.T, firewalls map[string]*egressfirewall.Firewall) int {
 	t.Helper()
 	want := s.config.Static()
@@ -113,8 +113,8 @@ func drawFirewallPolicy(r *rapid.T, namespace string) *networkv1.EgressNetworkPo
 	return p
 }
 
-// What the switch does with a pod's packet to outside is what the API's words say of it, by an oracle that shares no code with
-// the rules, in each mode and whatever is known of the connection; and what stays in the cluster is not judged.
+// The switch's decision about a pod's packet to outside is that of an oracle that shares no code with the rules, in each mode and in each
+// connection state. Traffic inside the cluster is not affected.
 func TestFirewallProperty(t *testing.T) {
 	for _, mode := range []pipeline.Mode{pipeline.ModeMultitenant, pipeline.ModeNetworkPolicy} {
 		s := startFirewalls(t, mode)
@@ -171,8 +171,8 @@ func TestFirewallProperty(t *testing.T) {
 	}
 }
 
-// A number without rules lets nothing out; a Service's endpoint outside the cluster is judged itself; and the host, which would
-// choose an endpoint that nobody judges, refuses.
+// A number without rules lets nothing out. The endpoint of a Service outside the cluster is checked itself. The host rejects packets to
+// Services that it serves, because it would choose an endpoint that is not checked.
 func TestFirewallStates(t *testing.T) {
 	s := startFirewalls(t, pipeline.ModeNetworkPolicy)
 	deny := egressfirewall.Compile([]egressfirewall.Rule{{CIDR: netip.MustParsePrefix("198.51.100.0/24")}}, nil)

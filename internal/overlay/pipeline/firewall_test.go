@@ -21,7 +21,7 @@ func firewallPod() pipeline.Pod {
 	return pod
 }
 
-// firewallSample is rules of each kind, one of them hidden, and a name of which no address is known.
+// firewallSample has rules of each kind, one of them hidden, and a name without known addresses.
 func firewallSample() egressfirewall.Firewall {
 	known := map[string][]netip.Addr{"web.example.": addrs("198.51.100.80", "2001:db8::1")}
 	return egressfirewall.Compile([]egressfirewall.Rule{
@@ -57,7 +57,7 @@ func TestFirewallFlows(t *testing.T) {
 	}
 }
 
-// A flat network has no firewalls: neither its pods nor its tables know of any.
+// A flat network has no firewalls: neither in its pods' flows nor in its tables.
 func TestFlatHasNoFirewalls(t *testing.T) {
 	c, f := sample(true), firewallSample()
 	if rules := c.FirewallRules("one", firewallOne, &f); len(rules) > 0 {
@@ -71,7 +71,7 @@ func TestFlatHasNoFirewalls(t *testing.T) {
 	}
 }
 
-// What a name stands for changes its own flows and no others; what a policy gives a pod is one flow of the pod's.
+// A change of a name's addresses changes its own flows and no others. Adding a policy changes one flow of a pod.
 func TestFirewallChangesAreSmall(t *testing.T) {
 	c := sample(true)
 	c.Mode = pipeline.ModeMultitenant
@@ -114,7 +114,7 @@ func TestFirewallChangesAreSmall(t *testing.T) {
 	}
 }
 
-// documentFirewalls adds what the switch does with egress firewalls.
+// documentFirewalls adds the flows for egress firewalls.
 func documentFirewalls(b *strings.Builder) {
 	b.WriteString("\n## Egress firewalls\n\n" +
 		"With isolated projects and with NetworkPolicies, namespaces may have an EgressNetworkPolicy ([egress.md](egress.md)). Their pods carry its number; " +

@@ -10,8 +10,8 @@ import (
 	"weft.dev/weft/internal/overlay/pipeline"
 )
 
-// Pods reach neither the metadata service, but for its name server, nor the ports that serve ignition files, in every mode: directly, at the
-// gateway, and as the endpoint of a Service. The host gets such a packet only to reject it.
+// In every mode, pods reach neither the metadata service, except its name server, nor the ports that serve ignition files: neither
+// directly, nor at the gateway, nor as the endpoint of a Service. The host receives such a packet only to reject it.
 func TestPodsReachNoNodeSecrets(t *testing.T) {
 	for _, mode := range []pipeline.Mode{pipeline.ModeSubnet, pipeline.ModeMultitenant, pipeline.ModeNetworkPolicy} {
 		c := sample(true)
@@ -34,7 +34,7 @@ func TestPodsReachNoNodeSecrets(t *testing.T) {
 			"tcp," + pod + "nw_dst=192.0.2.2,tcp_dst=22624,tcp_flags=syn":                 false,
 			"tcp," + pod + "nw_dst=192.0.2.2,tcp_dst=22625,tcp_flags=syn":                 true,
 			"tcp," + pod + "nw_dst=192.0.2.2,tcp_dst=22623,tcp_flags=0x0c2":               false, // SYN with ECN
-			"tcp," + pod + "nw_dst=198.51.100.1,tcp_src=80,tcp_dst=22623,tcp_flags=0x012": true,  // answers a client outside
+			"tcp," + pod + "nw_dst=198.51.100.1,tcp_src=80,tcp_dst=22623,tcp_flags=0x012": true,  // a reply to a client outside
 			"tcp," + pod + "nw_dst=10.128.0.1,tcp_dst=22623,tcp_flags=syn":                false,
 			"tcp," + pod + "nw_dst=10.128.0.1,tcp_dst=80,tcp_flags=syn":                   true,
 			"tcp," + far + "nw_dst=10.128.0.1,tcp_dst=22623,tcp_flags=syn":                false,

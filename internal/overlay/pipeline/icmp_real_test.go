@@ -16,7 +16,7 @@ import (
 	"weft.dev/weft/internal/service"
 )
 
-// quoted is a UDP packet as an ICMP error quotes it: the IP header and the UDP header.
+// quoted returns a UDP packet as an ICMP error quotes it: the IP header and the UDP header.
 func quoted(from, to netip.AddrPort) []byte {
 	const version, length, udp, ttl = 0x45, 28, 17, 64
 	b := []byte{version, 0, 0, length, 0, 1, 0, 0, ttl, udp, 0, 0}
@@ -34,7 +34,7 @@ func quoted(from, to netip.AddrPort) []byte {
 	return append(b, 0, 8, 0, 0)
 }
 
-// unreachable sends from a pod that a port is not reachable: a packet, which the receiver of the error has sent, could not be delivered.
+// unreachable sends from a pod the ICMP error "port unreachable" about a packet from the error's receiver.
 func (n *serviceNode) unreachable(pod string, from, to netip.AddrPort) {
 	n.t.Helper()
 	const destinationUnreachable, port = 3, 3
@@ -61,7 +61,7 @@ func (n *serviceNode) unreachable(pod string, from, to netip.AddrPort) {
 	}
 }
 
-// unreachableSeen reports whether a connected UDP socket gets the error that its port is not reachable, within a time.
+// unreachableSeen reports whether a connected UDP socket receives the error "port unreachable" within a time.
 func unreachableSeen(t *testing.T, conn net.Conn, within time.Duration) bool {
 	t.Helper()
 	if err := conn.SetReadDeadline(time.Now().Add(within)); err != nil {
@@ -71,7 +71,7 @@ func unreachableSeen(t *testing.T, conn net.Conn, within time.Duration) bool {
 	return errors.Is(err, syscall.ECONNREFUSED)
 }
 
-// Of pods only the other end of a connection gets an ICMP error into it: directly, and where a Service on the same node translates.
+// Of all pods, only the peer of a connection can send an ICMP error into it: directly, and if a Service on the same node translates.
 func TestErrorsOfStrangers(t *testing.T) {
 	n := byPoliciesOf(t, 3)
 	n.apply(vip("dns", "172.30.0.9", service.UDP, 53, "10.128.0.6:7946"))
@@ -99,7 +99,7 @@ func TestErrorsOfStrangers(t *testing.T) {
 		}
 		_ = conn.Close()
 	}
-	// A port where nothing listens: the endpoint's kernel says so.
+	// A port without a listener: the endpoint's kernel sends the error.
 	conn, err := n.dial("a", "udp", "10.128.0.6:7947")
 	if err != nil {
 		t.Fatal(err)

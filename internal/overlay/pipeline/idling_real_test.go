@@ -18,8 +18,8 @@ import (
 	"weft.dev/weft/internal/service"
 )
 
-// A client of an idled Service is reported, however many packets it sends, about once; it is neither refused nor answered until the first
-// endpoint comes, and then by that, from the packets that it sends again.
+// A client of an idled Service is reported about once, no matter how many packets it sends. It is neither rejected nor answered until the
+// first endpoint exists; then the packets that it repeats reach the endpoint.
 func TestIdledServiceWaits(t *testing.T) {
 	n := startNode(t, 2)
 	n.serve(n.pods["b"].space, "b", "tcp", ":8080")
@@ -37,7 +37,7 @@ func TestIdledServiceWaits(t *testing.T) {
 		asleep(service.TCP, 80, service.KindClusterIP), asleep(service.UDP, 53, service.KindClusterIP), asleep(service.TCP, 30080, service.KindNodePort),
 	}
 	n.apply(idled...)
-	n.want("a", "tcp", "10.128.0.6:8080", "b sees 10.128.0.5") // what is no Service's is not reported
+	n.want("a", "tcp", "10.128.0.6:8080", "b sees 10.128.0.5") // packets to other destinations are not reported
 	type answer struct {
 		text string
 		err  error
@@ -68,14 +68,14 @@ func TestIdledServiceWaits(t *testing.T) {
 	}
 	learned := func() int { return strings.Count(n.OFCtl("dump-flows", n.Mgmt(n.bridge), "table=25"), "actions=drop") }
 	eventually(t, "the switch has learned to drop what follows", func() bool { return learned() > 0 })
-	// What was learned holds for ten seconds: on a slow machine a burst may meet the end of that.
+	// The learned flow lasts ten seconds: on a slow machine a burst may continue after its end.
 	eventually(t, "of fifty datagrams that follow one at most is reported", func() bool {
 		if _, err := conn.Write([]byte("hello\n")); err != nil {
 			t.Fatal(err)
 		}
 		n.AppCtl("revalidator/wait")
-		n.AppCtl("revalidator/wait") // a round that was under way may be past the flow
-		for len(reports) > 0 {       // packets that came before the datapath had taken note
+		n.AppCtl("revalidator/wait") // a round that was under way may have passed the flow
+		for len(reports) > 0 {       // packets from before the datapath had the flow
 			<-reports
 		}
 		for range 50 {
@@ -83,7 +83,7 @@ func TestIdledServiceWaits(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
-		// The switch serves packets in their order: the answer of another connection says that the fifty are through.
+		// The switch processes packets in order: a reply on another connection means that the fifty have been processed.
 		n.want("a", "tcp", "10.128.0.6:8080", "b sees 10.128.0.5")
 		return len(reports) <= 1
 	})
@@ -107,7 +107,7 @@ func TestIdledServiceWaits(t *testing.T) {
 	}
 }
 
-// askLong asks by TCP as long as a client that waits for an idled Service.
+// askLong sends a request by TCP and waits as long as a client of an idled Service.
 func (n *serviceNode) askLong(pod, to string) (string, error) {
 	var conn net.Conn
 	err := n.pods[pod].space.Do(func(ns.NetNS) (err error) {
@@ -121,7 +121,7 @@ func (n *serviceNode) askLong(pod, to string) (string, error) {
 	return say(conn)
 }
 
-// reports connects another engine to the switch, and returns what the switch reports to it.
+// reports connects another engine to the switch, and returns the switch's reports to it.
 func (n *serviceNode) reports() chan *openflow.PacketIn {
 	n.t.Helper()
 	reports := make(chan *openflow.PacketIn, 1000)

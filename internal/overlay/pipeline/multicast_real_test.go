@@ -15,17 +15,17 @@ import (
 
 const toGroup = "dl_dst=01:00:5e:01:02:03,"
 
-// fromPod is a datagram of a pod to a group.
+// fromPod returns a datagram of a pod to a group.
 func fromPod(pod pipeline.Pod) string {
 	return fmt.Sprintf("in_port=%d,dl_src=%s,%sudp,nw_src=%s,nw_dst=239.1.2.3,udp_dst=5000", pod.OFPort, pipeline.PodMAC(pod.Addrs[0]), toGroup, pod.Addrs[0])
 }
 
-// byTunnel is a datagram to a group that comes by the tunnel.
+// byTunnel returns a datagram to a group from the tunnel.
 func byTunnel(node, from string, vni uint32) string {
 	return fmt.Sprintf("in_port=1,tun_src=%s,tun_dst=192.0.2.1,tun_id=%d,dl_src=0a:58:0a:81:00:07,%sudp,nw_src=%s,nw_dst=239.1.2.3,udp_dst=5000", node, vni, toGroup, from)
 }
 
-// TestMulticastMatrix has the real switch say where multicast of everybody goes, in both modes.
+// TestMulticastMatrix traces in a real switch where multicast of each sender goes, in both modes.
 func TestMulticastMatrix(t *testing.T) {
 	for _, mode := range []pipeline.Mode{pipeline.ModeMultitenant, pipeline.ModeNetworkPolicy} {
 		c, pods := multicastSample(mode), multicastPods()
@@ -69,7 +69,7 @@ func TestMulticastMatrix(t *testing.T) {
 	}
 }
 
-// TestMulticastParts has the real switch go through lists that no flow would hold.
+// TestMulticastParts traces lists in a real switch that do not fit one flow.
 func TestMulticastParts(t *testing.T) {
 	const many = 2500
 	c, pods := multicastSample(pipeline.ModeMultitenant), multicastPods()
@@ -98,7 +98,7 @@ func TestMulticastParts(t *testing.T) {
 			locals[port] = true
 		}
 	}
-	// Its own port is in the list, and is skipped.
+	// The sender's own port is in the list, and is skipped.
 	if tunnels != many || len(locals) != many || !strings.Contains(o.text, notByInPort) {
 		t.Errorf("%d copies by the tunnel and %d to pods, want %d and %d", tunnels, len(locals), many, many)
 	}

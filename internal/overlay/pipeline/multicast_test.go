@@ -11,7 +11,7 @@ import (
 	"weft.dev/weft/internal/overlay/pipeline"
 )
 
-// multicastPods are the sample's pods of two projects, of which the first, with two pods, has multicast.
+// multicastPods returns the sample's pods of two projects. The first, with two pods, has multicast.
 func multicastPods() []pipeline.Pod {
 	return []pipeline.Pod{
 		{Owner: "attachment/a/eth0", OFPort: 3, Addrs: addrs("10.128.0.5"), VNID: 42, Multicast: true},
@@ -61,7 +61,7 @@ func TestMulticastFlows(t *testing.T) {
 	}
 }
 
-// A flat network has no multicast, whatever is said of its pods.
+// A flat network has no multicast, even if Pod.Multicast is set.
 func TestFlatHasNoMulticast(t *testing.T) {
 	c, pods := sample(true), multicastPods()
 	if n := len(c.Multicast(42, members(pods...))) + len(c.MulticastNodes([]pipeline.Remote{remote})); n > 0 {
@@ -74,7 +74,7 @@ func TestFlatHasNoMulticast(t *testing.T) {
 	}
 }
 
-// What a project's multicast adds is small, and is no other's: a pod that comes alters one flow, and a node that comes alters one.
+// A project's multicast adds few flows, and none of other projects: a new pod changes one flow, and a new node changes one.
 func TestMulticastChangesAreSmall(t *testing.T) {
 	c, pods := multicastSample(pipeline.ModeMultitenant), multicastPods()
 	silent := pods[0]
@@ -114,7 +114,7 @@ func differ(before, after map[openflow.Key]openflow.Entry) (add, alter, remove i
 	return add, alter, remove
 }
 
-// Lists of any length come to flows that the switch takes, and every receiver is in one of them, once.
+// Lists of any length are compiled to flows that the switch accepts, and each receiver is in exactly one of them.
 func TestMulticastListsAreSplit(t *testing.T) {
 	c := multicastSample(pipeline.ModeNetworkPolicy)
 	for _, n := range []int{1, 999, 1000, 1001, 2000, 5003} {
@@ -147,7 +147,7 @@ func TestMulticastListsAreSplit(t *testing.T) {
 	}
 }
 
-// documentMulticast adds what the switch does with multicast, where it differs from isolated projects without.
+// documentMulticast adds the flows for multicast that differ from those of isolated projects without.
 func documentMulticast(b *strings.Builder) {
 	b.WriteString("\n## Multicast\n\n" +
 		"In the modes with VNIDs ([multicast.md](multicast.md)), and only for projects that have it. Table 20 sends what such a pod sends to a group to table 110, " +

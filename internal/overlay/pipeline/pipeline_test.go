@@ -20,7 +20,7 @@ func TestFlows(t *testing.T) {
 	}
 }
 
-// Flows of different owners must not meet: a pod that goes would take a flow of another.
+// Flows of different owners must not have the same key: deleting a pod would delete another owner's flow.
 func TestOwnersDoNotMeet(t *testing.T) {
 	c := sample(true)
 	again := remote
@@ -41,7 +41,7 @@ func TestOwnersDoNotMeet(t *testing.T) {
 	}
 }
 
-// A packet only ever goes up: that there is no loop is seen by the numbers.
+// A packet only goes to tables with greater numbers, so there can be no loop.
 func TestTablesOnlyGoUp(t *testing.T) {
 	goTo := regexp.MustCompile(`goto_table:(\d+)`)
 	for _, f := range allFlows(sample(true)) {
@@ -139,7 +139,7 @@ func TestNote(t *testing.T) {
 	}
 }
 
-// While tunnels may be at several ports, each is closed to pods wherever a packet leaves for a host.
+// If tunnels have several ports, each is closed to pods wherever a packet leaves for a host.
 func TestClosedPorts(t *testing.T) {
 	c := sample(true)
 	c.VXLANPort, c.ClosedPorts = 4790, []uint16{4788, 4790}

@@ -26,7 +26,7 @@ import (
 	"weft.dev/weft/internal/reconcile"
 )
 
-// policySwitch is a real switch that follows a node's policies.
+// policySwitch is a real switch with a node's policies.
 type policySwitch struct {
 	realSwitch
 	engine *openflow.Engine
@@ -50,13 +50,13 @@ func startPolicies(t *testing.T) *policySwitch {
 	return s
 }
 
-// follow commits what a node's policies and pods come to.
+// follow commits the flows of a node's policies and pods.
 func (s *policySwitch) follow(t *testing.T, n *node) {
 	t.Helper()
 	s.commit(t, n, n.pods()...)
 }
 
-// commit commits what a node's policies come to, and pods as they are given.
+// commit commits the flows of a node's policies, and of the given pods.
 func (s *policySwitch) commit(t *testing.T, n *node, pods ...pipeline.Pod) {
 	t.Helper()
 	want := n.flows(t)
@@ -75,7 +75,7 @@ func (s *policySwitch) commit(t *testing.T, n *node, pods ...pipeline.Pod) {
 	s.have = want
 }
 
-// trip is a packet on one of the ways that it may take through this node.
+// trip is a packet on one of the paths through this node.
 type trip struct {
 	frame string
 	src   string
@@ -113,14 +113,14 @@ func (w trip) packet(protocol corev1.Protocol, port uint16) string {
 	}
 }
 
-// What the switch does with the first packet of a connection is what the API's documentation says of it, by an oracle that
-// shares no code with the rules. A remote pod's own isolation is its node's to judge.
+// The switch's decision about the first packet of a connection is that of an oracle that shares no code with the rules. The isolation of a
+// remote pod is up to its own node.
 func TestPoliciesProperty(t *testing.T) {
 	s := startPolicies(t)
 	judged, passed := 0, 0
 	rapid.Check(t, func(r *rapid.T) {
 		w := drawPolicyWorld(r)
-		// Most worlds are so small that their rules fit one stage: some have stages for a rule or two.
+		// Most worlds are so small that their rules fit one stage: some get stages for one or two rules.
 		n := nodeInStages(t, w, rapid.SampledFrom([]int{1, 2, pipeline.StageRoom}).Draw(r, "room of a stage"))
 		s.follow(t, n)
 		for _, way := range trips() {
@@ -149,7 +149,7 @@ func TestPoliciesProperty(t *testing.T) {
 	}
 }
 
-// Where one address is named by more rules than a flow can hold, the rules of each stage count.
+// If more rules name an address than a flow can hold, the rules of all stages are effective.
 func TestRulesInStages(t *testing.T) {
 	s := startPolicies(t)
 	n, np := crowd(1)
@@ -178,7 +178,7 @@ func TestRulesInStages(t *testing.T) {
 	}
 }
 
-// judgedHere is a world without the policies for pods of other nodes.
+// judgedHere returns a world without the policies for pods of other nodes.
 func judgedHere(w oracle.World, way trip) oracle.World {
 	var local []*networkingv1.NetworkPolicy
 	for _, np := range w.Policies {
@@ -201,7 +201,7 @@ func judgedHere(w oracle.World, way trip) oracle.World {
 	return oracle.World{Policies: local, Pods: pods, Namespaces: w.Namespaces}
 }
 
-// ofPod reports whether a pod of this node sends or gets.
+// ofPod reports whether a pod of this node is the sender or the receiver.
 func ofPod(n *node, way trip) bool {
 	return slices.ContainsFunc(n.pods(), func(pod pipeline.Pod) bool {
 		at := pod.Addrs[0].String()
@@ -209,7 +209,7 @@ func ofPod(n *node, way trip) bool {
 	})
 }
 
-// isolated is a world in which both pods of the node are isolated in both directions, and may reach port 80 of each other.
+// isolated returns a world in which both pods of the node are isolated in both directions, and may reach each other's port 80.
 func isolated(t *testing.T) *node {
 	t.Helper()
 	var w oracle.World
@@ -227,7 +227,7 @@ func isolated(t *testing.T) *node {
 	return nodeOf(t, w)
 }
 
-// What passes, and what becomes of a packet's connection, for pods that are isolated.
+// For isolated pods: which packets pass, and what happens to the connection.
 func TestPolicyStates(t *testing.T) {
 	s := startPolicies(t)
 	s.follow(t, isolated(t))
@@ -273,7 +273,7 @@ func TestPolicyStates(t *testing.T) {
 	}
 }
 
-// A connection that no rule allows any more goes on where it is kept, and no other does.
+// A connection that no rule allows any more continues if it is kept, and no other does.
 func TestPolicyKeeps(t *testing.T) {
 	s := startPolicies(t)
 	n := isolated(t)
@@ -290,8 +290,8 @@ func TestPolicyKeeps(t *testing.T) {
 	}
 }
 
-// What counts of a Service is the endpoint, also outside the pods' network, where no packet comes by again; and where the host would
-// choose it, whom nobody judges, the host refuses, whatever a policy says of the Service's address.
+// For a Service, policies apply to the endpoint, also outside the pods' network, from where packets do not return to the switch. If the
+// host would choose the endpoint, which no policy sees, the host rejects the packet, even if a policy allows the Service's address.
 func TestPolicyJudgesEndpointsOutside(t *testing.T) {
 	s := startPolicies(t)
 	n := isolated(t)
@@ -308,7 +308,7 @@ func TestPolicyJudgesEndpointsOutside(t *testing.T) {
 		n.apply(n.index.SetPolicy(p))
 		s.commit(t, n, judged, free)
 	}
-	outside := fromA + toGateway + "tcp," + ipA + "nw_dst=192.0.2.2,tcp_dst=6443,tcp_flags=2" // where a Service has led it
+	outside := fromA + toGateway + "tcp," + ipA + "nw_dst=192.0.2.2,tcp_dst=6443,tcp_flags=2" // the endpoint of a Service
 	hosts := fromA + toGateway + "sctp," + ipA + "nw_dst=172.30.0.99,sctp_dst=80"
 	fromFree := strings.NewReplacer("in_port=3", "in_port=4", ":05", ":06", "10.128.0.5", "10.128.0.6")
 	for cidr, passes := range map[string]bool{"172.30.0.0/16": false, "192.0.2.2/32": true, "0.0.0.0/0": true} {
@@ -327,7 +327,7 @@ func TestPolicyJudgesEndpointsOutside(t *testing.T) {
 	}
 }
 
-// The flat network's hostile packets end nowhere here either.
+// The hostile packets of the flat network are dropped here as well.
 func TestPolicyHostile(t *testing.T) {
 	s := startPolicies(t)
 	for name, packet := range hostileBesideAnswers() {

@@ -13,7 +13,7 @@ import (
 	"weft.dev/weft/internal/policy"
 )
 
-// Every flow of rules leads to the policies that it comes from: the one that it is of, or all that name its address.
+// Every flow of rules leads to the policies that it was compiled from: its own, or all that name its address.
 func TestOrigins(t *testing.T) {
 	x := samplePolicies()
 	changed := x.ChangedRules(policySample())
@@ -36,7 +36,7 @@ func TestOrigins(t *testing.T) {
 	}
 }
 
-// manyPolicies are objects whose policies all say the same.
+// manyPolicies are objects with equal policies.
 type manyPolicies struct{ oneRule }
 
 func (o manyPolicies) Rules(key policy.Key) []policy.Rule {
@@ -45,7 +45,7 @@ func (o manyPolicies) Rules(key policy.Key) []policy.Rule {
 	return []policy.Rule{rule}
 }
 
-// Where there are more policies than are asked for, the first are named, and the one that is asked for.
+// If there are more policies than requested, the first ones are returned, and the requested one.
 func TestOriginsAreBounded(t *testing.T) {
 	x := pipeline.NewConjunctions(sample(true).LocalSubnet)
 	var keys []policy.Key

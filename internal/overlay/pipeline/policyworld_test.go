@@ -26,7 +26,7 @@ func policySample() *pipeline.Config {
 	return c
 }
 
-// policyPods are the pods of all worlds: the sample's two on this node, others elsewhere.
+// policyPods are the pods of all worlds: the sample's two on this node, the others on another.
 var policyPods = map[string]string{"here-a": "10.128.0.5", "here-b": "10.128.0.6", "there-a": "10.129.0.7", "there-b": "10.129.0.8"}
 
 func drawPolicyLabels(r *rapid.T) map[string]string {
@@ -105,7 +105,7 @@ func drawPolicyPod(r *rapid.T, name string) *corev1.Pod {
 	return pod
 }
 
-// node is what a node has that follows its index's effects.
+// node is the state of a node that follows its index's effects.
 type node struct {
 	config    *pipeline.Config
 	index     *policy.Index
@@ -121,7 +121,7 @@ func newNode(c *pipeline.Config) *node {
 	}
 }
 
-// apply follows an effect, and returns how many owners' fragments it touched.
+// apply applies an effect, and returns how many owners' fragments changed.
 func (n *node) apply(e policy.Effect) int {
 	n.rules.Apply(e, n.index)
 	changed := n.rules.Changed(n.config)
@@ -152,7 +152,7 @@ func (n *node) setPolicy(t testing.TB, np *networkingv1.NetworkPolicy) int {
 	return n.apply(n.index.SetPolicy(p))
 }
 
-// flows are all flows of rules; one key has one owner.
+// flows returns all flows of rules, and checks that each key has only one owner.
 func (n *node) flows(t testing.TB) map[openflow.Key]openflow.Entry {
 	t.Helper()
 	all := map[openflow.Key]openflow.Entry{}
@@ -167,7 +167,7 @@ func (n *node) flows(t testing.TB) map[openflow.Key]openflow.Entry {
 	return all
 }
 
-// pods are the sample's pods as policies isolate them.
+// pods returns the sample's pods as policies isolate them.
 func (n *node) pods() []pipeline.Pod {
 	a, b := podA, podB
 	for name, pod := range map[string]*pipeline.Pod{"here-a": &a, "here-b": &b} {
@@ -195,7 +195,7 @@ func nodeOf(t testing.TB, w oracle.World) *node {
 	return nodeInStages(t, w, pipeline.StageRoom)
 }
 
-// nodeInStages is nodeOf where a stage has room for so many rules.
+// nodeInStages is nodeOf with room for this many rules in a stage.
 func nodeInStages(t testing.TB, w oracle.World, room int) *node {
 	t.Helper()
 	n := newNode(policySample())
@@ -212,7 +212,7 @@ func nodeInStages(t testing.TB, w oracle.World, room int) *node {
 	return n
 }
 
-// Who follows the effects of changes has the flows of one who begins anew.
+// Following the effects of changes leads to the same flows as a new compilation.
 func TestConjunctionsAgainstBeginningAnew(t *testing.T) {
 	rapid.Check(t, func(r *rapid.T) {
 		w := drawPolicyWorld(r)
@@ -250,7 +250,7 @@ func TestConjunctionsAgainstBeginningAnew(t *testing.T) {
 	})
 }
 
-// crowd is a world of pods that serve on this node, and of pods elsewhere that may use them, in one namespace.
+// crowd returns a world of server pods on this node, and of client pods on others, in one namespace.
 func crowd(pods int) (*node, *networkingv1.NetworkPolicy) {
 	c := policySample()
 	c.LocalSubnet = netip.MustParsePrefix("10.128.0.0/20")
@@ -274,8 +274,8 @@ func crowd(pods int) (*node, *networkingv1.NetworkPolicy) {
 	return n, np
 }
 
-// A policy costs the sum of what it names. How pods are isolated, their own flows say, which are as many whether they are or not.
-// And one address' change is one flow's.
+// The number of a policy's flows is the sum of what it names. The number of a pod's own flows does not depend on its isolation. A change of
+// one address changes one flow.
 func TestFlowsOfAPolicy(t *testing.T) {
 	for pods, most := range map[int]int{200: 410, 1000: 2010} {
 		n, np := crowd(pods)
@@ -299,7 +299,7 @@ func TestFlowsOfAPolicy(t *testing.T) {
 	}
 }
 
-// A policy without a pod here costs nothing here.
+// A policy that selects no pod here has no flows here.
 func TestPolicyOfOthers(t *testing.T) {
 	n, np := crowd(10)
 	np.Spec.PodSelector.MatchLabels = map[string]string{"role": "client"}
@@ -309,7 +309,7 @@ func TestPolicyOfOthers(t *testing.T) {
 	}
 }
 
-// Rules beyond what one flow could name are in stages of their own, and none moves when others come and go.
+// Rules that do not fit one flow are in stages of their own, and none moves when others are added or removed.
 func TestStages(t *testing.T) {
 	n, np := crowd(1)
 	const beyond = 3
@@ -338,7 +338,7 @@ func TestStages(t *testing.T) {
 	if got := slices.Sorted(maps.Values(before)); !slices.Equal(got, []int{beyond, pipeline.StageRoom, pipeline.StageRoom}) {
 		t.Errorf("the client's flows have %v actions", got)
 	}
-	// The rule of a port has three flows that are its own or change: its verdict, its port, and one for each pod.
+	// Of a rule for one port, these fragments change: its verdict, its port, and one for each pod.
 	if touched := n.apply(n.index.DeletePolicy(keys["policy7"])); touched != 4 {
 		t.Errorf("one policy's end changes the fragments of %d owners, want 4", touched)
 	}
@@ -346,7 +346,7 @@ func TestStages(t *testing.T) {
 		t.Errorf("the client's flows have %v actions", got)
 	}
 	np.Name = "policy7"
-	n.setPolicy(t, np) // what it allows, another does too: it is that one's conjunction
+	n.setPolicy(t, np) // another policy allows the same: they share a conjunction
 	np.Spec.Ingress[0].Ports[0].Port = new(intstr.FromInt32(8))
 	n.setPolicy(t, np)
 	if after := stages(); !maps.Equal(after, before) {

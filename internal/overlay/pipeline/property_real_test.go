@@ -11,7 +11,7 @@ import (
 	"pgregory.net/rapid"
 )
 
-// packet is a frame from a pod's port, in the few values that make a difference and some that must not.
+// packet is a frame from a pod's port, with a few values that matter and some that must not.
 type packet struct {
 	port                   int
 	ethSrc, ethDst         string
@@ -39,20 +39,20 @@ func (p packet) flow() string {
 	return frame + fmt.Sprintf(",%s_src=%d,%s_dst=%d", p.proto, p.protoSrc, p.proto, p.protoDst)
 }
 
-// truthful is what the sample's pods are, said once more and in other words than the flows.
+// truthful reports whether the packet has the addresses of the sample's pod at its port, independently of the flows.
 func (p packet) truthful() bool {
 	owner := map[int][2]string{3: {"0a:58:0a:80:00:05", "10.128.0.5"}, 4: {"0a:58:0a:80:00:06", "10.128.0.6"}}
 	return owner[p.port] == [2]string{p.ethSrc, p.src} && !p.tagged
 }
 
-// leavesBy is the port that a truthful packet leaves by, 0 for none.
+// leavesBy returns the port that a truthful packet leaves by, 0 for none.
 func (p packet) leavesBy() int {
 	local := map[string]int{"10.128.0.5": 3, "10.128.0.6": 4}[p.dst]
 	remote := strings.HasPrefix(p.dst, "10.129.0.") || strings.HasPrefix(p.dst, "10.130.0.")
 	var out int
 	switch {
 	case local == p.port:
-		return 0 // a packet does not leave by the port it came in by
+		return 0 // a packet does not leave by its input port
 	case local != 0:
 		out = local
 	case remote:
@@ -74,8 +74,8 @@ func (p packet) leavesBy() int {
 	return out
 }
 
-// Whatever a pod sends: it leaves by the port that a plain reading of the rules names, and a packet that is not truthful
-// by none, and not beyond table 20.
+// Every packet of a pod leaves by the port that a simple implementation of the rules returns. A packet that is not truthful leaves by none,
+// and does not get beyond table 20.
 func TestPodsProperty(t *testing.T) {
 	s := start(t, sample(false))
 	macs := []string{"0a:58:0a:80:00:05", "0a:58:0a:80:00:06", "0a:58:0a:80:00:01", "0a:58:0a:81:00:07", "02:00:00:00:00:01", "01:00:5e:00:00:01", "ff:ff:ff:ff:ff:ff"}

@@ -16,7 +16,7 @@ import (
 
 var update = flag.Bool("update", false, "write golden files and docs/pipeline.md anew")
 
-// The sample: the default cluster network, this node 10.128.0.0/23 with two pods, and two others, the second no node.
+// The sample: the default cluster network, this node 10.128.0.0/23 with two pods, and two other hosts, the second without a Node.
 var (
 	podA    = pipeline.Pod{Owner: "attachment/a/eth0", OFPort: 3, Addrs: addrs("10.128.0.5")}
 	podB    = pipeline.Pod{Owner: "attachment/b/eth0", OFPort: 4, Addrs: addrs("10.128.0.6"), VNID: 77}
@@ -65,7 +65,7 @@ func sections(c *pipeline.Config) []section {
 
 func allFlows(c *pipeline.Config) []*openflow.Flow { return sorted(sections(c)) }
 
-// sorted are the flows of sections in the order of goldens.
+// sorted returns the flows of sections in the order of golden files.
 func sorted(all []section) []*openflow.Flow {
 	var flows []*openflow.Flow
 	for _, s := range all {

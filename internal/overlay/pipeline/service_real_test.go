@@ -16,11 +16,11 @@ import (
 	"weft.dev/weft/internal/service"
 )
 
-// serviceWalk is a packet and what becomes of it.
+// serviceWalk is a packet and its expected path.
 type serviceWalk struct {
-	name, packet, state string // state is the connection's, as conntrack would say
+	name, packet, state string // state is the connection's, as in conntrack
 	tables              string
-	say                 string // what the trace says
+	say                 string // text in the trace
 }
 
 func serviceWalks() []serviceWalk {
@@ -57,7 +57,7 @@ func serviceWalks() []serviceWalk {
 	}
 }
 
-// Each case goes by the tables that it should.
+// Each case passes the expected tables.
 func TestServiceWalks(t *testing.T) {
 	n := startNode(t, 2)
 	maps.Copy(n.flows, n.config.Remote(remote))
@@ -67,8 +67,8 @@ func TestServiceWalks(t *testing.T) {
 	for _, w := range serviceWalks() {
 		t.Run(w.name, func(t *testing.T) {
 			o := n.trace(t, w.packet, "--ct-next", w.state)
-			// A select group hands on by a hash of the datapath's, and conntrack to table 21 again: what the trace shows
-			// of tables is what is asked, up to the translation, whose result it does not know.
+			// A select group depends on a hash of the datapath, and conntrack continues in table 21. So the tables of the trace are compared only up
+			// to the translation, whose result the trace does not have.
 			path, _, _ := strings.Cut(o.text, "nat(dst=")
 			got := outcome{}
 			var tables []string
@@ -167,7 +167,7 @@ func TestServicesCarryTraffic(t *testing.T) {
 	}
 }
 
-// An endpoint that goes takes no new connections; those that it has go on.
+// An endpoint that is removed gets no new connections; its existing ones continue.
 func TestEndpointGoes(t *testing.T) {
 	n := startNode(t, 3)
 	for _, pod := range []string{"b", "c"} {
@@ -221,7 +221,7 @@ func TestEndpointGoes(t *testing.T) {
 	}
 }
 
-// A Service that was without endpoints serves the client that it rejected, from the same port.
+// A Service that gets its first endpoint serves the client that it rejected before, from the same port.
 func TestFirstEndpointComes(t *testing.T) {
 	n := startNode(t, 2)
 	n.serve(n.pods["b"].space, "b", "udp", ":5353")
@@ -245,7 +245,7 @@ func TestFirstEndpointComes(t *testing.T) {
 	}
 }
 
-// A client stays with its endpoint as long as it comes back in time, also while others come and go.
+// A client keeps its endpoint as long as it returns in time, also when others are added and removed.
 func TestAffinity(t *testing.T) {
 	n := startNode(t, 4)
 	sticky := func(to ...string) service.VirtualAddress {
@@ -269,7 +269,7 @@ func TestAffinity(t *testing.T) {
 	if learned() != 1 {
 		t.Errorf("learned: %s", n.OFCtl("dump-flows", n.Mgmt(n.bridge), "table=24"))
 	}
-	// Others go: the client stays, without a flow learned anew.
+	// Other endpoints are removed: the client keeps its own, and nothing is learned again.
 	var addr string
 	for i, pod := range []string{"b", "c", "d"} {
 		if strings.HasPrefix(mine, pod) {
@@ -281,8 +281,8 @@ func TestAffinity(t *testing.T) {
 	if got := n.tally("a", "tcp", "172.30.0.12:80", 10); got[mine] != 10 {
 		t.Errorf("answers once others went and came: %v, want %s", got, mine)
 	}
-	// Its endpoint goes: what was learned goes with it, and the client gets another. (While the datapath still has flows of
-	// former packets, their statistics may make the switch learn once more: so they are written off first.)
+	// The client's endpoint is removed: the learned flow is removed with it, and the client gets another. (While the datapath still has flows
+	// of former packets, their statistics may make the switch learn again, so they are purged first.)
 	n.AppCtl("revalidator/purge")
 	rest := slices.DeleteFunc(slices.Clone(all), func(a string) bool { return a == addr })
 	n.apply(sticky(rest...))
@@ -293,7 +293,7 @@ func TestAffinity(t *testing.T) {
 	if len(second) != 1 || second[mine] != 0 {
 		t.Errorf("answers once %s went: %v", mine, second)
 	}
-	// The endpoint comes back: the client keeps the new one until its time is over.
+	// The endpoint is added again: the client keeps the new one until its timeout.
 	n.apply(sticky(all...))
 	if again := n.tally("a", "tcp", "172.30.0.12:80", 5); !maps.Equal(names(second), names(again)) {
 		t.Errorf("answers: %v, then %v", second, again)

@@ -34,7 +34,7 @@ func vip(name, ip string, protocol service.Protocol, port uint16, to ...string) 
 	return v
 }
 
-// sampleServices are Services of the sample, one of each kind.
+// sampleServices returns Services of the sample, one of each kind.
 func sampleServices() []service.VirtualAddress {
 	with := func(v service.VirtualAddress, change func(*service.VirtualAddress)) service.VirtualAddress {
 		change(&v)
@@ -90,7 +90,7 @@ func serviceSections(c *pipeline.Config, list []service.VirtualAddress) []servic
 	return sections
 }
 
-// targets are where the endpoints of the addresses answer, each once, in their order.
+// targets returns the targets of the addresses' endpoints, each once, in their order.
 func targets(c *pipeline.Config, list []service.VirtualAddress) []pipeline.Target {
 	var found []pipeline.Target
 	for _, v := range list {
@@ -131,7 +131,7 @@ func TestServiceFlows(t *testing.T) {
 	golden(t, "testdata/services.flows", b.String())
 }
 
-// change returns what has to be done when a Service's endpoints change.
+// change returns the difference of the flows when a Service's endpoints change.
 func change(t *testing.T, before, after service.VirtualAddress) reconcile.Change[openflow.Key, openflow.Entry] {
 	t.Helper()
 	c := sample(true)
@@ -142,7 +142,7 @@ func change(t *testing.T, before, after service.VirtualAddress) reconcile.Change
 	return reconcile.Diff(of(after), of(before))
 }
 
-// One endpoint more or less is one change of the group. Others keep their buckets' numbers.
+// Adding or removing an endpoint changes only the group. Others keep their buckets' numbers.
 func TestOneEndpointIsOneGroup(t *testing.T) {
 	before := vip("web", "172.30.0.10", service.TCP, 80, "10.128.0.5:80", "10.128.0.6:80", "10.129.0.7:80")
 	for _, after := range []service.VirtualAddress{
@@ -171,7 +171,7 @@ func TestOneEndpointIsOneGroup(t *testing.T) {
 	}
 }
 
-// Whatever the endpoints: a bucket's number follows from its endpoint, shares differ by little, and nothing is refused.
+// For any endpoints: a bucket's number depends only on its endpoint, shares differ little, and the groups are valid.
 func TestGroupsProperty(t *testing.T) {
 	c := sample(true)
 	rapid.Check(t, func(r *rapid.T) {
@@ -216,14 +216,14 @@ func TestGroupsProperty(t *testing.T) {
 		gone := rapid.IntRange(0, n-1).Draw(r, "gone")
 		rest, _ := number(groups(slices.Delete(slices.Clone(to), gone, gone+1)))
 		for action, id := range rest {
-			if all[action] != id && n > 2 { // a single one has no number
+			if all[action] != id && n > 2 { // a single endpoint has no number
 				r.Fatalf("%s has bucket %d, had %d", action, id, all[action])
 			}
 		}
 	})
 }
 
-// Of more endpoints than a group holds, a node uses a part of the size that fits, and another node another.
+// If there are more endpoints than fit a group, each node uses a different part that fits.
 func TestManyEndpoints(t *testing.T) {
 	var to []string
 	for i := range 3000 {
@@ -335,7 +335,7 @@ func TestGroupIDs(t *testing.T) {
 			t.Errorf("%s has two numbers", name)
 		}
 	}
-	// Names that would have the same number: the second is moved on, and stays until it is released.
+	// Names with the same hash get different numbers, and keep them until they are released.
 	seen := map[uint32]string{}
 	var many pipeline.GroupIDs
 	for i := range 200_000 {

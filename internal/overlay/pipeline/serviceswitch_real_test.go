@@ -25,7 +25,7 @@ import (
 	"weft.dev/weft/internal/service"
 )
 
-// serviceNode is a node with a switch, a host's interface and pods that can talk.
+// serviceNode is a node with a switch, a host's interface and pods that can communicate.
 type serviceNode struct {
 	realSwitch
 	t      *testing.T
@@ -42,11 +42,11 @@ type livePod struct {
 	space ns.NetNS
 }
 
-// startNode starts a node with pods a, b, c... at 10.128.0.5 and on, ports 3 and on.
+// startNode starts a node with pods a, b, c... at 10.128.0.5 and on, and ports 3 and on.
 func startNode(t *testing.T, pods int) *serviceNode {
 	t.Helper()
 	n := &serviceNode{t: t, realSwitch: realSwitch{Switch: ovstest.Start(t)}, config: sample(true), pods: map[string]*livePod{}}
-	n.config.KeepApart = false // as in the userspace datapath, which this is
+	n.config.KeepApart = false // the tests use the userspace datapath, which cannot
 	n.bridge = n.Name("br")
 	n.AddBridge(n.bridge)
 	tun := n.Name("t")
@@ -69,7 +69,7 @@ func startNode(t *testing.T, pods int) *serviceNode {
 	return n
 }
 
-// host makes the host's side: tun0 with the gateway's address, and the node's own.
+// host sets up the host's side: tun0 with the gateway's address, and the node's own address.
 func (n *serviceNode) host(tun string) {
 	c := n.config
 	n.in(n.NetNS, "ip", "link", "set", tun, "address", pipeline.PodMAC(c.Gateway).String(), "up")
@@ -102,7 +102,7 @@ func (n *serviceNode) addPod(i int) {
 	n.in(p.space, "ip", "link", "set", "lo", "up")
 	n.in(p.space, "ip", "link", "set", "eth0", "up")
 	n.in(p.space, "ip", "addr", "add", p.Addrs[0].String()+"/32", "dev", "eth0")
-	// The kernel's side of a userspace switch's port would answer too: not what is tested here.
+	// The kernel's side of a userspace switch's port would answer ARP too, which is not tested here.
 	n.in(p.space, "ip", "neigh", "add", n.config.Gateway.String(), "lladdr", pipeline.PodMAC(n.config.Gateway).String(), "dev", "eth0")
 	n.in(p.space, "ip", "route", "add", n.config.Gateway.String(), "dev", "eth0", "scope", "link")
 	n.in(p.space, "ip", "route", "add", "default", "via", n.config.Gateway.String())
@@ -124,7 +124,7 @@ func (n *serviceNode) in(space ns.NetNS, program string, args ...string) {
 	}
 }
 
-// apply brings the switch to the Services given, and returns what had to be changed.
+// apply commits the flows of the given Services, and returns the change.
 func (n *serviceNode) apply(list ...service.VirtualAddress) openflow.Change {
 	n.t.Helper()
 	ctx, cancel := context.WithTimeout(n.t.Context(), 30*time.Second)
@@ -142,7 +142,7 @@ func (n *serviceNode) apply(list ...service.VirtualAddress) openflow.Change {
 	return change
 }
 
-// flush makes the switch forget what a change outdated.
+// flush flushes the connections that a change outdated.
 func (n *serviceNode) flush(before, after []service.VirtualAddress) {
 	n.t.Helper()
 	for _, s := range service.Outdated(before, after) {
@@ -152,7 +152,7 @@ func (n *serviceNode) flush(before, after []service.VirtualAddress) {
 	}
 }
 
-// serve makes somebody answer every connection and datagram with its name and whom it sees.
+// serve answers every connection and datagram with the server's name and the client's address.
 func (n *serviceNode) serve(space ns.NetNS, name, network, at string) {
 	n.t.Helper()
 	err := space.Do(func(ns.NetNS) error {
@@ -197,7 +197,7 @@ func answerConnections(l net.Listener, name string) {
 		}
 		go func() {
 			defer func() { _ = conn.Close() }()
-			// Line by line, so that a connection can be kept.
+			// Line by line, so that a connection can stay open.
 			for in := bufio.NewScanner(conn); in.Scan(); {
 				_, _ = conn.Write([]byte(answer(name, conn.RemoteAddr()) + "\n"))
 			}
@@ -220,7 +220,7 @@ func (n *serviceNode) dial(pod, network, to string) (net.Conn, error) {
 	return conn, err
 }
 
-// say sends a line and returns the answer.
+// say sends a line and returns the reply.
 func say(conn net.Conn) (string, error) {
 	_ = conn.SetDeadline(time.Now().Add(3 * time.Second))
 	if _, err := conn.Write([]byte("hello\n")); err != nil {
@@ -231,7 +231,7 @@ func say(conn net.Conn) (string, error) {
 	return strings.TrimSpace(string(b[:k])), err
 }
 
-// ask makes a new connection and returns the answer, or "" and why there is none.
+// ask makes a new connection and returns the reply, or an error.
 func (n *serviceNode) ask(pod, network, to string) (string, error) {
 	conn, err := n.dial(pod, network, to)
 	if err != nil {
@@ -241,7 +241,7 @@ func (n *serviceNode) ask(pod, network, to string) (string, error) {
 	return say(conn)
 }
 
-// want asks and compares.
+// want compares the reply on a new connection.
 func (n *serviceNode) want(pod, network, to, answer string) {
 	n.t.Helper()
 	got, err := n.ask(pod, network, to)
@@ -250,7 +250,7 @@ func (n *serviceNode) want(pod, network, to, answer string) {
 	}
 }
 
-// tally asks several times and counts the answers.
+// tally counts the replies on several connections.
 func (n *serviceNode) tally(pod, network, to string, times int) map[string]int {
 	n.t.Helper()
 	count := map[string]int{}

@@ -29,7 +29,7 @@ func start(t *testing.T, c *pipeline.Config) realSwitch {
 	return startWith(t, allFlows(c), 2)
 }
 
-// startWith starts a bridge with so many pods' ports, and flows.
+// startWith starts a bridge with the ports of this many pods, and with flows.
 func startWith(t *testing.T, flows []*openflow.Flow, pods int) realSwitch {
 	t.Helper()
 	s := realSwitch{Switch: ovstest.Start(t)}
@@ -45,7 +45,7 @@ func startWith(t *testing.T, flows []*openflow.Flow, pods int) realSwitch {
 	return s
 }
 
-// program commits flows and sees that nothing is left to do: a restart commits nothing.
+// program commits flows, and checks that nothing differs afterwards: a restart commits nothing.
 func (s realSwitch) program(t *testing.T, flows []*openflow.Flow) {
 	t.Helper()
 	engine := openflow.NewEngine(openflow.Config{Address: s.Mgmt(s.bridge), Last: pipeline.IsNote})
@@ -124,7 +124,7 @@ var (
 	notByInPort = "skipping output to input port"
 )
 
-// leaving are the numbers of the ports that the packet leaves by.
+// leaving returns the numbers of the ports that the packet leaves by.
 func (o outcome) leaving() []string {
 	if strings.Contains(o.text, notByInPort) {
 		return nil

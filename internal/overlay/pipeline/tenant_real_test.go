@@ -14,14 +14,14 @@ import (
 	"weft.dev/weft/internal/service"
 )
 
-// sender is where a packet comes from, and the VNID that it ought to count as.
+// sender is the source of a packet, with the VNID that it should have.
 type sender struct {
 	name, from string
 	vnid       uint32
 	pod        netip.Addr // of a local pod
 }
 
-// senders are all kinds that there are, with VNIDs that occur and one that does not.
+// senders returns senders of all kinds, with VNIDs that exist and one that does not.
 func senders(pods []pipeline.Pod) []sender {
 	all := []sender{
 		{name: "host", from: "in_port=2,dl_src=0a:58:0a:80:00:01,%s,nw_src=10.128.0.1"},
@@ -44,13 +44,12 @@ func senders(pods []pipeline.Pod) []sender {
 	return all
 }
 
-// reaches is the rule, said once more and in other words than the flows: the same VNID, or one of them global, or one that
-// is admitted for a while.
+// reaches implements the rule independently of the flows: the same VNID, or one of them global, or one that is admitted during a move.
 func reaches(from sender, to pipeline.Pod) bool {
 	return from.vnid == 0 || to.VNID == 0 || from.vnid == to.VNID || slices.Contains(to.Admits, from.vnid)
 }
 
-// Everybody who can send to a pod reaches it or not as the rule says, by every protocol, whatever is known of the connection.
+// Each sender reaches each pod, or does not, as the rule requires, by every protocol and in each connection state.
 func TestTenantMatrix(t *testing.T) {
 	for _, conntrack := range []bool{false, true} {
 		c, pods := tenantSample(conntrack)
@@ -88,7 +87,7 @@ func TestTenantMatrix(t *testing.T) {
 	}
 }
 
-// The VNI is the sender's VNID, also of ARP; a host that has a VNID of its own gets that one.
+// The VNI is the sender's VNID, for ARP as well. Packets to a host with a VNID of its own have that VNID.
 func TestTenantTunnel(t *testing.T) {
 	c, pods := tenantSample(true)
 	s := startWith(t, sorted(tenantSections(c, pods)), len(pods))
@@ -113,14 +112,14 @@ func TestTenantTunnel(t *testing.T) {
 			t.Errorf("to the host with a VNID of its own, %s sends with another\n%s", pod.Owner, o.text)
 		}
 	}
-	// ARP is not isolated: it tells of addresses only.
+	// ARP is not isolated: it has only addresses.
 	o := s.trace(t, fromA+broadcast+arpA+"arp_tpa=10.128.0.6")
 	if !slices.Equal(o.leaving(), []string{"4"}) {
 		t.Errorf("ARP to another project's pod leaves by %v\n%s", o.leaving(), o.text)
 	}
 }
 
-// What is hostile in a flat network is so between projects, and nobody takes another's VNID.
+// Packets that are hostile in a flat network are dropped between projects as well, and no sender can use another project's VNID.
 func TestTenantHostile(t *testing.T) {
 	c, pods := tenantSample(true)
 	s := startWith(t, sorted(tenantSections(c, pods)), len(pods))
@@ -142,8 +141,8 @@ func TestTenantHostile(t *testing.T) {
 	}
 }
 
-// A Service leads to whom the client may reach, judged by the endpoint and not by the Service; and what the switch does not
-// serve, the host does not serve in a way that hides who asks.
+// Isolation applies to the endpoint of a Service and not to its address. The host does not serve packets that the switch does not, because
+// it would hide the sender.
 func TestTenantServices(t *testing.T) {
 	n := startNode(t, 4)
 	n.config.Mode = pipeline.ModeMultitenant
@@ -159,7 +158,7 @@ func TestTenantServices(t *testing.T) {
 	n.in(n.NetNS, "nft", "add table inet t; add chain inet t p { type filter hook prerouting priority 0; };"+
 		"add rule inet t p ether saddr "+pipeline.RejectMAC().String()+" meta l4proto tcp reject with tcp reset;"+
 		"add rule inet t p ether saddr "+pipeline.RejectMAC().String()+" reject")
-	n.serve(n.NetNS, "kube-proxy", "tcp", "10.128.0.1:81") // in the place of a Service that the host serves
+	n.serve(n.NetNS, "kube-proxy", "tcp", "10.128.0.1:81") // in place of a Service that the host serves
 	n.in(n.NetNS, "nft", "add table ip k; add chain ip k p { type nat hook prerouting priority -100; };"+
 		"add rule ip k p ip daddr 172.30.0.77 tcp dport 80 ether saddr != "+pipeline.RejectMAC().String()+" dnat to 10.128.0.1:81")
 	n.apply(

@@ -9,7 +9,7 @@ import (
 	"weft.dev/weft/internal/overlay/pipeline"
 )
 
-// tenantSample is the sample with projects: pods a and b of two, c of b's on its way to another, and d of a global one.
+// tenantSample is the sample with projects: pods a and b of two, c of b's while it moves to another, and d of a global one.
 func tenantSample(conntrack bool) (*pipeline.Config, []pipeline.Pod) {
 	c := sample(conntrack)
 	c.Mode = pipeline.ModeMultitenant
@@ -53,8 +53,8 @@ func TestTenantOwnersDoNotMeet(t *testing.T) {
 	}
 }
 
-// A step of a project's move changes what it should and nothing else, so that neither the order of a large change nor a
-// packet in between makes a difference: to admit another VNID only adds, to send with it alters, and to end it only removes.
+// A step of a project's move changes only what it must, so that neither the order of a large change nor a packet during it makes a
+// difference: admitting another VNID only adds flows, sending with it changes flows, and ending the move only removes flows.
 func TestMoveStepsAreSmall(t *testing.T) {
 	c, pods := tenantSample(true)
 	at := pods[0]
@@ -68,7 +68,7 @@ func TestMoveStepsAreSmall(t *testing.T) {
 		pod                pipeline.Pod
 		add, alter, remove int
 	}{
-		{"admit", admitting, 2, 0, 0}, // a flow for new connections, one for the others
+		{"admit", admitting, 2, 0, 0}, // one flow for new connections, one for others
 		{"send", sending, 0, 3, 0},    // ARP, IPv4, and the VNID of the receiver
 		{"done", done, 0, 0, 2},
 	} {
@@ -122,7 +122,7 @@ func TestVNIDOutOfRange(t *testing.T) {
 	}
 }
 
-// documentTenants adds what the switch does between isolated projects, where it differs from a flat network.
+// documentTenants adds the flows between isolated projects that differ from the flat network's.
 func documentTenants(b *strings.Builder) {
 	flat := sample(true)
 	tenants, pods := tenantSample(true)

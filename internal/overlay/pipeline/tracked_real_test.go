@@ -19,13 +19,13 @@ import (
 	"weft.dev/weft/internal/service"
 )
 
-// byPolicies is a node with two pods in the mode with NetworkPolicies, that none isolates.
+// byPolicies returns a node in the mode with NetworkPolicies, with two pods that no policy isolates.
 func byPolicies(t *testing.T) *serviceNode {
 	t.Helper()
 	return byPoliciesOf(t, 2)
 }
 
-// byPoliciesOf is byPolicies with so many pods.
+// byPoliciesOf is byPolicies with this many pods.
 func byPoliciesOf(t *testing.T, pods int) *serviceNode {
 	t.Helper()
 	n := startNode(t, pods)
@@ -38,7 +38,7 @@ func byPoliciesOf(t *testing.T, pods int) *serviceNode {
 	return n
 }
 
-// isolate gives a pod's address to one that is isolated.
+// isolate replaces a pod's flows by those with this isolation.
 func (n *serviceNode) isolate(name string, how policy.Isolation) {
 	pod := n.pods[name].Pod
 	for key := range n.config.Pod(pod) {
@@ -66,13 +66,13 @@ func (n *serviceNode) listen(t *testing.T, pod, at string) *net.UDPConn {
 }
 
 const (
-	// soon is how long a packet is waited for that must come, also where the machine is busy: it ends the wait.
+	// soon is the timeout for a packet that must arrive, long enough for a busy machine. Its arrival ends the wait.
 	soon = 10 * time.Second
-	// long is how long one is waited for that must not come: it takes a fraction of a millisecond.
+	// long is the timeout for a packet that must not arrive: arriving takes a fraction of a millisecond.
 	long = 500 * time.Millisecond
 )
 
-// gets reports whether what one socket sends comes to another within a time.
+// gets reports whether a packet from one socket reaches another within a time.
 func gets(t *testing.T, from, to *net.UDPConn, within time.Duration) bool {
 	t.Helper()
 	if _, err := from.WriteTo([]byte("x"), to.LocalAddr()); err != nil {
@@ -88,8 +88,8 @@ func gets(t *testing.T, from, to *net.UDPConn, within time.Duration) bool {
 	return err == nil
 }
 
-// Who had an address before leaves connections, in which others go on sending. Whoever has it next gets nothing of them once they are
-// forgotten, and may use the same ports.
+// The former pod with an address leaves connections in which others still send. After a flush the next pod with the address receives
+// nothing of them, and may use the same ports.
 func TestAddressReuse(t *testing.T) {
 	n := byPolicies(t)
 	old, peer := n.listen(t, "a", "10.128.0.5:7946"), n.listen(t, "b", "10.128.0.6:7946")
@@ -117,7 +117,7 @@ func TestAddressReuse(t *testing.T) {
 	}
 }
 
-// Connections that are older than the tracker go on where nothing isolates. Where something does, who answers in them cannot be told.
+// Connections that are older than their tracking continue if nothing isolates. With isolation, their direction is unknown, and they end.
 func TestConnectionsOfBefore(t *testing.T) {
 	n := byPolicies(t)
 	var listener net.Listener
@@ -166,7 +166,7 @@ func TestConnectionsOfBefore(t *testing.T) {
 	}
 }
 
-// What a Service's endpoint at the gateway's address answers is translated back, in every mode.
+// A reply of an endpoint at the gateway's address is translated back, in every mode.
 func TestGatewayIsAnEndpoint(t *testing.T) {
 	for _, mode := range []pipeline.Mode{pipeline.ModeSubnet, pipeline.ModeNetworkPolicy} {
 		c := sample(true)

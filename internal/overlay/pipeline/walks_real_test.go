@@ -7,7 +7,7 @@ import (
 	"testing"
 )
 
-// Parts of packets, in the words of ovs-ofctl(8).
+// Parts of packets, in the syntax of ovs-ofctl(8).
 const (
 	fromA      = "in_port=3,dl_src=0a:58:0a:80:00:05,"
 	toB        = "dl_dst=0a:58:0a:80:00:06,"
@@ -23,9 +23,9 @@ const (
 // walk is a packet that passes.
 type walk struct {
 	name, packet string
-	tables       string // that it goes through
-	output       string // the port it leaves by
-	say          string // what the trace says besides
+	tables       string // the tables that it passes
+	output       string // the port that it leaves by
+	say          string // further text in the trace
 }
 
 func walks() []walk {
@@ -59,7 +59,7 @@ func walks() []walk {
 	}
 }
 
-// hostile are packets that must end nowhere.
+// hostile returns packets that must be dropped.
 func hostile() map[string]string {
 	return map[string]string{
 		"another pod's IP address":                    fromA + toB + "tcp,nw_src=10.128.0.6,nw_dst=10.128.0.6,tp_dst=80",
@@ -163,7 +163,7 @@ func TestHostile(t *testing.T) {
 	}
 }
 
-// A fragment whose port the switch sees is judged by it; others pass to the host, which reassembles them.
+// A fragment whose port the switch sees is dropped by that port; others pass to the host, which reassembles them.
 func TestFragments(t *testing.T) {
 	s := start(t, sample(false))
 	first := fromA + toGateway + "udp,nw_frag=first," + ipA + "nw_dst=192.0.2.2,udp_dst="
@@ -182,8 +182,8 @@ func TestFragments(t *testing.T) {
 	}
 }
 
-// With connection tracking the same packets pass and the same end nowhere. Looked at is only what goes to the Services'
-// network, and fragments, whose ports the tracker alone sees.
+// With connection tracking the same packets pass and the same are dropped. Only packets to the Services' network are tracked, and
+// fragments, whose ports only conntrack sees.
 func TestConntrack(t *testing.T) {
 	s := start(t, sample(true))
 	for _, w := range walks() {

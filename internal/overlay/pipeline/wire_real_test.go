@@ -9,7 +9,8 @@ import (
 	"weft.dev/weft/internal/overlay/pipeline"
 )
 
-// In both modes with VNIDs the VNI on the wire is the sender's VNID, and what comes by the tunnel has its VNI as the source VNID. A flat network has 0.
+// In both modes with VNIDs the VNI on the wire is the sender's VNID, and the source VNID of a packet from the tunnel is its VNI. In a flat
+// network both are 0.
 func TestVNIDsOnTheWire(t *testing.T) {
 	for mode, carries := range map[pipeline.Mode]bool{pipeline.ModeSubnet: false, pipeline.ModeMultitenant: true, pipeline.ModeNetworkPolicy: true} {
 		c := sample(true)

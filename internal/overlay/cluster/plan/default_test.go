@@ -12,7 +12,7 @@ func TestDefault(t *testing.T) {
 	for name, test := range map[string]struct {
 		services string
 		address  string
-		want     string // of the Services, or part of the one problem
+		want     string // the range of Services, or part of the only problem
 	}{
 		"no range is known":     {"", "192.0.2.1", "172.30.0.0/16"},
 		"the API server's":      {"10.96.0.0/12", "192.0.2.1", "10.96.0.0/12"},

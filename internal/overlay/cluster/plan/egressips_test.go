@@ -22,8 +22,8 @@ func hosting(name string, cidr string, ips ...string) networkv1.HostSubnet {
 	return hs
 }
 
-// An address of a host that does not answer is taken off in one plan and given to another in the next; a settled cluster has
-// an empty plan.
+// An address of a host that does not answer is taken off in one plan and assigned to another host in the next. A cluster in the desired
+// state has an empty plan.
 func TestEgressIPsMoveInTwoPlans(t *testing.T) {
 	s := EgressIPState{
 		HostSubnets:   []networkv1.HostSubnet{hosting("n1", "192.0.2.0/24", "192.0.2.5"), hosting("n2", "192.0.2.0/24"), hosting("n3", "", "192.0.2.77")},
@@ -48,7 +48,7 @@ func TestEgressIPsMoveInTwoPlans(t *testing.T) {
 	}
 }
 
-// Why an address is nowhere is told on the NetNamespace, by what the hosts with ranges could do.
+// The problem of an unassigned address is about the NetNamespace, and says what the hosts with ranges could do.
 func TestEgressIPsSayWhy(t *testing.T) {
 	s := EgressIPState{
 		HostSubnets:   []networkv1.HostSubnet{hosting("n1", "192.0.2.0/24")},
@@ -80,7 +80,7 @@ func TestEgressIPsSayWhy(t *testing.T) {
 	}
 }
 
-// An address that its host says it cannot hold is not in use.
+// An address that its host has refused is not in use.
 func TestEgressIPsRefused(t *testing.T) {
 	n1 := hosting("n1", "", "192.0.2.5")
 	n1.Status.RefusedEgressIPs = []networkv1.HostSubnetRefusedEgressIP{{IP: "192.0.2.5", Reason: "it is taken"}}

@@ -11,7 +11,7 @@ import (
 	"weft.dev/weft/internal/overlay/cluster/plan"
 )
 
-// What is said of each policy, by mode: what it depends on, and what it does.
+// The finding about each policy depends on the mode, other policies and its namespace's VNID.
 func TestFirewalls(t *testing.T) {
 	policy := func(namespace, name string, rules ...networkv1.EgressNetworkPolicyRule) networkv1.EgressNetworkPolicy {
 		return networkv1.EgressNetworkPolicy{

@@ -45,7 +45,7 @@ func node(name, uid, address string) Node {
 	return Node{Name: name, UID: types.UID(uid), Address: address}
 }
 
-// hs makes a HostSubnet; annotations are key, value, key, value.
+// hs returns a HostSubnet; annotations are key, value, key, value.
 func hs(name, address, subnet string, annotations ...string) networkv1.HostSubnet {
 	obj := networkv1.HostSubnet{ObjectMeta: metav1.ObjectMeta{Name: name}, Host: name, HostIP: address, Subnet: subnet}
 	for i := 0; i < len(annotations); i += 2 {
@@ -56,7 +56,7 @@ func hs(name, address, subnet string, annotations ...string) networkv1.HostSubne
 
 const uidKey = networkv1.AnnotationNodeUID
 
-// show renders a plan as lines that a person can read.
+// show returns a plan as readable lines.
 func (p SubnetPlan) show() []string {
 	var lines []string
 	add := func(verb string, objs []*networkv1.HostSubnet) {
@@ -258,7 +258,7 @@ func TestSubnets(t *testing.T) {
 	}
 }
 
-// A host that returns has its former subnet again while it is free; otherwise, and for all others, the order is as ever.
+// A host that returns gets its former subnet if it is free. Otherwise, and for all other hosts, the order is unchanged.
 func TestReturningHostHasItsSubnet(t *testing.T) {
 	config := usual()
 	alloc := allocator(t, config)
@@ -296,8 +296,8 @@ func TestProblemsNameWhatToDo(t *testing.T) {
 	}
 }
 
-// Whatever happens to nodes, and whichever writes fail or come from another controller: plans lead to one subnet for
-// each node, no two overlap, and then nothing is written.
+// After any changes of nodes, with failed writes and writes of another controller, plans lead to one subnet for each node, no two overlap,
+// and then nothing is written.
 func TestSubnetsConverge(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		config := network(ipam.Range{Prefix: netip.MustParsePrefix("10.1.0.0/24"), HostBits: 4}) // 16 subnets for 6 names

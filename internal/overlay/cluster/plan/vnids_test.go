@@ -18,7 +18,7 @@ import (
 
 func ns(name string) Namespace { return Namespace{Name: name, UID: types.UID("u" + name)} }
 
-// nn makes the NetNamespace of a Namespace that ns makes, with a request if it is not empty.
+// nn returns the NetNamespace of a Namespace made by ns, with a request if it is not empty.
 func nn(name string, id uint32, request string) networkv1.NetNamespace {
 	obj := networkv1.NetNamespace{ObjectMeta: metav1.ObjectMeta{Name: name}, NetName: name, NetID: id}
 	annotate(&obj, networkv1.AnnotationNamespaceUID, "u"+name)
@@ -34,7 +34,7 @@ func bare(name string, id uint32) networkv1.NetNamespace {
 	return obj
 }
 
-// show renders a plan; ids that known does not hold are random, and shown as "new".
+// show returns a plan as readable lines. IDs that are not in known are random, and shown as "new".
 func (p VNIDPlan) show(known map[uint32]bool) []string {
 	var lines []string
 	add := func(verb string, objs []*networkv1.NetNamespace) {
@@ -216,8 +216,7 @@ func TestVNIDs(t *testing.T) {
 	}
 }
 
-// Applied one after the other, plans come to rest.
-// A request to join what can be no namespace is wrong at once; one that may come later is waited for.
+// A request to join an impossible namespace name is reported at once as invalid; a request for one that does not exist yet stays.
 func TestJoinSaysWhatIsWrong(t *testing.T) {
 	for request, want := range map[string]string{
 		"join:ta:tb": `"ta:tb" is not a namespace's name`,
@@ -233,6 +232,7 @@ func TestJoinSaysWhatIsWrong(t *testing.T) {
 	}
 }
 
+// Plans that are written one after the other end in an empty plan.
 func TestVNIDsConverge(t *testing.T) {
 	state := VNIDState{Mode: clusternetwork.ModeMultitenant}
 	for i := range 50 {
