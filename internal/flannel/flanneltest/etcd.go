@@ -9,7 +9,7 @@ import (
 // Etcd is an etcd on the underlay.
 type Etcd struct {
 	u *Underlay
-	// Endpoint is what nodes are told.
+	// Endpoint is the endpoint that nodes use.
 	Endpoint string
 	present  string
 	dir      string
@@ -29,8 +29,8 @@ func (u *Underlay) Etcd() *Etcd {
 	return e
 }
 
-// EtcdTLS starts an etcd that takes connections with client certificates and a user only; the certificates are for 192.0.2.254, and
-// of clients.
+// EtcdTLS starts an etcd that accepts only connections with a client certificate and a user. The certificates are for 192.0.2.254, and for
+// clients.
 func (u *Underlay) EtcdTLS(files Certificates, user, password string) *Etcd {
 	u.t.Helper()
 	e := &Etcd{u: u, dir: u.t.TempDir(), Endpoint: "https://192.0.2.254:2379", present: "https://192.0.2.254:2379", secure: files}
@@ -48,13 +48,13 @@ func (u *Underlay) EtcdTLS(files Certificates, user, password string) *Etcd {
 	return e
 }
 
-// EnableAuth refuses requests without a user from now on. Etcd's user root must exist.
+// EnableAuth makes etcd reject requests without a user from now on. Etcd's user root must exist.
 func (e *Etcd) EnableAuth() {
 	e.u.t.Helper()
 	e.post("/v3/auth/enable", struct{}{}, &struct{}{})
 }
 
-// curl returns the command for a request.
+// curl returns the command of a request.
 func (e *Etcd) curl(path string, args ...string) []string {
 	argv := []string{"curl", "-sS", "--fail-with-body"}
 	if e.secure.CA != "" {
@@ -63,7 +63,7 @@ func (e *Etcd) curl(path string, args ...string) []string {
 	return append(append(argv, args...), e.present+path)
 }
 
-// start starts the server at a port; its data stay.
+// start starts the server on a port; its data stays.
 func (e *Etcd) start(port int) {
 	e.u.t.Helper()
 	const peers = "http://192.0.2.254:2380"
@@ -76,7 +76,7 @@ func (e *Etcd) start(port int) {
 	})
 }
 
-// Away has do change the data while nodes do not reach etcd, and compacts the history of it.
+// Away runs do, which changes the data, while nodes cannot reach etcd, and then compacts the history.
 func (e *Etcd) Away(do func()) {
 	e.u.t.Helper()
 	const usual, other = 2379, 12379
@@ -90,13 +90,13 @@ func (e *Etcd) Away(do func()) {
 	e.start(usual)
 }
 
-// ask is a request about keys.
+// ask sends a request about keys.
 func (e *Etcd) ask(path string, request, answer any) {
 	e.u.t.Helper()
 	e.post("/v3/kv/"+path, request, answer)
 }
 
-// post uses etcd's JSON gateway.
+// post sends a request to etcd's JSON gateway.
 func (e *Etcd) post(path string, request, answer any) {
 	e.u.t.Helper()
 	body, err := json.Marshal(request)

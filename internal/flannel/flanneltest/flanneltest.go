@@ -1,5 +1,5 @@
-// Package flanneltest builds small flannel networks for tests: nodes that are network namespaces on one underlay, with real
-// flanneld, Weft's, and pods. It needs root.
+// Package flanneltest builds small flannel networks for tests: nodes that are network namespaces on one underlay, with real flanneld,
+// Weft's daemon, and pods. It needs root.
 package flanneltest
 
 import (
@@ -28,7 +28,7 @@ const (
 	PluginVersion   = "v0.9.1"
 )
 
-// cache is where the real programs are kept, beside those of the laboratory.
+// cache is the directory of the real programs, next to those of the laboratory.
 const cache = "/var/cache/weft-lab/flannel"
 
 // Flanneld returns the path of the real flanneld, which it builds on first use.
@@ -43,10 +43,10 @@ func Plugin(t testing.TB) string {
 	return build(t, "flannel-plugin-"+PluginVersion, "flannelcni", "github.com/containernetworking/plugins/plugins/meta/flannel", "CGO_ENABLED=0")
 }
 
-// binVariable names a folder that has Weft's programs already, as in the laboratory.
+// binVariable names a directory that already has Weft's programs, as in the laboratory.
 const binVariable = "WEFT_LAB_BIN"
 
-// Main builds Weft's programs into a folder of their own, gives it to use, and runs the tests. It returns what TestMain exits with.
+// Main builds Weft's programs into a temporary directory, passes it to use, and runs the tests. It returns the exit code for TestMain.
 func Main(m *testing.M, use func(bin string), programs ...string) int {
 	if bin := os.Getenv(binVariable); bin != "" { //nolint:forbidigo // one folder for every test of a run
 		use(bin)
@@ -65,7 +65,7 @@ func Main(m *testing.M, use func(bin string), programs ...string) int {
 	return m.Run()
 }
 
-// Build builds Weft's programs into a folder.
+// Build builds Weft's programs into a directory.
 func Build(bin string, programs ...string) error {
 	for _, program := range programs {
 		if _, err := try(context.Background(), sources(), "", "go", "build", "-tags", "grpcnotrace", "-o", filepath.Join(bin, program), "./cmd/"+program); err != nil {
@@ -75,14 +75,14 @@ func Build(bin string, programs ...string) error {
 	return nil
 }
 
-// sources is the folder of the module: go test runs a test in its package's folder.
+// sources is the directory of the module: go test runs a test in its package's directory.
 func sources() string {
 	for dir, err := os.Getwd(); err == nil && dir != "/"; dir = filepath.Dir(dir) {
 		if _, err := os.Stat(filepath.Join(dir, "go.mod")); err == nil {
 			return dir
 		}
 	}
-	return "." // go build then says that there is no module
+	return "." // go build then reports that there is no module
 }
 
 func build(t testing.TB, name, module, pkg, env string) string {
@@ -124,7 +124,7 @@ func try(ctx context.Context, dir, env string, argv ...string) (string, error) {
 	return string(out), nil
 }
 
-// Underlay is the network between nodes: a namespace with a bridge at 192.0.2.254, where etcd and the like run.
+// Underlay is the network between nodes: a namespace with a bridge at 192.0.2.254, in which etcd and other servers run.
 type Underlay struct {
 	t     *testing.T
 	tag   string
@@ -132,7 +132,7 @@ type Underlay struct {
 	nodes int
 }
 
-// tags is how many underlays' names there are.
+// tags is the number of possible names of underlays.
 const tags = 1_000_000
 
 // Space is a network namespace.
@@ -141,7 +141,7 @@ type Space struct {
 	Name string
 }
 
-// NewUnderlay makes an underlay of its own.
+// NewUnderlay creates an underlay.
 func NewUnderlay(t *testing.T) *Underlay {
 	t.Helper()
 	if os.Geteuid() != 0 {
@@ -182,10 +182,10 @@ func (s *Space) Run(argv ...string) (string, error) {
 
 func (s *Space) argv() []string { return []string{"nsenter", "--net=/var/run/netns/" + s.Name} }
 
-// Path is the namespace's file.
+// Path is the path of the namespace's file.
 func (s *Space) Path() string { return "/var/run/netns/" + s.Name }
 
-// Node is a node: a namespace with eth0 on the underlay, and a folder.
+// Node is a node: a namespace with eth0 on the underlay, and a directory.
 type Node struct {
 	*Space
 	u *Underlay
@@ -209,14 +209,14 @@ func (u *Underlay) Node() *Node {
 	return n
 }
 
-// Replug removes the node's interface to the underlay and makes it anew, with the same addresses.
+// Replug removes the node's interface to the underlay and creates it again, with the same addresses.
 func (n *Node) Replug() {
 	n.u.t.Helper()
 	n.IP("link del eth0")
 	n.plug()
 }
 
-// plug gives the node eth0.
+// plug creates the node's eth0.
 func (n *Node) plug() {
 	u := n.u
 	u.t.Helper()
@@ -232,7 +232,7 @@ func (n *Node) plug() {
 // Address is the node's address.
 func (n *Node) Address() string { return fmt.Sprintf("192.0.2.%d", n.Number) }
 
-// SubnetFile is the node's subnet.env.
+// SubnetFile is the path of the node's subnet.env.
 func (n *Node) SubnetFile() string { return filepath.Join(n.Dir, "subnet.env") }
 
 // Process is a running program.
@@ -259,7 +259,7 @@ func (b *buffer) String() string {
 	return b.b.String()
 }
 
-// Start starts a program in the namespace, to the end of the test at most. When the test fails, its output is shown, and what it ended with.
+// Start starts a program in the namespace, to the end of the test at most. If the test fails, it shows the program's output and result.
 func (s *Space) Start(env []string, argv ...string) *Process {
 	s.t.Helper()
 	p := &Process{t: s.t, log: &buffer{}}
@@ -284,7 +284,7 @@ func (s *Space) Start(env []string, argv ...string) *Process {
 	return p
 }
 
-// Stop asks the program to end, and waits for it.
+// Stop signals the program to end, and waits for it.
 func (p *Process) Stop() {
 	p.t.Helper()
 	p.Signal(syscall.SIGTERM)
@@ -295,7 +295,7 @@ func (p *Process) Stop() {
 	}
 }
 
-// Ended reports whether the program has ended, and with what.
+// Ended reports whether the program has ended, and its error.
 func (p *Process) Ended() (bool, error) {
 	select {
 	case <-p.Done():
@@ -308,7 +308,7 @@ func (p *Process) Ended() (bool, error) {
 // Log is what the program has printed.
 func (p *Process) Log() string { return p.log.String() }
 
-// connectPatience bounds the wait for a TCP connection.
+// connectPatience limits the wait for a TCP connection.
 const connectPatience = 5 * time.Second
 
 // Eventually waits until check returns nil.
@@ -327,7 +327,7 @@ func Eventually(t *testing.T, what string, check func() error) {
 	}
 }
 
-// Subnet returns the value of a key in the node's subnet.env, once it is there.
+// Subnet waits for a key in the node's subnet.env, and returns its value.
 func (n *Node) Subnet(key string) string {
 	n.u.t.Helper()
 	var value string
@@ -353,7 +353,7 @@ type Pod struct {
 	Address string
 }
 
-// Pod adds a pod to the node by hand, with an address of its subnet and the MTU of subnet.env.
+// Pod adds a pod to the node without a plugin, with an address of its subnet and the MTU of subnet.env.
 func (n *Node) Pod() *Pod {
 	t := n.u.t
 	t.Helper()
@@ -379,7 +379,7 @@ func (n *Node) Pod() *Pod {
 	return p
 }
 
-// Ping holds one pod to reaching another.
+// Ping checks that one pod reaches another.
 func (p *Pod) Ping(t *testing.T, address string) {
 	t.Helper()
 	Eventually(t, p.Name+" reaches "+address, func() error {
@@ -388,7 +388,7 @@ func (p *Pod) Ping(t *testing.T, address string) {
 	})
 }
 
-// Reach holds one pod to reaching another, with small packets and the largest ones that its interface takes.
+// Reach checks that one pod reaches another, with small packets and the largest ones that its interface allows.
 func (p *Pod) Reach(t *testing.T, address string) {
 	t.Helper()
 	p.Ping(t, address)
@@ -430,11 +430,11 @@ func (p *Pod) Stream(address string) *Stream {
 // answered returns how many packets of the flow have been answered so far.
 func (s *Stream) answered() int { return strings.Count(s.p.Log(), reply) }
 
-// reply is part of what ping prints of an answer, and of nothing else.
+// reply is a part of ping's output for an answer that occurs in no other line.
 const reply = " bytes from "
 
-// answers returns of ping's output the sequence number of the last packet that was answered, from 1, and how many up to it were not. ping
-// prints 16 bits of a sequence number.
+// answers parses ping's output. It returns the sequence number of the last answered packet, from 1, and the number of unanswered packets
+// before it. ping prints only 16 bits of a sequence number.
 func answers(log string) (last, lost int) {
 	seen := map[int]struct{}{}
 	for line := range strings.Lines(log) {
@@ -454,13 +454,13 @@ func answers(log string) (last, lost int) {
 }
 
 const (
-	// streamed is how many packets a flow has at least: the control, and what comes after the last change, need them.
+	// streamed is the minimum number of packets after the last change, so that a loss would show.
 	streamed = 100
-	// underWay is how many of a flow's last packets may still be under way when it ends: 100 ms of them.
+	// underWay is how many of a flow's last packets may be unanswered when it ends: 100 ms of them.
 	underWay = 50
 )
 
-// Stop ends the flow after some hundred packets more, and fails the test if one was lost.
+// Stop ends the flow after streamed further packets, and fails the test if one was lost.
 func (s *Stream) Stop(t *testing.T) {
 	t.Helper()
 	first := s.answered()

@@ -11,7 +11,7 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// Forward has connections to an address on the underlay lead to one of this process's own network namespace.
+// Forward forwards connections to an address on the underlay to an address in this process's network namespace.
 func (u *Underlay) Forward(listen, target string) {
 	u.t.Helper()
 	listener, err := listenIn(u.Space.Path(), listen)
@@ -41,11 +41,11 @@ func relay(near net.Conn, target string) {
 	for _, pair := range [][2]net.Conn{{near, far}, {far, near}} {
 		both.Go(func() error {
 			_, err := io.Copy(pair[0], pair[1])
-			_ = pair[0].Close() // the other direction ends with it
+			_ = pair[0].Close() // this ends the other direction
 			return err
 		})
 	}
-	_ = both.Wait() // connections end as they like
+	_ = both.Wait() // errors of connections do not matter
 }
 
 // listenIn opens a listener in another namespace.
@@ -57,7 +57,7 @@ func listenIn(path, address string) (listener net.Listener, err error) {
 	return listener, inside
 }
 
-// within calls f in another namespace. What f opens stays there.
+// within calls f in another namespace. What f opens stays in it.
 func within(path string, f func() error) error {
 	out := make(chan error, 1)
 	go func() { // the thread changes its namespace and ends with the goroutine
@@ -75,10 +75,10 @@ func within(path string, f func() error) error {
 	return <-out
 }
 
-// sourcePort is where Source listens.
+// sourcePort is the port on which Source listens.
 const sourcePort = "9999"
 
-// Source sends a packet from one namespace to an address of another, and returns the source address that it arrives with.
+// Source sends a packet from one namespace to an address of another, and returns the source address with which it arrives.
 func Source(t *testing.T, from, to *Space, address string) string {
 	t.Helper()
 	var receiver net.PacketConn
@@ -116,7 +116,7 @@ func Source(t *testing.T, from, to *Space, address string) string {
 	return source
 }
 
-// Drops returns what the counters of a chain of table ip weft-flannel say, as text.
+// Drops returns the counters of a chain of table ip weft-flannel, as text.
 func Drops(t *testing.T, n *Node, chain string) string {
 	t.Helper()
 	out, err := n.Run("nft", "list", "chain", "ip", "weft-flannel", chain)

@@ -4,5 +4,5 @@ package flanneltest
 
 import "time"
 
-// patience bounds every wait.
+// patience limits every wait.
 const patience = 60 * time.Second

@@ -4,5 +4,5 @@ package flanneltest
 
 import "time"
 
-// patience bounds every wait, on an emulated processor.
+// patience limits every wait, on an emulated processor.
 const patience = 5 * time.Minute

@@ -10,7 +10,7 @@ import (
 	"weft.dev/weft/internal/flannel/flanneltest"
 )
 
-// TestPrograms: the real programs are there and run. The virtual machine has no network to build them.
+// TestPrograms: the real programs exist and run. The virtual machine has no network to build them.
 func TestPrograms(t *testing.T) {
 	out, err := exec.CommandContext(t.Context(), flanneltest.Flanneld(t), "--version").CombinedOutput()
 	if err != nil {

@@ -6,7 +6,7 @@ import (
 	"testing"
 )
 
-// Only packets that are missing before the last answer are lost; sequence numbers go on beyond the 16 bits that ping prints.
+// Only packets without an answer before the last answer are lost; sequence numbers continue beyond the 16 bits that ping prints.
 func TestAnswers(t *testing.T) {
 	for _, test := range []struct {
 		name       string

@@ -12,9 +12,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Unfinished puts a program between the node and the underlay that copies frames with packet sockets, as switches in user space do.
-// What the kernel leaves for a device to finish, it copies unfinished: TCP inside of tunnels has wrong checksums. TCP outside of
-// tunnels it repairs, so that the node reaches its store.
+// Unfinished runs a program between the node and the underlay that copies frames with packet sockets, as userspace switches do. It copies
+// frames without the parts that the kernel leaves to a device: TCP inside tunnels has wrong checksums. It repairs TCP outside tunnels, so
+// that the node reaches its store.
 func (n *Node) Unfinished() {
 	u := n.u
 	u.t.Helper()
@@ -25,7 +25,7 @@ func (n *Node) Unfinished() {
 	} {
 		u.Space.IP(args)
 	}
-	for _, device := range []string{near, far} { // the underlay's own stack answers for its addresses by the bridge alone
+	for _, device := range []string{near, far} { // the underlay's own stack answers for its addresses only on the bridge
 		if _, err := u.Space.Run("sysctl", "-qw", "net.ipv4.conf."+device+".arp_ignore=8", "net.ipv6.conf."+device+".disable_ipv6=1"); err != nil {
 			u.t.Fatal(err)
 		}
@@ -56,12 +56,12 @@ func (n *Node) Unfinished() {
 		close(stop)
 		copies.Wait()
 		for _, fd := range sockets {
-			_ = unix.Close(fd) // nothing was kept back
+			_ = unix.Close(fd) // nothing is buffered
 		}
 	})
 }
 
-// packetSocket opens a socket for all frames that a device receives, not those that it sends. A read ends after a tenth of a second.
+// packetSocket opens a socket for all frames that a device receives, not those that it sends. A read times out after a tenth of a second.
 func packetSocket(device string) (int, error) {
 	link, err := net.InterfaceByName(device)
 	if err != nil {
@@ -92,16 +92,16 @@ func copyFrames(from, to int, stop <-chan struct{}) {
 		}
 		size, err := unix.Read(from, buffer)
 		if errors.Is(err, unix.EAGAIN) || errors.Is(err, unix.EINTR) || errors.Is(err, unix.ENETDOWN) {
-			continue // none came in time, or the device was down, which is told once
+			continue // timeout, or the device was down, which is reported once
 		}
 		if err != nil {
-			return // the device is gone
+			return // the device was removed
 		}
-		_, _ = unix.Write(to, repaired(buffer[:size])) // a frame that is lost is sent again
+		_, _ = unix.Write(to, repaired(buffer[:size])) // a lost frame is sent again
 	}
 }
 
-// repaired returns a frame with the right checksum if it is TCP in IPv4, and any other one as it is.
+// repaired returns a frame with the right checksum if it is TCP in IPv4, and any other frame unchanged.
 func repaired(frame []byte) []byte {
 	packet := gopacket.NewPacket(frame, layers.LayerTypeEthernet, gopacket.NoCopy)
 	ether, isEther := packet.Layer(layers.LayerTypeEthernet).(*layers.Ethernet)
@@ -111,7 +111,7 @@ func repaired(frame []byte) []byte {
 	if !isEther || !isIP || len(all) <= third {
 		return frame
 	}
-	tcp, isTCP := all[third].(*layers.TCP) // not one inside of a tunnel
+	tcp, isTCP := all[third].(*layers.TCP) // not TCP inside a tunnel
 	if !isTCP || tcp.SetNetworkLayerForChecksum(ip) != nil {
 		return frame
 	}
@@ -122,7 +122,7 @@ func repaired(frame []byte) []byte {
 	return out.Bytes()
 }
 
-// Connects reports whether TCP connections from one namespace to an address of another are made.
+// Connects checks that TCP connections from one namespace to an address of another succeed.
 func Connects(from, to *Space, address string) error {
 	target := net.JoinHostPort(address, sourcePort)
 	var listener net.Listener

@@ -1,4 +1,4 @@
-// Package handover reads which pods flannel's plugin has attached to a node, from what the container runtime keeps of its requests.
+// Package handover reads which pods flannel's plugin has attached to a node, from the container runtime's cache of results.
 package handover
 
 import (
@@ -14,25 +14,25 @@ import (
 	"strings"
 )
 
-// ResultsDir is where libcni keeps the result of each ADD until its DEL.
+// ResultsDir is the directory in which libcni keeps the result of each ADD until its DEL.
 const ResultsDir = "/var/lib/cni/results"
 
-// resultKind is the kind that libcni writes into its files since version 0.7.
+// resultKind is the kind in libcni's files since version 0.7.
 const resultKind = "cniCacheV1"
 
-// Pod is an interface of a pod that a plugin has attached.
+// Pod is a pod's interface that a plugin has attached.
 type Pod struct {
 	ContainerID, IfName string
 	// Netns is the path of the pod's network namespace.
 	Netns string
-	// Namespace, Name and UID are the pod's, as the runtime passed them.
+	// Namespace, Name and UID are the pod's, from the runtime.
 	Namespace, Name, UID string
 	Addresses            []netip.Prefix
-	// Bridge is the first interface of the result on the host: that of the delegate bridge.
+	// Bridge is the result's first interface on the host: that of the delegate bridge.
 	Bridge string
 }
 
-// cached is a file of libcni's.
+// cached is a file of libcni.
 type cached struct {
 	Kind        string      `json:"kind"`
 	ContainerID string      `json:"containerId"`
@@ -52,8 +52,8 @@ type cached struct {
 	} `json:"result"`
 }
 
-// Read returns the pods of a network, by libcni's files in a folder. A file that cannot be read is in the error, and does not keep others
-// back. No folder: no pods.
+// Read returns the pods of a network, from libcni's files in a directory. An unreadable file is reported in the error, and does not affect
+// the others. Without the directory there are no pods.
 func Read(dir, network string) ([]Pod, error) {
 	entries, err := os.ReadDir(dir)
 	if errors.Is(err, fs.ErrNotExist) {
@@ -86,7 +86,7 @@ func Read(dir, network string) ([]Pod, error) {
 	return pods, errors.Join(errs...)
 }
 
-// parse reads a file of libcni's; nil for another network's.
+// parse parses a file of libcni; it returns nil for another network's.
 func parse(text []byte, network string) (*Pod, error) {
 	var c cached
 	if err := json.Unmarshal(text, &c); err != nil {
@@ -141,7 +141,8 @@ func parse(text []byte, network string) (*Pod, error) {
 	return pod, nil
 }
 
-// Delegate returns what flannel's plugin passed on to the delegate for a pod, from its own file; nil when there is none.
+// Delegate returns the configuration that flannel's plugin passed to the delegate for a pod, from the plugin's own file; nil if there is
+// none.
 func Delegate(dir, container, ifName string) (json.RawMessage, error) {
 	for _, name := range []string{container + "@" + ifName, container} {
 		text, err := os.ReadFile(filepath.Join(dir, name))
@@ -156,12 +157,12 @@ func Delegate(dir, container, ifName string) (json.RawMessage, error) {
 	return nil, nil
 }
 
-// Port is the host's end of a pod's interface.
+// Port is the host veth of a pod's interface.
 type Port struct {
 	Name string
-	// MAC is that of the pod's interface, and MTU its.
+	// MAC and MTU are those of the pod's interface.
 	MAC net.HardwareAddr
 	MTU int
-	// Bridge is the bridge that it is a port of; empty: none.
+	// Bridge is the bridge of which it is a port; empty: none.
 	Bridge string
 }

@@ -11,7 +11,7 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 )
 
-// result is a file as containerd 1.6 leaves it for flannel with bridge, host-local and portmap.
+// result is a file as containerd 1.6 writes it for flannel with bridge, host-local and portmap.
 const result = `{"kind":"cniCacheV1","containerId":"c1","config":"e30=","ifName":"eth0","networkName":"cbr0",
 "cniArgs":[["IgnoreUnknown","1"],["K8S_POD_NAMESPACE","shop"],["K8S_POD_NAME","api"],["K8S_POD_INFRA_CONTAINER_ID","c1"],["K8S_POD_UID","u1"]],
 "result":{"cniVersion":"0.3.1","dns":{},"interfaces":[{"mac":"02:00:00:00:00:01","name":"cni0"},{"mac":"02:00:00:00:00:02","name":"veth1"},
@@ -19,7 +19,8 @@ const result = `{"kind":"cniCacheV1","containerId":"c1","config":"e30=","ifName"
 "ips":[{"address":"fd00:244::2/64","interface":2,"version":"6"},{"address":"10.244.0.2/24","gateway":"10.244.0.1","interface":2,"version":"4"}],
 "routes":[{"dst":"10.244.0.0/16"},{"dst":"0.0.0.0/0","gw":"10.244.0.1"}]}}`
 
-// TestRead: each file of the network is a pod, whatever else is in the folder; a broken file is in the error and keeps no other back.
+// TestRead: each file of the network is a pod, whatever other files the directory has; a broken file is in the error and does not affect
+// the others.
 func TestRead(t *testing.T) {
 	dir := t.TempDir()
 	for name, text := range map[string]string{

@@ -8,7 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Find returns the host's end of a pod's interface, as the kernel has it: files may be of a former pod.
+// Find returns the host veth of a pod's interface from the kernel, not from files: these may be a former pod's.
 func Find(pod *Pod) (Port, error) {
 	space, err := netns.GetFromPath(pod.Netns)
 	if err != nil {
@@ -45,7 +45,7 @@ func Find(pod *Pod) (Port, error) {
 	return port, nil
 }
 
-// Mark gives a link an alias and a device group; "" and 0 are what it has without any.
+// Mark sets a link's alias and device group; "" and 0 remove them.
 func Mark(name, alias string, group uint32) error {
 	link, err := netlink.LinkByName(name)
 	if err != nil {

@@ -1,5 +1,6 @@
-// Package host compiles flannel's rules of a node: masquerading of what leaves the network, and acceptance of what is forwarded from
-// or to it. Packets fare as with flannel's iptables rules. Tunnel packets are accepted from nodes only. It is pure.
+// Package host compiles flannel's rules of a node: masquerading of packets that leave the network, and acceptance of packets forwarded from
+// or to it. Their effect is that of flannel's iptables rules. In addition, tunnel packets are accepted only from nodes. The package is
+// pure.
 package host
 
 import (
@@ -23,7 +24,7 @@ const (
 // owner is the comment of all rules.
 const owner = "flannel"
 
-// Tables returns the tables in care: Weft's, and those that flanneld leaves behind, which are never desired and so removed.
+// Tables returns the managed tables: Weft's, and those that flanneld leaves behind, which are never desired and so are removed.
 func Tables() []nft.Table {
 	return []nft.Table{
 		{Family: nft.FamilyIPv4, Name: table},
@@ -44,9 +45,9 @@ func Flanneld(table string) bool { return table == flanneldTable4 || table == fl
 
 // Family is what the rules of one family depend on.
 type Family struct {
-	// Network is the range of all pods, Subnet that of this node's. Both are invalid where the network lacks the family.
+	// Network is the range of all pods, Subnet that of this node's pods. Both are invalid if the network lacks the family.
 	Network, Subnet netip.Prefix
-	// Local is the source of the node's own tunnel packets.
+	// Local is the source address of the node's own tunnel packets.
 	Local netip.Addr
 }
 
@@ -55,26 +56,27 @@ func (f Family) has() bool { return f.Network.IsValid() && f.Subnet.IsValid() }
 // Config is what the rules depend on.
 type Config struct {
 	Families [2]Family // IPv4, IPv6
-	// Masquerade translates what leaves the network to the node's address (--ip-masq), to a random port unless SequentialPorts.
+	// Masquerade translates the source of packets that leave the network to the node's address (--ip-masq), with a random port unless
+	// SequentialPorts.
 	Masquerade, SequentialPorts bool
-	// Forward accepts what is forwarded from or to the network (--iptables-forward-rules).
+	// Forward accepts packets forwarded from or to the network (--iptables-forward-rules).
 	Forward bool
-	// Tunnel is how nodes' packets arrive.
+	// Tunnel identifies the tunnel packets of nodes.
 	Tunnel Tunnel
 }
 
-// Tunnel is what carries packets between nodes without authentication. The zero value: nothing does.
+// Tunnel is the encapsulation of packets between nodes without authentication. The zero value: none.
 type Tunnel struct {
 	// Port is the UDP port of VXLAN; 0: none.
 	Port uint16
-	// IPIP says that it is IP in IP.
+	// IPIP reports that it is IP in IP.
 	IPIP bool
 }
 
 // protocolIPIP is the number of the protocol that carries IPv4 packets (IANA).
 const protocolIPIP = 4
 
-// Matches returns the conditions, in the words of nft, of which a packet of the tunnel meets one.
+// Matches returns conditions in nft's syntax; a packet of the tunnel matches one of them.
 func (t Tunnel) Matches() []string {
 	switch {
 	case t.Port != 0:
@@ -86,14 +88,14 @@ func (t Tunnel) Matches() []string {
 	}
 }
 
-// nodes is the set of the addresses that tunnel packets are accepted from.
+// nodes is the set of the addresses from which tunnel packets are accepted.
 const nodes = "nodes"
 
-// Node returns the elements of another node's public addresses, IPv4 first; an invalid one has none.
+// Node returns the elements of another node's public addresses, IPv4 first; an invalid address has none.
 func (c *Config) Node(public [2]netip.Addr) map[nft.Key]nft.Item {
 	out := map[nft.Key]nft.Item{}
 	for i, family := range []nft.Family{nft.FamilyIPv4, nft.FamilyIPv6} {
-		of := public[i].Is4() == (i == 0) && public[i].Zone() == "" // another node's word is not trusted to be in order
+		of := public[i].Is4() == (i == 0) && public[i].Zone() == "" // data of another node need not be valid
 		if !public[i].IsValid() || !of || !c.Families[i].has() || len(c.Tunnel.Matches()) == 0 {
 			continue
 		}
@@ -114,7 +116,7 @@ func (c *Config) Rules() map[nft.Key]nft.Item {
 	return out
 }
 
-// words are what nft calls the things of an address family.
+// words are nft's names for an address family.
 type words struct {
 	family             nft.Family
 	l3, set, multicast string
@@ -150,12 +152,12 @@ func (c *Config) rulesOf(i int, f Family) map[nft.Key]nft.Item {
 	return items
 }
 
-// closeTunnel adds the chains that close the tunnel to all but nodes.
+// closeTunnel adds the chains that drop tunnel packets of hosts that are not nodes.
 func (c *Config) closeTunnel(f Family, l3 string, add func(chain nft.Chain, texts []string)) {
 	var in, dnat, out []string
 	for _, match := range c.Tunnel.Matches() {
-		// To this node, broadcast and multicast included: the tunnel's socket accepts those as well. The set comes first, so that packets
-		// of nodes cost no look-up of a route.
+		// Packets to this node, including broadcast and multicast, which the tunnel's socket accepts too. The set is matched first, so that
+		// packets of nodes need no route lookup.
 		in = append(in, fmt.Sprintf("%s %s saddr != @%s fib daddr type != unicast counter drop", match, l3, nodes))
 		dnat = append(dnat, match+" ct status dnat counter drop")
 		if f.Local.IsValid() {
@@ -163,12 +165,13 @@ func (c *Config) closeTunnel(f Family, l3 string, add func(chain nft.Chain, text
 		}
 	}
 	add(nft.Chain{Name: "tunnel", Type: nft.TypeFilter, Hook: nft.HookPrerouting, Priority: priorityRaw}, in)
-	// What a Service or a host port leads here, or to another node, where masquerading would make it this node's.
+	// Tunnel packets that a Service or host port redirects to this node, or to another node, where masquerading would give them this node's
+	// address.
 	add(nft.Chain{Name: "tunnel-input", Type: nft.TypeFilter, Hook: nft.HookInput, Priority: priorityFilter}, dnat)
 	add(nft.Chain{Name: "tunnel-output", Type: nft.TypeFilter, Hook: nft.HookPostrouting, Priority: prioritySNAT - 1}, out)
 }
 
-// kubeProxyMark is the bit of a packet's mark by which kube-proxy asks for masquerading; its own rule then does it.
+// kubeProxyMark is the bit of a packet's mark with which kube-proxy requests masquerading; its own rule then masquerades.
 const kubeProxyMark = 1 << 14
 
 func (c *Config) masquerade(l3 string, f Family, multicast string) []string {
@@ -180,10 +183,10 @@ func (c *Config) masquerade(l3 string, f Family, multicast string) []string {
 		fmt.Sprintf("meta mark & %#x == %#x return", kubeProxyMark, kubeProxyMark),
 		fmt.Sprintf("%s saddr %s %s daddr %s return", l3, f.Subnet, l3, f.Network),
 		fmt.Sprintf("%s saddr %s %s daddr %s return", l3, f.Network, l3, f.Subnet),
-		// From outside to this node's own pods, which see the sender's address.
+		// From outside to this node's own pods: they see the sender's address.
 		fmt.Sprintf("%s saddr != %s %s daddr %s return", l3, f.Network, l3, f.Subnet),
 		fmt.Sprintf("%s saddr %s %s daddr != %s %s", l3, f.Network, l3, multicast, verdict),
-		// From outside through this node to another node's pod: the answer must come back here.
+		// From outside through this node to another node's pod: the answer must return through this node.
 		fmt.Sprintf("%s saddr != %s %s daddr %s %s", l3, f.Network, l3, f.Network, verdict),
 	}
 }

@@ -13,8 +13,8 @@ import (
 	"weft.dev/weft/internal/flannel/netconf"
 )
 
-// Config reads the network configuration. A bad one is an error, for it is a file that the administrator corrects; once there was a
-// valid one, that stays in effect.
+// Config reads the network configuration. An invalid one is an error, because the administrator has to correct the file; after a first
+// valid one, that stays in effect instead.
 func (s *Store) Config(ctx context.Context) (netconf.Config, error) {
 	config, err := s.readConfig(ctx)
 	switch {
@@ -44,8 +44,8 @@ func (s *Store) readConfig(ctx context.Context) (netconf.Config, error) {
 	return config, nil
 }
 
-// followConfig has the node begin anew when the configuration's file means something else, until ctx ends. It watches the folder: a
-// ConfigMap's files are replaced by way of a link in it. A configuration from elsewhere is followed by what gives it.
+// followConfig reports a restart when the configuration in the file changes, until ctx ends. It watches the directory: a ConfigMap's files
+// are replaced through a symbolic link in it. A configuration from ReadConfig is not followed here.
 func (s *Store) followConfig(ctx context.Context, report func(lease.Update)) error {
 	if s.options.ReadConfig != nil {
 		<-ctx.Done()
@@ -72,7 +72,7 @@ func (s *Store) followConfig(ctx context.Context, report func(lease.Update)) err
 			last = err.Error()
 		}
 	}
-	look() // what changed before the watch began
+	look() // changes before the watch began
 	for {
 		select {
 		case <-ctx.Done():

@@ -13,15 +13,15 @@ import (
 	"weft.dev/weft/internal/flannel/flanneltest"
 )
 
-// TestConfigurationChanges: a file that is replaced as kubelet replaces a ConfigMap's takes effect at once, one that is not valid
-// changes nothing; annotations that are lost are written again.
+// TestConfigurationChanges: a file that is replaced as kubelet replaces a ConfigMap's takes effect at once, an invalid one changes nothing;
+// lost annotations are written again.
 func TestConfigurationChanges(t *testing.T) {
 	const network = `{"Network":"10.5.0.0/16","Backend":{"Type":%q}}`
 	c := newCluster(t, "")
 	dir := t.TempDir()
 	c.config = filepath.Join(dir, "net-conf.json")
 	version := 0
-	write := func(text string) { // ..data leads to a folder, and net-conf.json to ..data/net-conf.json
+	write := func(text string) { // ..data is a link to a directory, and net-conf.json to ..data/net-conf.json
 		t.Helper()
 		version++
 		name := fmt.Sprintf("..%d", version)

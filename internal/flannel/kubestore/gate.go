@@ -2,7 +2,7 @@ package kubestore
 
 import "sync"
 
-// gate drops what comes before it is opened, and lets one through at a time after that.
+// gate drops calls before it is opened, and then serializes them.
 type gate struct {
 	mu     sync.Mutex
 	opened bool

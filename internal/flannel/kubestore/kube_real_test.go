@@ -93,7 +93,7 @@ func newCluster(t *testing.T, config string) *cluster {
 	return c
 }
 
-// create makes a Node object.
+// create creates a Node object.
 func (c *cluster) create(name string, annotations map[string]string, cidrs ...string) {
 	c.t.Helper()
 	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name, Annotations: annotations}, Spec: corev1.NodeSpec{PodCIDRs: cidrs}}
@@ -107,7 +107,7 @@ func (c *cluster) create(name string, annotations map[string]string, cidrs ...st
 }
 
 func (c *cluster) remove(name string) {
-	_ = c.client.CoreV1().Nodes().Delete(context.WithoutCancel(c.t.Context()), name, metav1.DeleteOptions{}) // it may be gone
+	_ = c.client.CoreV1().Nodes().Delete(context.WithoutCancel(c.t.Context()), name, metav1.DeleteOptions{}) // it may not exist
 }
 
 func (c *cluster) get(name string) *corev1.Node {
@@ -150,7 +150,7 @@ func shows(t *testing.T, n *flanneltest.Node, args, want string, present bool) {
 	})
 }
 
-// TestMixedNodes: dual stack, with flanneld on the next node; what Weft's daemon writes, keeps and follows.
+// TestMixedNodes: dual stack, with flanneld on the other node; checks what Weft's daemon writes, keeps and follows.
 func TestMixedNodes(t *testing.T) {
 	c := newCluster(t, dual)
 	n1, n2 := c.Node(), c.Node()
@@ -160,7 +160,7 @@ func TestMixedNodes(t *testing.T) {
 	c.start(n2, "n2", flanneltest.Flanneld(t))
 	p1, p2 := n1.Pod(), n2.Pod()
 	p1.Reach(t, p2.Address)
-	p2.Ping(t, p1.Address) // flanneld's pods have 1450 bytes, of which 1430 fit into an IPv6 tunnel
+	p2.Ping(t, p1.Address) // flanneld's pods have an MTU of 1450, of which 1430 bytes fit into an IPv6 tunnel
 	shows(t, n1, "ip -6 route show fd00:5:0:2::/64", "via fd00:5:0:2:: dev flannel-v6.1", true)
 	shows(t, n2, "ip -6 route show fd00:5:0:1::/64", "via fd00:5:0:1:: dev flannel-v6.1", true)
 	flanneltest.Eventually(t, "flanneld's end of the IPv6 tunnel answers, once the kernel has found its address to be unique", func() error {
@@ -193,15 +193,15 @@ func TestMixedNodes(t *testing.T) {
 	}
 	ours.Stop()
 	n1.IP("link del flannel.1")
-	c.startWeft(n1, "n1") // with the MAC addresses that the annotations have
+	c.startWeft(n1, "n1") // with the MAC addresses of the annotations
 	p1.Reach(t, p2.Address)
 	if again := c.get("n1"); again.Annotations[prefix+"backend-data"] != own.Annotations[prefix+"backend-data"] {
 		t.Errorf("backend-data was %s, is %s", own.Annotations[prefix+"backend-data"], again.Annotations[prefix+"backend-data"])
 	}
 }
 
-// TestFollows: a peer that changes in one family, gets another MAC address, goes and comes again with other subnets; flanneld misses
-// the first and leaves entries of the others.
+// TestFollows: a peer that changes in one family, gets another MAC address, is deleted and created again with other subnets. flanneld
+// misses the first change and leaves entries of the others.
 func TestFollows(t *testing.T) {
 	c := newCluster(t, dual)
 	n1 := c.Node()
@@ -222,7 +222,7 @@ func TestFollows(t *testing.T) {
 	shows(t, n1, "bridge fdb show dev flannel.1", "02:00:00:00:00:09", false)
 	c.patch("n9", `{"metadata":{"annotations":{"`+prefix+`backend-data":"{\"VNI\":1,\"VtepMAC\":\"01:00:00:00:00:99\"}"}}}`)
 	shows(t, n1, "ip route show 10.5.9.0/24", "flannel.1", false)
-	shows(t, n1, "ip -6 route show fd00:5:0:9::/64", "flannel-v6.1", true) // a bad family leaves out that family
+	shows(t, n1, "ip -6 route show fd00:5:0:9::/64", "flannel-v6.1", true) // only the invalid family is left out
 	if !strings.Contains(p.Log(), "VtepMAC 01:00:00:00:00:99 is not a unicast address") {
 		t.Error("the bad annotation is not told")
 	}
@@ -233,7 +233,7 @@ func TestFollows(t *testing.T) {
 	shows(t, n1, "ip route show 10.5.9.0/24", "flannel.1", false)
 }
 
-// TestOwnNode: a node waits for its podCIDRs, writes an overwritten address, and begins anew when it gets other podCIDRs.
+// TestOwnNode: a node waits for its podCIDRs, writes an overwritten address, and restarts its generation when it gets other podCIDRs.
 func TestOwnNode(t *testing.T) {
 	c := newCluster(t, `{"Network":"10.5.0.0/16","Backend":{"Type":"vxlan"}}`)
 	n1 := c.Node()

@@ -1,5 +1,5 @@
-// Package kubestore keeps flannel's leases in Kubernetes: a node's subnets are its podCIDRs, and what its backend says is in
-// the Node's annotations.
+// Package kubestore stores flannel's leases in Kubernetes: a node's subnets are its podCIDRs, and its backend's data is in the Node's
+// annotations.
 package kubestore
 
 import (
@@ -27,13 +27,13 @@ type Options struct {
 	Client kubernetes.Interface
 	// Node is the name of this node.
 	Node string
-	// Keys are those of the annotations.
+	// Keys are the keys of the annotations.
 	Keys lease.Keys
-	// ConfigPath is the file of the network configuration, and ReadConfig returns its content from elsewhere if it is not nil; ConfigPath
-	// is then its name in errors.
+	// ConfigPath is the file of the network configuration. ReadConfig, if not nil, returns its content from elsewhere; ConfigPath is then its
+	// name in errors.
 	ConfigPath string
 	ReadConfig func(ctx context.Context) ([]byte, error)
-	// Condition has Up set the Node's condition.
+	// Condition makes Up set the Node's condition.
 	Condition bool
 	Log       *slog.Logger
 }
@@ -48,14 +48,14 @@ type Store struct {
 // New returns a store.
 func New(options Options) *Store { return &Store{options: options} }
 
-// retry is how long the store waits before it asks the API server again after a failure.
+// retry is how long the store waits after a failure before it repeats a request to the API server.
 const retry = 3 * time.Second
 
 func (s *Store) families() lease.Families {
 	return lease.Families{V4: s.config.EnableIPv4, V6: s.config.EnableIPv6}
 }
 
-// get asks for this node until the API server answers and check is content with it.
+// get reads this node until the API server answers and check returns nil.
 func (s *Store) get(ctx context.Context, check func(*corev1.Node) error) (*corev1.Node, error) {
 	last := ""
 	for {
@@ -81,7 +81,7 @@ func (s *Store) get(ctx context.Context, check func(*corev1.Node) error) (*corev
 	}
 }
 
-// Former returns the lease that the node has in its annotations, which may be incomplete.
+// Former returns the lease in the node's annotations, which may be incomplete.
 func (s *Store) Former(ctx context.Context, _ lease.Lease) (lease.Lease, error) {
 	node, err := s.get(ctx, func(*corev1.Node) error { return nil })
 	if err != nil {
@@ -94,7 +94,7 @@ func (s *Store) Former(ctx context.Context, _ lease.Lease) (lease.Lease, error) 
 	return l, nil
 }
 
-// Public returns the addresses that the administrator has the node advertise; invalid where there is none.
+// Public returns the addresses that the administrator configured the node to advertise; invalid if there are none.
 func (s *Store) Public(ctx context.Context) (public [2]netip.Addr, err error) {
 	node, err := s.get(ctx, func(*corev1.Node) error { return nil })
 	if err != nil {
@@ -114,7 +114,7 @@ func (s *Store) Public(ctx context.Context) (public [2]netip.Addr, err error) {
 	return public, nil
 }
 
-// Acquire returns the lease with the node's subnets, once it has podCIDRs.
+// Acquire returns the lease with the node's subnets, as soon as it has podCIDRs.
 func (s *Store) Acquire(ctx context.Context, l lease.Lease) (lease.Lease, error) {
 	node, err := s.get(ctx, func(node *corev1.Node) error {
 		subnets, err := lease.ParsePodCIDRs(source(node).PodCIDRs)
@@ -157,7 +157,7 @@ func (s *Store) missing(subnets [2]netip.Prefix) error {
 	return nil
 }
 
-// Publish writes what the node says of itself into its annotations.
+// Publish writes the node's lease into its annotations.
 func (s *Store) Publish(ctx context.Context, l lease.Lease) error {
 	node, err := s.get(ctx, func(*corev1.Node) error { return nil })
 	if err != nil {
@@ -216,7 +216,7 @@ func (s *Store) patch(ctx context.Context, change map[string]any) error {
 	}
 }
 
-// source returns the parts of a Node that its lease is made of.
+// source returns the parts of a Node that form its lease.
 func source(node *corev1.Node) lease.Node {
 	cidrs := node.Spec.PodCIDRs
 	if len(cidrs) == 0 && node.Spec.PodCIDR != "" {
@@ -228,7 +228,7 @@ func source(node *corev1.Node) lease.Node {
 // Run reports leases of other nodes until ctx ends.
 func (s *Store) Run(ctx context.Context, own lease.Lease, report func(lease.Update)) error {
 	selector := fields.Everything()
-	if _, alone := s.config.Backend.(netconf.Alloc); alone { // routes are another program's: no need to watch all nodes
+	if _, alone := s.config.Backend.(netconf.Alloc); alone { // routes are another program's: only this node has to be watched
 		selector = fields.OneTermEqualSelector("metadata.name", s.options.Node)
 	}
 	w := &watch{store: s, own: own, report: report, seen: map[string]entry{}}
@@ -258,7 +258,7 @@ func (s *Store) Run(ctx context.Context, own lease.Lease, report func(lease.Upda
 	return <-followed
 }
 
-// strip removes from a Node what its lease does not depend on: a cluster has thousands.
+// strip removes from a Node what its lease does not depend on: a cluster has thousands of Nodes.
 func (s *Store) strip(obj any) (any, error) {
 	node, ok := obj.(*corev1.Node)
 	if !ok {
@@ -279,20 +279,20 @@ func (s *Store) strip(obj any) (any, error) {
 	}, nil
 }
 
-// entry is what a node's object meant last.
+// entry is the last claim of a node's object.
 type entry struct {
 	claim lease.Claim
 	err   string
 }
 
-// watch turns events into updates. The informer calls it from one goroutine; complete comes from another, once.
+// watch turns events into updates. The informer calls it from one goroutine; complete is called from another, once.
 type watch struct {
 	store  *Store
 	own    lease.Lease
 	report func(lease.Update)
 	seen   map[string]entry
 	gate   gate
-	// published says that this node's annotations have been seen as they are to be.
+	// published reports that this node's annotations have been seen with the desired values.
 	published bool
 }
 
@@ -334,7 +334,7 @@ func (w *watch) node(node *corev1.Node) {
 	w.report(update)
 }
 
-// annotated has the node begin anew when its annotations are lost or changed, as when the Node is made anew.
+// annotated reports a restart if this node's annotations are lost or changed, for example because the Node was created again.
 func (w *watch) annotated(node *corev1.Node) {
 	for key, value := range w.store.options.Keys.Annotations(&w.own, node.Annotations) {
 		if node.Annotations[key] == value {
@@ -371,7 +371,7 @@ func (w *watch) drop(name string) {
 	}
 }
 
-// complete reports all nodes at once; from then on changes follow.
+// complete reports all nodes at once; from then on changes are reported.
 func (w *watch) complete(nodes cache.Store) {
 	w.gate.open(func() {
 		update := lease.Update{All: true, Set: map[string]lease.Claim{}, Problems: map[string]error{}}

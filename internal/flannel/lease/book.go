@@ -6,9 +6,9 @@ import (
 	"slices"
 )
 
-// Book follows the claims of a network. After a change it judges the claims that the change can concern: those that changed, and those
-// that conflict with them, directly or through others. [Judge] of all claims takes longer than programming one lease, and grows with the
-// cluster.
+// Book follows the claims of a network. After a change it judges only the claims that the change can affect: the changed ones, and those
+// that conflict with them, directly or through others. [Judge] of all claims takes longer than programming one lease, and its time grows
+// with the cluster.
 type Book struct {
 	own      Own
 	claims   map[string]Claim // nil before the first complete update
@@ -16,14 +16,14 @@ type Book struct {
 	index    index
 }
 
-// Verdict is what an update changes.
+// Verdict is the result of an update.
 type Verdict struct {
-	// Accepted has the leases to be programmed that were not accepted before, or not as they are now.
+	// Accepted has the leases to be programmed that were not accepted before, or differently.
 	Accepted map[string]Lease
 	// Gone names the leases that were accepted before and are not any more.
 	Gone []string
-	// Judged names the claims that were judged, removed ones included, and Refused says why some of them, or one of their families, are
-	// refused. About other claims, what earlier verdicts said is still true.
+	// Judged names the claims that were judged, removed ones included. Refused has the reasons why some of them, or one of their families, are
+	// refused. For other claims, earlier verdicts are still valid.
 	Judged  []string
 	Refused map[string]error
 }
@@ -36,16 +36,16 @@ func NewBook(own Own) *Book {
 // Known reports whether the book has had a complete update.
 func (b *Book) Known() bool { return b.claims != nil }
 
-// Has reports whether the lease of a name is accepted.
+// Has reports whether the lease with the name is accepted.
 func (b *Book) Has(name string) bool {
 	_, ok := b.accepted[name]
 	return ok
 }
 
-// Accepted returns the leases that are accepted. The map is the book's own: it changes with the next update.
+// Accepted returns the accepted leases. The map is the book's own: it changes with the next update.
 func (b *Book) Accepted() map[string]Lease { return b.accepted }
 
-// Update takes over what a store reports. Before the first complete update others are ignored: without all claims none can be judged.
+// Update applies an update of a store. Before the first complete update, others are ignored: no claim can be judged without all claims.
 func (b *Book) Update(update Update) Verdict {
 	if update.All {
 		return b.replace(update)
@@ -71,11 +71,11 @@ func (b *Book) Update(update Update) Verdict {
 	return b.judge(b.connected(concerned))
 }
 
-// replace takes over a complete update.
+// replace applies a complete update.
 func (b *Book) replace(update Update) Verdict {
 	names := map[string]Claim{}
 	for name := range b.claims {
-		names[name] = Claim{} // it is gone, unless it is listed again
+		names[name] = Claim{} // it does not exist any more, unless it is listed again
 	}
 	for _, name := range update.Delete {
 		names[name] = Claim{}
@@ -99,7 +99,7 @@ func (b *Book) put(name string, claim Claim) {
 	b.remove(name)
 	b.claims[name] = claim
 	families := b.families(claim)
-	if b.index.measure(families) { // what is indexed lacks the new length
+	if b.index.measure(families) { // the index lacks the new length
 		lengths := b.index.lengths
 		b.index = newIndex()
 		b.index.lengths = lengths
@@ -118,8 +118,8 @@ func (b *Book) remove(name string) {
 	}
 }
 
-// families returns the families of a claim that can conflict with other claims: the valid ones that are not refused by themselves. So a
-// hostile claim to a range wider than the network does not make every other claim one that it concerns.
+// families returns the families of a claim that can conflict with other claims: the valid ones that are not refused regardless of others.
+// So a hostile claim to a range wider than the network does not conflict with every other claim.
 func (b *Book) families(claim Claim) [2]family {
 	var out [2]family
 	for i, v4 := range []bool{true, false} {
@@ -130,8 +130,8 @@ func (b *Book) families(claim Claim) [2]family {
 	return out
 }
 
-// connected returns the named claims and all that conflict with one of them, directly or through others: by themselves they are judged as
-// they are among all. The claim of a name that is gone is empty.
+// connected returns the named claims and all that conflict with one of them, directly or through others: judging these alone gives the same
+// result as judging all claims. A name that does not exist any more has an empty claim.
 func (b *Book) connected(names map[string]struct{}) map[string]Claim {
 	out := map[string]Claim{}
 	for len(names) > 0 {
@@ -147,7 +147,7 @@ func (b *Book) connected(names map[string]struct{}) map[string]Claim {
 	return out
 }
 
-// judge judges claims that no other claims conflict with.
+// judge judges claims with which no other claims conflict.
 func (b *Book) judge(claims map[string]Claim) Verdict {
 	accepted, refused := Judge(claims, b.own)
 	v := Verdict{Accepted: map[string]Lease{}, Judged: slices.Collect(maps.Keys(claims)), Refused: refused}
@@ -165,12 +165,12 @@ func (b *Book) judge(claims map[string]Claim) Verdict {
 	return v
 }
 
-// index finds the claims that conflict with one.
+// index finds the claims that conflict with a claim.
 type index struct {
-	// lengths are the prefix lengths that subnets have had, by family.
+	// lengths are the prefix lengths of subnets so far, by family.
 	lengths [2]map[int]struct{}
-	// subnets and identities have the names of claims by their subnets and by their tunnel addresses, and within by the wider prefixes, of
-	// those lengths, that hold the subnets.
+	// subnets and identities have the names of claims by their subnets and by their tunnel addresses. within has them by the wider prefixes,
+	// of those lengths, that contain the subnets.
 	subnets, within map[netip.Prefix][]string
 	identities      map[any][]string
 }
@@ -182,7 +182,7 @@ func newIndex() index {
 	}
 }
 
-// measure notes the lengths of a claim's subnets, and reports whether one of them is new.
+// measure records the lengths of a claim's subnets, and reports whether one of them is new.
 func (x *index) measure(families [2]family) (added bool) {
 	for i, f := range families {
 		if _, known := x.lengths[i][f.subnet.Bits()]; f.subnet.IsValid() && !known {
@@ -203,7 +203,7 @@ func (x *index) remove(name string, families [2]family) {
 	})
 }
 
-// note changes the lists that have, or are to have, a claim's name.
+// note changes the lists that have, or get, a claim's name.
 func (x *index) note(families [2]family, change func([]string) []string) {
 	for i, f := range families {
 		if !f.subnet.IsValid() {
@@ -227,7 +227,7 @@ func note[K comparable](lists map[K][]string, key K, change func([]string) []str
 	}
 }
 
-// wider returns the prefixes that hold a subnet, of the lengths that subnets of the family have had.
+// wider returns the prefixes that contain a subnet, of the lengths that subnets of the family have had.
 func (x *index) wider(i int, subnet netip.Prefix) []netip.Prefix {
 	var out []netip.Prefix
 	for length := range x.lengths[i] {
@@ -238,7 +238,8 @@ func (x *index) wider(i int, subnet netip.Prefix) []netip.Prefix {
 	return out
 }
 
-// conflicts adds the names of the claims that have the subnet or tunnel address of a claim, or a part of the subnet, itself included.
+// conflicts adds the names of the claims that have the tunnel address of a claim, or whose subnets overlap with its subnets; the claim
+// itself is included.
 func (x *index) conflicts(families [2]family, names map[string]struct{}) {
 	add := func(found []string) {
 		for _, name := range found {

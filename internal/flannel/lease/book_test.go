@@ -14,7 +14,7 @@ import (
 	"weft.dev/weft/internal/flannel/lease"
 )
 
-// bookOwn is this node, of both families.
+// bookOwn is this node, with both families.
 func bookOwn() lease.Own {
 	return lease.Own{
 		Network: netip.MustParsePrefix("10.0.0.0/16"), Network6: netip.MustParsePrefix("fd00::/48"),
@@ -25,7 +25,7 @@ func bookOwn() lease.Own {
 	}
 }
 
-// anyClaim draws claims that conflict often, with each other and with bookOwn, or are refused by themselves.
+// anyClaim draws claims that often conflict, with each other and with bookOwn, or are refused regardless of others.
 func anyClaim() *rapid.Generator[lease.Claim] {
 	return rapid.Custom(func(t *rapid.T) lease.Claim {
 		data := func() lease.Data {
@@ -48,7 +48,7 @@ func anyClaim() *rapid.Generator[lease.Claim] {
 	})
 }
 
-// TestBookAgainstJudge: a book that follows changes accepts and refuses, with the same reasons, what Judge does of all claims.
+// TestBookAgainstJudge: a book that follows changes accepts and refuses the same claims, with the same reasons, as Judge of all claims.
 func TestBookAgainstJudge(t *testing.T) {
 	own, claim, name := bookOwn(), anyClaim(), rapid.Map(rapid.IntRange(0, 15), strconv.Itoa)
 	rapid.Check(t, func(t *rapid.T) {
@@ -99,7 +99,7 @@ func follow(verdict *lease.Verdict, accepted map[string]lease.Lease, refused map
 	}
 }
 
-// TestBookJudgesFew: of many claims, an update judges those that it concerns, also beside hostile claims to everything.
+// TestBookJudgesFew: of many claims, an update judges only those that it affects, also if there are hostile claims to everything.
 func TestBookJudgesFew(t *testing.T) {
 	at := func(subnet string, node byte) lease.Claim {
 		return lease.Claim{Since: int64(node), Lease: lease.Lease{
@@ -142,7 +142,7 @@ func TestBookJudgesFew(t *testing.T) {
 	}
 }
 
-// BenchmarkBook measures one lease that comes and goes beside 5,000.
+// BenchmarkBook measures adding and removing one lease among 5,000.
 func BenchmarkBook(b *testing.B) {
 	claims := map[string]lease.Claim{}
 	for i := range 5000 {

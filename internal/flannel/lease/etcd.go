@@ -9,8 +9,8 @@ import (
 	"strings"
 )
 
-// FormatKey returns the last part of an etcd key: <IPv4>-<length>, and &<IPv6>-<length> after it. Without an IPv4 subnet the
-// first part is 0.0.0.0-0, as flannel has it.
+// FormatKey returns the last part of an etcd key: <IPv4>-<length>, and &<IPv6>-<length> after it. Without an IPv4 subnet the first part is
+// 0.0.0.0-0, as in flannel.
 func FormatKey(subnet, subnet6 netip.Prefix) string {
 	key := "0.0.0.0-0"
 	if subnet.IsValid() {
@@ -22,13 +22,13 @@ func FormatKey(subnet, subnet6 netip.Prefix) string {
 	return key
 }
 
-// ParseKey returns the subnets that the last part of an etcd key means.
+// ParseKey returns the subnets in the last part of an etcd key.
 func ParseKey(key string) (subnet, subnet6 netip.Prefix, err error) {
 	first, second, dual := strings.Cut(key, "&")
 	if subnet, err = keyPrefix(first, true); err != nil {
 		return netip.Prefix{}, netip.Prefix{}, fmt.Errorf("key %s: %w", brief(key), err)
 	}
-	if subnet.Bits() == 0 { // stands for: no IPv4
+	if subnet.Bits() == 0 { // means: no IPv4
 		subnet = netip.Prefix{}
 	}
 	if dual {
@@ -88,8 +88,7 @@ func FormatValue(l *Lease) string {
 	return string(text)
 }
 
-// FromEtcd returns the lease that an etcd key's last part and its value mean. A family in which something is wrong is left
-// out, and the error says what it is.
+// FromEtcd returns the lease of an etcd key's last part and its value. An invalid family is left out, and the error names the problem.
 func FromEtcd(key, value string, families Families) (Lease, error) {
 	subnet, subnet6, err := ParseKey(key)
 	if err != nil {
@@ -125,7 +124,7 @@ func FromEtcd(key, value string, families Families) (Lease, error) {
 	return l, errors.Join(errs...)
 }
 
-// PublicIPs returns the addresses in the value of an etcd key, whatever else is wrong with it: by them a node finds its own.
+// PublicIPs returns the addresses in the value of an etcd key, even if the rest is invalid: a node finds its own key by them.
 func PublicIPs(value string) [2]netip.Addr {
 	var v etcdValue
 	if json.Unmarshal([]byte(value), &v) != nil {

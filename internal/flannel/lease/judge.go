@@ -9,25 +9,25 @@ import (
 	"slices"
 )
 
-// Claim is a lease with what it comes from.
+// Claim is a lease with its origin.
 type Claim struct {
-	// Since orders claims: of two that conflict, the one with the lower value stands. It is the creation time of the Node, or
-	// the revision that created the etcd key; a node cannot choose it.
+	// Since orders claims: of two that conflict, the one with the lower value wins. It is the creation time of the Node, or the revision that
+	// created the etcd key; a node cannot choose it.
 	Since int64
 	Lease Lease
 }
 
-// Own is what leases of other nodes are compared with.
+// Own is the part of this node and network with which other nodes' leases are compared.
 type Own struct {
-	// Lease is this node's.
+	// Lease is this node's lease.
 	Lease Lease
-	// Network and Network6 are the ranges of all pods; a subnet outside is refused.
+	// Network and Network6 are the ranges of all pods; a subnet outside them is refused.
 	Network, Network6 netip.Prefix
 }
 
-// Judge returns the leases that may be programmed, by the names of the claims, and why the others may not. A claim is refused
-// where it overlaps another node's subnet, has another node's tunnel address (the MAC address or public key), or leads to this
-// node's address or into the pods' own range. Of a claim with two families, the one that is not refused stands.
+// Judge returns the leases that may be programmed, by the names of the claims, and why others may not. A claim is refused if it overlaps
+// another node's subnet, has another node's tunnel address (the MAC address or public key), or would route traffic to this node's address
+// or into the pods' own range. If only one of a claim's two families is refused, the other is used.
 func Judge(claims map[string]Claim, own Own) (map[string]Lease, map[string]error) {
 	names := slices.SortedFunc(maps.Keys(claims), func(a, b string) int {
 		return cmp.Or(cmp.Compare(claims[a].Since, claims[b].Since), cmp.Compare(a, b))
@@ -105,7 +105,7 @@ func (j *judge) family(name string, i int, f family) error {
 	return nil
 }
 
-// check says why a claim's family, IPv4 or, for 1, IPv6, is refused whatever other nodes claim.
+// check returns why a claim's family, IPv4 or, for 1, IPv6, is refused regardless of other nodes' claims.
 func (o *Own) check(i int, f family) error {
 	network, own := []netip.Prefix{o.Network, o.Network6}[i], o.Lease.family(i == 0)
 	switch {
@@ -119,11 +119,11 @@ func (o *Own) check(i int, f family) error {
 	return nil
 }
 
-// taken is what the claims admitted so far hold in one family.
+// taken has the subnets and identities of the claims admitted so far, in one family.
 type taken struct {
 	lengths map[int]struct{} // the prefix lengths of all claims
 	subnets map[netip.Prefix]string
-	covers  map[netip.Prefix]string // shorter prefixes that hold a subnet
+	covers  map[netip.Prefix]string // shorter prefixes that contain a subnet
 }
 
 func newTaken() taken {
@@ -159,8 +159,8 @@ type vtep struct {
 	mac    MAC
 }
 
-// identity is what tells nodes apart on the tunnel; nil where the backend has none. One WireGuard device may serve both families,
-// so a public key counts for both.
+// identity is what distinguishes nodes on the tunnel; nil if the backend has none. One WireGuard device may serve both families, so a
+// public key counts for both.
 func identity(d Data, family int) any {
 	switch d := d.(type) {
 	case VXLAN:

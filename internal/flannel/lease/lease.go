@@ -1,8 +1,8 @@
-// Package lease has flannel's leases as values: which subnets a node has, by which addresses other nodes reach it, and what
-// its backend says of it; and their texts, in a Node's annotations and in etcd.
+// Package lease represents flannel's leases as values: a node's subnets, the addresses by which other nodes reach it, and its backend's
+// data. It also reads and writes their texts, in a Node's annotations and in etcd.
 //
-// A lease comes from another node, which may be broken or hostile. The texts are parsed strictly, and [Judge] admits a lease
-// only where it changes nothing of another node's.
+// A lease comes from another node, which may be broken or hostile. The texts are parsed strictly, and [Judge] admits a lease only if it
+// does not affect another node's.
 package lease
 
 import (
@@ -12,19 +12,19 @@ import (
 	"net/netip"
 )
 
-// Lease is what one node says of itself. Of a family that it lacks, all fields are zero.
+// Lease is the lease of one node. If it lacks a family, all fields of that family are zero.
 type Lease struct {
-	// Subnet and Subnet6 are the node's ranges of pods, masked.
+	// Subnet and Subnet6 are the ranges of the node's pods, masked.
 	Subnet, Subnet6 netip.Prefix
-	// PublicIP and PublicIP6 are where other nodes reach it.
+	// PublicIP and PublicIP6 are the addresses by which other nodes reach it.
 	PublicIP, PublicIP6 netip.Addr
 	// Backend is the backend's type; empty with alloc.
 	Backend string
-	// Data and Data6 are the backend's: VXLAN, WireGuard or Extension; nil where it has none.
+	// Data and Data6 are the backend's data: VXLAN, WireGuard or Extension; nil if there is none.
 	Data, Data6 Data
 }
 
-// Data is what a backend says of a node: VXLAN, WireGuard or Extension. Values are comparable.
+// Data is a backend's data of a node: VXLAN, WireGuard or Extension. Values are comparable.
 type Data interface{ text() any }
 
 // MAC is an Ethernet address as a comparable value.
@@ -42,11 +42,11 @@ type VXLAN struct {
 // WireGuard is the data of the WireGuard backend.
 type WireGuard struct {
 	PublicKey [32]byte
-	// Port is the UDP port that the node listens on; 0: older nodes do not say it.
+	// Port is the UDP port on which the node listens; 0: an older node that does not publish it.
 	Port uint16
 }
 
-// Extension is the data of the extension backend: what the start command printed.
+// Extension is the data of the extension backend: the output of the start command.
 type Extension struct{ Output string }
 
 type vxlanText struct {
@@ -69,13 +69,13 @@ func Marshal(d Data) string {
 		return "null"
 	}
 	text, err := json.Marshal(d.text())
-	if err != nil { // texts and numbers always have JSON
+	if err != nil { // texts and numbers can always be encoded
 		return "null"
 	}
 	return string(text)
 }
 
-// parseData parses the JSON of a backend's data. An unknown backend's is not looked at: its leases are not used.
+// parseData parses the JSON of a backend's data. Data of an unknown backend is ignored: its leases are not used.
 func parseData(backend, text string) (Data, error) {
 	if text == "" || text == "null" {
 		switch backend {
@@ -127,7 +127,7 @@ func brief(text string) string {
 	return fmt.Sprintf("%q", text)
 }
 
-// checkPublicIP says what is wrong with an address that tunnels are to lead to, of the IPv4 family or the other.
+// checkPublicIP parses the address of a tunnel's remote end, of IPv4 or of IPv6, and returns an error if it is invalid.
 func checkPublicIP(text string, v4 bool) (netip.Addr, error) {
 	addr, err := netip.ParseAddr(text)
 	version := 6

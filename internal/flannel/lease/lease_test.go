@@ -36,7 +36,7 @@ func keys(t *testing.T) lease.Keys {
 	return k
 }
 
-// TestAnnotations holds the texts to what flanneld v0.28.9 writes, and reads them back.
+// TestAnnotations compares the texts with those of flanneld v0.28.9, and reads them back.
 func TestAnnotations(t *testing.T) {
 	k, l := keys(t), sample()
 	got := k.Annotations(&l, nil)
@@ -160,7 +160,7 @@ func TestEtcdTexts(t *testing.T) {
 	}
 }
 
-// TestHostileLease: what a lease claims of another node's is refused, and the other node's lease stands.
+// TestHostileLease: what a lease claims of another node's is refused, and the other node's lease stays in use.
 func TestHostileLease(t *testing.T) {
 	at := func(subnet, public string, mac byte) lease.Lease {
 		return lease.Lease{
@@ -201,7 +201,7 @@ func TestHostileLease(t *testing.T) {
 	}
 }
 
-// TestJudgeAgainstPairs compares Judge with one that looks at all pairs of subnets.
+// TestJudgeAgainstPairs compares Judge with an implementation that compares all pairs of subnets.
 func TestJudgeAgainstPairs(t *testing.T) {
 	network := netip.MustParsePrefix("10.0.0.0/24")
 	rapid.Check(t, func(t *rapid.T) {

@@ -20,7 +20,7 @@ type Keys struct {
 	NodePublicIP, NodePublicIP6 string
 }
 
-// NewKeys returns the keys of a prefix: a host name, and after a slash a name to which a hyphen is added.
+// NewKeys returns the keys of a prefix: a host name, optionally with a slash and a name to which a hyphen is added.
 func NewKeys(prefix string) (Keys, error) {
 	host, name, named := strings.Cut(prefix, "/")
 	valid := regexp.MustCompile(`^([a-z0-9_-]+\.)+[a-z0-9_-]+$`).MatchString(host) && regexp.MustCompile(`^[a-z0-9_-]*$`).MatchString(name)
@@ -41,18 +41,18 @@ func NewKeys(prefix string) (Keys, error) {
 	}, nil
 }
 
-// Node is what a Node object says for its lease.
+// Node has the parts of a Node object that form its lease.
 type Node struct {
 	Annotations map[string]string
 	// PodCIDRs is spec.podCIDRs, or spec.podCIDR alone.
 	PodCIDRs []string
 }
 
-// Families says which families the network has.
+// Families are the families of the network.
 type Families struct{ V4, V6 bool }
 
-// FromNode returns the lease that a Node's annotations and podCIDRs mean; false when flannel does not manage the node. A family
-// in which something is wrong is left out, and the error names the annotation: the other family is usable.
+// FromNode returns the lease of a Node's annotations and podCIDRs; false if flannel does not manage the node. An invalid family is left
+// out, and the error names the annotation: the other family is usable.
 func (k *Keys) FromNode(node Node, families Families) (Lease, bool, error) {
 	if node.Annotations[k.Managed] != "true" {
 		return Lease{}, false, nil
@@ -105,8 +105,8 @@ func ParsePodCIDRs(texts []string) ([2]netip.Prefix, error) {
 	return out, nil
 }
 
-// Annotations returns what the node writes of its lease. Overwrites that the administrator has set in present win over the
-// lease's addresses; an empty value is an annotation to remove.
+// Annotations returns the annotations that the node writes for its lease. Overwrites that the administrator has set in present have
+// precedence over the lease's addresses; an empty value is an annotation to remove.
 func (k *Keys) Annotations(l *Lease, present map[string]string) map[string]string {
 	out := map[string]string{k.Managed: "true", k.BackendType: l.Backend}
 	if l.Subnet.IsValid() {

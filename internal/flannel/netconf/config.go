@@ -1,8 +1,8 @@
 // Package netconf parses flannel's network configuration (net-conf.json, or the value of <prefix>/config in etcd) and
 // flanneld's command line.
 //
-// The format is the one that flannel's decoder accepts: keys match in any case, unknown keys are ignored, and of two equal
-// keys the last counts. Values are checked, and an error names the key and what is valid.
+// The format is that of flannel's decoder: keys match in any case, unknown keys are ignored, and the last of equal keys counts. Values are
+// validated, and an error names the key and what is valid.
 package netconf
 
 import (
@@ -12,18 +12,18 @@ import (
 
 // Config is one network configuration.
 type Config struct {
-	// EnableIPv4 is true unless the configuration says otherwise; EnableIPv6 and EnableNFTables are false.
+	// EnableIPv4 is true by default; EnableIPv6 and EnableNFTables are false.
 	EnableIPv4, EnableIPv6, EnableNFTables bool
-	// Network and IPv6Network are the ranges of all pods, masked; invalid when absent.
+	// Network and IPv6Network are the ranges of all pods, masked; invalid if absent.
 	Network, IPv6Network netip.Prefix
-	// Subnets4 and Subnets6 say which subnets the etcd store gives to nodes.
+	// Subnets4 and Subnets6 are the subnets that the etcd store gives to nodes.
 	Subnets4, Subnets6 Subnets
-	// Backend connects the nodes. VXLAN when the configuration has none; then BackendDefaulted is set.
+	// Backend connects the nodes. It is VXLAN if the configuration has none; then BackendDefaulted is set.
 	Backend          Backend
 	BackendDefaulted bool
 }
 
-// Subnets says which subnets of a network nodes get. Zero values stand for flannel's defaults until Etcd fills them in.
+// Subnets are the possible subnets of nodes. Zero values mean flannel's defaults until Etcd sets them.
 type Subnets struct {
 	// Len is the prefix length of a node's subnet.
 	Len int
@@ -45,9 +45,9 @@ type VXLAN struct {
 	Port uint16
 	// MTU is the outer MTU; 0 is the MTU of the external interface.
 	MTU int
-	// GBP carries marks in the group-based policy extension. Learning lets the device learn from packets.
+	// GBP sends packet marks with the group-based policy extension. Learning lets the device learn from packets.
 	GBP, Learning bool
-	// DirectRouting routes without a tunnel where the peer is on the same link.
+	// DirectRouting routes without a tunnel if the peer is on the same link.
 	DirectRouting bool
 }
 
@@ -68,7 +68,7 @@ type WireGuard struct {
 	Mode WireGuardMode
 }
 
-// WireGuardMode says which tunnels there are and what they run over.
+// WireGuardMode selects the tunnels and their outer families.
 type WireGuardMode string
 
 // The modes of the WireGuard backend.
@@ -81,7 +81,7 @@ const (
 
 // IPIP connects nodes by IP-in-IP tunnels.
 type IPIP struct {
-	// DirectRouting routes without a tunnel where the peer is on the same link.
+	// DirectRouting routes without a tunnel if the peer is on the same link.
 	DirectRouting bool
 }
 
@@ -116,7 +116,7 @@ const (
 	maxVNI               = 1<<24 - 1
 	defaultListenPort    = 51820
 	defaultListenPort6   = 51821
-	minMTU               = 576 // RFC 791: what every host accepts; a tunnel below it is a mistake
+	minMTU               = 576 // RFC 791: every host accepts it; a tunnel with less is a mistake
 	maxMTU               = 65535
 	maxKeepalive         = 65535 // the kernel's u16, seconds
 	bits4, bits6         = 32, 128
@@ -128,8 +128,8 @@ const (
 	longestNetworkFactor = 2
 )
 
-// Etcd returns the configuration with the subnets filled in and checked as the etcd store needs them. The Kubernetes store
-// takes subnets from the nodes and does not call it.
+// Etcd returns the configuration with the subnets set and checked as the etcd store needs them. The Kubernetes store uses the nodes'
+// subnets and does not call it.
 func (c Config) Etcd() (Config, error) {
 	if !c.EnableIPv4 && !c.EnableIPv6 {
 		return Config{}, fmt.Errorf("EnableIPv4 and EnableIPv6 are both false: at least one is needed")
@@ -150,7 +150,7 @@ func (c Config) Etcd() (Config, error) {
 	return c, nil
 }
 
-// family is what the check of subnets needs to know of one.
+// family has what the check of subnets needs of one family.
 type family struct {
 	prefix         string // of the keys
 	network        netip.Prefix
@@ -197,7 +197,7 @@ func (s Subnets) complete(f family) (Subnets, error) {
 	return s, nil
 }
 
-// second returns the network address of the second subnet of a length: flannel leaves the first unused.
+// second returns the network address of the second subnet of a length: flannel does not use the first.
 func second(network netip.Prefix, length int) netip.Addr {
 	raw := network.Masked().Addr().AsSlice()
 	raw[(length-1)/8] |= 1 << (7 - (length-1)%8)

@@ -11,30 +11,29 @@ import (
 	"strings"
 )
 
-// Flags are flanneld's.
+// Flags are flanneld's flags.
 type Flags struct {
 	Etcd  EtcdFlags
 	Kube  KubeFlags
 	Iface IfaceFlags
-	// SubnetFile is where the daemon tells the node's subnet.
+	// SubnetFile is the file to which the daemon writes the node's subnet.
 	SubnetFile string
 	// WireGuardKeyFile has the private key of the WireGuard backend ($WIREGUARD_KEY_FILE).
 	WireGuardKeyFile string
-	// Masq, SequentialPorts and Forward say which rules the node gets (--ip-masq, --ip-masq-fully-random-disable,
-	// --iptables-forward-rules).
+	// Masq, SequentialPorts and Forward select the node's rules (--ip-masq, --ip-masq-fully-random-disable, --iptables-forward-rules).
 	Masq, SequentialPorts, Forward bool
-	// HealthIP and HealthPort are where /healthz and /readyz are served; port 0: nowhere.
+	// HealthIP and HealthPort are the address of /healthz and /readyz; with port 0 they are not served.
 	HealthIP   string
 	HealthPort int
 	// Verbosity is -v: 2 and more logs details.
 	Verbosity int
-	// Version asks for the version alone.
+	// Version requests only the version.
 	Version bool
-	// Unused are flags that were given and change nothing here.
+	// Unused are given flags that have no effect here.
 	Unused []string
 }
 
-// EtcdFlags say where etcd is.
+// EtcdFlags select and authenticate to etcd.
 type EtcdFlags struct {
 	Endpoints                  []string
 	Prefix                     string
@@ -46,9 +45,9 @@ type EtcdFlags struct {
 	publicIP, publicIP6, reach string
 }
 
-// KubeFlags say how leases are kept in Kubernetes.
+// KubeFlags configure leases in Kubernetes.
 type KubeFlags struct {
-	// Enabled keeps them there (--kube-subnet-mgr).
+	// Enabled stores leases in Kubernetes (--kube-subnet-mgr).
 	Enabled                       bool
 	APIURL, Kubeconfig            string
 	AnnotationPrefix, NetConfPath string
@@ -62,13 +61,13 @@ type IfaceFlags struct {
 	CanReach, Public, Public6 netip.Addr
 }
 
-// defaultKeyFile is where flanneld keeps its private key, and keyFileVariable names another place.
+// defaultKeyFile is flanneld's file of its private key, and keyFileVariable the variable that names another one.
 const (
 	defaultKeyFile  = "/run/flannel/wgkey"
 	keyFileVariable = "WIREGUARD_KEY_FILE"
 )
 
-// EnvironmentPrefix starts the environment variables that stand in for flags: FLANNELD_IP_MASQ for --ip-masq.
+// EnvironmentPrefix starts the environment variables that replace flags: FLANNELD_IP_MASQ for --ip-masq.
 const EnvironmentPrefix = "FLANNELD_"
 
 // list is a flag that can be repeated.
@@ -93,7 +92,7 @@ const (
 	defaultResync      = 5
 )
 
-// ParseFlags parses a command line. Flags that it lacks are taken from the environment. usage gets the help text.
+// ParseFlags parses a command line. Missing flags are taken from the environment. The help text is written to usage.
 func ParseFlags(args []string, getenv func(string) string, usage io.Writer) (*Flags, error) {
 	f := &Flags{WireGuardKeyFile: cmp.Or(getenv(keyFileVariable), defaultKeyFile)}
 	set := flag.NewFlagSet("flanneld", flag.ContinueOnError)
@@ -130,7 +129,7 @@ func ParseFlags(args []string, getenv func(string) string, usage io.Writer) (*Fl
 	return f, nil
 }
 
-// Defaults returns what an agent has without flags: leases in Kubernetes, and --ip-masq.
+// Defaults returns an agent's configuration without flags: leases in Kubernetes, and --ip-masq.
 func Defaults() *Flags {
 	f := &Flags{}
 	set := flag.NewFlagSet("flanneld", flag.ContinueOnError)

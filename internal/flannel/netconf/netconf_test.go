@@ -134,14 +134,14 @@ func TestEtcd(t *testing.T) {
 	}
 }
 
-// TestKubernetesIsNotChecked: flannel does not check SubnetLen where the nodes have the subnets, and real files would fail.
+// TestKubernetesIsNotChecked: flannel does not check SubnetLen if the nodes have the subnets, and real files would fail the check.
 func TestKubernetesIsNotChecked(t *testing.T) {
 	if _, err := netconf.Parse([]byte(`{"Network":"10.5.0.0/29","SubnetLen":31,"Backend":{"Type":"vxlan"}}`)); err != nil {
 		t.Error(err)
 	}
 }
 
-// TestEtcdSubnetsAreInside checks the defaults against arithmetic on whole ranges.
+// TestEtcdSubnetsAreInside compares the defaults with arithmetic on whole ranges.
 func TestEtcdSubnetsAreInside(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		bits := rapid.IntRange(1, 28).Draw(t, "bits")

@@ -11,7 +11,7 @@ import (
 	"strings"
 )
 
-// Parse returns the configuration that the text means. All that is wrong is in the error, a line each.
+// Parse parses a configuration. The error has all problems, one per line.
 func Parse(text []byte) (Config, error) {
 	o, err := parseObject("", text)
 	if err != nil {
@@ -73,7 +73,7 @@ func parseBackend(raw json.RawMessage) (Backend, error) {
 	return backend, errors.Join(o.errs...)
 }
 
-// unknownBackend says what is to be used instead of a backend that does not exist here.
+// unknownBackend returns an error that says which backend to use instead of one that is not supported.
 func unknownBackend(kind string) error {
 	switch strings.ToLower(kind) {
 	case "":
@@ -120,7 +120,7 @@ func (o *object) wireguard() WireGuard {
 	return b
 }
 
-// shellWords are what only a shell understands; flannel executes commands without one.
+// shellWords are characters that only a shell interprets; flannel executes commands without one.
 const shellWords = "|;&<>`'\"\\*?()\n"
 
 func (o *object) extension() Extension {
@@ -143,10 +143,10 @@ func (o *object) extension() Extension {
 	return b
 }
 
-// object is a JSON object under decoding. Its errors are collected.
+// object is a JSON object that is being decoded. Its errors are collected.
 type object struct {
 	path   string
-	fields map[string]json.RawMessage // by the key in lower case; null is as absent
+	fields map[string]json.RawMessage // by the key in lower case; null counts as absent
 	errs   []error
 }
 
@@ -190,7 +190,7 @@ func (o *object) fail(key, problem string) {
 	o.errs = append(o.errs, fmt.Errorf("%s%s: %s", o.path, key, problem))
 }
 
-// take decodes a key's value, if it is there.
+// take decodes a key's value, if present.
 func (o *object) take(key string, to any, want string) bool {
 	raw, ok := o.fields[strings.ToLower(key)]
 	if !ok {

@@ -12,11 +12,11 @@ import (
 	"weft.dev/weft/internal/link"
 )
 
-// adopted is the reason that is kept of pods that another plugin attached.
+// adopted is the recorded reason of pods that another plugin attached.
 const adopted = "attached by flannel's plugin before the agent came to the node"
 
-// adopt writes records of the pods that flannel's plugin attached to the bridge, so that they are served as the agent's own pods are: their
-// packets are checked, NetworkPolicies are enforced on them, and their DEL comes to the agent. Nothing of a pod's interface is interrupted. A
+// adopt writes records of the pods that flannel's plugin attached to the bridge, so that they are served like the agent's own pods: their
+// packets are checked, NetworkPolicies are enforced on them, and the agent serves their DEL. The pods' interfaces are not interrupted. A
 // pod that cannot be adopted is logged, and its packets are dropped.
 func (n *Network) adopt(ctx context.Context, b *bridge) error {
 	if n.opts.Results == "" {
@@ -47,7 +47,7 @@ func (n *Network) adopt(ctx context.Context, b *bridge) error {
 			if ctx.Err() != nil {
 				return ctx.Err()
 			}
-			if errors.Is(err, fs.ErrNotExist) { // of a former boot, or gone: its DEL is still to come
+			if errors.Is(err, fs.ErrNotExist) { // of an earlier boot, or removed: its DEL is still to come
 				n.opts.Log.Debug("a pod that flannel's plugin attached is gone", "attachment", key.String(), "error", err)
 				continue
 			}
@@ -105,7 +105,7 @@ func (n *Network) adoptPod(ctx context.Context, b *bridge, pod *handover.Pod, bo
 	if err := n.opts.Records.Put(ctx, rec); err != nil {
 		return fmt.Errorf("write its record: %w", err)
 	}
-	// The alias makes the pair the agent's own, which Create completes and DEL removes.
+	// With the alias the pair is the agent's own: Create completes it and DEL removes it.
 	if err := handover.Mark(port.Name, link.PodAliasPrefix+pair.Owner, hostGroup); err != nil {
 		return err
 	}

@@ -18,7 +18,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// wire is a packet socket at a pod's eth0.
+// wire is a packet socket on a pod's eth0.
 type wire struct {
 	t     *testing.T
 	fd    int
@@ -59,7 +59,7 @@ func (w *wire) send(frame []byte) {
 	}
 }
 
-// receives waits for one of two frames, which were sent in this order, and reports whether the first came.
+// receives waits for one of two frames, which were sent in this order, and reports whether the first arrived.
 func (w *wire) receives(first, last []byte) bool {
 	w.t.Helper()
 	buffer := make([]byte, 2048)
@@ -89,8 +89,8 @@ func udp(text string, to, from net.HardwareAddr, source, destination net.IP) []b
 	return append(append(frame, header...), append([]byte{0x1f, 0x90, 0x1f, 0x90, 0, 12, 0, 0}, text[:4]...)...)
 }
 
-// TestBridgeLearnsNothing: a pod does not take another's MAC address over with frames that no rule sees, and gets no packets for addresses
-// that the bridge does not know; this is so again after a change by hand and after a restart.
+// TestBridgeLearnsNothing: a pod cannot take over another's MAC address with frames that pass no rule, and receives no packets for
+// addresses unknown to the bridge; this also holds after a manual change and after a restart.
 func TestBridgeLearnsNothing(t *testing.T) {
 	s := newStage(t)
 	h, stop := serveUntil(t, s)
@@ -115,9 +115,9 @@ func TestBridgeLearnsNothing(t *testing.T) {
 	broadcast := net.HardwareAddr{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}
 	attack := func(when, tag string) { // frames of one attack differ from those of others
 		t.Helper()
-		// LLDP: the bridge takes such frames itself, past its rules (IEEE 802.1Q, table 8-1).
+		// LLDP: the bridge processes such frames itself, before its rules (IEEE 802.1Q, table 8-1).
 		attacker.send(append(append(append([]byte{}, 0x01, 0x80, 0xc2, 0, 0, 0x0e), mac("victim")...), 0x88, 0xcc, 0, 0))
-		attacker.send(udp(tag, broadcast, mac("attacker"), ip("attacker"), net.IPv4bcast)) // it follows, so what is to be learned is
+		attacker.send(udp(tag, broadcast, mac("attacker"), ip("attacker"), net.IPv4bcast)) // sent second: the bridge has learned by then
 		own, other := udp(tag, mac("victim"), mac("sender"), ip("sender"), ip("victim")), udp(tag, broadcast, mac("sender"), ip("sender"), net.IPv4bcast)
 		sender.send(own)
 		sender.send(other)
@@ -169,15 +169,15 @@ func TestBridgeLearnsNothing(t *testing.T) {
 	attack("after a change by hand and a restart", "2nd ")
 }
 
-// advertisement returns a frame of IPv6 that says that an address is at the sender's MAC, without checksum.
+// advertisement returns an IPv6 neighbour advertisement, which assigns the target address to the sender's MAC, without checksum.
 func advertisement(to, from net.HardwareAddr, source, destination, target net.IP) []byte {
 	frame := append(append(append([]byte{}, to...), from...), 0x86, 0xdd, 0x60, 0, 0, 0, 0, 32, unix.IPPROTO_ICMPV6, 255)
 	frame = append(append(frame, source.To16()...), destination.To16()...)
-	frame = append(append(frame, 136, 0, 0, 0, 0x60, 0, 0, 0), target.To16()...) // type; solicited, and overrides what is known
-	return append(append(frame, 2, 1), from...)                                  // the address of its link
+	frame = append(append(frame, 136, 0, 0, 0, 0x60, 0, 0, 0), target.To16()...) // type; solicited and override flags
+	return append(append(frame, 2, 1), from...)                                  // the link-layer address
 }
 
-// TestAdvertisedAddresses: a pod advertises no IPv6 address but its own.
+// TestAdvertisedAddresses: a pod cannot advertise an IPv6 address other than its own.
 func TestAdvertisedAddresses(t *testing.T) {
 	s := newStage(t)
 	h := serve(t, s)

@@ -15,15 +15,15 @@ import (
 	"weft.dev/weft/internal/flannel/subnetenv"
 )
 
-// pluginType is the CNI type that flannel's configurations have.
+// pluginType is the CNI type in flannel's configurations.
 const pluginType = "flannel"
 
-// defaultConflist is that of flannel's own manifest, for a ConfigMap without cni-conf.json.
+// defaultConflist is the one in flannel's manifest, for a ConfigMap without cni-conf.json.
 const defaultConflist = `{"name":"cbr0","cniVersion":"0.3.1","plugins":[` +
 	`{"type":"flannel","delegate":{"hairpinMode":true,"isDefaultGateway":true}},` +
 	`{"type":"portmap","capabilities":{"portMappings":true}}]}`
 
-// conf is what cni-conf.json says: the runtime's configuration, and what its flannel entry means for pods.
+// conf is the content of cni-conf.json: the runtime's configuration, and the meaning of its flannel entry for pods.
 type conf struct {
 	list   map[string]json.RawMessage
 	chain  []map[string]json.RawMessage
@@ -31,7 +31,7 @@ type conf struct {
 	plugin *delegate.Config
 }
 
-// parseConf reads cni-conf.json: a configuration list with one plugin of type flannel, or that plugin's configuration alone.
+// parseConf parses cni-conf.json: a configuration list with one plugin of type flannel, or that plugin's configuration alone.
 func parseConf(text []byte) (*conf, error) {
 	if len(bytes.TrimSpace(text)) == 0 {
 		text = []byte(defaultConflist)
@@ -83,8 +83,8 @@ func cmpRaw(raw json.RawMessage, otherwise string) json.RawMessage {
 	return raw
 }
 
-// conflist returns the runtime's configuration. The keys in add are set in the entry of type flannel: they lead its plugin to an agent
-// that is not at the usual place.
+// conflist returns the runtime's configuration. The keys in add are set in the entry of type flannel: with them its plugin finds an agent
+// that is not at the default place.
 func (c *conf) conflist(add map[string]string) ([]byte, error) {
 	chain := make([]map[string]json.RawMessage, len(c.chain))
 	for i, entry := range c.chain {
@@ -110,7 +110,7 @@ func (c *conf) conflist(add map[string]string) ([]byte, error) {
 	return append(data, '\n'), nil
 }
 
-// bridge is what the delegate's configuration says of this node's pods.
+// bridge is the meaning of the delegate's configuration for this node's pods.
 type bridge struct {
 	Name                                 string
 	Gateway, Default, Hairpin, Promisc   bool
@@ -121,13 +121,13 @@ type bridge struct {
 	network, dataDir, cacheDir, delegate string
 }
 
-// route is a route of a pod; without a gateway it goes by that of the bridge.
+// route is a route of a pod; without a gateway it uses the bridge's.
 type route struct {
 	Dst netip.Prefix `json:"dst"`
 	GW  netip.Addr   `json:"gw,omitzero"`
 }
 
-// delegateConf has the keys of the delegate bridge that are served natively.
+// delegateConf has the keys of the delegate bridge that the agent supports.
 type delegateConf struct {
 	Name             string   `json:"name"`
 	CNIVersion       string   `json:"cniVersion"`
@@ -157,12 +157,12 @@ type ipamConf struct {
 
 const (
 	defaultBridge = "cni0"
-	// defaultDataDir is where host-local keeps the addresses in use, in a folder for each network.
+	// defaultDataDir is the directory in which host-local stores the addresses in use, with a directory for each network.
 	defaultDataDir = "/var/lib/cni/networks"
 )
 
-// bridge returns what the configuration means with the node's lease. A delegate that needs something else than a bridge and host-local
-// is refused: executed, it would attach pods that no NetworkPolicy is enforced for.
+// bridge returns the meaning of the configuration with the node's lease. A delegate that needs more than a bridge and host-local is
+// refused: executing it would attach pods for which no NetworkPolicy is enforced.
 func (c *conf) bridge(state *daemon.State) (*bridge, error) {
 	env := subnetenv.Env{Subnet: state.Subnets[0], Subnet6: state.Subnets[1], MTU: state.MTU, IPMasq: state.Masq}
 	for i, to := range []*[]netip.Prefix{&env.Networks, &env.Networks6} {
@@ -211,10 +211,10 @@ func (c *conf) bridge(state *daemon.State) (*bridge, error) {
 	return b, nil
 }
 
-// gateway returns the bridge's address in a range: its first.
+// gateway returns the bridge's address in a range: the first one.
 func gateway(subnet netip.Prefix) netip.Addr { return subnet.Masked().Addr().Next() }
 
-// gateways returns the bridge's addresses, with the length of their ranges.
+// gateways returns the bridge's addresses, with the prefix lengths of their ranges.
 func (b *bridge) gateways() []netip.Prefix {
 	if !b.Gateway {
 		return nil

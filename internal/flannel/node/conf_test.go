@@ -16,7 +16,7 @@ func state() *daemon.State {
 	}
 }
 
-// TestConfOfManifest: the configuration of flannel's own manifest, and none at all, mean the same.
+// TestConfOfManifest: the configuration in flannel's manifest, and no configuration, mean the same.
 func TestConfOfManifest(t *testing.T) {
 	for _, text := range []string{defaultConflist, ""} {
 		c, err := parseConf([]byte(text))
@@ -48,7 +48,7 @@ func TestConfOfManifest(t *testing.T) {
 	}
 }
 
-// TestConfRefused: what the agent cannot serve is named, with the key.
+// TestConfRefused: the error names what the agent does not support, with the key.
 func TestConfRefused(t *testing.T) {
 	entry := func(text string) string { return `{"name":"n","plugins":[{"type":"flannel",` + text + `}]}` }
 	for text, word := range map[string]string{

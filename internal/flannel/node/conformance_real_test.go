@@ -65,7 +65,7 @@ func dual() daemon.State {
 	}
 }
 
-// space makes a network namespace that goes with the test.
+// space creates a network namespace for the duration of the test.
 func space(t *testing.T) ns.NetNS {
 	t.Helper()
 	made, err := testutils.NewNS()
@@ -76,7 +76,7 @@ func space(t *testing.T) ns.NetNS {
 	return made
 }
 
-// machineSpace is a node's namespace in which a port answers.
+// machineSpace is a node's namespace with a port that answers.
 func machineSpace(t *testing.T) ns.NetNS {
 	t.Helper()
 	made := space(t)
@@ -108,8 +108,8 @@ func machineSpace(t *testing.T) ns.NetNS {
 	return made
 }
 
-// reaches returns nil if a pod connects to an address of the node. A connection that is wanted has time for SYNs that are lost: the kernel sends
-// one again after 1 s, 3 s, 7 s and 15 s.
+// reaches returns nil if a pod connects to an address of the node. A connection that should succeed has time for lost SYNs: the kernel
+// repeats them after 1 s, 3 s, 7 s and 15 s.
 func reaches(t *testing.T, netns string, to netip.Addr, want bool) error {
 	t.Helper()
 	within := time.Second
@@ -130,7 +130,7 @@ func reaches(t *testing.T, netns string, to netip.Addr, want bool) error {
 	})
 }
 
-// stage is a node, over which agents come and go.
+// stage is a node on which agents start and stop.
 type stage struct {
 	space ns.NetNS
 	dir   string
@@ -152,7 +152,7 @@ func newStage(t *testing.T) *stage {
 			`"delegate":{"hairpinMode":true,"isDefaultGateway":true}}]}`, filepath.Join(dir, "flannel"), filepath.Join(dir, "networks"))}
 }
 
-// start returns the network of an agent that has just started, over the node's engines.
+// start returns the network of an agent that has just started, on the node's engines.
 func (s *stage) start(ctx context.Context, t *testing.T, records network.Records) (network.Network, network.Runner) {
 	t.Helper()
 	n := &machine.Node{Name: "n", BootID: s.boot, RunDir: s.dir, StateDir: s.dir}
@@ -192,7 +192,7 @@ func (s *stage) start(ctx context.Context, t *testing.T, records network.Records
 	return made, made
 }
 
-// TestConformance: the network passes the suite that every network passes, IPv4 and IPv6, in the kernel.
+// TestConformance: the network passes the suite of all networks, with IPv4 and IPv6, in the kernel.
 func TestConformance(t *testing.T) {
 	networktest.RunConformance(t, func(t *testing.T) networktest.Subject {
 		s := newStage(t)

@@ -12,16 +12,16 @@ import (
 	"weft.dev/weft/internal/attach"
 )
 
-// Files of host-local and of flannel's plugin. They are written beside the records, so that both can take the node back at any time, and
-// no address is given out twice while a delegate still runs for another network of the same name.
+// Files of host-local and of flannel's plugin. They are written in addition to the records, so that both can take over the node at any
+// time, and no address is assigned twice while a delegate still runs for another network of the same name.
 const (
 	dirMode  = 0o755
 	fileMode = 0o600
-	// usual is the interface whose plugin cache has the container's name alone, as flannel's has.
+	// usual is the interface whose cache file is named after the container alone, as in flannel's plugin.
 	usual = "eth0"
 )
 
-// reservation is the content of host-local's file of an address: the container's id, a line's end, the interface.
+// reservation is the content of host-local's file of an address: the container's id, a line break, the interface.
 func reservation(rec *attach.Record) string { return rec.ContainerID + "\r\n" + rec.IfName }
 
 // addressFile is host-local's file of an address.
@@ -36,7 +36,7 @@ func (d *details) cacheFile(rec *attach.Record) string {
 	return filepath.Join(d.CacheDir, rec.ContainerID+"@"+rec.IfName)
 }
 
-// reserved returns the addresses that host-local has given out, for whichever container.
+// reserved returns the addresses that host-local has assigned, to any container.
 func reserved(b *bridge) (map[netip.Addr]bool, error) {
 	entries, err := os.ReadDir(filepath.Join(b.dataDir, b.network))
 	if err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -51,10 +51,10 @@ func reserved(b *bridge) (map[netip.Addr]bool, error) {
 	return out, nil
 }
 
-// errReserved is returned for an address that host-local has given to another container.
+// errReserved reports that host-local has assigned the address to another container.
 var errReserved = errors.New("host-local has given the address to another container")
 
-// write writes the files of an attachment. Written again they are as before.
+// write writes the files of an attachment. Repeating it changes nothing.
 func (d *details) write(rec *attach.Record) error {
 	if err := errors.Join(os.MkdirAll(filepath.Join(d.DataDir, d.Network), dirMode), os.MkdirAll(d.CacheDir, 0o700)); err != nil {
 		return err
@@ -83,7 +83,7 @@ func (d *details) reserve(path, content string) error {
 	return errors.Join(err, file.Close())
 }
 
-// remove removes the files of an attachment; a file of an address that is another container's stays.
+// remove removes the files of an attachment; the file of an address of another container stays.
 func (d *details) remove(rec *attach.Record) error {
 	var errs []error
 	for _, address := range rec.Addresses {

@@ -27,7 +27,7 @@ import (
 	"weft.dev/weft/internal/reconcile"
 )
 
-// Pod is an attached pod, as a Judge has it.
+// Pod is an attached pod, as a Judge needs it.
 type Pod struct {
 	Key                  attach.Key
 	Namespace, Name, UID string
@@ -42,7 +42,7 @@ func podOf(rec *attach.Record) Pod {
 	return pod
 }
 
-// record returns what the enforcer reads of the pod's record.
+// record returns the part of the pod's record that the enforcer reads.
 func (p *Pod) record() attach.Record {
 	rec := attach.Record{ContainerID: p.Key.ContainerID, IfName: p.Key.IfName, PodNamespace: p.Namespace, PodName: p.Name, PodUID: p.UID}
 	for _, address := range p.Addresses {
@@ -57,8 +57,8 @@ type Judge interface {
 	Run(ctx context.Context) error
 	// HandedOver is closed once all policies are known.
 	HandedOver() <-chan struct{}
-	// Admit returns once the pods' verdicts are in effect. The first call, after HandedOver, has all pods that are attached. A pod may
-	// be admitted again.
+	// Admit returns once the pods' verdicts are in effect. The first call, after HandedOver, has all attached pods. A pod may be admitted
+	// again.
 	Admit(ctx context.Context, pods []Pod) error
 	// Dismiss closes pods. It does not wait.
 	Dismiss(keys []attach.Key)
@@ -67,15 +67,15 @@ type Judge interface {
 const (
 	judgeTable = "weft-flannel-pods"
 	guardTable = "weft-flannel-guard"
-	// judgePriority is before the filter chains of others.
+	// judgePriority is before other programs' filter chains.
 	judgePriority = -10
-	// revokeRest is how long the connections of pods that are gone may wait to be removed, so that several are removed together.
+	// revokeRest is how long the connections of removed pods may wait for their flush, so that several are flushed together.
 	revokeRest = time.Second
-	// judgeRetry is how long a step that failed waits, unless an object changes.
+	// judgeRetry is the delay before a failed step is repeated, unless an object changes.
 	judgeRetry = time.Second
 )
 
-// enforced is the Judge of the agent: NetworkPolicies by nftables.
+// enforced is the agent's Judge: NetworkPolicies with nftables.
 type enforced struct {
 	log     *slog.Logger
 	node    string
@@ -98,11 +98,11 @@ type enforced struct {
 	started bool
 }
 
-// judged is a table with the loop that keeps it.
+// judged is a table with its loop.
 type judged struct {
 	engine *nftnl.Engine
 	loop   *portLoop
-	// altered is called when the table is right again after another program changed it.
+	// altered is called when the table is correct again after another program changed it.
 	altered func(ctx context.Context)
 }
 
@@ -115,7 +115,7 @@ func newJudged(family nftnl.Family, name string) (*judged, error) {
 	return &judged{engine: engine, loop: loop, altered: func(context.Context) {}}, nil
 }
 
-// run keeps the table until ctx ends, also when others change it.
+// run maintains the table until ctx ends, also when other programs change it.
 func (j *judged) run(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
 	group.Go(func() error { return j.loop.Run(ctx) })
@@ -131,7 +131,7 @@ func (j *judged) run(ctx context.Context) error {
 			if drift.Err != nil {
 				return drift.Err
 			}
-			// Where it fails, the loop tries again, and what is revoked now is what the table's state allows no more.
+			// If this fails, the loop retries. The flush below then removes what the table's current state does not allow.
 			_, _ = j.loop.Verify(ctx)
 			j.altered(ctx)
 		}
@@ -140,7 +140,7 @@ func (j *judged) run(ctx context.Context) error {
 	return group.Wait()
 }
 
-// settled waits until what was handed over for owners was tried, and returns what keeps it from being in effect.
+// settled waits until a commit of the owners' fragments was tried, and returns why they are not in effect, if so.
 func (j *judged) settled(ctx context.Context, owners ...reconcile.Owner) error {
 	err := j.loop.Apply(ctx, nil)
 	for _, o := range owners {
@@ -149,7 +149,7 @@ func (j *judged) settled(ctx context.Context, owners ...reconcile.Owner) error {
 	return err
 }
 
-// NewJudge returns the judge of the pods of a bridge, in the network namespace that the caller is in. Run has to be called.
+// NewJudge returns the judge of the pods of a bridge, in the caller's network namespace. Run has to be called.
 func NewJudge(node, bridge string, deps *network.Deps) (Judge, error) {
 	return newEnforced(node, bridge, deps)
 }
@@ -189,9 +189,9 @@ func newEnforced(node, bridge string, deps *network.Deps) (*enforced, error) {
 	return e, nil
 }
 
-// report reports what a NetworkPolicy says that is not enforced on this node.
+// report reports the parts of a NetworkPolicy that are not enforced on this node.
 func (e *enforced) report(events network.Events, key policy.Key, problems []error) {
-	const most = 20 // an object may be wrong in thousands of places
+	const most = 20 // an object may have thousands of errors
 	wrong := errors.Join(problems[:min(most, len(problems))]...)
 	e.log.Warn("a NetworkPolicy is not enforced as it says", "policy", key.String(), "error", wrong)
 	if object := e.follower.Policy(context.Background(), key); object != nil && events != nil {
@@ -199,7 +199,7 @@ func (e *enforced) report(events network.Events, key policy.Key, problems []erro
 	}
 }
 
-// judgeAgain ends the connections that began while another program's change of the table allowed them.
+// judgeAgain ends connections that were opened while another program's change of the table allowed them.
 func (e *enforced) judgeAgain(ctx context.Context) {
 	e.revocations.Due(true)
 	if err := e.revocations.Flush(ctx); err != nil && ctx.Err() == nil {
@@ -207,7 +207,7 @@ func (e *enforced) judgeAgain(ctx context.Context) {
 	}
 }
 
-// close closes what it opened; Run does so when it ends.
+// close releases the resources; Run calls it when it ends.
 func (e *enforced) close() {
 	for _, table := range e.tables {
 		table.engine.Close()
@@ -239,7 +239,7 @@ func (e *enforced) follow(ctx context.Context) error {
 	signal := func(any) {
 		select {
 		case e.nodes <- struct{}{}:
-		default: // it is about to
+		default: // already signalled
 		}
 	}
 	_, err = informer.AddEventHandler(cache.ResourceEventHandlerFuncs{AddFunc: signal, UpdateFunc: func(was, now any) {
@@ -282,7 +282,7 @@ func samePlace(was, now any) bool {
 	return isNode && areNodes && slices.Equal(a.Spec.PodCIDRs, b.Spec.PodCIDRs) && slices.Equal(a.Status.Addresses, b.Status.Addresses)
 }
 
-// step hands over what changed; all of it the first time.
+// step hands over the changes; the first time, everything.
 func (e *enforced) step(ctx context.Context, first bool) error {
 	if first {
 		if err := e.follower.Enter(ctx); err != nil {
@@ -300,10 +300,11 @@ func (e *enforced) step(ctx context.Context, first bool) error {
 	if err != nil {
 		return errors.Join(refused, err)
 	}
-	return errors.Join(refused, e.enforcer.Move(ctx, ranges, nodes)) // what is refused of a policy keeps no node from moving
+	return errors.Join(refused, e.enforcer.Move(ctx, ranges, nodes)) // a problem of a policy does not keep nodes from being updated
 }
 
-// places returns the ranges of the nodes' pods, and the addresses by which nodes come to pods and are reached by them.
+// places returns the ranges of the nodes' pods, and the nodes' addresses: those from which nodes reach pods, and those at which pods reach
+// nodes.
 func (e *enforced) places(ctx context.Context) (map[string][]netip.Prefix, map[policy.Key][]netip.Addr, error) {
 	var list corev1.NodeList
 	if err := e.objects.List(ctx, &list); err != nil {
@@ -369,8 +370,8 @@ func (e *enforced) Admit(ctx context.Context, pods []Pod) error {
 	return nil
 }
 
-// revoke removes the connections that policies allow no more, and those of the addresses that pods have left. Where what the judge had for
-// such a pod is still in effect, its connections are removed later.
+// revoke flushes the connections that policies do not allow any more, and those of the addresses that pods have left. While rules for such
+// a pod are still in effect, its connections are left for a later flush.
 func (e *enforced) revoke(ctx context.Context) error {
 	departed := e.vacated.departed()
 	var err error
@@ -387,7 +388,7 @@ func (e *enforced) revoke(ctx context.Context) error {
 	return err
 }
 
-// flushAddresses removes the connections of addresses, once nothing of the pods that left them is in effect.
+// flushAddresses flushes the connections of addresses, once no rules for their former pods are in effect.
 func (e *enforced) flushAddresses(ctx context.Context, addresses map[netip.Addr]departure) error {
 	if len(addresses) == 0 {
 		return nil
@@ -402,7 +403,7 @@ func (e *enforced) flushAddresses(ctx context.Context, addresses map[netip.Addr]
 	return nil
 }
 
-// sweep removes the connections of the node's range that are no attached pod's, and were left by a former life of the agent.
+// sweep flushes the connections of the node's ranges that belong to no attached pod: an earlier agent process has left them.
 func (e *enforced) sweep(ranges []netip.Prefix, attached []attach.Record) {
 	var addresses []netip.Addr
 	for i := range attached {
@@ -417,7 +418,7 @@ func (e *enforced) sweep(ranges []netip.Prefix, attached []attach.Record) {
 	e.vacated.sweep(ranges)
 }
 
-// start programs the tables for the first time, with all pods that are attached.
+// start programs the tables for the first time, with all attached pods.
 func (e *enforced) start(ctx context.Context, pods []attach.Record) error {
 	for i := range pods {
 		e.enforcer.Open(&pods[i])

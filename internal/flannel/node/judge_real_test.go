@@ -38,10 +38,10 @@ func TestMain(m *testing.M) {
 	}))
 }
 
-// podPort is where pods answer with what they receive.
+// podPort is the port on which pods echo what they receive.
 const podPort = 8080
 
-// answering is a pod that is attached and answers.
+// answering is the namespace of a pod that answers.
 func answering(t *testing.T) ns.NetNS {
 	t.Helper()
 	made := space(t)
@@ -81,7 +81,7 @@ func connect(from ns.NetNS, to netip.Addr) (net.Conn, error) {
 	return c, err
 }
 
-// passes reports whether a new connection passes.
+// passes returns nil if a new connection succeeds.
 func passes(from ns.NetNS, to netip.Addr) error {
 	c, err := connect(from, to)
 	if err != nil {
@@ -90,7 +90,7 @@ func passes(from ns.NetNS, to netip.Addr) error {
 	return c.Close()
 }
 
-// echoes reports whether a connection goes on.
+// echoes returns nil if a connection still works.
 func echoes(c net.Conn) error {
 	if _, err := c.Write([]byte("x")); err != nil {
 		return err
@@ -109,7 +109,8 @@ func refused(err error) error {
 	return nil
 }
 
-// enforcing returns what makes the judge of node "n" in the calling thread's namespace, which follows the API server's objects.
+// enforcing returns a function that creates the judge of node "n" in the calling thread's namespace, which follows the API server's
+// objects.
 func enforcing(t *testing.T) func() (node.Judge, error) {
 	t.Helper()
 	return func() (node.Judge, error) {
@@ -135,8 +136,8 @@ func enforcing(t *testing.T) func() (node.Judge, error) {
 	}
 }
 
-// TestNetworkPolicies: pods on one node, attached through the agent's handler, reach each other as the API server's NetworkPolicies say, and
-// what is revoked ends.
+// TestNetworkPolicies: pods on one node, attached through the agent's handler, reach each other as the API server's NetworkPolicies define,
+// and revoked connections end.
 func TestNetworkPolicies(t *testing.T) {
 	clients, err := kubernetes.NewForConfig(server.Config())
 	if err != nil {
@@ -189,7 +190,7 @@ func TestNetworkPolicies(t *testing.T) {
 	eventually(t, "the policy refuses", func() error { return refused(passes(spaces["other"], to)) })
 	eventually(t, "the policy allows", func() error { return passes(spaces["client"], to) })
 	eventually(t, "the other direction", func() error { return passes(spaces["server"], addresses["other"]) })
-	// While another program opens the table, connections are made that the policy does not allow. They end when the table is right again.
+	// While another program opens the table, connections are opened that the policy does not allow. They end when the table is correct again.
 	opened, enough := make(chan struct{}), make(chan struct{})
 	go func() {
 		defer close(opened)

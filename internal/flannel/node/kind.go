@@ -31,20 +31,20 @@ import (
 	"weft.dev/weft/internal/policy/follow"
 )
 
-// ConflistName is the runtime's configuration, as flannel's manifest names it.
+// ConflistName is the file of the runtime's configuration, with the name in flannel's manifest.
 const ConflistName = "10-flannel.conflist"
 
-// KindOptions are what wiring knows of the network.
+// KindOptions are the network's options that wiring sets.
 type KindOptions struct {
 	// Node is the name of this node.
 	Node string
-	// Flags are flanneld's.
+	// Flags are flanneld's flags.
 	Flags *netconf.Flags
-	// Conflist are keys for the flannel entry of the runtime's configuration: they lead the plugin to the agent.
+	// Conflist are keys for the flannel entry of the runtime's configuration: with them the plugin finds the agent.
 	Conflist map[string]string
 }
 
-// Kind returns the network as the agent's wiring has it: ConfigMap kube-flannel-cfg brings it.
+// Kind returns the network for the agent's wiring: the ConfigMap kube-flannel-cfg enables it.
 func Kind(opts KindOptions) network.Kind {
 	var now current
 	named := ctrlcache.Config{FieldSelector: fields.OneTermEqualSelector("metadata.name", cluster.ConfigMap)}
@@ -104,7 +104,7 @@ func strip(obj any) (any, error) {
 	return obj, nil
 }
 
-// current is cni-conf.json as it was read last.
+// current is the last cni-conf.json that was read.
 type current struct {
 	mu   sync.Mutex
 	conf *conf
@@ -175,7 +175,7 @@ func open(ctx context.Context, n *machine.Node, deps network.Deps, opts KindOpti
 func (c *conf) bridgeName() string {
 	name := defaultBridge
 	if raw, ok := c.plugin.Delegate["bridge"]; ok {
-		_ = json.Unmarshal(raw, &name) // what is wrong with it is reported when it is read for pods
+		_ = json.Unmarshal(raw, &name) // an error is reported when it is read for pods
 	}
 	return name
 }
@@ -233,7 +233,7 @@ func newDaemonLeases(ctx context.Context, deps network.Deps, opts KindOptions) (
 	return l, err
 }
 
-// text returns the configuration that the daemon and the pods depend on.
+// text returns the configurations on which the daemon and the pods depend.
 func (l *daemonLeases) text(ctx context.Context) (netConf, all string, err error) {
 	config, err := cluster.Find(ctx, l.objects)
 	if err != nil {
@@ -242,7 +242,7 @@ func (l *daemonLeases) text(ctx context.Context) (netConf, all string, err error
 	return config.Data[cluster.KeyNet], config.Data[cluster.KeyNet] + "\x00" + config.Data[cluster.KeyCNI], nil
 }
 
-// leaseRetry is how long a daemon that failed is left, unless its configuration changes.
+// leaseRetry is the delay before a failed daemon is started again, unless its configuration changes.
 const leaseRetry = 5 * time.Second
 
 // Run implements Leases: a daemon runs until it fails, or the configuration changes.
@@ -266,7 +266,7 @@ func (l *daemonLeases) Run(ctx context.Context, established func(daemon.State)) 
 	return ctx.Err()
 }
 
-// serve runs a daemon until ctx ends, it fails, or the configuration is another than used.
+// serve runs a daemon until ctx ends, it fails, or the configuration differs from used.
 func (l *daemonLeases) serve(ctx context.Context, used string, established func(daemon.State)) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()

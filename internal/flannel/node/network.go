@@ -1,9 +1,9 @@
-// Package node is the flannel network on one node of the agent: the node's lease and the way to other nodes as `weft flanneld` has them,
-// and pods that are ports of a bridge of the kernel, as the configuration's delegate says.
+// Package node is the flannel network on one node of the agent: the node's lease and the connections to other nodes as in `weft flanneld`,
+// and pods that are ports of a kernel bridge, as the configuration's delegate defines.
 //
-// A pod's packet passes, in this order: the table of the bridge family, where port, MAC and address must belong together (ARP too); the
-// judge, which enforces NetworkPolicies in the forward and input hooks; the bridge, the tunnel device or the uplink. A pod becomes a port
-// of the bridge once both tables have what concerns it; before, a device group keeps its packets from the node.
+// A pod's packet passes, in this order: the table of the bridge family, where port, MAC and address must match (in ARP too); the judge,
+// which enforces NetworkPolicies in the forward and input hooks; the bridge, the tunnel device or the uplink. A pod becomes a port of the
+// bridge once both tables have its items; before that, a device group keeps its packets from the node.
 package node
 
 import (
@@ -34,17 +34,17 @@ import (
 	"weft.dev/weft/internal/reconcile"
 )
 
-// Name is the network's, in annotations, records, metrics and logs.
+// Name is the network's name, in annotations, records, metrics and logs.
 const Name = "flannel"
 
-// owner is the owner of what is there without pods.
+// owner is the owner of the items that exist without pods.
 const owner reconcile.Owner = "flannel"
 
-// Leases keep this node's lease, and the ways to other nodes.
+// Leases maintain this node's lease, and the connections to other nodes.
 type Leases interface {
 	// Run calls established whenever a lease is in effect, until ctx ends.
 	Run(ctx context.Context, established func(daemon.State)) error
-	// Ready returns why there is no lease in effect yet.
+	// Ready returns why no lease is in effect yet.
 	Ready() error
 }
 
@@ -52,19 +52,19 @@ type Leases interface {
 type Options struct {
 	Node    *machine.Node
 	Records network.Records
-	// Conf returns cni-conf.json as it is now.
+	// Conf returns the current cni-conf.json.
 	Conf   func(ctx context.Context) ([]byte, error)
 	Leases Leases
-	// Judge enforces NetworkPolicies on the ports of Bridge; "": whatever the bridge's name is.
+	// Judge enforces NetworkPolicies on the ports of Bridge; "": a bridge with any name.
 	Judge  Judge
 	Bridge string
-	// Results is where the container runtime keeps the results of ADD, by which pods of flannel's plugin are found; "": nowhere.
+	// Results is the container runtime's directory of ADD results, from which pods of flannel's plugin are found; "": none.
 	Results string
-	// ClosedPorts are UDP ports of other networks' tunnels, to which pods send nothing.
+	// ClosedPorts are the UDP ports of other networks' tunnels, to which pods must not send.
 	ClosedPorts []uint16
-	// Log is where records that cannot be read are reported. Nil: nowhere.
+	// Log receives reports about unreadable records. Nil: none.
 	Log *slog.Logger
-	// Changed is called when Ready may return something else.
+	// Changed is called when the result of Ready may have changed.
 	Changed func()
 	// Report replaces the network's section of the node's NodeNetwork. Nil: there is none.
 	Report func(weftv1.NodeNetworkSection)
@@ -82,7 +82,7 @@ type Network struct {
 	bridge *bridge // nil before the first lease
 	why    error   // why there is no bridge
 	last   [2]netip.Addr
-	// shut are the attachments that were closed: what is attached again in their place is another life's.
+	// shut are the attachments that were closed: a new attachment with the same key is another pod's.
 	shut map[attach.Key]bool
 }
 
@@ -91,7 +91,7 @@ var (
 	_ network.Runner  = (*Network)(nil)
 )
 
-// New returns the network in the network namespace that the caller is in. Nothing is changed before Run, which has to be called.
+// New returns the network in the caller's network namespace. It changes nothing before Run, which has to be called.
 func New(opts Options) (*Network, error) {
 	engine, err := nftnl.NewEngine(nftnl.Options{Family: nftnl.FamilyBridge, Table: portsTable})
 	if err != nil {
@@ -140,7 +140,7 @@ func (n *Network) current() (*bridge, error) {
 	return nil, errors.New("no lease is in effect yet")
 }
 
-// filtered returns an error if packets between pods of this node do not meet its rules.
+// filtered returns an error if packets between pods of this node bypass its rules.
 func filtered() error {
 	if _, err := os.Stat("/proc/sys/net/bridge/bridge-nf-call-iptables"); err != nil {
 		return fmt.Errorf("NetworkPolicies cannot be enforced between pods of this node: the kernel module br_netfilter is not loaded: "+
@@ -190,13 +190,13 @@ func (n *Network) Plan(_ context.Context, req *cni.Request, at placement.Decisio
 	return rec, nil
 }
 
-// hostName returns the name of a host veth: the same for the same attachment.
+// hostName returns the name of a host veth, which depends only on the attachment.
 func hostName(req *cni.Request) string {
 	sum := sha256.Sum256([]byte(req.ContainerID + "/" + req.IfName))
 	return "wf" + hex.EncodeToString(sum[:6])
 }
 
-// pick returns the next free address after the last that was given out: one that has just become free rests for a while.
+// pick returns the next free address after the last assigned one: so an address is not reused as soon as it becomes free.
 func (n *Network) pick(i int, subnet netip.Prefix, taken func(netip.Addr) bool) (netip.Addr, error) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -206,7 +206,7 @@ func (n *Network) pick(i int, subnet netip.Prefix, taken func(netip.Addr) bool) 
 		from = slot.Next()
 	}
 	usable := func(a netip.Addr) bool {
-		return subnet.Contains(a) && (a.Is6() || subnet.Contains(a.Next())) // IPv4's last is the broadcast address
+		return subnet.Contains(a) && (a.Is6() || subnet.Contains(a.Next())) // IPv4's last address is the broadcast address
 	}
 	for range 2 { // to the end, and once more from the beginning
 		for addr := from; usable(addr); addr = addr.Next() {
@@ -220,7 +220,7 @@ func (n *Network) pick(i int, subnet netip.Prefix, taken func(netip.Addr) bool) 
 	return netip.Addr{}, cni.Errorf(cni.CodeTryAgainLater, "no address of this node's subnet %s is free: remove pods, or give nodes larger podCIDRs", subnet)
 }
 
-// wishes returns the addresses that the runtime asks for (capability ips), by range, and refuses what cannot be served.
+// wishes returns the addresses that the runtime requests (capability ips), by range, and rejects requests that cannot be served.
 func wishes(req *cni.Request, b *bridge) ([]netip.Addr, error) {
 	asked := make([]netip.Addr, len(b.Ranges))
 	if req.NetConf == nil {
@@ -274,7 +274,7 @@ func (n *Network) Connect(ctx context.Context, rec *attach.Record) (*types100.Re
 	if err := group.Wait(); err != nil {
 		return nil, err
 	}
-	// All that judges the pod is in effect: it joins the bridge.
+	// Everything that judges the pod is in effect: it joins the bridge.
 	err = n.opts.Node.Links.Apply(ctx, map[reconcile.Owner]map[link.Key]link.Item{linkOwner(rec): d.port(rec)})
 	if errors.Is(err, unix.EXFULL) {
 		return nil, cni.Errorf(cni.CodeRefused, "bridge %s is full: the kernel's bridges have 1,023 ports", d.Bridge)
@@ -291,8 +291,8 @@ func (n *Network) portFragment(rec *attach.Record, fragment items) map[reconcile
 	return map[reconcile.Owner]map[nftnl.Key]nftnl.Item{linkOwner(rec): fragment}
 }
 
-// Close implements network.Network: without its elements the pod's port passes nothing that the pod sends, and the judge nothing new to it.
-// The link, which the kernel takes long to remove, goes with Remove; before there are tables it goes at once.
+// Close implements network.Network: without its elements, the pod's port drops everything that the pod sends, and the judge drops new
+// connections to the pod. Remove deletes the link, which takes the kernel a while; if the tables do not exist yet, Close deletes it.
 func (n *Network) Close(ctx context.Context, rec attach.Record) error {
 	n.mu.Lock()
 	n.shut[rec.Key()] = true

@@ -11,8 +11,8 @@ import (
 	"weft.dev/weft/internal/reconcile"
 )
 
-// Names in nftables. The table of the bridge family checks at each port that port, MAC and address belong together; that of the inet family
-// drops what a pod's host veth receives while it is no port of the bridge.
+// Names in nftables. The table of the bridge family checks at each port that port, MAC and address match; the table of the inet family
+// drops what a pod's host veth receives while it is not a port of the bridge.
 const (
 	portsTable = "weft-flannel-ports"
 	hostTable  = "weft-flannel"
@@ -21,7 +21,7 @@ const (
 	setPods6   = "pods6"
 	setARP     = "arp"
 
-	// hostGroup is the device group of pods' host veths, from the request that makes them.
+	// hostGroup is the device group of pods' host veths, set in the request that creates them.
 	hostGroup = 78
 	// Priorities of the base chains: before conntrack and NAT (NF_IP_PRI_RAW), and before the bridge's own NAT (NF_BR_PRI_FILTER_BRIDGED).
 	priorityRaw    = -300
@@ -31,7 +31,7 @@ const (
 // items are a fragment of the table of the bridge family.
 type items = map[nftnl.Key]nftnl.Item
 
-// portRules returns what the table of the bridge family has without pods. A port that is not a pod's passes.
+// portRules returns the content of the table of the bridge family without pods. Ports that are not a pod's pass.
 func portRules() items {
 	const chain = "prerouting"
 	pass := func(matches ...nftnl.Match) nftnl.Rule { return nftnl.Rule{Matches: matches, Verdict: nftnl.Accept()} }
@@ -45,9 +45,9 @@ func portRules() items {
 		&nftnl.Set{Name: setARP, Fields: ofARP},
 		&nftnl.Chain{Name: chain, Hook: nftnl.HookPrerouting, Priority: priorityBridge},
 		&nftnl.Rules{Chain: chain, Rules: []nftnl.Rule{
-			// A pod's port has the group and is in the set: neither a port that is unknown yet nor a changed group opens it.
+			// A pod's port has the group and is in the set: so neither an unknown port nor a changed group opens it.
 			pass(nftnl.Not(nftnl.Is(nftnl.InGroup, nftnl.Bits(hostGroup))), nftnl.Not(nftnl.In(setPorts, nftnl.InDevice))),
-			// IPv4 first, with nothing in its way that is about IPv6.
+			// IPv4 first: its packets need not pass rules for IPv6.
 			toLoopback(nftnl.IPDestination, netip.MustParsePrefix("127.0.0.0/8")),
 			pass(nftnl.In(setPods4, ofPod4...)),
 			toLoopback(nftnl.IP6Destination, netip.MustParsePrefix("::1/128")),
@@ -61,7 +61,7 @@ func portRules() items {
 	)
 }
 
-// toLoopback drops what is for the node's loopback addresses, which is never valid on a link (RFC 1122, 3.2.1.3).
+// toLoopback drops packets to the node's loopback addresses, which are never valid on a link (RFC 1122, 3.2.1.3).
 func toLoopback(field nftnl.Field, loopback netip.Prefix) nftnl.Rule {
 	return nftnl.Rule{
 		Matches: []nftnl.Match{nftnl.Is(field, nftnl.Prefix(loopback))}, Counter: true, Verdict: nftnl.Drop(), Owner: "for a loopback address",
@@ -76,7 +76,8 @@ const (
 	etherIPv6           = 0x86dd
 )
 
-// fromRouter drops a type of ICMPv6 messages. Type and code are where other protocols have the source port.
+// fromRouter drops a type of ICMPv6 messages. The rule reads type and code as the source port, which is at the same offset in other
+// protocols.
 func fromRouter(kind uint16) nftnl.Rule {
 	return nftnl.Rule{
 		Matches: []nftnl.Match{
@@ -87,7 +88,7 @@ func fromRouter(kind uint16) nftnl.Rule {
 	}
 }
 
-// neighbourAdvertisement says which MAC an IPv6 address has.
+// neighbourAdvertisement is the ICMPv6 type of the message that announces the MAC of an IPv6 address.
 const neighbourAdvertisement = 136
 
 // foreignAdvertisement drops a neighbour advertisement for an address that is not the pod's own.
@@ -105,7 +106,7 @@ func foreignAdvertisement() nftnl.Rule {
 // portItems returns a pod's items in that table.
 func portItems(rec *attach.Record) items {
 	mac, err := net.ParseMAC(rec.MAC)
-	if err != nil { // a record's MAC has been checked; without one nothing passes
+	if err != nil { // a record's MAC has been validated; without one nothing passes
 		return items{}
 	}
 	port, ether := nftnl.Name(rec.HostInterface), nftnl.MAC(mac)
@@ -121,7 +122,7 @@ func portItems(rec *attach.Record) items {
 		six = true
 		list = append(list, &nftnl.Element{Set: setPods6, Match: []nftnl.Value{port, ether, addr}})
 	}
-	if six { // neighbour discovery: from the link-local address, and of it before it is in use (RFC 4862, 5.4)
+	if six { // neighbour discovery: from the link-local address, and duplicate address detection for it (RFC 4862, 5.4)
 		for _, addr := range []netip.Addr{linkLocal(mac), netip.IPv6Unspecified()} {
 			list = append(list, &nftnl.Element{Set: setPods6, Match: []nftnl.Value{port, ether, nftnl.Addr(addr)}})
 		}
@@ -129,35 +130,35 @@ func portItems(rec *attach.Record) items {
 	return nftnl.Items(list...)
 }
 
-// linkLocal returns the address that the kernel gives an interface by its MAC (RFC 4291, appendix A).
+// linkLocal returns the address that the kernel derives from an interface's MAC (RFC 4291, appendix A).
 func linkLocal(mac net.HardwareAddr) netip.Addr {
 	return netip.AddrFrom16([16]byte{0xfe, 0x80, 8: mac[0] ^ 2, 9: mac[1], 10: mac[2], 11: 0xff, 12: 0xfe, 13: mac[3], 14: mac[4], 15: mac[5]})
 }
 
-// Tables are the tables that the agent's loop keeps for the network.
+// Tables are the network's tables that the agent's loop maintains.
 func Tables() []nft.Table { return []nft.Table{{Family: nft.FamilyInet, Name: hostTable}} }
 
-// AllTables are all tables of nftables that the agent makes for the network's pods.
+// AllTables are all nftables tables that the agent creates for the network's pods.
 func AllTables() []nft.Table {
 	return append(Tables(), nft.Table{Family: nft.FamilyInet, Name: judgeTable}, nft.Table{Family: nft.FamilyBridge, Name: guardTable},
 		nft.Table{Family: nft.FamilyBridge, Name: portsTable})
 }
 
-// hostRules returns the table of the inet family. As a port of the bridge a host veth is not the incoming device of a packet there, the
-// bridge is.
+// hostRules returns the table of the inet family. For packets of a host veth that is a port of the bridge, the incoming device in this
+// table is the bridge, not the host veth.
 //
-// Packets of pods into tunnels, of this network and at the closed UDP ports of others, are dropped: they would leave with their node's address,
-// and be accepted as the node's. After DNAT that is also what a host port or a Service leads there. Answers pass: a client's port may be a
-// tunnel's number.
+// Packets of pods into tunnels, of this network and at the closed UDP ports of others, are dropped: they would leave with their node's
+// address, and be accepted as the node's. After DNAT this includes packets that a host port or a Service redirects to a tunnel. Answers
+// pass: a client's port may have a tunnel's number.
 func hostRules(b *bridge, closed []uint16) map[nft.Key]nft.Item {
 	group := nft.Rule{Text: fmt.Sprintf("iifgroup %d drop", hostGroup), Owner: string(owner)}
-	tunnels := []nft.Rule{{Text: "meta l4proto tcp accept", Owner: string(owner)}} // no tunnel is: most packets look at nothing else
+	tunnels := []nft.Rule{{Text: "meta l4proto tcp accept", Owner: string(owner)}} // no tunnel is TCP: most packets skip the other rules
 	matches := b.Tunnel.Matches()
 	for _, port := range closed {
 		matches = append(matches, fmt.Sprintf("udp dport %d", port))
 	}
 	for _, match := range matches {
-		// A packet that conntrack does not track, such as one with a wrong checksum, has no direction: what is no answer is dropped.
+		// A packet that conntrack does not track, such as one with a wrong checksum, has no direction: only answers are accepted.
 		tunnels = append(tunnels,
 			nft.Rule{Text: fmt.Sprintf("%s iifname %q ct direction reply accept", match, b.Name), Owner: string(owner)},
 			nft.Rule{Text: fmt.Sprintf("%s iifname %q counter drop", match, b.Name), Owner: string(owner)})

@@ -22,7 +22,7 @@ import (
 	"weft.dev/weft/internal/placement"
 )
 
-// serve runs an agent's handler over a stage until the test ends.
+// serve runs an agent's handler on a stage until the test ends.
 func serve(t *testing.T, s *stage) *lifecycle.Handler {
 	t.Helper()
 	h, stop := serveUntil(t, s)
@@ -30,7 +30,7 @@ func serve(t *testing.T, s *stage) *lifecycle.Handler {
 	return h
 }
 
-// serveUntil runs an agent's handler over a stage until stop is called.
+// serveUntil runs an agent's handler on a stage until stop is called.
 func serveUntil(t *testing.T, s *stage) (h *lifecycle.Handler, stop func()) {
 	t.Helper()
 	store, err := attach.Open(filepath.Join(s.dir, "attachments"))
@@ -89,7 +89,7 @@ func add(t *testing.T, h *lifecycle.Handler, name string, pod ns.NetNS, ips ...s
 	})
 }
 
-// TestPortChecks: at its port a pod sends with its own MAC and addresses only, in ARP and neighbour discovery as well.
+// TestPortChecks: at its port a pod can send only with its own MAC and addresses, also in ARP and neighbour discovery.
 func TestPortChecks(t *testing.T) {
 	s := newStage(t)
 	h := serve(t, s)
@@ -132,7 +132,7 @@ func TestPortChecks(t *testing.T) {
 	own("with another MAC", false)
 	inPod(func(eth netlink.Link) error { return netlink.LinkSetHardwareAddr(eth, mac) })
 	own("with its MAC again", true)
-	// An unused address of the subnet: the node answers its ARP requests only if the port lets them pass.
+	// An unused address of the subnet: the node answers ARP requests from it only if the port passes them.
 	inPod(func(eth netlink.Link) error {
 		stolen, err := netlink.ParseAddr("10.244.3.200/24")
 		return errors.Join(err, netlink.AddrAdd(eth, stolen))
@@ -151,7 +151,8 @@ func TestPortChecks(t *testing.T) {
 	}
 }
 
-// TestAddressesAskedFor: capability ips gives a pod the address that it asks for, once, and host-local's files count.
+// TestAddressesAskedFor: capability ips gives a pod the address that it requests, once, and addresses in host-local's files are not
+// available.
 func TestAddressesAskedFor(t *testing.T) {
 	s := newStage(t)
 	h := serve(t, s)
@@ -172,7 +173,8 @@ func TestAddressesAskedFor(t *testing.T) {
 	}
 }
 
-// TestInterfaceGone: an agent starts on a node where a pod has removed its own interface, serves the other pods, and CHECK reports that one.
+// TestInterfaceGone: an agent starts on a node where a pod has removed its own interface, serves the other pods, and CHECK reports that
+// one.
 func TestInterfaceGone(t *testing.T) {
 	s := newStage(t)
 	h, stop := serveUntil(t, s)

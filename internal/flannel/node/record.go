@@ -15,7 +15,7 @@ import (
 	"weft.dev/weft/internal/link"
 )
 
-// details is what the network keeps of an attachment: what the configuration said when it was made.
+// details is what the network records of an attachment: the configuration at its creation.
 type details struct {
 	Bridge  string  `json:"bridge"`
 	Hairpin bool    `json:"hairpin,omitempty"`
@@ -26,7 +26,7 @@ type details struct {
 	Network  string `json:"network"`
 	DataDir  string `json:"dataDir"`
 	CacheDir string `json:"cacheDir"`
-	// Delegate is what flannel's plugin would have passed on.
+	// Delegate is the configuration that flannel's plugin would have passed on.
 	Delegate json.RawMessage `json:"delegate,omitempty"`
 }
 
@@ -70,7 +70,7 @@ func zero(addr netip.Addr) netip.Addr {
 	return netip.IPv6Unspecified()
 }
 
-// routes returns the pod's routes. One of a family that the pod lacks is left out, and so is one without any gateway.
+// routes returns the pod's routes. Routes of a family that the pod lacks are left out, and so are routes without any gateway.
 func (d *details) routes(rec *attach.Record) []link.Route {
 	var out []link.Route
 	for _, r := range d.Routes {
@@ -97,13 +97,13 @@ func (d *details) pair(rec *attach.Record) (link.Pair, error) {
 // port makes the host veth a port of the bridge.
 func (d *details) port(rec *attach.Record) map[link.Key]link.Item {
 	port := &link.BridgePort{Bridge: d.Bridge, Device: rec.HostInterface, Hairpin: d.Hairpin}
-	if mac, err := net.ParseMAC(rec.MAC); err == nil && len(mac) == len(port.MAC) { // a record's MAC has been checked
+	if mac, err := net.ParseMAC(rec.MAC); err == nil && len(mac) == len(port.MAC) { // a record's MAC has been validated
 		port.MAC = [6]byte(mac)
 	}
 	return map[link.Key]link.Item{port.Key(): port}
 }
 
-// result returns what the runtime is told, as flannel with the delegate bridge has it: bridge, host veth, the pod's interface.
+// result returns the result for the runtime, as flannel with the delegate bridge returns it: bridge, host veth, the pod's interface.
 func (d *details) result(rec *attach.Record, hostMAC net.HardwareAddr) *types100.Result {
 	result := &types100.Result{CNIVersion: types100.ImplementedSpecVersion, Interfaces: []*types100.Interface{
 		{Name: d.Bridge},

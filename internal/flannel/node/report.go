@@ -10,7 +10,7 @@ import (
 	weftv1 "weft.dev/weft/api/weft/v1"
 )
 
-// report reports in the node's NodeNetwork whether the node serves pods of the network, and by what.
+// report reports in the node's NodeNetwork whether the node serves pods of the network, and how.
 func (n *Network) report(b *bridge) {
 	if n.opts.Report == nil {
 		return

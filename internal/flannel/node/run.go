@@ -30,7 +30,7 @@ func (n *Network) Run(ctx context.Context) error {
 	group.Go(func() error { return n.watchPorts(ctx) })
 	group.Go(func() error {
 		return n.opts.Leases.Run(ctx, func(state daemon.State) {
-			select { // the last one counts
+			select { // only the last one counts
 			case <-states:
 			default:
 			}
@@ -45,7 +45,7 @@ func (n *Network) Run(ctx context.Context) error {
 	return err
 }
 
-// say sets what Ready returns.
+// say sets the result of Ready.
 func (n *Network) say(b *bridge, why error) {
 	n.mu.Lock()
 	n.bridge, n.why = b, why
@@ -54,7 +54,7 @@ func (n *Network) say(b *bridge, why error) {
 	n.report(b)
 }
 
-// watchPorts repairs the table of the bridge family when others change it.
+// watchPorts repairs the table of the bridge family when other programs change it.
 func (n *Network) watchPorts(ctx context.Context) error {
 	drifts, err := n.engine.Watch(ctx)
 	if err != nil {
@@ -83,7 +83,7 @@ func (n *Network) follow(ctx context.Context, states <-chan daemon.State) error 
 		if err == nil {
 			err = n.sameBridge(b)
 		}
-		if err != nil { // until the configuration is another one
+		if err != nil { // until the configuration changes
 			n.say(nil, err)
 			continue
 		}
@@ -105,8 +105,8 @@ func (n *Network) follow(ctx context.Context, states <-chan daemon.State) error 
 	}
 }
 
-// sameBridge returns an error where the configuration names another bridge than the one of the pods: NetworkPolicies would not be enforced
-// on the ports of one of the two.
+// sameBridge returns an error if the configuration names another bridge than that of the pods: NetworkPolicies would not be enforced on the
+// ports of one of the two.
 func (n *Network) sameBridge(b *bridge) error {
 	if n.opts.Bridge != "" && b.Name != n.opts.Bridge {
 		return fmt.Errorf("cni-conf.json: delegate.bridge: it changed from %s to %s: drain the node, then restart its agent", n.opts.Bridge, b.Name)
@@ -157,7 +157,7 @@ func (n *Network) establish(ctx context.Context, b *bridge, again bool) error {
 		return fmt.Errorf("have NetworkPolicies judge the pods: %w", err)
 	}
 	n.mu.Lock()
-	for i := range attached { // whose DEL came meanwhile
+	for i := range attached { // without those whose DEL came meanwhile
 		if n.shut[attached[i].Key()] {
 			delete(links, linkOwner(&attached[i]))
 			delete(ports, linkOwner(&attached[i]))
@@ -172,15 +172,15 @@ func (n *Network) establish(ctx context.Context, b *bridge, again bool) error {
 	if err := node.Rules.Start(ctx, map[reconcile.Owner]map[nft.Key]nft.Item{owner: hostRules(b, n.opts.ClosedPorts)}); err != nil {
 		return fmt.Errorf("program table inet %s: %w", hostTable, err)
 	}
-	// Others' rules are not opened (Node.Pass): the judge's table drops as well, and would be taken for another program's.
+	// Other programs' rules are not opened (Node.Pass): the judge's table drops too, and would be taken for another program's.
 	if err := node.Links.Start(ctx, map[reconcile.Owner]map[link.Key]link.Item{owner: n.bridgeItems(b)}); err != nil {
 		return fmt.Errorf("program bridge %s: %w", b.Name, err)
 	}
-	node.Links.Set(links) // a pod whose interface is gone fails by itself, which CHECK reports
+	node.Links.Set(links) // a pod without its interface fails alone, and CHECK reports it
 	return nil
 }
 
-// bridgeItems returns the bridge. It keeps the addresses of former subnets while pods of them run.
+// bridgeItems returns the bridge. It keeps the addresses of former subnets while their pods run.
 func (n *Network) bridgeItems(b *bridge) map[link.Key]link.Item {
 	addresses := map[netip.Prefix]bool{}
 	for _, gw := range b.gateways() {
@@ -205,7 +205,7 @@ func (n *Network) bridgeItems(b *bridge) map[link.Key]link.Item {
 		mac = plan.MAC(gateways)
 	}
 	if had, err := bridgeMAC(b.Name); err == nil && had != nil {
-		mac = had // pods have it among their neighbours
+		mac = had // pods have it in their neighbour tables
 	}
 	out := map[link.Key]link.Item{}
 	for _, item := range []link.Item{

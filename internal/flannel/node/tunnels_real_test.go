@@ -33,7 +33,7 @@ func runNFT(t *testing.T, in ns.NetNS, args string) {
 	}
 }
 
-// datagrams are what packets from a namespace to an address are sent by. Both are as of package net.
+// datagrams returns a connection that sends packets from a namespace to an address. network and address are those of package net.
 func datagrams(t *testing.T, from ns.NetNS, to string) net.Conn {
 	t.Helper()
 	network, address, _ := strings.Cut(to, " ")
@@ -48,7 +48,7 @@ func datagrams(t *testing.T, from ns.NetNS, to string) net.Conn {
 	return sender
 }
 
-// received reports whether a listener has had, or gets in a while, a packet with this content.
+// received reports whether a packet with this content has arrived at a listener, or arrives within a while.
 func received(t *testing.T, listener net.PacketConn, data string) bool {
 	t.Helper()
 	const while = 50 * time.Millisecond
@@ -70,12 +70,12 @@ func received(t *testing.T, listener net.PacketConn, data string) bool {
 	}
 }
 
-// arrives waits until a packet from a namespace to an address gets to a listener.
+// arrives waits until a packet from a namespace to an address arrives at a listener.
 func arrives(t *testing.T, from ns.NetNS, to string, listener net.PacketConn) {
 	t.Helper()
 	sender, data := datagrams(t, from, to), t.Name()+" "+to // not one of an earlier test
 	eventually(t, "a packet to "+to+" arrives", func() error {
-		_, _ = sender.Write([]byte(data)) // an answer that says unreachable is an error of the next
+		_, _ = sender.Write([]byte(data)) // an ICMP unreachable causes an error of the next write
 		if !received(t, listener, data) {
 			return errors.New("none")
 		}
@@ -83,7 +83,8 @@ func arrives(t *testing.T, from ns.NetNS, to string, listener net.PacketConn) {
 	})
 }
 
-// TestTunnelsAreClosed: no packet of a pod gets into a tunnel between nodes, of this network, of OVN or of Neutron, not by a host port either.
+// TestTunnelsAreClosed: no packet of a pod reaches a tunnel between nodes, of this network, of OVN or of Neutron, not through a host port
+// either.
 func TestTunnelsAreClosed(t *testing.T) {
 	s := newStage(t)
 	listen := func(network, address string) net.PacketConn {
@@ -146,7 +147,7 @@ func TestTunnelsAreClosed(t *testing.T) {
 	}
 }
 
-// TestUnknownPort: a pod's port whose name is not among the known ones passes nothing.
+// TestUnknownPort: a pod's port whose name is not in the set passes nothing.
 func TestUnknownPort(t *testing.T) {
 	s := newStage(t)
 	h, stop := serveUntil(t, s)
@@ -158,7 +159,7 @@ func TestUnknownPort(t *testing.T) {
 	if err := reaches(t, pod.Path(), gw, true); err != nil {
 		t.Fatal(err)
 	}
-	stop() // it would put the set right again
+	stop() // it would correct the set
 	runNFT(t, s.space, "flush set bridge weft-flannel-ports ports")
 	if err := pod.Do(func(ns.NetNS) error {
 		eth, err := netlink.LinkByName("eth0")

@@ -10,8 +10,8 @@ import (
 	"weft.dev/weft/internal/reconcile"
 )
 
-// vacated knows the addresses of the node whose connections may be tracked though no pod has them: those that a pod has left, and all that
-// are outside the swept ranges. A pod that is given such an address would inherit the connections. For an address without a pod no new one
+// vacated records the node's addresses that may have tracked connections although no pod has them: those that a pod has left, and all
+// outside the swept ranges. A new pod with such an address would inherit the connections. For an address without a pod, no new connection
 // is tracked, because the judge drops its packets.
 type vacated struct {
 	mu    sync.Mutex
@@ -20,13 +20,13 @@ type vacated struct {
 	count uint64
 }
 
-// departure is a pod's that has left an address: the owner of what the judge had for it, and a number of its own.
+// departure is a pod that has left an address: the owner of the judge's fragment for it, and a unique number.
 type departure struct {
 	owner  reconcile.Owner
 	number uint64
 }
 
-// leave notes that a pod is gone. What the judge has for it has been withdrawn before.
+// leave records that a pod was removed. The judge's fragment for it has been withdrawn before.
 func (v *vacated) leave(rec *attach.Record) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -43,7 +43,7 @@ func (v *vacated) departed() map[netip.Addr]departure {
 	return maps.Clone(v.left)
 }
 
-// flushed notes that the connections of these addresses were removed. One that was left again meanwhile stays.
+// flushed records that the connections of these addresses were flushed. An address that was left again meanwhile stays.
 func (v *vacated) flushed(addresses map[netip.Addr]departure) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -54,14 +54,14 @@ func (v *vacated) flushed(addresses map[netip.Addr]departure) {
 	}
 }
 
-// sweep notes that of the addresses in ranges only those of attached pods have connections.
+// sweep records that in the ranges only addresses of attached pods have connections.
 func (v *vacated) sweep(ranges []netip.Prefix) {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	v.swept = slices.Clone(ranges)
 }
 
-// doubtful returns those of a new pod's addresses that may have connections of others.
+// doubtful returns the addresses of a new pod that may have connections of other pods.
 func (v *vacated) doubtful(rec *attach.Record) map[netip.Addr]departure {
 	v.mu.Lock()
 	defer v.mu.Unlock()
@@ -76,7 +76,7 @@ func (v *vacated) doubtful(rec *attach.Record) map[netip.Addr]departure {
 	return out
 }
 
-// owners returns those whose withdrawal has to be in effect before the addresses' connections are removed.
+// owners returns the owners whose withdrawal has to be in effect before the addresses' connections are flushed.
 func owners(addresses map[netip.Addr]departure) []reconcile.Owner {
 	var out []reconcile.Owner
 	for _, of := range addresses {

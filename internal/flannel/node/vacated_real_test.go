@@ -22,7 +22,7 @@ import (
 	"weft.dev/weft/internal/cni"
 )
 
-// plant puts a connection from an address outside into the node's table.
+// plant adds a connection from an outside address to the node's conntrack table.
 func (s *stage) plant(t *testing.T, to netip.Addr) {
 	t.Helper()
 	family, from := netlink.InetFamily(unix.AF_INET), net.IPv4(192, 0, 2, 9).To4()
@@ -42,7 +42,7 @@ func (s *stage) plant(t *testing.T, to netip.Addr) {
 	}
 }
 
-// planted returns an error unless the node's table has connections to exactly these addresses.
+// planted returns an error unless the node's conntrack table has connections to exactly these addresses.
 func (s *stage) planted(want ...netip.Addr) error {
 	var have []netip.Addr
 	err := s.space.Do(func(ns.NetNS) error {
@@ -67,8 +67,8 @@ func (s *stage) planted(want ...netip.Addr) error {
 	return err
 }
 
-// TestConnectionsOfFormerPods: a pod inherits no connections of its addresses, at once after the DEL of the pod before, later, and when the
-// agent was away meanwhile; those of a pod that stays stay.
+// TestConnectionsOfFormerPods: a pod does not inherit connections of its addresses: directly after the DEL of the former pod, later, or
+// when no agent ran meanwhile. Connections of a pod that stays are kept.
 func TestConnectionsOfFormerPods(t *testing.T) {
 	clients, err := kubernetes.NewForConfig(server.Config())
 	if err != nil {
@@ -140,7 +140,7 @@ func TestConnectionsOfFormerPods(t *testing.T) {
 		}
 		return ips
 	}
-	// Nothing of the agent's has ever run: there are connections of a stranger.
+	// No agent has ever run: there are connections of other programs.
 	never := []netip.Addr{netip.MustParseAddr("10.244.3.77"), netip.MustParseAddr("fd00:244:0:3::77")}
 	outside := netip.MustParseAddr("198.51.100.7")
 	plant(append(never, outside))

@@ -7,7 +7,7 @@ import (
 	"weft.dev/weft/internal/attach"
 )
 
-// TestVacated: an address that is left again while its connections are removed is in doubt until they are removed again.
+// TestVacated: an address that is left again while its connections are flushed stays doubtful until they are flushed again.
 func TestVacated(t *testing.T) {
 	inside, outside := netip.MustParsePrefix("10.244.3.9/24"), netip.MustParsePrefix("10.244.4.9/24")
 	v := vacated{left: map[netip.Addr]departure{}}

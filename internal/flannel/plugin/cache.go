@@ -14,16 +14,16 @@ import (
 	"weft.dev/weft/internal/flannel/delegate"
 )
 
-// cache is the file that keeps what was passed on for one attachment.
+// cache is the file with the configuration that was passed on for one attachment.
 //
-// flannel's own plugin names the file after the container alone, so that a second interface's takes the place of the first's. Here
-// the name has the interface as well, behind an @, which a container's name cannot have. The file of eth0 is called as flannel's:
-// either plugin removes what the other has made.
+// flannel's own plugin names the file after the container alone, so that a second interface's file replaces the first's. Here the name also
+// has the interface, after an @, which a container's name cannot contain. The file of eth0 is named as flannel's: so either plugin removes
+// what the other has created.
 type cache struct {
 	dir, container, ifName, network string
 }
 
-// usual is the interface whose file is called as flannel's.
+// usual is the interface whose file is named as flannel's.
 const usual = "eth0"
 
 func cacheOf(conf *delegate.Config, args *skel.CmdArgs) cache {
@@ -39,7 +39,7 @@ func (c cache) path() string {
 
 func (c cache) legacy() string { return filepath.Join(c.dir, c.container) }
 
-// write keeps the configuration: it is on the disk before the delegate does anything.
+// write stores the configuration: it is on the disk before the delegate runs.
 func (c cache) write(config []byte) error {
 	const dirMode = 0o700
 	if err := os.MkdirAll(c.dir, dirMode); err != nil {
@@ -59,7 +59,7 @@ func (c cache) write(config []byte) error {
 	return nil
 }
 
-// read returns the configuration and the delegate's type; fs.ErrNotExist when there is none.
+// read returns the configuration and the delegate's type; fs.ErrNotExist if there is none.
 func (c cache) read() (config []byte, kind string, err error) {
 	config, err = os.ReadFile(c.path())
 	if errors.Is(err, fs.ErrNotExist) && c.ifName != usual {
@@ -72,7 +72,7 @@ func (c cache) read() (config []byte, kind string, err error) {
 	return config, kind, err
 }
 
-// readLegacy returns what flannel's plugin kept for the container, when it is of this network.
+// readLegacy returns what flannel's plugin stored for the container, if it is of this network.
 func (c cache) readLegacy() ([]byte, string, error) {
 	config, err := os.ReadFile(c.legacy())
 	if err != nil {
@@ -96,14 +96,14 @@ func identify(path string, config []byte) (network, kind string, err error) {
 	return t.Name, t.Type, nil
 }
 
-// remove forgets the configuration. A file that stays costs a DEL that finds nothing.
+// remove removes the configuration. If a file remains, a later DEL runs and finds nothing.
 func (c cache) remove() {
 	if os.Remove(c.path()) != nil && c.ifName != usual {
 		_ = os.Remove(c.legacy())
 	}
 }
 
-// caches returns what is kept for a network, by attachment.
+// caches returns a network's files, by attachment.
 func caches(conf *delegate.Config) (map[delegate.Attachment]cache, error) {
 	entries, err := os.ReadDir(conf.DataDir)
 	if errors.Is(err, fs.ErrNotExist) {

@@ -14,7 +14,7 @@ import (
 	"weft.dev/weft/internal/flannel/delegate"
 )
 
-// gc removes what is kept of attachments that the runtime does not list, and has the delegate do the same. A request without a list
+// gc removes what is stored of attachments that the runtime does not list, and makes the delegate do the same. A request without a list
 // removes nothing.
 func (p *plugin) gc(args *skel.CmdArgs) error {
 	if _, serves, err := agentServes(args.StdinData); err != nil || serves {
@@ -51,7 +51,7 @@ func (p *plugin) gc(args *skel.CmdArgs) error {
 	return nil
 }
 
-// collect has the delegate remove an attachment.
+// collect makes the delegate remove an attachment.
 func (c cache) collect(ctx context.Context, path string) error {
 	config, kind, err := c.read()
 	if err != nil {
@@ -69,8 +69,8 @@ func (c cache) collect(ctx context.Context, path string) error {
 	return nil
 }
 
-// delegateGC passes the request on. Without subnet.env there is no configuration to pass on; the delegate's own is then left for the
-// next time.
+// delegateGC passes the request on. Without subnet.env there is no configuration to pass on; then the delegate's own garbage is left for
+// the next time.
 func delegateGC(ctx context.Context, conf *delegate.Config, path string) error {
 	config, err := compile(conf)
 	if err != nil {

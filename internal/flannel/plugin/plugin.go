@@ -1,6 +1,6 @@
-// Package plugin is weft-flannel, the program for the CNI type flannel: it makes a delegate's configuration of its own and of
-// subnet.env, executes the delegate, and keeps what it passed on for DEL, CHECK and GC. On a node with Weft's records it has the
-// agent serve the request.
+// Package plugin is weft-flannel, the program for the CNI type flannel: it composes a delegate's configuration of its own and of
+// subnet.env, executes the delegate, and stores what it passed on for DEL, CHECK and GC. On a node with Weft's records, the agent serves
+// the request instead.
 package plugin
 
 import (
@@ -27,7 +27,7 @@ import (
 	"weft.dev/weft/internal/flannel/subnetenv"
 )
 
-// delegateTimeout bounds an execution of the delegate: a kubelet gives the runtime 2 minutes.
+// delegateTimeout limits an execution of the delegate: a kubelet gives the runtime 2 minutes.
 const delegateTimeout = 90 * time.Second
 
 // Main serves one execution and returns the exit code of the process.
@@ -50,7 +50,7 @@ type plugin struct {
 	agent  skel.CNIFuncs
 }
 
-// agentServes reports whether attachments on this node are the agent's: a delegate would make them past its policies.
+// agentServes reports whether the agent serves attachments on this node: a delegate would bypass the agent's policies.
 func agentServes(stdin []byte) (records string, serves bool, err error) {
 	var conf struct {
 		Records string `json:"records"`
@@ -76,7 +76,7 @@ func parse(args *skel.CmdArgs) (*delegate.Config, error) {
 	return conf, nil
 }
 
-// compile returns the delegate's configuration by subnet.env as it is now.
+// compile returns the delegate's configuration with the current subnet.env.
 func compile(conf *delegate.Config) ([]byte, error) {
 	env, err := subnetenv.Read(conf.SubnetFile)
 	if err != nil {
@@ -133,7 +133,7 @@ func orErr(err error, serve func(*skel.CmdArgs) error, args *skel.CmdArgs) error
 	return serve(args)
 }
 
-// wrap says what failed, and keeps the delegate's code.
+// wrap adds what failed to an error, and keeps the delegate's code.
 func wrap(what string, err error) error {
 	if failure, is := errors.AsType[*types.Error](err); is {
 		return types.NewError(failure.Code, what+": "+failure.Msg, failure.Details)
@@ -162,7 +162,7 @@ func (p *plugin) del(args *skel.CmdArgs) error {
 	cached := cacheOf(conf, args)
 	config, kind, err := cached.read()
 	if errors.Is(err, os.ErrNotExist) {
-		return nil // nothing was delegated, or it is removed already
+		return nil // nothing was delegated, or it was removed already
 	}
 	if err != nil {
 		return types.NewError(types.ErrIOFailure, "the delegate's configuration cannot be read; remove the file once nothing of the pod is left", err.Error())
@@ -202,7 +202,7 @@ func (p *plugin) check(args *skel.CmdArgs) error {
 	return nil
 }
 
-// withPrevResult adds the result of ADD to a delegate's configuration, which CHECK compares with.
+// withPrevResult adds the result of ADD to a delegate's configuration, for CHECK.
 func withPrevResult(config, stdin []byte) ([]byte, error) {
 	var given struct {
 		PrevResult json.RawMessage `json:"prevResult"`
@@ -221,8 +221,8 @@ func withPrevResult(config, stdin []byte) ([]byte, error) {
 	return json.Marshal(fields)
 }
 
-// withGateways completes a result's routes: one without a gateway goes by that of the addresses, and the delegates' CHECK compares a
-// route with its gateway.
+// withGateways completes a result's routes: a route without a gateway uses that of the addresses, and the delegates' CHECK compares a route
+// with its gateway.
 func withGateways(result []byte) ([]byte, error) {
 	fields := map[string]json.RawMessage{}
 	var parts struct {
@@ -283,7 +283,7 @@ func (p *plugin) status(args *skel.CmdArgs) error {
 	return nil
 }
 
-// speaks reports whether the delegate knows a verb that came with version 1.1.0. What an older one answers to it differs.
+// speaks reports whether the delegate supports a verb that version 1.1.0 added. Older delegates answer it in different ways.
 func speaks(ctx context.Context, kind, path string) (bool, error) {
 	program, err := invoke.FindInPath(kind, filepath.SplitList(path))
 	if err != nil {

@@ -16,7 +16,7 @@ import (
 
 const subnetEnv = "FLANNEL_NETWORK=10.5.0.0/16\nFLANNEL_SUBNET=10.5.9.1/24\nFLANNEL_MTU=1450\nFLANNEL_IPMASQ=true\n"
 
-// delegates is where Debian has the plugins that are delegated to.
+// delegates is Debian's directory of the delegate plugins.
 const delegates = "/usr/lib/cni"
 
 // rig is a node on which plugins are executed.
@@ -40,7 +40,7 @@ func (r *rig) env(text string) {
 	}
 }
 
-// conf returns a configuration with the node's folders. more is fields with a comma at the end.
+// conf returns a configuration with the node's directories. more has further fields, with a comma at the end.
 func (r *rig) conf(more string) string {
 	return fmt.Sprintf(`{"name":"cbr0","type":"flannel",%s"subnetFile":%q,"dataDir":%q,"records":%q,"ipam":{"dataDir":%q}}`, more, r.node.SubnetFile(),
 		r.caches(), filepath.Join(r.node.Dir, "no-records"), r.addresses())
@@ -72,7 +72,7 @@ func (r *rig) must(c call, conf string) string {
 	return out
 }
 
-// held are the addresses that host-local has given out, and files the plugin's caches.
+// held are the addresses that host-local has assigned, and files the plugin's caches.
 func (r *rig) held() []string  { return list(r.t, filepath.Join(r.addresses(), "cbr0"), "10.") }
 func (r *rig) files() []string { return list(r.t, r.caches(), "") }
 
@@ -99,8 +99,8 @@ func TestMain(m *testing.M) {
 
 const kube = `"cniVersion":"0.3.1","delegate":{"hairpinMode":true,"isDefaultGateway":true},`
 
-// TestLikeFlannel: the result, the addresses and what is left are those of flannel's own plugin, and either removes what the other
-// made.
+// TestLikeFlannel: the result, the addresses and the leftovers are those of flannel's own plugin, and either plugin removes what the other
+// created.
 func TestLikeFlannel(t *testing.T) {
 	ours, theirs := program, flanneltest.Plugin(t)
 	for _, more := range []string{kube, ``, `"cniVersion":"0.4.0","delegate":{"type":"ptp"},`} {
@@ -141,7 +141,7 @@ func neutral(result string) string {
 	return string(out)
 }
 
-// TestTwoInterfaces: both of a container's interfaces are removed; flannel's plugin forgets the first and leaks its address.
+// TestTwoInterfaces: both of a container's interfaces are removed; flannel's plugin loses the first and leaks its address.
 func TestTwoInterfaces(t *testing.T) {
 	ours, r := program, newRig(t)
 	space := r.node.Sandbox("s")
@@ -161,7 +161,7 @@ func TestTwoInterfaces(t *testing.T) {
 	}
 }
 
-// TestFailedDelIsTriedAgain: a DEL that the delegate failed leaves what the next one needs; flannel's plugin leaks the address.
+// TestFailedDelIsTriedAgain: after a DEL in which the delegate failed, the next DEL has what it needs; flannel's plugin leaks the address.
 func TestFailedDelIsTriedAgain(t *testing.T) {
 	ours, r := program, newRig(t)
 	space := r.node.Sandbox("s")
@@ -180,7 +180,7 @@ func TestFailedDelIsTriedAgain(t *testing.T) {
 	}
 }
 
-// TestCheck has the delegate look: what is missing in the pod is found.
+// TestCheck makes the delegate check: what is missing in the pod is found.
 func TestCheck(t *testing.T) {
 	ours, r := program, newRig(t)
 	space := r.node.Sandbox("s")
@@ -198,7 +198,7 @@ func TestCheck(t *testing.T) {
 	r.must(call{ours, "DEL", "c", "eth0", space.Path()}, conf)
 }
 
-// TestGC removes what the runtime does not list, and nothing when it lists nothing at all.
+// TestGC removes what the runtime does not list, and nothing if there is no list at all.
 func TestGC(t *testing.T) {
 	ours, r := program, newRig(t)
 	for _, container := range []string{"kept", "gone"} {
@@ -218,7 +218,7 @@ func TestGC(t *testing.T) {
 	}
 }
 
-// TestNotReady: without a subnet, ADD is to be tried again and STATUS says that the node cannot serve.
+// TestNotReady: without a subnet, ADD returns "try again later" and STATUS reports that the node cannot serve.
 func TestNotReady(t *testing.T) {
 	ours, r := program, newRig(t)
 	r.must(call{ours, "STATUS", "", "", ""}, r.conf(`"cniVersion":"1.1.0",`))

@@ -1,5 +1,5 @@
-// Package probe finds the known fault of checksum offload on tunnels, in which packets that the kernel leaves for a device to finish
-// arrive with a wrong checksum: a peer answers ICMP, whose checksums the kernel computes itself, and never TCP.
+// Package probe detects the known fault of checksum offload on tunnels, in which packets that the kernel leaves for a device to complete
+// arrive with a wrong checksum: a peer answers ICMP, whose checksums the kernel computes itself, but never TCP.
 package probe
 
 import (
@@ -19,12 +19,12 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Verdict is what a test found.
+// Verdict is the result of a test.
 type Verdict int
 
 // The verdicts.
 const (
-	// Silent: the peer does not answer ICMP, so nothing can be said.
+	// Silent: the peer does not answer ICMP, so there is no result.
 	Silent Verdict = iota
 	// Sound: the peer answers TCP.
 	Sound
@@ -33,18 +33,18 @@ const (
 )
 
 const (
-	// patience is how long an answer may take: a TCP connection repeats its first packet after 1 and after 3 seconds (RFC 6298).
+	// patience is the timeout of an answer: a TCP connection repeats its first packet after 1 and after 3 seconds (RFC 6298).
 	patience = 4 * time.Second
-	// port is closed on nodes (discard, RFC 863): it is refused, which is an answer.
+	// port is closed on nodes (discard, RFC 863): the connection is refused, which is an answer.
 	port = 9
-	// kubeProxyMark asks kube-proxy for masquerading: the fault may show on packets that are translated only.
+	// kubeProxyMark requests masquerading by kube-proxy: the fault may show only on translated packets.
 	kubeProxyMark = 1 << 14
-	// protocols of ICMP as in package icmp's parser (IANA).
+	// protocols of ICMP for package icmp's parser (IANA).
 	protocolICMP  = 1
 	protocolICMP6 = 58
 )
 
-// Test asks the node that has a tunnel address.
+// Test tests the node with a tunnel address.
 func Test(ctx context.Context, peer netip.Addr) (Verdict, error) {
 	answered, err := echo(ctx, peer)
 	if err != nil || !answered {
@@ -92,7 +92,7 @@ func echo(ctx context.Context, peer netip.Addr) (bool, error) {
 	for {
 		n, from, err := conn.ReadFrom(buffer)
 		if err != nil {
-			return false, ctx.Err() // in time there was none
+			return false, ctx.Err() // none within the timeout
 		}
 		message, err := icmp.ParseMessage(protocol, buffer[:n])
 		if err != nil || message.Type != reply || from.String() != peer.String() {
@@ -104,7 +104,7 @@ func echo(ctx context.Context, peer netip.Addr) (bool, error) {
 	}
 }
 
-// connect reports whether a peer answers TCP, be it by a refusal.
+// connect reports whether a peer answers TCP, even by refusing the connection.
 func connect(ctx context.Context, peer netip.Addr, mark int) (bool, error) {
 	dialer := net.Dialer{Timeout: patience, Control: func(_, _ string, raw syscall.RawConn) error {
 		var inside error
@@ -129,7 +129,7 @@ func connect(ctx context.Context, peer netip.Addr, mark int) (bool, error) {
 	return false, fmt.Errorf("connect to %s: %w", peer, err)
 }
 
-// feature is what ethtool(8) calls "tx-checksum-ip-generic": the device finishes checksums on transmission.
+// feature is "tx-checksum-ip-generic" in ethtool(8): the device completes checksums on transmission.
 const feature = "tx-checksum-ip-generic"
 
 // SetOffload turns a device's transmit checksum offload on or off.

@@ -1,5 +1,5 @@
-// Package subnetenv reads and writes flannel's subnet.env, by which the daemon gives the node's subnet to the CNI plugin and
-// to scripts: lines of KEY=value, without quotes, in a fixed order.
+// Package subnetenv reads and writes flannel's subnet.env, which gives the node's subnet to the CNI plugin and to scripts: lines of
+// KEY=value, without quotes, in a fixed order.
 package subnetenv
 
 import (
@@ -16,18 +16,18 @@ import (
 	"strings"
 )
 
-// DefaultPath is where flannel has the file.
+// DefaultPath is flannel's path of the file.
 const DefaultPath = "/run/flannel/subnet.env"
 
-// Env is what the file says.
+// Env is the content of the file.
 type Env struct {
-	// Networks and Networks6 are the ranges of all pods, masked. The file may have several in a line, with commas.
+	// Networks and Networks6 are the ranges of all pods, masked. A line of the file may have several, separated by commas.
 	Networks, Networks6 []netip.Prefix
-	// Subnet and Subnet6 are this node's, masked; invalid when absent. The file has the first host's address before the slash.
+	// Subnet and Subnet6 are this node's, masked; invalid if absent. The file has the first host's address before the slash.
 	Subnet, Subnet6 netip.Prefix
-	// MTU is that of pods' interfaces.
+	// MTU is the MTU of pods' interfaces.
 	MTU int
-	// IPMasq says that the daemon masquerades, so the plugin does not.
+	// IPMasq reports that the daemon masquerades, so that the plugin does not.
 	IPMasq bool
 
 	hasMTU, hasIPMasq bool
@@ -62,8 +62,7 @@ func (e *Env) Format() []byte {
 	return b.Bytes()
 }
 
-// Parse reads the file's text. Lines with other keys are ignored. What is wrong with a line is in the error; what is missing is
-// Complete's to say.
+// Parse parses the file's text. It ignores lines with other keys. The error has the invalid lines; Complete reports what is missing.
 func Parse(text []byte) (Env, error) {
 	var e Env
 	var errs []error
@@ -105,7 +104,7 @@ func (e *Env) line(line string) error {
 		} else {
 			e.MTU, e.hasMTU = int(mtu), true
 		}
-	case keyIPMasq: // flannel takes every other text for false
+	case keyIPMasq: // flannel treats every other text as false
 		e.IPMasq, e.hasIPMasq = value == "true", true
 	}
 	if err != nil {

@@ -24,7 +24,7 @@ const (
 	textDual = "FLANNEL_NETWORK=10.5.0.0/16\nFLANNEL_SUBNET=10.5.53.1/24\nFLANNEL_IPV6_NETWORK=2001:cafe:42::/56\nFLANNEL_IPV6_SUBNET=2001:cafe:42:2f::1/64\nFLANNEL_MTU=1500\nFLANNEL_IPMASQ=true\n"
 )
 
-// TestFormat holds the bytes to what flanneld v0.28.9 writes.
+// TestFormat compares the bytes with those of flanneld v0.28.9.
 func TestFormat(t *testing.T) {
 	for _, c := range []struct {
 		env  subnetenv.Env

@@ -1,4 +1,5 @@
-// Package tell has what weft status says of a flannel network: its configuration, which nodes have a lease, and what keeps nodes apart.
+// Package tell has the section of weft status about a flannel network: its configuration, which nodes have a lease, and why nodes cannot
+// reach each other.
 package tell
 
 import (
@@ -20,8 +21,8 @@ import (
 type Counts struct {
 	Network string `json:"network,omitempty"`
 	Backend string `json:"backend,omitempty"`
-	// Leases are the nodes with a lease, Agents those on which Weft's agent serves pods of the network; on the others flanneld or
-	// `weft flanneld` does.
+	// Leases are the nodes with a lease, Agents those on which Weft's agent serves pods of the network; on the others flanneld or `weft
+	// flanneld` serves them.
 	Leases int `json:"leases"`
 	Agents int `json:"agents"`
 }
@@ -92,7 +93,7 @@ func text(enabled bool, network fmt.Stringer) string {
 	return network.String()
 }
 
-// nodeProblem returns what keeps a node from the network; "": nothing.
+// nodeProblem returns what keeps a node out of the network; "": nothing.
 func nodeProblem(keys *lease.Keys, node *corev1.Node, conf *netconf.Config) string {
 	cidrs := node.Spec.PodCIDRs
 	if len(cidrs) == 0 && node.Spec.PodCIDR != "" {

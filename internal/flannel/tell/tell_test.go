@@ -31,7 +31,7 @@ func node(name, cidr, backend, data string) corev1.Node {
 	return n
 }
 
-// TestJudge: nodes that no other node reaches are problems, each with what to do; the line has the configuration and the counts.
+// TestJudge: nodes that no other node can reach are problems, each with what to do; the line has the configuration and the counts.
 func TestJudge(t *testing.T) {
 	vxlan := `{"VNI":1,"VtepMAC":"02:00:00:00:00:01"}`
 	all := &status.Facts{

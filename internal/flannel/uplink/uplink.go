@@ -1,5 +1,5 @@
-// Package uplink chooses the interface and the addresses by which a node reaches other nodes, as flanneld does. It is pure: the
-// caller says what the node has.
+// Package uplink chooses the interface and the addresses by which a node reaches other nodes, as flanneld does. It is pure: the caller
+// passes the node's interfaces and routes.
 package uplink
 
 import (
@@ -27,7 +27,7 @@ type Interface struct {
 	Addresses []Address
 }
 
-// Node is what the node has.
+// Node has the node's interfaces and routes.
 type Node struct {
 	// Interfaces are in the kernel's order.
 	Interfaces []Interface
@@ -40,12 +40,12 @@ type Node struct {
 	}
 }
 
-// Options are the flags that choose.
+// Options are the flags for the choice.
 type Options struct {
-	// Names are names or addresses (--iface), Patterns regular expressions on addresses, then on names (--iface-regex). The
-	// first that matches counts.
+	// Names are names or addresses (--iface), Patterns regular expressions on addresses, then on names (--iface-regex). The first match
+	// counts.
 	Names, Patterns []string
-	// CanReach is the address that the interface is to reach (--iface-can-reach).
+	// CanReach is an address that the interface must reach (--iface-can-reach).
 	CanReach netip.Addr
 	// Public and Public6 are advertised instead of the interface's addresses (--public-ip, --public-ipv6).
 	Public, Public6 netip.Addr
@@ -53,7 +53,7 @@ type Options struct {
 	V4, V6 bool
 }
 
-// Uplink is the choice.
+// Uplink is the chosen interface with its addresses.
 type Uplink struct {
 	Name       string
 	Index, MTU int
@@ -61,7 +61,7 @@ type Uplink struct {
 	Addr, Addr6, Public, Public6 netip.Addr
 }
 
-// ErrNone is returned when no interface fits.
+// ErrNone reports that no interface is suitable.
 var ErrNone = errors.New("no interface for the traffic between nodes")
 
 // Choose returns the uplink.
@@ -134,7 +134,7 @@ func byName(node Node, o Options, name string) (Uplink, error) {
 	return u, nil
 }
 
-// holder returns the interface that has an address, with that address kept.
+// holder returns the interface with an address, and uses that address.
 func holder(node Node, addr netip.Addr) (Uplink, bool) {
 	for _, i := range node.Interfaces {
 		if slices.ContainsFunc(i.Addresses, func(a Address) bool { return a.Addr == addr }) {
@@ -200,7 +200,7 @@ func byDefault(node Node, o Options) (Uplink, error) {
 		}
 		if u, ok := holder(node, public); ok {
 			return u, nil
-		} // else the address is that of a gateway that translates
+		} // otherwise it is the address of a translating gateway
 	}
 	first := func(indexes []int, family string) (Interface, error) {
 		for _, index := range indexes {
@@ -241,7 +241,7 @@ func byIndex(node Node, index int) (Interface, bool) {
 	return Interface{}, false
 }
 
-// complete fills in the addresses that the choice left open.
+// complete sets the addresses that the choice left open.
 func complete(node Node, o Options, u Uplink) (Uplink, error) {
 	i, _ := byIndex(node, u.Index)
 	if u.MTU = i.MTU; u.MTU == 0 {
@@ -271,8 +271,8 @@ func complete(node Node, o Options, u Uplink) (Uplink, error) {
 	return u, nil
 }
 
-// usable returns an interface's addresses of one family, best first: global before link-local, permanent before dynamic, other
-// before temporary. Deprecated ones are left out.
+// usable returns an interface's addresses of one family, best first: global before link-local, permanent before dynamic, other before
+// temporary. Deprecated ones are left out.
 func usable(i Interface, v4 bool) []netip.Addr {
 	addresses := slices.DeleteFunc(slices.Clone(i.Addresses), func(a Address) bool { return a.Deprecated || a.Addr.Is4() != v4 })
 	rank := func(a Address) int {

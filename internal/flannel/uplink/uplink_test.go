@@ -30,7 +30,7 @@ func node() uplink.Node {
 	return n
 }
 
-// TestChoose holds the choice to flanneld's (its package ipmatch).
+// TestChoose compares the choice with flanneld's (its package ipmatch).
 func TestChoose(t *testing.T) {
 	v4, v6, dual := uplink.Options{V4: true}, uplink.Options{V6: true}, uplink.Options{V4: true, V6: true}
 	with := func(o uplink.Options, edit func(*uplink.Options)) uplink.Options { edit(&o); return o }
