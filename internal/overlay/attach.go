@@ -192,7 +192,7 @@ func (n *Network) program(ctx context.Context, s *settings, rec *attach.Record) 
 	created, err := n.engines.Pods.Create(linkCtx, pair)
 	linked(err)
 	if err != nil {
-		cancel() // what the others wait for is undone
+		cancel() // the link failed: stop the other steps
 		return created, errors.Join(err, withoutEnd(rest.Wait()))
 	}
 	rest.Go(func() error { return n.plug(restCtx, rec) })

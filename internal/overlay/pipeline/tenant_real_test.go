@@ -141,8 +141,8 @@ func TestTenantHostile(t *testing.T) {
 	}
 }
 
-// Isolation applies to the endpoint of a Service and not to its address. The host does not serve packets that the switch does not, because
-// it would hide the sender.
+// Isolation applies to the endpoint of a Service and not to its address. The host rejects packets of isolated projects to Services that the
+// switch does not serve: by forwarding them it would hide the sender.
 func TestTenantServices(t *testing.T) {
 	n := startNode(t, 4)
 	n.config.Mode = pipeline.ModeMultitenant

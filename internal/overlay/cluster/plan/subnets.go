@@ -42,7 +42,7 @@ type SubnetPlan struct {
 	Problems []Problem
 }
 
-// Subnets plans the HostSubnets. alloc has the ranges of the network, in OpenShift SDN's order; it takes the used subnets from the
+// Subnets plans the HostSubnets. alloc has the ranges of the network, in OpenShift SDN's order. The used subnets are those of the
 // HostSubnets.
 func Subnets(state SubnetState, alloc *ipam.NodeSubnets) SubnetPlan {
 	p := &subnetPlanner{state: state, alloc: alloc}
