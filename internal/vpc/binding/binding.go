@@ -1,9 +1,9 @@
-// Package binding says which Subnets a pod is bound to. It is pure; the agent and the controller share it, so that both decide alike,
-// from objects as the API server has them.
+// Package binding decides which Subnets a pod is bound to. It is pure; the agent and the controller share it, so that both decide in the
+// same way, from the objects in the API server.
 //
-// In this order: the annotation ovn.kubernetes.io/logical_switch of the pod; that of its namespace, a list of which the first Subnet
-// with room is used; the oldest Subnet whose namespaces or namespaceSelectors name the namespace. A pod that is bound to what cannot
-// be served is refused with the reason, and never gets another network.
+// In this order: the annotation ovn.kubernetes.io/logical_switch of the pod; the same annotation of its namespace, a list of which the
+// first Subnet with room is used; the oldest Subnet whose namespaces or namespaceSelectors include the namespace. A pod whose binding
+// cannot be served is refused with the reason, and never gets another network.
 package binding
 
 import (
@@ -21,19 +21,20 @@ import (
 // Network is the name of the network of VPCs in placement.
 const Network = "vpc"
 
-// Subnet is a Subnet as pods are bound to it.
+// Subnet is a Subnet with what bindings depend on.
 type Subnet struct {
 	objects.Subnet
 	Age objects.Age
-	// Broken is why pods cannot be in the subnet, in words; empty when they can.
+	// Broken is why pods cannot be in the subnet, as text; empty if they can.
 	Broken string
 	// Permitted are the namespaces of the Vpc; empty: all.
 	Permitted []string
-	// Gateways are the names of the pods of NAT gateways in the subnet. They are in kube-system, and may use it.
+	// Gateways are the names of the pods of NAT gateways in the subnet. These pods are in kube-system, and may use the subnet.
 	Gateways []string
 }
 
-// permits reports whether the namespace may use the subnet: by the Subnet's own lists, else by the Vpc's, else every one may.
+// permits reports whether the namespace may use the subnet. The Subnet's own lists decide, else the Vpc's; without lists every namespace
+// may.
 func (s *Subnet) permits(pod placement.Pod, namespace placement.Namespace) bool {
 	if namespace.Name == kubeovn.ConfigNamespace && slices.Contains(s.Gateways, pod.Name) {
 		return true
@@ -62,15 +63,15 @@ type Subnets struct {
 	selecting map[string]*Subnet
 }
 
-// NewSubnets returns Subnets without any.
+// NewSubnets returns an empty Subnets.
 func NewSubnets() *Subnets {
 	return &Subnets{byName: map[string]*Subnet{}, naming: map[string]map[string]*Subnet{}, selecting: map[string]*Subnet{}}
 }
 
-// Get returns a Subnet; nil: there is none of that name.
+// Get returns the Subnet with the name; nil if there is none.
 func (s *Subnets) Get(name string) *Subnet { return s.byName[name] }
 
-// Set adds a Subnet, or replaces the one of its name. Its namespaces must not be changed afterwards.
+// Set adds a Subnet, or replaces the one with its name. Its namespaces must not be changed afterwards.
 func (s *Subnets) Set(subnet *Subnet) {
 	s.Remove(subnet.Name)
 	s.byName[subnet.Name] = subnet
@@ -88,7 +89,7 @@ func (s *Subnets) Set(subnet *Subnet) {
 	}
 }
 
-// Remove takes a Subnet.
+// Remove removes a Subnet.
 func (s *Subnets) Remove(name string) {
 	before := s.byName[name]
 	if before == nil {
@@ -103,7 +104,7 @@ func (s *Subnets) Remove(name string) {
 	}
 }
 
-// oldest returns the oldest Subnet that names the namespace; nil: none does.
+// oldest returns the oldest Subnet that names the namespace; nil if none does.
 func (s *Subnets) oldest(namespace placement.Namespace) *Subnet {
 	var oldest *Subnet
 	consider := func(subnet *Subnet) {
@@ -122,16 +123,16 @@ func (s *Subnets) oldest(namespace placement.Namespace) *Subnet {
 	return oldest
 }
 
-// Bound is what a pod is bound to.
+// Bound is a pod's binding.
 type Bound struct {
-	// Level, Reason and Refuse are placement's.
+	// Level, Reason and Refuse are those of package placement.
 	Level          placement.Level
 	Reason, Refuse string
-	// Names are the Subnets that the pod may be in, the first with room. Empty when the pod is refused.
+	// Names are the Subnets in which the pod may be; the first with room is used. Empty if the pod is refused.
 	Names []string
 }
 
-// Asked returns the Subnet that the annotations of a pod name; empty: they name none.
+// Asked returns the Subnet that a pod's annotations name; empty if none.
 func Asked(annotations map[string]string) string {
 	return strings.TrimSpace(annotations[kubeovn.AnnotationLogicalSwitch])
 }
@@ -149,7 +150,7 @@ func Listed(annotations map[string]string) []string {
 	return names
 }
 
-// Of returns what the pod is bound to; ok is false when nothing binds it.
+// Of returns the pod's binding; ok is false if there is none.
 func (s *Subnets) Of(pod placement.Pod, namespace placement.Namespace) (b Bound, ok bool) {
 	if name := Asked(pod.Annotations); name != "" {
 		b = Bound{Level: placement.ByPod, Reason: fmt.Sprintf("annotation %s of the pod is %.64q", kubeovn.AnnotationLogicalSwitch, name)}
@@ -178,7 +179,7 @@ func (s *Subnets) Of(pod placement.Pod, namespace placement.Namespace) (b Bound,
 	return b, true
 }
 
-// choose adds a Subnet to those that the pod may be in, or says why it may not.
+// choose adds a Subnet to those in which the pod may be, or sets the reason why it may not.
 func (s *Subnets) choose(b *Bound, pod placement.Pod, namespace placement.Namespace, name string) {
 	subnet, there := s.byName[name]
 	switch {

@@ -1,8 +1,8 @@
-// Package cluster is the part of the controller for VPCs: it writes the northbound database, gives pods their addresses (IP objects),
-// and reports on Vpc and Subnet what is in effect. What to write is decided by package plan.
+// Package cluster is the part of the controller for VPCs: it writes the northbound database, assigns addresses to pods (IP objects), and
+// reports on Vpc and Subnet what is in effect. Package plan decides what to write.
 //
-// The order of writing is that of trust: rows first, objects second. A controller that was deposed cannot write rows (package ovn,
-// fence), and so gives out no address. An address whose row could not be written is not given out.
+// Rows are written first, objects second. A deposed controller cannot write rows (package ovn, fence), and so assigns no address. An
+// address whose row could not be written is not assigned.
 package cluster
 
 import (
@@ -34,23 +34,23 @@ import (
 	"weft.dev/weft/internal/vpc/northbound"
 )
 
-// name is the controller's in logs and metrics.
+// name is the controller's name in logs and metrics.
 const name = "vpc"
 
 // Northbound is the engine of the northbound database.
 type Northbound interface {
 	reconcile.Engine[ovn.Key, ovn.Row]
-	// Lead makes the term that of the engine's transactions.
+	// Lead sets the term of the engine's transactions.
 	Lead(ctx context.Context, term uint64) error
-	// Settled tells the engine that the loop has made a pass. It does not wait.
+	// Settled notifies the engine that the loop has made a pass. It does not wait.
 	Settled()
 }
 
-// Options say what the part works with.
+// Options are the options of the part.
 type Options struct {
 	// Northbound is the engine. It is used once the replica leads.
 	Northbound Northbound
-	// Drift is signalled when the database may be other than the engine left it. Nil: never.
+	// Drift is signalled when the database may differ from what the engine wrote. Nil: never.
 	Drift <-chan struct{}
 	// Term returns the term of the replica's leadership: a later leader has a higher one.
 	Term func(ctx context.Context, live client.Reader) (uint64, error)
@@ -93,7 +93,7 @@ func Part(options Options) cluster.Part {
 	}
 }
 
-// podFields are what a plan reads of Pods.
+// podFields are the fields of Pods that a plan reads.
 func podFields() *cluster.PodFields {
 	return &cluster.PodFields{
 		Annotations: []string{
@@ -140,7 +140,7 @@ func watch[T client.Object](r *reconciler, c controller.TypedController[cluster.
 	return c.Watch(r.tools.Reading(kind, source.TypedKind(r.tools.Manager.GetCache(), object, heard[T](&r.news))))
 }
 
-// leading is what runs while the replica leads.
+// leading is a function that runs while the replica leads.
 type leading func(context.Context) error
 
 // Start implements manager.Runnable.
@@ -160,11 +160,11 @@ type reconciler struct {
 	leads    bool
 	term     uint64
 	loaded   bool // the planner knows all objects
-	started  bool // the loop was given all rows
+	started  bool // the loop has all rows
 	config   map[string]map[string]string
 	written  map[key]version
-	held     error             // why a part of the plan was not carried out
-	reported map[string]string // why pods wait, as their events say
+	held     error             // why a part of the plan was not executed
+	reported map[string]string // why pods wait, as in their events
 	closed   map[string]northbound.Closed
 }
 
@@ -188,8 +188,8 @@ func (r *reconciler) Reconcile(ctx context.Context, _ cluster.Everything) (ctrlr
 	return cluster.Settle(r.round(ctx)...)
 }
 
-// round makes a plan of what changed, and carries it out. A plan that is not carried out is made again from all objects; of one that is carried
-// out but for some objects, these alone are planned again.
+// round makes a plan from the changes, and executes it. If execution fails, the next plan is made from all objects; if only some objects
+// could not be written, only these are planned again.
 func (r *reconciler) round(ctx context.Context) []error {
 	if err := r.lead(ctx); err != nil {
 		return []error{err}
@@ -209,7 +209,7 @@ func (r *reconciler) round(ctx context.Context) []error {
 		}
 	}
 	err := r.program(ctx, p)
-	if err == nil && p.Assigns() { // also where no row changes, a deposed replica gives out nothing
+	if err == nil && p.Assigns() { // even if no row changes, a deposed replica assigns nothing
 		err = r.options.Northbound.Lead(ctx, r.term)
 	}
 	if err != nil {
@@ -222,7 +222,7 @@ func (r *reconciler) round(ctx context.Context) []error {
 	return errs
 }
 
-// lead takes the northbound database, once.
+// lead takes the leadership in the northbound database, once.
 func (r *reconciler) lead(ctx context.Context) error {
 	if r.leads {
 		return nil
@@ -238,8 +238,8 @@ func (r *reconciler) lead(ctx context.Context) error {
 	return nil
 }
 
-// program brings the plan's rows into effect, and takes from the plan what depends on rows that could not be written. An error
-// means that nothing is known, or that another replica leads.
+// program brings the plan's rows into effect, and removes from the plan what depends on rows that could not be written. An error means that
+// the result is unknown, or that another replica leads.
 func (r *reconciler) program(ctx context.Context, p *plan.Plan) error {
 	fragments := make(map[reconcile.Owner]map[ovn.Key]ovn.Row, len(p.Fragments))
 	for owner, rows := range p.Fragments {
@@ -282,7 +282,7 @@ func (r *reconciler) program(ctx context.Context, p *plan.Plan) error {
 	return nil
 }
 
-// report sends an event for each pod that waits for an address, and for each that is closed, when the reason is a new one.
+// report sends an event for each pod that waits for an address, and for each closed pod, if the reason is new.
 func (r *reconciler) report(p *plan.Plan) {
 	maps.DeleteFunc(r.reported, func(pod, _ string) bool { return p.Waiting[pod] == "" })
 	for pod, why := range p.Waiting {

@@ -38,19 +38,19 @@ func keyOf(object client.Object) key {
 	return key{reflect.TypeOf(object), object.GetNamespace(), object.GetName()}
 }
 
-// version is that of an object which this replica wrote, or read from the API server itself.
+// version identifies the version of an object which this replica wrote, or read from the API server itself.
 type version struct {
 	uid      types.UID
 	resource string
 }
 
-// news is what the watches have said since the last plan.
+// news has what the watches have reported since the last plan.
 type news struct {
 	mu      sync.Mutex
 	changed map[key]client.Object // the last state of each object
-	deleted map[key]bool          // the object is gone since then
-	doubt   bool                  // everything is to be read again
-	wanted  bool                  // a replica that leads has read everything; before that, nothing needs to be noted
+	deleted map[key]bool          // the object was deleted since then
+	doubt   bool                  // everything has to be read again
+	wanted  bool                  // a leading replica has read everything; before that, nothing needs to be recorded
 }
 
 func (n *news) add(object client.Object, deleted bool) {
@@ -66,7 +66,7 @@ func (n *news) add(object client.Object, deleted bool) {
 	n.changed[at], n.deleted[at] = object, deleted
 }
 
-// take returns what is new, and begins anew. What comes from then on is noted.
+// take returns and clears what is new. Later events are recorded for the next call.
 func (n *news) take() (changed map[key]client.Object, deleted map[key]bool, doubt bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
@@ -75,8 +75,8 @@ func (n *news) take() (changed map[key]client.Object, deleted map[key]bool, doub
 	return changed, deleted, doubt
 }
 
-// heard has objects noted as they change, and asks for a plan. What comes again without a change, as each Subnet does from time to time, has
-// everything read anew.
+// heard records objects as they change, and requests a plan. An event of a Subnet without a change, as a periodic resync sends, causes
+// everything to be read again.
 func heard[T client.Object](n *news) handler.TypedEventHandler[T, cluster.Everything] {
 	type queue = workqueue.TypedRateLimitingInterface[cluster.Everything]
 	return handler.TypedFuncs[T, cluster.Everything]{
@@ -104,7 +104,7 @@ func heard[T client.Object](n *news) handler.TypedEventHandler[T, cluster.Everyt
 	}
 }
 
-// learn tells the planner what is new.
+// learn passes what is new to the planner.
 func (r *reconciler) learn(ctx context.Context) error {
 	changed, deleted, doubt := r.news.take()
 	if doubt || !r.loaded {
@@ -125,7 +125,7 @@ func (r *reconciler) learn(ctx context.Context) error {
 	return nil
 }
 
-// outdated reports whether the watch says of an object what was so before this replica wrote it, or read it from the API server itself.
+// outdated reports whether the watch's state of an object is older than what this replica wrote, or read from the API server itself.
 func (r *reconciler) outdated(at key, object client.Object, deleted bool) bool {
 	known, there := r.written[at]
 	if !there {
@@ -138,7 +138,7 @@ func (r *reconciler) outdated(at key, object client.Object, deleted bool) bool {
 	return err == nil && order < 0
 }
 
-// tell tells the planner of one object.
+// tell passes one object to the planner.
 func (r *reconciler) tell(object client.Object, deleted bool) {
 	switch o := object.(type) {
 	case *corev1.ConfigMap:
@@ -160,7 +160,7 @@ func (r *reconciler) tell(object client.Object, deleted bool) {
 		return
 	case *appsv1.StatefulSet:
 		if !strings.HasPrefix(o.Name, nat.PodPrefix) || o.Labels[nat.Label] == "" {
-			return // another's
+			return // another program's
 		}
 	}
 	planned, ok := object.(plan.Object)
@@ -173,14 +173,13 @@ func (r *reconciler) tell(object client.Object, deleted bool) {
 	}
 }
 
-// knows notes that this replica wrote an object, or read it from the API server itself.
+// knows records that this replica wrote an object, or read it from the API server itself.
 func (r *reconciler) knows(object client.Object) {
 	r.written[keyOf(object)] = version{object.GetUID(), object.GetResourceVersion()}
 	r.tell(object, false)
 }
 
-// load tells a new planner of all objects: those in which things are given out as the API server itself has them, the others as the cache has
-// them.
+// load passes all objects to a new planner: those that store assignments from the API server itself, the others from the cache.
 func (r *reconciler) load(ctx context.Context) error {
 	r.planner, r.config, r.written = plan.NewPlanner(), map[string]map[string]string{}, map[key]version{}
 	for _, list := range []client.ObjectList{
@@ -204,7 +203,7 @@ func (r *reconciler) load(ctx context.Context) error {
 var errKind = errors.New("not an object")
 
 func (r *reconciler) loadList(ctx context.Context, from client.Reader, list client.ObjectList, each func(client.Object)) error {
-	// The planner keeps the objects: those of the cache are its own.
+	// The planner keeps the objects without copying; the cache never changes them.
 	if err := from.List(ctx, list, client.UnsafeDisableDeepCopy); err != nil {
 		return fmt.Errorf("list %T: %w", list, err)
 	}
@@ -222,8 +221,8 @@ func (r *reconciler) loadList(ctx context.Context, from client.Reader, list clie
 	return nil
 }
 
-// confirm asks the API server itself before anything is taken: for the pods of IP objects that are to be deleted, and for the gateways and the
-// ConfigMaps of workloads that are. It reports whether the cache was behind; the planner then knows better.
+// confirm reads from the API server itself before anything is removed: the pods of IP objects to be deleted, and the gateways and the
+// ConfigMaps of workloads to be deleted. It reports whether the cache was behind; then it has passed the newer objects to the planner.
 func (r *reconciler) confirm(ctx context.Context, p *plan.Plan) (behind bool, err error) {
 	for _, ip := range p.Delete {
 		if ip.Spec.Namespace == "" || ip.Spec.PodName == "" {

@@ -8,8 +8,8 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
-// TestNewsBeforeTheFirstRead: until everything is read for the first time nothing is kept, however long that takes; what comes after the
-// reading began is not lost.
+// TestNewsBeforeTheFirstRead: until everything is read for the first time, nothing is recorded, however long that takes; an event after the
+// start of the read is not lost.
 func TestNewsBeforeTheFirstRead(t *testing.T) {
 	var n news
 	pod := func(i int) *corev1.Pod {

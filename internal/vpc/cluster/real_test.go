@@ -67,7 +67,7 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// start runs a controller with the part for VPCs alone, until the test or stop ends it. Its cache lacks pods of the hidden name.
+// start runs a controller with only the part for VPCs, until the test or stop ends it. Its cache lacks pods with the hidden names.
 func start(t *testing.T, central *ovntest.Central, term uint64, hidden ...string) (stop func()) {
 	t.Helper()
 	return startAs(t, central, term, server.Config(), hidden...)
@@ -87,7 +87,7 @@ func has(t *testing.T, c client.Client, namespace, pod string, into *kubeovn.IP)
 	return false
 }
 
-// startAs is start with another way to the API server.
+// startAs is start with another API configuration.
 func startAs(t *testing.T, central *ovntest.Central, term uint64, api *rest.Config, hidden ...string) (stop func()) {
 	t.Helper()
 	drift := make(chan struct{}, 1)
@@ -140,7 +140,7 @@ func startAs(t *testing.T, central *ovntest.Central, term uint64, api *rest.Conf
 	return stop
 }
 
-// clientWith returns a client of the API server that knows Kube-OVN's kinds, and makes a namespace in which pods can be created.
+// clientWith returns an API client for Kube-OVN's kinds, and creates a namespace in which pods can be created.
 func clientWith(t *testing.T, namespace string) client.Client {
 	t.Helper()
 	scheme := runtime.NewScheme()
@@ -152,12 +152,12 @@ func clientWith(t *testing.T, namespace string) client.Client {
 	return c
 }
 
-// From objects of users to rows, addresses and conditions, at a real API server and a real northbound database; a restart writes
-// nothing, and after the last deletion nothing is left.
+// From users' objects to rows, addresses and conditions, with a real API server and a real northbound database; a restart writes nothing,
+// and after the last deletion nothing is left.
 func TestController(t *testing.T) {
 	central := ovntest.New(t, nil)
 	central.Start(ovntest.Northbound)
-	outer := t // what outlives a subtest
+	outer := t // for what outlives a subtest
 	stop := start(outer, central, 1)
 	ctx := t.Context()
 	c := clientWith(t, "ns1")
@@ -169,7 +169,7 @@ func TestController(t *testing.T) {
 		must(t, c.Create(ctx, p))
 		return p
 	}
-	// The subnet and the pods come before their VPC.
+	// The subnet and the pods are created before their VPC.
 	subnet := &kubeovn.Subnet{ObjectMeta: metav1.ObjectMeta{Name: "net1"}, Spec: kubeovn.SubnetSpec{Vpc: "test-vpc-1", CIDRBlock: "10.0.1.0/24", Namespaces: []string{"ns1"}}}
 	must(t, c.Create(ctx, subnet))
 	first, lost := pod("vpc1-pod", "net1"), pod("lost", "none")
@@ -222,7 +222,7 @@ func TestController(t *testing.T) {
 		before := versions()
 		stop = start(outer, central, 2)
 		ovntest.Eventually(t, "the new term", func() bool { return strings.Contains(central.Nbctl("get", "NB_Global", ".", "external_ids"), `"2"`) })
-		second := pod("second", "net1") // once this pod has an address, a whole plan was carried out
+		second := pod("second", "net1") // once this pod has an address, a complete plan was executed
 		ovntest.Eventually(t, "the second pod has an address", func() bool { return has(t, c, "ns1", "second", ip) })
 		if ip.Spec.V4IPAddress != "10.0.1.3" {
 			t.Errorf("the second address: %s", ip.Spec.V4IPAddress)
@@ -249,7 +249,7 @@ func TestController(t *testing.T) {
 		central.Wipe(ovntest.Northbound)
 		central.Start(ovntest.Northbound)
 		ovntest.Eventually(t, "the mark, and then all rows", func() bool {
-			// ovn-nbctl fails while the engine inserts the row of NB_Global, which it would insert as well.
+			// ovn-nbctl fails while the engine inserts the row of NB_Global, because it would insert the row too.
 			out, err := ovntest.Try(nil, "ovn-nbctl", "--db="+central.NB(), "get", "NB_Global", ".", "external_ids")
 			return err == nil && strings.Contains(out, ovn.CompleteKey)
 		})
@@ -276,8 +276,7 @@ func TestController(t *testing.T) {
 	})
 }
 
-// The address of a pod that the controller's cache does not have stays the pod's, as does its row; that of a pod which the API server does not
-// have either is free.
+// A pod that is missing in the controller's cache keeps its address and row; if it is missing in the API server too, its address is free.
 func TestPodsThatTheCacheLacks(t *testing.T) {
 	central := ovntest.New(t, nil)
 	central.Start(ovntest.Northbound)
@@ -303,8 +302,8 @@ func TestPodsThatTheCacheLacks(t *testing.T) {
 	ovntest.Eventually(t, "the address of the pod that is gone is free", func() bool {
 		return apierrors.IsNotFound(c.Get(ctx, client.ObjectKey{Name: "gone." + namespace}, &kubeovn.IP{}))
 	})
-	// Whatever is planned after this Subnet has its row, comes after the round that deleted.
-	later := strings.Repeat("l", 253) // the longest name: that of the pod's port is longer
+	// A plan after this Subnet has its row is made after the round that deleted.
+	later := strings.Repeat("l", 253) // the longest name; that of the pod's port is longer
 	must(t, c.Create(ctx, &kubeovn.Subnet{ObjectMeta: metav1.ObjectMeta{Name: later}, Spec: kubeovn.SubnetSpec{Vpc: namespace, CIDRBlock: "10.100.200.0/24"}}))
 	ovntest.Eventually(t, "the later Subnet's switch", func() bool {
 		return central.Nbctl("--bare", "--columns=name", "find", "Logical_Switch", "name="+later) != ""
@@ -336,7 +335,7 @@ func TestPodsThatTheCacheLacks(t *testing.T) {
 	})
 }
 
-// A term grows with each leadership, also when the lease was deleted meanwhile; a replica that does not hold the lease has none.
+// A term grows with each leadership, also if the lease was deleted meanwhile; a replica that does not hold the lease has none.
 func TestLeaseTerm(t *testing.T) {
 	scheme := runtime.NewScheme()
 	must(t, clientgoscheme.AddToScheme(scheme))
@@ -380,7 +379,7 @@ func TestLeaseTerm(t *testing.T) {
 	}
 }
 
-// Of two replicas that both believe to lead, the one with the later term gives out addresses, each once; the other one gives out none.
+// Of two replicas that both believe to lead, only the one with the later term assigns addresses, each once.
 func TestTwoLeaders(t *testing.T) {
 	central := ovntest.New(t, nil)
 	central.Start(ovntest.Northbound)
@@ -444,7 +443,7 @@ func TestTwoLeaders(t *testing.T) {
 	})
 }
 
-// late holds the creation of IP objects up.
+// late delays the creation of IP objects.
 type late struct {
 	http.RoundTripper
 	held, release chan struct{}
@@ -464,8 +463,8 @@ func (l *late) RoundTrip(req *http.Request) (*http.Response, error) {
 	return answer, err
 }
 
-// A controller that was deposed after it had committed a row, and writes the IP object late, gives no address out that its successor gave to
-// another pod.
+// A controller that is deposed after it has committed a row, and writes the IP object late, assigns no address that its successor has
+// assigned to another pod.
 func TestDeposedLeaderWritesLate(t *testing.T) {
 	central := ovntest.New(t, nil)
 	central.Start(ovntest.Northbound)
@@ -499,7 +498,7 @@ func TestDeposedLeaderWritesLate(t *testing.T) {
 	})
 	startAs(t, central, 1, api)
 	slow := pod("slow")
-	<-gate.held // the row is committed, the object is not there
+	<-gate.held // the row is committed, the object does not exist
 	start(t, central, 2, slow.Name)
 	quick := pod("quick") // the successor does not know the other pod yet
 	ip := &kubeovn.IP{}

@@ -10,9 +10,9 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// LeaseTerm returns the term of a leadership by a lease, which grows with each new holder: when the lease was created, and the number of its
-// transitions since. A lease that was deleted counts its transitions from the start. Another replica's leadership has no term here: a
-// replica that has lost the lease without having noticed must not take the term of the one that has it.
+// LeaseTerm returns the term of a leadership by a lease, which grows with each new holder: the lease's creation time, and the number of its
+// transitions since. A lease that was deleted and created again counts from zero. While another replica holds the lease, there is no term:
+// a replica that has lost the lease without having noticed must not take the holder's term.
 func LeaseTerm(namespace, name, identity string) func(context.Context, client.Reader) (uint64, error) {
 	return func(ctx context.Context, live client.Reader) (uint64, error) {
 		lease := &coordinationv1.Lease{}
@@ -28,8 +28,8 @@ func LeaseTerm(namespace, name, identity string) func(context.Context, client.Re
 	}
 }
 
-// transitionBits are those of a term that count transitions of one lease: a million.
+// transitionBits is the number of bits of a term for the transitions of one lease: a million.
 const transitionBits = 20
 
-// ErrNotLeading means that another replica holds the lease.
+// ErrNotLeading reports that another replica holds the lease.
 var ErrNotLeading = errors.New("this replica does not lead")

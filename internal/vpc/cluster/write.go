@@ -11,12 +11,12 @@ import (
 	"weft.dev/weft/internal/vpc/cluster/plan"
 )
 
-// writer writes the objects of one plan. One object's error does not keep the others from being written. The planner knows what was written
-// before the watch says so.
+// writer writes the objects of one plan. One object's error does not keep the others from being written. The planner gets what was written
+// before the watch reports it.
 type writer struct {
 	*reconciler
 	errs []error
-	// versions are those of objects written in this plan: an object may be written twice, its finalizers and its status.
+	// versions are those of objects written in this plan: an object may be written twice, for its finalizers and its status.
 	versions map[key]string
 }
 
@@ -79,7 +79,7 @@ func (w *writer) put(ctx context.Context, verb string, object client.Object, cal
 	w.knows(object)
 }
 
-// remove deletes an object as it was read.
+// remove deletes an object, if it is unchanged since it was read.
 func (w *writer) remove(ctx context.Context, object client.Object) {
 	err := w.tools.Client.Delete(ctx, object, client.Preconditions{UID: new(object.GetUID()), ResourceVersion: new(object.GetResourceVersion())})
 	if err != nil && !apierrors.IsNotFound(err) {
@@ -92,7 +92,7 @@ func (w *writer) remove(ctx context.Context, object client.Object) {
 	}
 }
 
-// failed has what the object depends on planned again.
+// failed makes the next plan compute again what the object depends on.
 func (w *writer) failed(object client.Object, err error) {
 	w.errs = append(w.errs, err)
 	w.planner.Retry(object)

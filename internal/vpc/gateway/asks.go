@@ -6,10 +6,10 @@ import (
 	"weft.dev/weft/internal/nft"
 )
 
-// Asks reports whether the rules of the input ask for an element of the table's maps as it is: its rule exists and has this translation.
-// Only EIPs and rules of the input are used, so that Asks also serves a gateway whose complete state cannot be compiled.
+// Asks returns a function that reports whether the rules of the input require an element of the table's maps: its rule exists and has this
+// translation. Only EIPs and rules of the input are used, so that Asks also works for a gateway whose complete state cannot be compiled.
 //
-// The pieces of an SNAT rule depend on the other rules (sources). A piece is asked for while it is a part of its rule's prefix.
+// The parts into which an SNAT rule is split depend on the other rules (sources). A part is required while it is within its rule's prefix.
 func Asks(in *Input) func(*nft.Element) bool {
 	c := newCompiler(in)
 	c.translations()
@@ -40,11 +40,11 @@ func Asks(in *Input) func(*nft.Element) bool {
 			}
 			return false
 		}
-		return true // no rule's
+		return true // belongs to no rule
 	}
 }
 
-// Source returns the source addresses for which an element of Sources or FloatingOut is; ok is false for another element.
+// Source returns the source addresses of an element of Sources or FloatingOut; ok is false for another element.
 func Source(e *nft.Element) (p netip.Prefix, ok bool) {
 	if e.Set != Sources && e.Set != FloatingOut || len(e.Match) != 1 {
 		return netip.Prefix{}, false

@@ -1,17 +1,17 @@
-// Package gateway compiles a NAT gateway to the complete state of its pod's network namespace: addresses of net1, routes,
-// sysctls and one nftables table. It is pure, and so the controller and the agent compile the same objects to the same hash.
+// Package gateway compiles a NAT gateway to the complete state of its pod's network namespace: addresses of net1, routes, sysctls and one
+// nftables table. It is pure, so that the controller and the agent compile the same objects to the same hash.
 //
-// # A packet's way
+// # The path of a packet
 //
 //	from net1   destination is a floating IP, else a forwarded port of an EIP: translated, forwarded by eth0
 //	to net1     source has a floating IP, else the EIP of the SNAT rule with the longest prefix, else dropped and counted
 //	eth0 twice  a pod of the VPC to an EIP of its own gateway: translated both ways (hairpin)
 //
-// The chain guard is behind all translation. It drops packets at net1 whose source is not an address of net1, so that no private
-// address leaves, whatever conntrack made of a packet.
+// The chain guard is after all translation. It drops packets to net1 whose source is not an address of net1, so that no private address
+// leaves, however conntrack handled a packet.
 //
 // # Rules that exclude each other
 //
-// Of rules that ask for the same thing, the oldest has it; the others are in [Result].Problems. Their age is that of the objects,
-// and their names decide within one second, so that controller and agent choose alike.
+// If rules require the same thing, the oldest rule gets it; the others are in [Result].Problems. The objects' creation times decide, and
+// their names within one second, so that controller and agent choose the same rule.
 package gateway

@@ -25,17 +25,17 @@ const (
 	Table = "weft_gateway"
 )
 
-// Input is a gateway with everything that its state depends on.
+// Input is a gateway with everything on which its state depends.
 type Input struct {
 	Gateway objects.Gateway
 	// Own is the gateway's own address in the external subnet; the zero value: none.
 	Own netip.Addr
-	// VPC is the gateway's, Subnet the one that it is in, Subnets all of the VPC's, External the external one.
+	// VPC is the gateway's, Subnet the one in which it is, Subnets all of the VPC's, External the external one.
 	VPC      objects.VPC
 	Subnet   objects.Subnet
 	Subnets  []objects.Subnet
 	External objects.Subnet
-	// EIPs are the gateway's that have an address. The rules are those of any EIP; others than of these EIPs are left out.
+	// EIPs are the gateway's EIPs that have an address. Rules may be of any EIP; those of other EIPs are ignored.
 	EIPs  []objects.EIP
 	SNATs []objects.SNAT
 	DNATs []objects.DNAT
@@ -59,14 +59,14 @@ type State struct {
 	Items   map[nft.Key]nft.Item
 }
 
-// Result is what a gateway compiles to.
+// Result is the result of compiling a gateway.
 type Result struct {
 	State State
-	// Problems are those of rules that are not in the state, by their owner (objects.Meta.Owner).
+	// Problems are those of rules that are not in the state, by owner (objects.Meta.Owner).
 	Problems map[string]objects.Problem
 	// Unmatched are the owners of SNAT rules whose prefix overlaps no subnet of the VPC.
 	Unmatched []string
-	// Uses are what uses each EIP, by its name: "fip", "snat", "dnat", sorted.
+	// Uses has the uses of each EIP, by its name: "fip", "snat", "dnat", sorted.
 	Uses map[string][]string
 }
 
@@ -84,8 +84,8 @@ func Compile(in *Input) Result {
 	return c.result
 }
 
-// sysctls returns those of a gateway. Paths are symmetric, so a strict reverse path filter drops only spoofed packets.
-// arp_ignore and arp_announce keep each device to its own addresses.
+// sysctls returns the settings of a gateway. Paths are symmetric, so a strict reverse path filter drops only spoofed packets. arp_ignore
+// and arp_announce restrict each device to its own addresses.
 func sysctls() map[string]string {
 	values := map[string]string{"net/ipv4/ip_forward": "1", "net/ipv4/conf/all/send_redirects": "0"}
 	for _, device := range []string{Inside, Outside} {
@@ -127,8 +127,8 @@ func (c *compiler) net1() {
 	}
 }
 
-// routes returns the VPC's prefixes by eth0, and everything else by net1. A route of the VPC whose next hop is the gateway itself
-// leads to the outside.
+// routes returns routes to the VPC's prefixes by eth0, and to everything else by net1. A route of the VPC whose next hop is the gateway
+// itself leads outside.
 func (c *compiler) routes() {
 	inside := map[netip.Prefix]struct{}{}
 	for i := range c.Subnets {
@@ -142,7 +142,7 @@ func (c *compiler) routes() {
 	for _, peering := range c.VPC.Peerings {
 		inside[peering.Local.Masked()] = struct{}{}
 	}
-	delete(inside, c.Subnet.Prefix) // eth0 has it by its address
+	delete(inside, c.Subnet.Prefix) // eth0 has this route from its address
 	routes := []Route{
 		{Dst: netip.PrefixFrom(netip.IPv4Unspecified(), 0), Gateway: c.External.Gateway, Device: Outside},
 		{Dst: c.External.Prefix, Device: Outside},
@@ -180,7 +180,7 @@ func (c *compiler) chain(chain nft.Chain, rules ...string) {
 	c.add(&chain, list)
 }
 
-// table makes the chains, which are the same for every gateway: rules are elements of maps.
+// table creates the chains, which are the same for every gateway: rules are elements of maps.
 func (c *compiler) table() {
 	c.add(
 		&nft.Table{Family: nft.FamilyIPv4, Name: Table},
@@ -225,7 +225,7 @@ func (c *compiler) element(set string, owner objects.Meta, match []string, value
 	c.add(&nft.Element{Family: nft.FamilyIPv4, Table: Table, Set: set, Match: match, Value: value, Owner: c.comment(owner)})
 }
 
-// rule is any of the three kinds, while it is judged.
+// rule is a rule of any of the three kinds, while it is judged.
 type rule struct {
 	objects.Age
 	eip   string
@@ -234,7 +234,7 @@ type rule struct {
 	make  func(address netip.Addr)
 }
 
-// translations makes the elements of all rules, the oldest first.
+// translations creates the elements of all rules, the oldest first.
 func (c *compiler) translations() {
 	var snats []objects.SNAT
 	rules := c.rules(&snats)
@@ -263,7 +263,7 @@ func (c *compiler) translations() {
 	c.sources(snats)
 }
 
-// conflict returns who holds what the rule claims, and a text for it; empty: nothing is held.
+// conflict returns the holder of what the rule claims, and a text for it; empty if nothing is held.
 func conflict(r rule, claimed map[string]objects.Meta) (holder objects.Meta, text string) {
 	for _, claim := range r.claim {
 		if holder, held := claimed[claim]; held {
@@ -313,8 +313,8 @@ func (c *compiler) rules(snats *[]objects.SNAT) []rule {
 	return rules
 }
 
-// sources makes the elements of SNAT rules. The intervals of a map exclude each other, so each rule's prefix is made without the
-// longer ones in it.
+// sources creates the elements of SNAT rules. The intervals of a map must not overlap, so each rule's elements omit the longer prefixes
+// within its own.
 func (c *compiler) sources(snats []objects.SNAT) {
 	for _, snat := range snats {
 		if !slices.ContainsFunc(c.Subnets, func(s objects.Subnet) bool { return s.Prefix.Overlaps(snat.Prefix) }) {

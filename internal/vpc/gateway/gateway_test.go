@@ -127,7 +127,7 @@ func TestGolden(t *testing.T) {
 	}
 }
 
-// The same objects give the same state and the same hash in every order, and another state gives another hash.
+// The same objects result in the same state and the same hash in every order, and another state in another hash.
 func TestOrder(t *testing.T) {
 	first := gateway.Compile(input())
 	want, hash := render(&first), first.State.Hash()
@@ -151,7 +151,7 @@ func TestOrder(t *testing.T) {
 	}
 }
 
-// Every source gets the EIP of the longest prefix, and the intervals exclude each other.
+// Every source gets the EIP of the longest prefix, and the intervals do not overlap.
 func TestLongestPrefix(t *testing.T) {
 	rapid.Check(t, func(r *rapid.T) {
 		in := input()
@@ -197,7 +197,7 @@ func TestLongestPrefix(t *testing.T) {
 	})
 }
 
-// Of a state, the rules that are left ask for what they made, and for nothing that only deleted rules made.
+// Asks with the remaining rules accepts the elements that these rules created, and no element that only deleted rules created.
 func TestAsks(t *testing.T) {
 	rapid.Check(t, func(r *rapid.T) {
 		in := input()

@@ -21,7 +21,7 @@ import (
 	"weft.dev/weft/internal/vpc/northbound"
 )
 
-// program brings a gateway's state into its namespace, by the engines.
+// program programs a gateway's state into its namespace, by the engines.
 func program(ctx context.Context, t *testing.T, netns ns.NetNS, state *gateway.State) (nftChanges, linkChanges int) {
 	t.Helper()
 	path := fmt.Sprintf("/proc/self/fd/%d", netns.Fd())
@@ -63,7 +63,7 @@ func program(ctx context.Context, t *testing.T, netns ns.NetNS, state *gateway.S
 	return len(ruleChange.Set) + len(ruleChange.Delete), len(linkChange.Set) + len(linkChange.Delete)
 }
 
-// The whole way of packets between pods of a VPC and an outside network, by OVN and the gateway's engines.
+// The complete path of packets between pods of a VPC and an outside network, by OVN and the gateway's engines.
 func TestGateway(t *testing.T) {
 	site := ovntest.NewSite(t, 1)
 	node := site.Chassis[0]

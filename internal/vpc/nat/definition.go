@@ -44,8 +44,8 @@ func Definitions(list *unstructured.UnstructuredList) map[string]string {
 	return configs
 }
 
-// TrimDefinition keeps of a cached NetworkAttachmentDefinition what names it and its configuration, one byte longer at most than
-// ParseDefinition takes: others' definitions are for other plugins, and may be long.
+// TrimDefinition reduces a cached NetworkAttachmentDefinition to its names and its configuration, of which it keeps at most one byte more
+// than ParseDefinition accepts: others' definitions are for other plugins, and may be long.
 func TrimDefinition(object any) (any, error) {
 	whole, is := object.(*unstructured.Unstructured)
 	if !is {

@@ -10,7 +10,7 @@ import (
 	"weft.dev/weft/internal/vpc/objects"
 )
 
-// A cached definition has its name and its configuration, and of one that is too long no more than shows that it is.
+// A cached definition has its name and its configuration; of a configuration that is too long, it has only enough to show that.
 func TestTrimDefinition(t *testing.T) {
 	const macvlan = `{"type":"macvlan","master":"ens37"}`
 	long := macvlan + strings.Repeat(" ", 1<<20)

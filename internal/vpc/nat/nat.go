@@ -1,8 +1,8 @@
-// Package nat compiles the objects of NAT gateways to the state of each gateway's pod. It is pure, and shared: the agent programs what it
-// returns and reports the hash, and the controller compares that hash with its own to say what is in effect.
+// Package nat compiles the objects of NAT gateways to the state of each gateway's pod. It is pure, and shared: the agent programs the state
+// and reports its hash, and the controller compares that hash with its own to report what is in effect.
 //
-// Addresses are those that the controller has written (status of VpcNatGateway and IptablesEIP). They are taken only where the external
-// Subnet has them and no older object has the same.
+// Addresses are those that the controller has written (status of VpcNatGateway and IptablesEIP). They are used only if the external Subnet
+// contains them and no older object has the same.
 package nat
 
 import (
@@ -19,7 +19,7 @@ import (
 	"weft.dev/weft/internal/vpc/objects"
 )
 
-// PodPrefix is what the names of gateways' StatefulSets begin with.
+// PodPrefix is the prefix of the names of gateways' StatefulSets.
 const PodPrefix = "vpc-nat-gw-"
 
 // Condition is the type of the condition in which an agent reports what it has programmed in a gateway's pod: the hash is its message.
@@ -31,7 +31,7 @@ func WorkloadName(gateway string) string { return PodPrefix + gateway }
 // PodName returns the name of the gateway's pod.
 func PodName(gateway string) string { return WorkloadName(gateway) + "-0" }
 
-// Objects are what gateways are compiled from. They are not changed.
+// Objects are the objects from which gateways are compiled. They are not changed.
 type Objects struct {
 	Vpcs     []kubeovn.Vpc
 	Subnets  []kubeovn.Subnet
@@ -44,7 +44,7 @@ type Objects struct {
 	Definitions map[string]string
 }
 
-// Problem is why something is not in effect: the reason and the message of its condition Ready. The zero value: nothing is wrong.
+// Problem is why something is not in effect: the reason and the message of its condition Ready. The zero value: no problem.
 type Problem struct{ Reason, Message string }
 
 // Gateway is a gateway.
@@ -54,10 +54,10 @@ type Gateway struct {
 	Age    objects.Age
 	// Problem is why it has no state.
 	Problem Problem
-	// Definition is what its outside interface is made from, and Result its state, while it has no Problem.
+	// Definition is the configuration of its outside interface, and Result its state, if it has no Problem.
 	Definition objects.Definition
 	Result     gateway.Result
-	// Hash is the state's and the interface's.
+	// Hash is the hash of the state and the interface.
 	Hash string
 
 	in gateway.Input
@@ -76,11 +76,11 @@ type EIP struct {
 type Network struct {
 	Gateways map[string]*Gateway
 	EIPs     map[string]*EIP
-	// Rules are those that can be read, by Owner.
+	// SNATs, DNATs and FIPs are the valid rules, by Owner.
 	SNATs map[string]objects.SNAT
 	DNATs map[string]objects.DNAT
 	FIPs  map[string]objects.FIP
-	// Problems are those of rules that cannot be read, by Owner.
+	// Problems are those of invalid rules, by Owner.
 	Problems map[string]objects.Problems
 }
 
@@ -91,7 +91,7 @@ type compiler struct {
 	subnets map[string]objects.Subnet
 }
 
-// Parse reads the objects: what gateways and EIPs ask for, and which rules name which EIP. It compiles no state.
+// Parse reads the objects: the specifications of gateways and EIPs, and which rules name which EIP. It compiles no state.
 func Parse(o *Objects) *Network { return parse(o).Network }
 
 // Compile returns all gateways.
@@ -140,8 +140,7 @@ func parse(o *Objects) *compiler {
 	return c
 }
 
-// parseSubnets keeps the Subnets that can be used. Of those of a VPC that overlap, the oldest has its range: a gateway has no routes to the
-// others.
+// parseSubnets keeps the usable Subnets. Of a VPC's Subnets that overlap, the oldest is kept: a gateway has no routes to the others.
 func (c *compiler) parseSubnets() {
 	type aged struct {
 		objects.Subnet
@@ -201,7 +200,7 @@ func (c *compiler) keep(rule objects.Meta, eip string, problems objects.Problems
 	return true
 }
 
-// assemble gathers what a gateway's state depends on, or returns why it has none.
+// assemble collects what a gateway's state depends on, or returns why it has none.
 func (c *compiler) assemble(g *Gateway) Problem {
 	if g.Problem != (Problem{}) {
 		return g.Problem
@@ -251,7 +250,7 @@ func (c *compiler) assemble(g *Gateway) Problem {
 	return Problem{}
 }
 
-// addresses gathers the gateway's own address, its EIPs and their rules.
+// addresses collects the gateway's own address, its EIPs and their rules.
 func (c *compiler) addresses(g *Gateway) {
 	in := &g.in
 	if !g.Value.NoOwn {
@@ -269,7 +268,7 @@ func (c *compiler) addresses(g *Gateway) {
 	c.rulesOf(in)
 }
 
-// Asks returns which elements of a gateway's maps the rules ask for, whether the gateway itself can be compiled or not (gateway.Asks).
+// Asks returns which elements of a gateway's maps the rules require, even if the gateway itself cannot be compiled (gateway.Asks).
 func (n *Network) Asks(name string) func(*nft.Element) bool {
 	in := &gateway.Input{}
 	for _, e := range n.EIPs {
@@ -281,7 +280,7 @@ func (n *Network) Asks(name string) func(*nft.Element) bool {
 	return gateway.Asks(in)
 }
 
-// rulesOf puts the EIPs into order, leaves out those whose address is taken, and gathers the rules of the others.
+// rulesOf sorts the EIPs, removes those whose address is taken, and collects the rules of the others.
 func (n *Network) rulesOf(in *gateway.Input) {
 	slices.SortFunc(in.EIPs, func(a, b objects.EIP) int { return a.Compare(b.Age) })
 	taken := map[netip.Addr]bool{}

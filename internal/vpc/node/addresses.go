@@ -16,7 +16,7 @@ import (
 	"weft.dev/weft/internal/vpc/objects"
 )
 
-// ipObjects are the addresses that the controller gave the pods of this node: IP objects, watched.
+// ipObjects are the addresses that the controller assigned to the pods of this node: IP objects, watched.
 type ipObjects struct {
 	objects ctrlcache.Cache
 	api     client.Reader
@@ -87,7 +87,7 @@ func (a *ipObjects) Of(ctx context.Context, namespace, pod, uid string) (Address
 	}
 }
 
-// find returns the IP object of a pod, and one of a former pod of its name.
+// find returns the IP object of a pod, and one of a former pod with its name.
 func find(list *kubeovn.IPList, namespace, pod, uid string) (ip, former *kubeovn.IP) {
 	var own []*kubeovn.IP
 	for i := range list.Items {

@@ -1,8 +1,8 @@
-// Package node is the part of the agent for VPCs: it attaches pods, and keeps their interfaces on OVN's integration bridge.
+// Package node is the part of the agent for VPCs: it attaches pods, and maintains their interfaces on OVN's integration bridge.
 //
-// The controller decides the pod's address and logical port, and records them in an IP object. The agent takes them for the pod of that
-// very UID, makes the pod's interface, and puts the host's end on OVN's integration bridge. An ADD is answered once ovn-controller
-// reports that the logical port's flows are installed; the port is closed until then.
+// The controller decides the pod's address and logical port, and stores them in an IP object. The agent uses only the IP object of the pod
+// with the same UID. It creates the pod's interface, and adds the host veth to OVN's integration bridge. An ADD is answered once
+// ovn-controller reports that the logical port's flows are installed; the port is closed until then.
 package node
 
 import (
@@ -26,55 +26,55 @@ import (
 	"weft.dev/weft/internal/vpc/binding"
 )
 
-// addressTimeout bounds how long an ADD waits for the pod's address. The runtime calls again.
+// addressTimeout limits how long an ADD waits for the pod's address. The runtime then repeats the ADD.
 const addressTimeout = 30 * time.Second
 
-// podGroup is the device group of host ends: their frames are for the switch alone, and rules keep them from the kernel (guard). All of
+// podGroup is the device group of host veths: their frames are for the switch alone, and rules keep them from the kernel (guard). All of
 // Weft's networks use this one.
 const podGroup = 77
 
-// hostPrefix is the prefix of the names of host ends. A hash of the attachment follows, so that the name does not depend on the address.
+// hostPrefix is the prefix of the names of host veths. A hash of the attachment follows, so that the name does not depend on the address.
 const hostPrefix = "wv"
 
-// Address is what the controller gave a pod.
+// Address is what the controller assigned to a pod.
 type Address struct {
 	// Subnet and SubnetUID are the Subnet's.
 	Subnet, SubnetUID string
-	// Prefix is the address with the length of the subnet, and Gateway the gateway of the default route.
+	// Prefix is the address with the prefix length of the subnet, and Gateway the gateway of the default route.
 	Prefix  netip.Prefix
 	Gateway netip.Addr
 	MAC     string
 	// Port is the name of the logical port.
 	Port string
-	// NATGateway is the VpcNatGateway whose pod it is; empty: it is any other pod.
+	// NATGateway is the VpcNatGateway of a gateway's pod; empty for any other pod.
 	NATGateway string
-	// MTU is the interface's; 0: that of the nodes' network less Geneve's header.
+	// MTU is the interface's; 0: that of the nodes' network minus Geneve's header.
 	MTU int
 }
 
-// Addresses know what the controller gave pods.
+// Addresses return what the controller assigned to pods.
 type Addresses interface {
-	// Of returns the address of the pod with the UID; "" is that of the pod as it is now. It waits for the pod's IP object until ctx ends.
+	// Of returns the address of the pod with the UID; "" means the current pod. It waits for the pod's IP object until ctx ends.
 	Of(ctx context.Context, namespace, pod, uid string) (Address, error)
 }
 
-// Ports are the integration bridge's.
+// Ports manages the ports of the integration bridge.
 type Ports interface {
 	Attach(ctx context.Context, port ovsport.Port) error
 	Detach(ctx context.Context, devices ...string) error
 	List(ctx context.Context) (map[string]ovsport.Port, error)
-	// Put makes rows as they should be, and waits for nothing.
+	// Put corrects rows, without waiting.
 	Put(ctx context.Context, ports ...ovsport.Port) error
 	// Datapath returns the type of the bridge's datapath.
 	Datapath(ctx context.Context) (string, error)
 }
 
-// Config says what an Attacher works with.
+// Config is the configuration of an Attacher.
 type Config struct {
 	Addresses Addresses
 	Links     link.PodLinks
 	Ports     Ports
-	// MTU is that of pods whose Subnet says nothing.
+	// MTU is that of pods whose Subnet has none.
 	MTU int
 }
 
@@ -84,7 +84,7 @@ type Attacher struct{ config Config }
 // NewAttacher returns an Attacher.
 func NewAttacher(config Config) *Attacher { return &Attacher{config} }
 
-// Plan takes the address that the controller gave the pod. It waits for it as long as the request may take.
+// Plan uses the address that the controller assigned to the pod. It waits for it up to addressTimeout.
 func (a *Attacher) Plan(ctx context.Context, req *cni.Request, at placement.Decision, inUse attach.InUse) (attach.Record, error) {
 	namespace, pod := req.Args.PodNamespace, req.Args.PodName
 	waiting, cancel := context.WithTimeout(ctx, addressTimeout)
@@ -119,7 +119,7 @@ func (a *Attacher) Plan(ctx context.Context, req *cni.Request, at placement.Deci
 	return rec, nil
 }
 
-// Connect makes the interface and its port, and returns once the port's flows are installed.
+// Connect creates the interface and its port, and returns once the port's flows are installed.
 func (a *Attacher) Connect(ctx context.Context, rec *attach.Record) (*types100.Result, error) {
 	pair, port, err := a.desired(ctx, rec)
 	if err != nil {
@@ -138,7 +138,7 @@ func (a *Attacher) Connect(ctx context.Context, rec *attach.Record) (*types100.R
 	return plan.Result(rec, &plan.Settings{}, created.HostMAC), nil
 }
 
-// desired returns the interface and the port that the record says.
+// desired returns the interface and the port that the record defines.
 func (a *Attacher) desired(ctx context.Context, rec *attach.Record) (link.Pair, ovsport.Port, error) {
 	port, err := portOf(rec)
 	if err != nil {

@@ -30,14 +30,14 @@ func present(ctx context.Context, objects client.Reader) (network.Presence, erro
 	return network.Presence{Why: "there is no Vpc"}, nil
 }
 
-// bindings are which Subnets pods are bound to, compiled when Vpcs or Subnets have changed.
+// bindings decide which Subnets pods are bound to, compiled when Vpcs or Subnets have changed.
 type bindings struct {
 	mu       sync.Mutex
 	versions []version
 	compiled *binding.Subnets
 }
 
-// version is an object as it was compiled.
+// version identifies an object's version that was compiled.
 type version struct{ uid, version string }
 
 func versionOf(object metav1.Object) version {

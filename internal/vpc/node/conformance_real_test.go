@@ -37,7 +37,7 @@ func testSubnet() objects.Subnet {
 	}
 }
 
-// eachItsOwn gives each pod that asks an address of its own, as the controller does.
+// eachItsOwn assigns each pod its own address, as the controller does.
 type eachItsOwn struct {
 	mu    sync.Mutex
 	given map[string]netip.Addr
@@ -128,7 +128,7 @@ func TestConformance(t *testing.T) {
 	})
 }
 
-// connected pings the router. A pod that is to be connected may need a second packet: the first one's ARP is answered by OVN.
+// connected pings the router. A pod that should be connected may need a second packet: OVN answers the first one's ARP.
 func connected(t *testing.T, netns string, _ attach.Record, want bool) {
 	t.Helper()
 	pod, err := ns.GetNS(netns)
@@ -145,7 +145,7 @@ func connected(t *testing.T, netns string, _ attach.Record, want bool) {
 	}
 }
 
-// What others do to a pod's row is put back, and the node's kernel takes no frame of the pod.
+// Changes of a pod's row by other programs are reverted, and the node's kernel accepts no frame of the pod.
 func TestPutBack(t *testing.T) {
 	site := siteWithPorts(t)
 	chassis := site.Chassis[0]
@@ -177,7 +177,7 @@ func TestPutBack(t *testing.T) {
 	ovntest.Eventually(t, "the logical port is put back", func() bool { return n.Check(ctx, rec) == nil })
 	pod.Reaches("10.0.1.1")
 
-	// To the host's end, with an address of the node behind it: the node's kernel would answer, or forward it.
+	// To the host veth's MAC, for an address of the node behind it: the node's kernel would answer, or forward it.
 	ovntest.Run(t, chassis.NetNS, "ip", "addr", "add", "192.0.2.1/32", "dev", "lo")
 	described := strings.Fields(ovntest.Run(t, chassis.NetNS, "ip", "-br", "link", "show", rec.HostInterface))
 	ovntest.Run(t, chassis.NetNS, "ip", "route", "add", "10.0.1.0/24", "dev", rec.HostInterface)

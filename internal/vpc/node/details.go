@@ -8,16 +8,16 @@ import (
 	"weft.dev/weft/internal/ovsport"
 )
 
-// details are what an attachment's record keeps for VPCs.
+// details are what an attachment's record stores for VPCs.
 type details struct {
 	// Port is the logical port, Subnet the Subnet's name.
 	Port   string `json:"port"`
 	Subnet string `json:"subnet"`
-	// Gateway is the VpcNatGateway whose pod it is; empty: it is any other pod.
+	// Gateway is the VpcNatGateway of a gateway's pod; empty for any other pod.
 	Gateway string `json:"gateway,omitempty"`
 }
 
-// gatewayOf returns the VpcNatGateway whose pod an attachment is of; empty: it is any other pod.
+// gatewayOf returns the VpcNatGateway of an attachment of a gateway's pod; empty for any other pod.
 func gatewayOf(rec *attach.Record) string {
 	var d details
 	if json.Unmarshal(rec.Details, &d) != nil {

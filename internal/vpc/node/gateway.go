@@ -21,26 +21,26 @@ import (
 	"weft.dev/weft/internal/vpc/nat"
 )
 
-// natGateway is the pod of a NAT gateway on this node. Its methods are called one at a time (serial).
+// natGateway is the pod of a NAT gateway on this node. Its methods are serialized (serial).
 type natGateway struct {
 	name string
 	rec  attach.Record
 	node *node.Node
-	// engine is used directly until the loop is given a state.
+	// engine is used directly until the loop has a state.
 	engine *nft.Engine
 	loop   *reconcile.Loop[nft.Key, nft.Item]
 	close  func()
 
-	// serial is a semaphore: changes of one gateway follow each other, and hold up nothing else.
+	// serial is a semaphore: changes of one gateway are serialized, and delay nothing else.
 	serial chan struct{}
-	// started says that the loop was given a state.
+	// started reports that the loop has a state.
 	started bool
-	// outside is net1 as it was made last, and items the table; nil: not known yet.
+	// outside is the last net1, and items the table; nil: not known yet.
 	outside *link.Macvlan
 	items   map[nft.Key]nft.Item
-	// hash is that of the state in effect; empty: none is.
+	// hash is that of the state in effect; empty if there is none.
 	hash string
-	// stopped says that its traffic was stopped for good.
+	// stopped reports that its traffic was stopped for good.
 	stopped bool
 }
 
@@ -65,7 +65,7 @@ func openGateway(ctx context.Context, n *node.Node, rec *attach.Record) (*natGat
 	return g, nil
 }
 
-// lock waits until no other change of the gateway is under way.
+// lock waits until no other change of the gateway runs.
 func (g *natGateway) lock(ctx context.Context) error {
 	select {
 	case g.serial <- struct{}{}:
@@ -133,8 +133,8 @@ func (g *natGateway) fragment(items map[nft.Key]nft.Item) map[reconcile.Owner]ma
 	return map[reconcile.Owner]map[nft.Key]nft.Item{g.owner(): items}
 }
 
-// withdraw takes from the table the translations that no rule asks for, and changes nothing else: the gateway cannot be compiled. An agent
-// that has not programmed the gateway yet finds in the table itself what is in effect.
+// withdraw removes from the table the translations that no rule requires, and changes nothing else, because the gateway cannot be compiled.
+// An agent that has not programmed the gateway yet reads the table to find what is in effect.
 func (g *natGateway) withdraw(ctx context.Context, asked func(*nft.Element) bool) error {
 	if err := g.lock(ctx); err != nil {
 		return err
@@ -157,7 +157,7 @@ func (g *natGateway) withdraw(ctx context.Context, asked func(*nft.Element) bool
 	return nil
 }
 
-// reduce commits the table without the items that are not to stay, and returns the others.
+// reduce commits the table without the items for which stays is false, and returns the others.
 func (g *natGateway) reduce(ctx context.Context, stays func(nft.Item) bool) (left map[nft.Key]nft.Item, err error) {
 	have := g.items
 	if !g.started {
@@ -197,7 +197,7 @@ func (g *natGateway) routes(want *nat.Gateway) map[link.Key]link.Item {
 	return items
 }
 
-// follow does what a changed state asks for beside it: connections of changed rules are forgotten, and new addresses announced.
+// follow completes a change of the state: connections of changed rules are flushed, and new addresses announced.
 func (g *natGateway) follow(items map[nft.Key]nft.Item, outside *link.Macvlan) error {
 	changed := changes(g.items, items)
 	announced := map[netip.Prefix]bool{}
@@ -263,7 +263,7 @@ func concerns(e *nft.Element, c *link.Connection) bool {
 	return ok && prefix.Contains(c.From) && c.From != c.Back
 }
 
-// stop ends the gateway's traffic: without net1 its addresses answer no more.
+// stop ends the gateway's traffic: without net1 its addresses do not answer any more.
 func (g *natGateway) stop(ctx context.Context) error {
 	if err := g.lock(ctx); err != nil {
 		return err

@@ -65,7 +65,7 @@ func TestMain(m *testing.M) {
 	}))
 }
 
-// manifests are what users of Kube-OVN's gateways bring.
+// manifests are the manifests of users of Kube-OVN's gateways.
 const manifests = `
 kind: ConfigMap
 apiVersion: v1
@@ -181,7 +181,7 @@ func (m *manyRecords) Attached() []attach.Record {
 	return all
 }
 
-// nodeUnderTest is an agent's network on the site's chassis, with a kubelet that the test is.
+// nodeUnderTest is an agent's network on the site's chassis; the test acts as its kubelet.
 type nodeUnderTest struct {
 	client.Client
 	t       *testing.T
@@ -225,7 +225,7 @@ func (n *nodeUnderTest) start() {
 	ovntest.Eventually(n.t, "the network is ready", func() bool { return made.Ready() == nil })
 }
 
-// add attaches a pod that the API server has, as a runtime does.
+// add attaches a pod of the API server, as a runtime does.
 func (n *nodeUnderTest) add(namespace, name string) (*ovntest.Pod, attach.Record) {
 	n.t.Helper()
 	var object corev1.Pod
@@ -266,8 +266,8 @@ func (n *nodeUnderTest) namespace(name string) {
 	}
 }
 
-// withoutDefinition deletes floating IP fip01 while the gateway's NetworkAttachmentDefinition is gone: under an agent that has programmed the
-// gateway, and under one that has not. Everything is as before afterwards.
+// withoutDefinition deletes floating IP fip01 while the gateway's NetworkAttachmentDefinition does not exist: with an agent that has
+// programmed the gateway, and with one that has not. Afterwards everything is as before.
 func withoutDefinition(n *nodeUnderTest, before, after func()) {
 	ctx, t := n.t.Context(), n.t
 	for _, restart := range []bool{false, true} {
@@ -293,7 +293,7 @@ func withoutDefinition(n *nodeUnderTest, before, after func()) {
 	}
 }
 
-// From the manifests of users to packets: controller, API server, OVN and agent are the real ones; the test is StatefulSet controller, kubelet
+// From the users' manifests to packets: controller, API server, OVN and agent are real; the test acts as StatefulSet controller, kubelet
 // and runtime.
 func TestGatewayOfUsers(t *testing.T) {
 	site := ovntest.NewSite(t, 1)
@@ -354,7 +354,7 @@ func TestGatewayOfUsers(t *testing.T) {
 	must(t, c.Update(ctx, snat))
 	expect("the corrected rule", one, "1.1.1.1:7000", "router 192.168.100.231")
 
-	// A restart of the agent changes nothing in the gateway, and a rule that changed meanwhile comes into effect.
+	// A restart of the agent changes nothing in the gateway, and a rule that changed meanwhile takes effect.
 	nftables := func() string { return ovntest.Run(t, gate.NetNS, "nft", "-a", "list", "table", "ip", "weft_gateway") }
 	handles := func() string { return strings.Join(strings.Fields(nftables())[:5], " ") }
 	before := handles()
@@ -377,7 +377,7 @@ func TestGatewayOfUsers(t *testing.T) {
 		expect("a rule that is left", floating, "1.1.1.1:7000", "router 192.168.100.231")
 	})
 
-	// Deleted, the EIP answers no more.
+	// After its deletion, the EIP does not answer any more.
 	must(t, c.Delete(ctx, fip))
 	must(t, c.Delete(ctx, &kubeovn.IptablesEIP{ObjectMeta: metav1.ObjectMeta{Name: "eip3"}}))
 	ovntest.Eventually(t, "the EIP is gone", func() bool {
@@ -394,7 +394,7 @@ func TestGatewayOfUsers(t *testing.T) {
 		t.Errorf("net1 of a closed gateway: %s", out)
 	}
 
-	// Everything is deleted in the order in which it came, and nothing is left.
+	// Everything is deleted in the order of creation, and nothing is left.
 	for _, p := range []client.ObjectKey{{Namespace: "ns1", Name: "vpc1-pod"}, {Namespace: "ns1", Name: "floating"}, {Namespace: "kube-system", Name: "vpc-nat-gw-gw1-0"}} {
 		must(t, c.Delete(ctx, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: p.Namespace, Name: p.Name}}, client.GracePeriodSeconds(0)))
 	}

@@ -25,10 +25,10 @@ import (
 	"weft.dev/weft/internal/vpc/nat"
 )
 
-// errClosed says that the traffic of a gateway's attachment was stopped.
+// errClosed reports that the traffic of a gateway's attachment was stopped.
 var errClosed = errors.New("the attachment was closed")
 
-// gateways are the pods of NAT gateways on this node. Their state follows from the API's objects, and is programmed from here.
+// gateways are the pods of NAT gateways on this node. Their state follows from the API's objects, and is programmed here.
 type gateways struct {
 	node *node.Node
 	deps network.Deps
@@ -51,7 +51,7 @@ func newGateways(n *node.Node, deps network.Deps) *gateways {
 	}
 }
 
-// gatewayKinds are the objects that gateways are compiled from.
+// gatewayKinds are the objects from which gateways are compiled.
 func gatewayKinds() []client.Object {
 	return []client.Object{
 		&kubeovn.Vpc{}, &kubeovn.Subnet{}, &kubeovn.VpcNatGateway{}, &kubeovn.IptablesEIP{}, &kubeovn.IptablesSnatRule{},
@@ -92,7 +92,7 @@ func (g *gateways) watch(ctx context.Context) error {
 	return nil
 }
 
-// compile returns all gateways, as the objects are now.
+// compile returns all gateways, from the current objects.
 func (g *gateways) compile(ctx context.Context) (*nat.Network, error) {
 	if err := g.watch(ctx); err != nil {
 		return nil, err
@@ -189,14 +189,14 @@ func (g *gateways) disconnect(ctx context.Context, rec *attach.Record) error {
 	return have.stop(ctx)
 }
 
-// removed forgets an attachment that is gone.
+// removed deletes the state of a removed attachment.
 func (g *gateways) removed(key attach.Key) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	delete(g.closed, key)
 }
 
-// attached returns the records of the gateways that are here, those whose ADD is under way among them.
+// attached returns the records of the gateways on this node, including those whose ADD is in progress.
 func (g *gateways) attached() map[attach.Key]attach.Record {
 	recs := map[attach.Key]attach.Record{}
 	for _, rec := range g.deps.Records.Attached() {
@@ -245,7 +245,7 @@ func (g *gateways) closeAll() {
 	}
 }
 
-// step programs what has changed, and reports it. One gateway that cannot be programmed does not keep the others from it.
+// step programs the changes, and reports them. A gateway that cannot be programmed does not affect the others.
 func (g *gateways) step(ctx context.Context) error {
 	recs := g.attached()
 	if len(recs) == 0 {
@@ -264,8 +264,8 @@ func (g *gateways) step(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// follow brings one gateway in step. A gateway that cannot be compiled keeps the state that it has, and the controller reports why; what its
-// rules do not ask for any more is withdrawn all the same.
+// follow brings one gateway in step. A gateway that cannot be compiled keeps its state, and the controller reports why; what its rules do
+// not require any more is withdrawn nevertheless.
 func (g *gateways) follow(ctx context.Context, rec *attach.Record, all *nat.Network) error {
 	name := gatewayOf(rec)
 	made, err := g.get(ctx, rec)
@@ -282,7 +282,7 @@ func (g *gateways) follow(ctx context.Context, rec *attach.Record, all *nat.Netw
 	return g.report(ctx, rec, want.Hash)
 }
 
-// report writes the hash of what is programmed to the condition of the gateway's pod, which its readiness waits for.
+// report writes the hash of what is programmed to the condition of the gateway's pod, for which its readiness waits.
 func (g *gateways) report(ctx context.Context, rec *attach.Record, hash string) error {
 	g.mu.Lock()
 	reported := g.reported[rec.Key()]

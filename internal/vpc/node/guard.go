@@ -7,7 +7,7 @@ import (
 	"weft.dev/weft/internal/node"
 )
 
-// table is that of the guard, in families inet and arp.
+// table is the guard's table, in families inet and arp.
 const table = "weft_vpc"
 
 // Priorities of the guard's chains: before connection tracking (-200), and that of filters.
@@ -16,13 +16,13 @@ const (
 	priorityFilter = 0
 )
 
-// Care is what of a node is the VPCs'.
+// Care returns the parts of a node that belong to VPCs.
 func Care() node.Care {
 	return node.Care{Tables: []nft.Table{{Family: nft.FamilyInet, Name: table}, {Family: nft.FamilyARP, Name: table}}}
 }
 
-// guard returns the rules that keep the frames of pods' host ends from the kernel. The userspace datapath of Open vSwitch reads them
-// beside it: without the rules a pod that sends to its host end's MAC address would be routed by the node.
+// guard returns the rules that keep the frames of pods' host veths from the kernel. Open vSwitch's userspace datapath reads the frames in
+// addition to the kernel: without the rules, the node would route packets that a pod sends to its host veth's MAC address.
 func guard() map[nft.Key]nft.Item {
 	items := map[nft.Key]nft.Item{}
 	add := func(item nft.Item) { items[item.Key()] = item }

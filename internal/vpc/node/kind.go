@@ -16,26 +16,26 @@ import (
 	"weft.dev/weft/internal/vpc/nat"
 )
 
-// Bridge is OVN's integration bridge. ovn-controller makes it.
+// Bridge is OVN's integration bridge. ovn-controller creates it.
 const Bridge = "br-int"
 
-// GenevePort is the UDP port of OVN's tunnels. It is closed to pods of other networks: a packet that is masqueraded comes from a chassis.
+// GenevePort is the UDP port of OVN's tunnels. It is closed to pods of other networks: a masqueraded packet has a chassis's source address.
 const GenevePort = 6081
 
-// Options say what the Kind works with.
+// Options are the options of the Kind.
 type Options struct {
 	// Node is the name of this node's Node object.
 	Node string
 	// Database is Open vSwitch's: unix:PATH.
 	Database string
-	// Addresses know what the controller gave pods. Nil: IP objects, which are watched.
+	// Addresses return what the controller assigned to pods. Nil: IP objects, which are watched.
 	Addresses Addresses
-	// Join makes the node a chassis of OVN and keeps it one until ctx ends, and reports what the NodeNetwork says of it, and what is wrong.
-	// It is called once UDP 6081 is closed to pods. Nil: others make the node a chassis.
+	// Join makes the node a chassis of OVN and keeps it one until ctx ends. It reports the status for the NodeNetwork, and errors. It is
+	// called once UDP 6081 is closed to pods. Nil: another program makes the node a chassis.
 	Join func(ctx context.Context, datapath string, report func(weftv1.VPCNode, error)) error
 }
 
-// Kind returns the network as the agent's wiring knows it.
+// Kind returns the network for the agent's wiring.
 func Kind(options Options) network.Kind {
 	here := ctrlcache.ByObject{Field: fields.OneTermEqualSelector("spec.nodeName", options.Node)}
 	b := &bindings{}

@@ -23,18 +23,18 @@ import (
 	"weft.dev/weft/internal/vpc/binding"
 )
 
-// owner is that of fragments which belong to no attachment.
+// owner is the owner of fragments that belong to no attachment.
 const owner reconcile.Owner = binding.Network
 
 const (
-	// geneveOverhead is what Geneve with OVN's options takes of a packet: outer IPv4, UDP and Geneve headers with OVN's option, and the
-	// inner Ethernet header (ovn-architecture(7)).
+	// geneveOverhead is the overhead of Geneve with OVN's options: outer IPv4, UDP and Geneve headers with OVN's option, and the inner
+	// Ethernet header (ovn-architecture(7)).
 	geneveOverhead = 58
-	// fallbackMTU is that of pods on a node that has no default route to tell its uplink by.
+	// fallbackMTU is that of pods on a node without a default route, whose uplink is unknown.
 	fallbackMTU = 1400
 )
 
-// Bounds of how soon rows that could not be written are tried again.
+// Delays before rows that could not be written are tried again.
 const (
 	firstRetry = 100 * time.Millisecond
 	lastRetry  = 10 * time.Second
@@ -49,17 +49,17 @@ type Network struct {
 	ips     *ipObjects // nil: the addresses are others
 	gates   *gateways
 	handed  chan struct{}
-	// changed wakes what puts rows back that others have changed.
+	// changed wakes the goroutine that restores rows that other programs have changed.
 	changed chan struct{}
 
 	mu sync.Mutex
-	// closed are attachments whose traffic was stopped: their rows are not put back.
+	// closed are attachments whose traffic was stopped: their rows are not restored.
 	closed map[attach.Key]bool
-	// waits is why pods cannot be attached yet; nil: they can.
+	// waits is why pods cannot be attached yet; nil if they can.
 	waits error
 }
 
-// New returns the network. Nothing is changed before Run.
+// New returns the network. It changes nothing before Run.
 func New(n *node.Node, deps network.Deps, options Options) *Network {
 	v := &Network{
 		node: n, deps: deps, options: options, handed: make(chan struct{}), changed: make(chan struct{}, 1), closed: map[attach.Key]bool{},
@@ -144,7 +144,7 @@ func (v *Network) wake() {
 	}
 }
 
-// keep puts the rows of attached pods back whenever the switch's ports have changed, until ctx ends.
+// keep restores the rows of attached pods whenever the switch's ports have changed, until ctx ends.
 func (v *Network) keep(ctx context.Context, ports *ovsport.Ports) {
 	delay := firstRetry
 	for {
@@ -165,7 +165,7 @@ func (v *Network) keep(ctx context.Context, ports *ovsport.Ports) {
 	}
 }
 
-// restore puts back the rows of attached pods that are missing or altered.
+// restore restores the rows of attached pods that are missing or altered.
 func (v *Network) restore(ctx context.Context, ports *ovsport.Ports) error {
 	recs := v.deps.Records.Attached()
 	if len(recs) == 0 {

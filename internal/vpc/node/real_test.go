@@ -47,7 +47,7 @@ func must(t *testing.T, err error) {
 	}
 }
 
-// Pods of a VPC on two nodes, attached as an ADD does it: they reach each other, a check finds what is altered, and nothing is left.
+// Pods of a VPC on two nodes, attached as by an ADD: they reach each other, a check finds changes, and nothing is left.
 func TestAttacher(t *testing.T) {
 	site := ovntest.NewSite(t, 2)
 	subnet := objects.Subnet{

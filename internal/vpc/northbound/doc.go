@@ -1,5 +1,5 @@
-// Package northbound compiles VPCs, subnets and ports to rows of OVN's northbound database. It is pure: the same values give
-// the same rows, in whatever order they come.
+// Package northbound compiles VPCs, subnets and ports to rows of OVN's northbound database. It is pure: the same values result in the same
+// rows, whatever their order.
 //
 // # Rows
 //
@@ -7,17 +7,16 @@
 //	Subnet    Logical_Switch, the port pair to the router, ACLs
 //	address   Logical_Switch_Port
 //
-// Names hold a slash where two names meet, because names of Kubernetes objects have none: the port of router "a-b" to switch "c"
-// and that of router "a" to switch "b-c" differ.
+// Combined names are joined with a slash, which names of Kubernetes objects never contain: so the port of router "a-b" to switch "c" and
+// that of router "a" to switch "b-c" differ.
 //
 // # Routes by source
 //
-// Kube-OVN's patched OVN ranks all routes by source below all routes by destination. Stock OVN compares both by the length of
-// their prefixes, so that a route by source takes packets to connected subnets as well. Routes by source are therefore compiled
-// to policies of the lowest priority: one for each prefix, with matches that exclude each other and every prefix that the router
-// knows by destination. Policies are judged after routing, so a default route brings the packets there, and a policy drops what
-// reaches it from other sources. With a default route by destination in the same table, routes by source have no effect; the
-// compiler reports them.
+// Kube-OVN's patched OVN ranks all routes by source below all routes by destination. Stock OVN compares both by prefix length, so that a
+// route by source would also match packets to connected subnets. Therefore routes by source are compiled to policies of the lowest
+// priority: one for each prefix, with matches that do not overlap each other or a prefix that the router knows by destination. Policies are
+// evaluated after routing, so a default route makes packets reach them, and a further policy drops packets from other sources. With a
+// default route by destination in the same table, routes by source have no effect; the compiler reports them.
 //
 // # Priorities of policies
 //

@@ -28,12 +28,12 @@ func subnet(name, vpc, prefix string) objects.Subnet {
 	return objects.Subnet{Meta: meta("Subnet", name), VPC: vpc, Prefix: p, Gateway: p.Addr().Next()}
 }
 
-// cluster is what a test's database is compiled from.
+// cluster is the input from which a test's database is compiled.
 type cluster struct {
 	vpcs    []objects.VPC
 	subnets []objects.Subnet
 	ports   map[string][]string // addresses by subnet
-	more    northbound.Rows     // besides
+	more    northbound.Rows     // additional rows
 	// problems and shadowed are those of the last compilation, by VPC.
 	problems map[string]objects.Problems
 	shadowed map[string][]string
@@ -171,7 +171,7 @@ func TestOrder(t *testing.T) {
 	})
 }
 
-// Names that meet do not collide: a-b with c, and a with b-c.
+// Combined names do not collide: a-b with c, and a with b-c.
 func TestNamesDoNotCollide(t *testing.T) {
 	c := &cluster{
 		vpcs:    []objects.VPC{{Meta: meta("Vpc", "a-b")}, {Meta: meta("Vpc", "a")}},
@@ -188,8 +188,8 @@ func TestNamesDoNotCollide(t *testing.T) {
 	}
 }
 
-// Each packet from a subnet is judged by the routes by source as Kube-OVN judges it: a prefix known by destination first, else
-// the longest prefix of the source, else no route.
+// For each packet from a subnet, the routes by source have the same result as in Kube-OVN: a prefix known by destination first, else the
+// longest prefix of the source, else no route.
 func TestSourceRoutes(t *testing.T) {
 	rapid.Check(t, func(r *rapid.T) {
 		c := &cluster{vpcs: []objects.VPC{{Meta: meta("Vpc", "v")}}, subnets: []objects.Subnet{subnet("s", "v", "10.0.0.0/28")}}
@@ -223,7 +223,7 @@ func TestSourceRoutes(t *testing.T) {
 	})
 }
 
-// expected is the naive judgement: the next hops of the longest prefix, sorted, or a drop.
+// expected is the naive result: the next hops of the longest prefix, sorted, or a drop.
 func expected(routes []objects.Route, source netip.Addr) string {
 	best := -1
 	var hops []string
@@ -245,7 +245,7 @@ func expected(routes []objects.Route, source netip.Addr) string {
 	return fmt.Sprintf("reroute %v", hops)
 }
 
-// judge applies the policies of priority 1 to a packet, and fails on two that match.
+// judge applies the policies of priority 1 to a packet, and fails if two match.
 func judge(rows map[ovn.Key]ovn.Row, source, destination netip.Addr) string {
 	verdict := "none"
 	for key, row := range rows {

@@ -37,7 +37,7 @@ func newLab(t *testing.T, chassis int) *lab {
 	return l
 }
 
-// apply makes the database what the cluster compiles to.
+// apply programs the cluster's compiled rows into the database.
 func (l *lab) apply(ctx context.Context, t *testing.T, c *cluster) {
 	t.Helper()
 	have, err := l.engine.Read(ctx)
@@ -59,7 +59,7 @@ func (l *lab) pod(t *testing.T, chassis int, subnet *objects.Subnet, addr string
 	return p
 }
 
-// answers reports with which TTL the address answers, so that a test sees by which pod: each has a TTL of its own.
+// reachesTTL reports whether the address answers with the TTL: each pod has a different TTL, so that a test sees which pod answers.
 func reachesTTL(p *ovntest.Pod, to, ttl string) bool {
 	out, err := ovntest.Try(p.NetNS, "ping", "-n", "-c", "1", "-W", "1", to)
 	return err == nil && strings.Contains(out, "ttl="+ttl)
@@ -70,7 +70,7 @@ func setTTL(t *testing.T, p *ovntest.Pod, ttl string) {
 	ovntest.Run(t, p.NetNS, "sysctl", "-qw", "net.ipv4.ip_default_ttl="+ttl)
 }
 
-// Two VPCs on two nodes have the same addresses; each pod reaches its own, and nothing of the other.
+// Two VPCs on two nodes have the same addresses; each pod reaches only its own VPC.
 func TestVPCs(t *testing.T) {
 	l := newLab(t, 2)
 	c := &cluster{
@@ -143,7 +143,7 @@ func TestVPCs(t *testing.T) {
 		} {
 			c.more = northbound.Isolation(s11, netip.MustParseAddr("10.0.1.12"), closed)
 			l.apply(t.Context(), t, c)
-			ovntest.Eventually(t, fmt.Sprintf("closed %+v", closed), func() bool { // the switch takes a moment for packets whose way it has cached
+			ovntest.Eventually(t, fmt.Sprintf("closed %+v", closed), func() bool { // the switch takes a moment for packets whose path it has cached
 				return a1.Ping("10.0.1.12", "") == want[0] && a2.Ping("10.0.1.11", "") == want[1]
 			})
 		}
@@ -168,8 +168,8 @@ func TestVPCs(t *testing.T) {
 	})
 }
 
-// Routes by source take what no prefix by destination knows, each source by its longest prefix, and nothing of connected subnets; a
-// user's policy decides before them.
+// Routes by source match packets that no prefix by destination matches, each source by its longest prefix, and no packets to connected
+// subnets; a user's policy is evaluated before them.
 func TestSourceRoutePackets(t *testing.T) {
 	l := newLab(t, 1)
 	c := &cluster{
@@ -189,7 +189,7 @@ func TestSourceRoutePackets(t *testing.T) {
 	if err := l.engine.Commit(t.Context(), change); err != nil {
 		t.Fatal(err)
 	}
-	for i, gateway := range gateways { // each answers for 8.8.8.8, with a TTL that tells which one did
+	for i, gateway := range gateways { // each answers for 8.8.8.8, with its own TTL
 		p := l.pod(t, 0, &c.subnets[0], gateway)
 		p.IP("addr", "add", "8.8.8.8/32", "dev", "lo")
 		setTTL(t, p, []string{"153", "154"}[i])

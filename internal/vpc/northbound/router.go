@@ -19,7 +19,7 @@ const (
 	userPriority   = 2 // added to a user's priority
 )
 
-// maxMembers bounds the members of all sets in the policies of a table's routes by source: 16 MB of text.
+// maxMembers limits the members of all sets in the policies of a table's routes by source: 16 MB of text.
 const maxMembers = 1 << 20
 
 // Network is a VPC with what its router depends on.
@@ -27,11 +27,11 @@ type Network struct {
 	VPC objects.VPC
 	// Subnets are the VPC's, in any order.
 	Subnets []objects.Subnet
-	// Remotes are the VPCs that the VPC names in its peerings and that exist, by name.
+	// Remotes are the existing VPCs that the VPC names in its peerings, by name.
 	Remotes map[string]objects.VPC
 }
 
-// Result is what a VPC compiles to.
+// Result is the result of compiling a VPC.
 type Result struct {
 	Rows Rows
 	// Peers are the VPCs with which there is a peering, sorted.
@@ -75,7 +75,7 @@ func (c *compiler) problem(field, format string, args ...any) {
 	c.result.Problems = append(c.result.Problems, objects.Problem{Field: field, Text: fmt.Sprintf(format, args...)})
 }
 
-// peerings makes this side's port of every peering that the other VPC declares as well.
+// peerings creates this side's port of every peering that the other VPC declares as well.
 func (c *compiler) peerings() {
 	for i, peering := range c.VPC.Peerings {
 		field := fmt.Sprintf("spec.vpcPeerings[%d]", i)
@@ -111,7 +111,7 @@ func (c *compiler) peerings() {
 	slices.Sort(c.result.Peers)
 }
 
-// overlap returns what of the router's a link would overlap, empty if nothing.
+// overlap returns which part of the router a link would overlap, empty if none.
 func (c *compiler) overlap(link netip.Prefix) string {
 	for i := range c.Subnets {
 		if c.Subnets[i].Prefix.Overlaps(link) {
@@ -124,7 +124,7 @@ func (c *compiler) overlap(link netip.Prefix) string {
 	return ""
 }
 
-// routes makes the static routes of each table.
+// routes creates the static routes of each table.
 func (c *compiler) routes() {
 	connected := slices.Clone(c.links)
 	for i := range c.Subnets {
@@ -168,7 +168,7 @@ func (c *compiler) route(route objects.Route) {
 	}
 }
 
-// sourceRoutes makes the policies of a table's routes by source. known are the prefixes that the table knows by destination.
+// sourceRoutes creates the policies of a table's routes by source. known are the prefixes that the table knows by destination.
 func (c *compiler) sourceRoutes(table string, routes []objects.Route, known []netip.Prefix) {
 	ports := c.portsOf(table)
 	if len(ports) == 0 {
@@ -181,8 +181,8 @@ func (c *compiler) sourceRoutes(table string, routes []objects.Route, known []ne
 		}
 	}
 	prefixes := sortedPrefixes(hops)
-	// The default route only brings packets to the policies; its next hop is the first one, so that it does not change with
-	// the order of the object's list.
+	// The default route only makes packets reach the policies; its next hop is the lowest one, so that it does not depend on the order of the
+	// object's list.
 	c.route(objects.Route{Table: table, Prefix: netip.PrefixFrom(netip.IPv4Unspecified(), 0), NextHop: slices.MinFunc(hops[prefixes[0]], netip.Addr.Compare)})
 	unknown, members := complement(known)
 	inports := quoted(ports)
@@ -240,7 +240,7 @@ func sortedPrefixes(hops map[netip.Prefix][]netip.Addr) []netip.Prefix {
 	return prefixes
 }
 
-// complement returns, as a set of OVN's language with its number of members, the addresses that are in none of the prefixes.
+// complement returns, as a set in OVN's language with its number of members, the addresses that are in none of the prefixes.
 func complement(prefixes []netip.Prefix) (string, int) {
 	var b netipx.IPSetBuilder
 	b.AddPrefix(netip.PrefixFrom(netip.IPv4Unspecified(), 0))
@@ -250,8 +250,8 @@ func complement(prefixes []netip.Prefix) (string, int) {
 	return setOf(&b)
 }
 
-// without returns, as a set, the addresses of the prefix that are in none of the longer ones, which follow it in order. It is empty where
-// there are none.
+// without returns, as a set, the addresses of the prefix that are in none of the longer ones, which follow it in the sorted list. It is
+// empty if there are none.
 func without(prefix netip.Prefix, following []netip.Prefix) string {
 	var b netipx.IPSetBuilder
 	b.AddPrefix(prefix)

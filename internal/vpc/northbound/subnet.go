@@ -76,13 +76,13 @@ const (
 	toPort   = "to-lport"
 )
 
-// acls returns the subnet's rules, by a name that says what each is for. A user's rule is named by its content, so that rules
-// that change their place stay the same rows.
+// acls returns the subnet's rules, by a name that identifies the purpose of each. A user's rule is named by its content, so that a rule
+// that moves in the list stays the same row.
 //
 // Rules of direction to-lport see packets to the router's port as well, so a private subnet is closed in both directions.
 //
-// Rules that allow are stateful (allow-related): without one, OVN judges each packet by itself, and a drop takes the replies to
-// connections of the subnet's own pods as well.
+// Rules that allow are stateful (allow-related): without one, OVN evaluates each packet separately, and a drop would also drop the replies
+// to connections of the subnet's own pods.
 func acls(subnet *objects.Subnet) map[string]acl {
 	rules := map[string]acl{}
 	own := subnet.Prefix
@@ -111,14 +111,14 @@ func acls(subnet *objects.Subnet) map[string]acl {
 	return rules
 }
 
-// Port is an address of a subnet that an interface may have.
+// Port is an address of a subnet for an interface.
 type Port struct {
-	// Owner is the object that the port is for; empty: the subnet, for ports that are ready before their pods.
+	// Owner is the object that the port is for; empty: the subnet, for ports that are created before their pods.
 	Owner string
 	Addr  netip.Addr
-	// MAC is the interface's; empty: the one that belongs to the address.
+	// MAC is the interface's; empty: the one derived from the address.
 	MAC string
-	// Gateway says that the interface is a NAT gateway's, which sends packets with other addresses than its own.
+	// Gateway reports that the interface is a NAT gateway's, which also sends packets with other source addresses.
 	Gateway bool
 }
 
@@ -143,11 +143,11 @@ func SwitchPort(subnet *objects.Subnet, port Port) (ovn.Key, ovn.Row) {
 	return ovn.UUID(ovn.SwitchPort, subnet.UID, port.Addr.String()), row
 }
 
-// Closed are the directions in which a pod is closed.
+// Closed has the directions in which a pod is closed.
 type Closed struct{ Ingress, Egress bool }
 
-// Isolation compiles the rules that close an address of the subnet. Replies to what the other direction admits pass: a rule that tracks it keeps
-// OVN from judging each packet by itself.
+// Isolation compiles the rules that close an address of the subnet. Replies to connections in the other direction pass: a rule that tracks
+// them prevents OVN from evaluating each packet separately.
 func Isolation(subnet *objects.Subnet, addr netip.Addr, closed Closed) Rows {
 	rows := Rows{}
 	if !closed.Ingress && !closed.Egress {

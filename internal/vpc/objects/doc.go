@@ -1,6 +1,5 @@
-// Package objects turns objects of kubeovn.io/v1 into typed values, which the compilers of VPCs and gateways take.
+// Package objects turns objects of kubeovn.io/v1 into typed values, the input of the compilers of VPCs and gateways.
 //
-// A field that cannot be used becomes a [Problem] that names the field and what would be right. The rest of the object is
-// used, except that a rule that cannot be read never opens anything: an ACL or policy route with an invalid match drops all
-// packets at its priority.
+// An invalid field becomes a [Problem] that names the field and what would be valid. The rest of the object is used, except that an invalid
+// rule never permits anything: an ACL or policy route with an invalid match drops all packets at its priority.
 package objects

@@ -15,8 +15,8 @@ import (
 // maxName is the longest name of an object (RFC 1123 subdomain).
 const maxName = 253
 
-// IPName returns the name of the IP object of an address. The API server refuses a second object of that name: an address is given out
-// once, also where a controller that was deposed writes late.
+// IPName returns the name of the IP object of an address. The API server refuses a second object of that name: so an address is assigned
+// once, even if a deposed controller writes late.
 func IPName(subnet string, addr netip.Addr) string { return shortened(subnet + "." + addr.String()) }
 
 // PodKey returns the holder of an address: "<pod>.<namespace>".
@@ -34,9 +34,9 @@ func shortened(name string) string {
 	return strings.TrimRight(name[:maxName-len(digest)-1], ".-") + "-" + digest
 }
 
-// FirstIP returns which of a pod's IP objects is the pod's, of those that keep accepts; nil: none of them. Two controllers may each have
-// given the pod an address: the object that was created first counts, to the controller and to the agent. An IP object is never written
-// again, so that resource versions are in the order of creation.
+// FirstIP returns which of a pod's IP objects is valid, of those for which keep is true; nil if there is none. Two controllers may each
+// have assigned the pod an address: the object that was created first counts, for the controller and for the agent. IP objects are never
+// updated, so that resource versions are in the order of creation.
 func FirstIP(ips []*kubeovn.IP, keep func(*kubeovn.IP) bool) *kubeovn.IP {
 	var first *kubeovn.IP
 	for _, ip := range ips {

@@ -9,13 +9,13 @@ import (
 	"strings"
 )
 
-// Bounds of a match.
+// Limits of a match.
 const (
 	maxMatch = 4096
 	maxDepth = 32
 )
 
-// kind is what a field of OVN's language is compared with.
+// kind is the kind of constant that a field of OVN's language is compared with.
 type kind int
 
 const (
@@ -27,9 +27,9 @@ const (
 	portName
 )
 
-// CheckMatch returns why the text is not a match of OVN's language (ovn-sb(5), Logical_Flow, match) that ovn-controller can
-// compile, nil if it is. A flow that ovn-controller cannot compile is not installed, so that a rule to drop would not drop.
-// Fields are those of packets and of conntrack; registers, address sets, port groups and functions are refused.
+// CheckMatch returns why the text is not a match in OVN's language (ovn-sb(5), Logical_Flow, match) that ovn-controller can compile, nil if
+// it is. A flow that ovn-controller cannot compile is not installed, so that a dropping rule would not drop. Allowed fields are those of
+// packets and of conntrack; registers, address sets, port groups and functions are refused.
 func CheckMatch(text string) error {
 	if len(text) > maxMatch {
 		return fmt.Errorf("a match has at most %d characters", maxMatch)
@@ -119,7 +119,7 @@ func (p *parser) take(token string) bool {
 	return true
 }
 
-// expression reads terms joined by one operator. OVN takes && and || together only with parentheses.
+// expression parses terms joined by one operator. OVN allows && and || together only with parentheses.
 func (p *parser) expression(depth int) error {
 	if depth > maxDepth {
 		return fmt.Errorf("parentheses are more than %d deep", maxDepth)
@@ -251,7 +251,7 @@ func isNumber(text string, bits int) bool {
 	return err == nil && n&^m == 0
 }
 
-// parseNumber reads a decimal or hexadecimal number. OVN takes no number with leading zeros.
+// parseNumber parses a decimal or hexadecimal number. OVN does not allow leading zeros.
 func parseNumber(text string, bits int) (uint64, error) {
 	if hex, ok := strings.CutPrefix(text, "0x"); ok {
 		return strconv.ParseUint(hex, 16, bits)
@@ -262,7 +262,7 @@ func parseNumber(text string, bits int) (uint64, error) {
 	return strconv.ParseUint(text, 10, bits)
 }
 
-// field returns what a name of OVN's language stands for.
+// field returns the kind of a name in OVN's language.
 func field(name string) (kind, bool) {
 	switch name {
 	case "ip", "ip4", "ip6", "icmp", "icmp4", "icmp6", "tcp", "udp", "sctp", "arp", "nd", "nd_ns", "nd_na", "igmp",

@@ -23,7 +23,7 @@ type Gateway struct {
 	// VPC, Subnet and External are names.
 	VPC, Subnet, External string
 	LanIP                 netip.Addr
-	// NoOwn says that the gateway has no address of its own in the external subnet.
+	// NoOwn reports that the gateway has no own address in the external subnet.
 	NoOwn       bool
 	Selector    map[string]string
 	Tolerations []corev1.Toleration
@@ -31,7 +31,7 @@ type Gateway struct {
 	Unsupported []string
 }
 
-// ParseGateway reads a VpcNatGateway. ok is false when there is nothing to use of it.
+// ParseGateway reads a VpcNatGateway. ok is false if nothing of it can be used.
 func ParseGateway(gateway *kubeovn.VpcNatGateway) (g Gateway, problems Problems, ok bool) {
 	spec := &gateway.Spec
 	g = Gateway{
@@ -83,13 +83,13 @@ func unsupportedGateway(spec *kubeovn.VpcNatGatewaySpec) []string {
 	return fields
 }
 
-// Age orders objects of which only one can have what several ask for: the older one has it.
+// Age orders objects that exclude each other: the older one wins.
 type Age struct {
 	Meta
 	Created time.Time
 }
 
-// Compare orders by age. The names decide between objects that were made within one second.
+// Compare orders by age. The names decide between objects created within one second.
 func (a Age) Compare(other Age) int {
 	return cmp.Or(a.Created.Compare(other.Created), cmp.Compare(a.Name, other.Name), cmp.Compare(a.Kind, other.Kind))
 }
@@ -103,9 +103,9 @@ type EIP struct {
 	Age
 	// Gateway and External are names.
 	Gateway, External string
-	// Wanted is the address that the object asks for; the zero value: any.
+	// Wanted is the requested address; the zero value: any.
 	Wanted netip.Addr
-	// Addr is the address that it was given; the zero value: none yet.
+	// Addr is the assigned address; the zero value: none yet.
 	Addr        netip.Addr
 	Unsupported []string
 }
@@ -212,7 +212,7 @@ func (p *Problems) port(field, text string) uint16 {
 	return uint16(port)
 }
 
-// Definition is a NetworkAttachmentDefinition that a gateway's external interface is made from.
+// Definition is the NetworkAttachmentDefinition of a gateway's external interface.
 type Definition struct {
 	// Master is the node's device, Mode the macvlan's.
 	Master, Mode string
@@ -220,15 +220,15 @@ type Definition struct {
 	MTU int
 }
 
-// validDevice reports whether the kernel takes the text as the name of a device (dev_valid_name), and nft without quotes.
+// validDevice reports whether the kernel accepts the text as a device's name (dev_valid_name), and nft without quotes.
 func validDevice(name string) bool {
 	return name != "" && len(name) <= 15 && name != "." && name != ".." && strings.Trim(name, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-") == ""
 }
 
-// MaxDefinition is the longest configuration of a NetworkAttachmentDefinition that is read, in bytes.
+// MaxDefinition is the maximum length of a NetworkAttachmentDefinition's configuration, in bytes.
 const MaxDefinition = 8192
 
-// ParseDefinition reads the configuration of a NetworkAttachmentDefinition. Only the type macvlan is served.
+// ParseDefinition reads the configuration of a NetworkAttachmentDefinition. Only the type macvlan is supported.
 func ParseDefinition(config string) (Definition, Problems) {
 	var problems Problems
 	var conf struct {
@@ -267,15 +267,15 @@ func ParseDefinition(config string) (Definition, Problems) {
 	return Definition{Master: conf.Master, Mode: conf.Mode, MTU: conf.MTU}, problems
 }
 
-// NATConfig is what the two ConfigMaps say.
+// NATConfig is the content of the two ConfigMaps.
 type NATConfig struct {
-	// Enabled is false while enable-vpc-nat-gw is not "true".
+	// Enabled is false unless enable-vpc-nat-gw is "true".
 	Enabled bool
-	// Image is the image of the gateways' pods; empty while ovn-vpc-nat-config does not name one.
+	// Image is the image of the gateways' pods; empty if ovn-vpc-nat-config does not name one.
 	Image string
 }
 
-// ParseNATConfig reads the data of the ConfigMaps ovn-vpc-nat-gw-config and ovn-vpc-nat-config; nil: the ConfigMap is not there.
+// ParseNATConfig reads the data of the ConfigMaps ovn-vpc-nat-gw-config and ovn-vpc-nat-config; nil: the ConfigMap does not exist.
 func ParseNATConfig(gateways, images map[string]string) NATConfig {
 	return NATConfig{
 		Enabled: strings.EqualFold(strings.TrimSpace(gateways["enable-vpc-nat-gw"]), "true"),

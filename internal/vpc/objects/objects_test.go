@@ -63,7 +63,7 @@ func FuzzCheckMatch(f *testing.F) {
 		if CheckMatch(text) != nil {
 			return
 		}
-		// northd puts the text of an ACL between parentheses: an accepted match closes what it opens, and nothing else.
+		// northd puts the text of an ACL between parentheses: an accepted match must have balanced parentheses.
 		if err := CheckMatch("(" + text + ") && ip4"); err != nil && len(text) < maxMatch-8 && !strings.Contains(err.Error(), "deep") {
 			t.Errorf("%q is accepted alone, and not in parentheses: %v", text, err)
 		}

@@ -6,14 +6,14 @@ import (
 	"strings"
 )
 
-// maxQuoted bounds how much of a field's value an error repeats.
+// maxQuoted limits how much of a field's value an error quotes.
 const maxQuoted = 64
 
-// Problem is a field that cannot be used.
+// Problem is an invalid field.
 type Problem struct {
 	// Field is the path of the field, such as spec.staticRoutes[2].nextHopIP.
 	Field string
-	// Text says what is wrong, and what would be right.
+	// Text says what is wrong, and what would be valid.
 	Text string
 }
 
@@ -49,7 +49,7 @@ func (p *Problems) add(field, format string, args ...any) {
 	*p = append(*p, Problem{Field: field, Text: fmt.Sprintf(format, args...)})
 }
 
-// quote returns a user's text for an error: quoted, with what is not printable escaped, and no longer than is useful.
+// quote returns a user's text for an error: quoted, with unprintable characters escaped, and limited in length.
 func quote(text string) string {
 	if len(text) > maxQuoted {
 		return fmt.Sprintf("%q...", text[:maxQuoted])
@@ -71,7 +71,7 @@ func (p *Problems) addr4(field, text, example string) (netip.Addr, bool) {
 	return netip.Addr{}, false
 }
 
-// prefix4 reads an IPv4 range, or an address, which is the range of itself. The range's host bits are cleared.
+// prefix4 reads an IPv4 range, or an address as a range of one address. The range's host bits are cleared.
 func (p *Problems) prefix4(field, text, example string) (netip.Prefix, bool) {
 	text = strings.TrimSpace(text)
 	if addr, err := netip.ParseAddr(text); err == nil && addr.Is4() {

@@ -13,7 +13,7 @@ import (
 	kubeovn "weft.dev/weft/api/kubeovn/v1"
 )
 
-// minMTU is the least MTU of an IPv4 interface that any host must take (RFC 791).
+// minMTU is the least MTU that every IPv4 host must support (RFC 791).
 const minMTU = 576
 
 // Subnet is a Subnet.
@@ -26,7 +26,7 @@ type Subnet struct {
 	// Prefix is the range, Gateway the router's address in it.
 	Prefix  netip.Prefix
 	Gateway netip.Addr
-	// Excludes are addresses that only those get who ask for them. They are sorted and do not overlap.
+	// Excludes are addresses that are assigned only if they are requested. They are sorted and do not overlap.
 	Excludes []netipx.IPRange
 	// Namespaces and Selectors bind namespaces to the subnet.
 	Namespaces []string
@@ -42,22 +42,22 @@ type Subnet struct {
 	ACLs     []ACL
 	// TunnelKey is the datapath's key; 0: OVN chooses.
 	TunnelKey int
-	// Unsupported names the fields that are set and not served.
+	// Unsupported names the fields that are set and not supported.
 	Unsupported []string
 }
 
 // ACL is a rule of a subnet's switch.
 type ACL struct {
-	// Ingress says that the rule is about packets to the subnet's pods; else it is about packets from them.
+	// Ingress reports that the rule applies to packets to the subnet's pods; else it applies to packets from them.
 	Ingress  bool
 	Priority int
-	// Match is an expression of OVN's language that was checked.
+	// Match is an expression in OVN's language that was checked.
 	Match  string
 	Action string
 }
 
-// ParseSubnet reads a Subnet. ok is false when there is nothing to use of it; otherwise the problems are those of fields
-// that were left out, or read as drops.
+// ParseSubnet reads a Subnet. ok is false if nothing of it can be used; otherwise the problems are those of fields that were ignored, or
+// treated as drops.
 func ParseSubnet(subnet *kubeovn.Subnet) (s Subnet, problems Problems, ok bool) {
 	spec := &subnet.Spec
 	s = Subnet{
@@ -91,7 +91,7 @@ func ParseSubnet(subnet *kubeovn.Subnet) (s Subnet, problems Problems, ok bool) 
 	return s, problems, true
 }
 
-// addressing reads the range and what is in it. False: the subnet cannot be used.
+// addressing reads the range and the fields that depend on it. False: the subnet cannot be used.
 func (p *Problems) addressing(s *Subnet, spec *kubeovn.SubnetSpec) bool {
 	block := firstIPv4(spec.CIDRBlock)
 	prefix, err := netip.ParsePrefix(block)
@@ -175,7 +175,7 @@ func (p *Problems) binding(s *Subnet, spec *kubeovn.SubnetSpec) {
 	}
 }
 
-// acl reads a rule. One that cannot be read drops at its priority, in its direction, or in both where that is unknown too.
+// acl reads a rule. An invalid one drops at its priority, in its direction, or in both directions if that is invalid too.
 func (p *Problems) acl(field string, acl kubeovn.ACL) ACL {
 	known := len(*p)
 	r := ACL{Ingress: acl.Direction == "to-lport", Priority: acl.Priority, Match: acl.Match, Action: acl.Action}
@@ -199,8 +199,8 @@ func (p *Problems) acl(field string, acl kubeovn.ACL) ACL {
 	return r
 }
 
-// unsupportedSubnet returns the fields that are set and not served. Those of which nothing depends in a VPC (disableGatewayCheck
-// and the like) are not among them.
+// unsupportedSubnet returns the fields that are set and not supported, without those that have no effect in a VPC (such as
+// disableGatewayCheck).
 func unsupportedSubnet(spec *kubeovn.SubnetSpec) []string {
 	var fields []string
 	for field, set := range map[string]bool{

@@ -18,7 +18,7 @@ type Meta struct {
 	Kind, Name, UID string
 }
 
-// Owner returns the object as rows name it.
+// Owner returns the object's name in rows.
 func (m Meta) Owner() string { return m.Kind + "/" + m.Name + "/" + m.UID }
 
 // VPC is a Vpc.
@@ -30,28 +30,28 @@ type VPC struct {
 	Routes []Route
 	// Policies are the policy routes, in the object's order.
 	Policies []Policy
-	// Peerings are what this side declares.
+	// Peerings are those that this side declares.
 	Peerings []Peering
 	// TunnelKey is the datapath's key; 0: OVN chooses.
 	TunnelKey int
-	// Unsupported names the fields that are set and not served.
+	// Unsupported names the fields that are set and not supported.
 	Unsupported []string
 }
 
 // Route is a static route.
 type Route struct {
-	// Field is where the route stands in the object.
+	// Field is the path of the route in the object.
 	Field string
 	// Table is the route table; empty: the main one.
 	Table string
-	// Source says that Prefix is matched with the source.
+	// Source reports that Prefix is matched with the source.
 	Source bool
 	// Prefix and NextHop are the route's.
 	Prefix  netip.Prefix
 	NextHop netip.Addr
 }
 
-// Action is what a policy route does.
+// Action is the action of a policy route.
 type Action string
 
 // The actions.
@@ -64,7 +64,7 @@ const (
 // Policy is a policy route.
 type Policy struct {
 	Priority int
-	// Match is an expression of OVN's language that was checked.
+	// Match is an expression in OVN's language that was checked.
 	Match    string
 	Action   Action
 	NextHops []netip.Addr
@@ -78,10 +78,10 @@ type Peering struct {
 	Local netip.Prefix
 }
 
-// matchAll is the match of a rule that drops because its own match cannot be read.
+// matchAll is the match of a rule that drops because its own match is invalid.
 const matchAll = "1"
 
-// ParseVPC reads a Vpc. What is wrong with it is in the problems; the rest of the value can be used.
+// ParseVPC reads a Vpc. The problems are those of invalid fields; the rest of the value can be used.
 func ParseVPC(vpc *kubeovn.Vpc) (VPC, Problems) {
 	v := VPC{
 		Meta:       Meta{Kind: "Vpc", Name: vpc.Name, UID: string(vpc.UID)},
@@ -151,13 +151,13 @@ func (p *Problems) route(field string, route kubeovn.StaticRoute) (Route, bool) 
 	}, prefixOK && hopOK && tableOK && policyOK
 }
 
-// validTable reports whether the text may be the name of a route table. The main table has the empty name; OVN gives the name
-// "global" to what it puts into all tables.
+// validTable reports whether the text may be the name of a route table. The main table has the empty name; OVN uses the name "global" for
+// routes in all tables.
 func validTable(name string) bool {
 	return len(name) <= 63 && name != "global" && strings.Trim(name, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789-_.") == ""
 }
 
-// policy reads a policy route. One that cannot be read drops at its priority.
+// policy reads a policy route. An invalid one drops at its priority.
 func (p *Problems) policy(field string, policy kubeovn.PolicyRoute) Policy {
 	known := len(*p)
 	r := Policy{Priority: policy.Priority, Match: policy.Match, Action: Action(policy.Action)}

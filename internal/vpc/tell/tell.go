@@ -1,4 +1,4 @@
-// Package tell has what weft status says of VPCs: how many there are, and which objects are not in effect.
+// Package tell has the section of weft status about VPCs: how many there are, and which objects are not in effect.
 package tell
 
 import (
@@ -68,7 +68,7 @@ func judge(facts any, all *status.Facts) status.SectionReport {
 	return report
 }
 
-// add adds what an object's conditions say against it: an object that is not in effect is a problem, a field that is not served a warning.
+// add adds the problems in an object's conditions: an object that is not in effect is a problem, an unsupported field a warning.
 func add(report *status.SectionReport, object string, conditions []metav1.Condition) {
 	next := "kubectl get " + object + " -o yaml"
 	for _, c := range conditions {

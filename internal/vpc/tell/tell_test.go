@@ -16,7 +16,7 @@ func condition(kind string, holds metav1.ConditionStatus, message string) metav1
 	return metav1.Condition{Type: kind, Status: holds, Reason: "Test", Message: message}
 }
 
-// An object that is not in effect is a problem with what the condition says; a field that is not served is a warning.
+// An object that is not in effect is a problem with the condition's message; an unsupported field is a warning.
 func TestJudge(t *testing.T) {
 	all := &status.Facts{
 		Nodes: make([]corev1.Node, 2),

@@ -13,12 +13,12 @@ import (
 	"weft.dev/weft/internal/ovn"
 )
 
-// hostile is text that would end a match, a name or an argument, or is none.
+// hostile returns texts that would end a match, a name or an argument, or are invalid text.
 func hostile() []string {
 	return []string{"1) || (1", `x" || "`, "a\nb", strings.Repeat("a", 5000), "\x00", "é"}
 }
 
-// Bad input gets a condition that names the field and says what would be right, and the objects of others go on.
+// Invalid input gets a condition that names the field and what would be valid, and other objects are not affected.
 func TestBadInput(t *testing.T) {
 	for name, c := range map[string]struct {
 		change func(w *world)
@@ -132,7 +132,8 @@ func TestBadInput(t *testing.T) {
 	}
 }
 
-// Whatever text is in a field that becomes a match or a name, no row has it, its object says so, and the others go on.
+// Whatever text is in a field that becomes a match or a name, no row contains it, its object reports it, and other objects are not
+// affected.
 func TestHostileStrings(t *testing.T) {
 	for _, text := range hostile() {
 		for field, change := range map[string]func(v *kubeovn.VpcSpec, s *kubeovn.SubnetSpec){
@@ -185,18 +186,18 @@ func TestHostileStrings(t *testing.T) {
 	}
 }
 
-// Ten thousand routes of one Vpc are in effect but for the one that is wrong, which its condition names. Where routes by source are too many,
-// their condition says so, and their packets are dropped.
+// Of ten thousand routes of one Vpc all are in effect except the invalid one, which its condition names. If there are too many routes by
+// source, the condition reports it, and their packets are dropped.
 func TestManyRoutes(t *testing.T) {
 	const routes = 10_000
 	for name, c := range map[string]struct {
 		source func(i int) bool
-		// rows are those of routes and policies.
+		// rows is the number of rows of routes and policies.
 		rows int
 		want string
 	}{
 		"by destination": {func(int) bool { return false }, routes - 1, "spec.staticRoutes[7777].nextHopIP"},
-		"by source":      {func(int) bool { return true }, routes - 1 + 2, "spec.staticRoutes[7777].nextHopIP"}, // with the base and the rest
+		"by source":      {func(int) bool { return true }, routes - 1 + 2, "spec.staticRoutes[7777].nextHopIP"}, // with default route and drop
 		"by both":        {func(i int) bool { return i%2 == 0 }, routes/2 - 1 + 2, "use fewer routes by source"},
 	} {
 		t.Run(name, func(t *testing.T) {
@@ -230,7 +231,7 @@ func TestManyRoutes(t *testing.T) {
 	}
 }
 
-// A list of addresses costs what it may be long, whatever text it is, and the pod's reason is a short one.
+// The cost of an address list is limited, whatever its text, and the pod's reason is short.
 func TestLongPool(t *testing.T) {
 	for name, c := range map[string]struct{ pool, want string }{
 		"nothing but commas": {strings.Repeat(",", 262_000), "has 262001 addresses; write 256 at most"},
@@ -254,7 +255,7 @@ func TestLongPool(t *testing.T) {
 	}
 }
 
-// Whatever text makes a pod wait, it is a short one that the API server takes.
+// Whatever text makes a pod wait, its reason is short and valid for the API server.
 func TestLongReason(t *testing.T) {
 	w := newWorld(t)
 	w.vpc("v", 1, kubeovn.VpcSpec{})
@@ -266,7 +267,7 @@ func TestLongReason(t *testing.T) {
 	}
 }
 
-// A condition is such as the API server takes, however much there is to say.
+// A condition is valid for the API server, however many problems there are.
 func TestLongCondition(t *testing.T) {
 	w := newWorld(t)
 	spec := kubeovn.VpcSpec{StaticRoutes: []kubeovn.StaticRoute{{CIDR: "0.0.0.0/0", NextHopIP: "10.0.1.254"}}}
@@ -302,19 +303,19 @@ func ofFIP(name string) func(*world) []metav1.Condition {
 	return func(w *world) []metav1.Condition { return w.fips[name].Status.Conditions }
 }
 
-// badVPC makes a Vpc "bad" with a route, and a Subnet of it.
+// badVPC creates a Vpc "bad" with a route, and a Subnet of it.
 func (w *world) badVPC(route kubeovn.StaticRoute) {
 	w.vpc("bad", 30, kubeovn.VpcSpec{StaticRoutes: []kubeovn.StaticRoute{route}})
 	w.subnet("bad", 31, "bad", "10.8.0.0/24")
 }
 
-// secondGateway makes a gateway "bad" beside that of the users.
+// secondGateway creates a gateway "bad" in addition to that of the users.
 func (w *world) secondGateway(lanIP string) {
 	w.gateways["bad"] = &kubeovn.VpcNatGateway{ObjectMeta: created("bad", 30), Spec: kubeovn.VpcNatGatewaySpec{Vpc: "test-vpc-1", Subnet: "net1", LanIP: lanIP}}
 }
 
-// secondOutside makes a gateway "bad" in an external Subnet of its own, whose NetworkAttachmentDefinition has the configuration; empty: there is
-// none.
+// secondOutside creates a gateway "bad" in a separate external Subnet, whose NetworkAttachmentDefinition has the configuration; if empty,
+// there is no definition.
 func (w *world) secondOutside(config string) {
 	w.secondGateway("10.0.1.200")
 	w.gateways["bad"].Spec.ExternalSubnets = []string{"other"}

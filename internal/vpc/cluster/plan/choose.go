@@ -12,7 +12,7 @@ import (
 	"weft.dev/weft/internal/vpc/nat"
 )
 
-// placed is a pod without an address, and what it is bound to.
+// placed is a pod without an address, with its binding.
 type placed struct {
 	pod   *corev1.Pod
 	bound binding.Bound
@@ -22,8 +22,8 @@ func (c *compiler) chooseSubnet(s *subnet) { c.chosen[s] = struct{}{} }
 
 func (c *compiler) chooseVPC(v *vpc) { c.chosenVPCs[v] = struct{}{} }
 
-// choose completes what is computed in this plan: the subnets that changes name, those of pods that are placed, and with a subnet the pods that
-// want an address of it. It returns these pods in the order in which they get addresses.
+// choose completes what this plan computes: the subnets that changes name, those of pods to be placed, and with a subnet the pods that want
+// one of its addresses. It returns these pods in the order in which they get addresses.
 func (c *compiler) choose() []placed {
 	for uid := range c.ranges {
 		if s := c.byUID[uid]; s != nil {
@@ -61,14 +61,14 @@ func (c *compiler) choose() []placed {
 	return b.pods()
 }
 
-// placer gathers the pods to place, and the subnets that may give them addresses.
+// placer collects the pods to place, and the subnets that may give them addresses.
 type placer struct {
 	*compiler
 	seen map[string]placed // by "<namespace>/<name>"
 	more []*subnet         // to choose
 }
 
-// place notes what a pod is bound to. What it wanted before may give its address to another one.
+// place records a pod's binding. The address that the pod wanted before may now be assigned to another pod.
 func (b *placer) place(pod *corev1.Pod) {
 	key := pod.Namespace + "/" + pod.Name
 	if _, done := b.seen[key]; done {
@@ -124,7 +124,7 @@ func (c *compiler) namespace(name string) placement.Namespace {
 	return placement.Namespace{Name: n.Name, Annotations: n.Annotations, Labels: n.Labels}
 }
 
-// changedPods visits the pods to place. Where all are, a namespace that nothing binds is passed over as a whole.
+// changedPods visits the pods to place. If these are all pods, a namespace without bindings is skipped as a whole.
 func (c *compiler) changedPods(visit func(*corev1.Pod)) {
 	for _, pod := range c.podsChanged {
 		visit(pod)
@@ -147,7 +147,8 @@ func (c *compiler) changedPods(visit func(*corev1.Pod)) {
 	}
 }
 
-// readGateways reads what gateways, EIPs and rules ask for, and chooses the external subnets, which have addresses of theirs only.
+// readGateways reads the specifications of gateways, EIPs and rules, and chooses the external subnets, whose addresses only these objects
+// get.
 func (c *compiler) readGateways() {
 	if c.natChanged {
 		c.gatewaysChanged = true
@@ -170,7 +171,7 @@ func (c *compiler) readGateways() {
 	}
 }
 
-// nameForNAT notes the VPCs and Subnets that gateways and EIPs name, and the VPCs of these Subnets.
+// nameForNAT records the VPCs and Subnets that gateways and EIPs name, and the VPCs of these Subnets.
 func (c *compiler) nameForNAT() {
 	c.natNames = newNames()
 	for _, g := range c.gatesByAge {

@@ -15,7 +15,7 @@ import (
 	"weft.dev/weft/internal/vpc/objects"
 )
 
-// natObjects lists the objects that gateways are compiled from. Where there are none of them, it lists no others.
+// natObjects lists the objects from which gateways are compiled. Without gateways, EIPs and rules it lists no others.
 func (c *compiler) natObjects() *nat.Objects {
 	o := &c.objects
 	listed := &nat.Objects{Gateways: list(o.gateways), EIPs: list(o.eips), SNATs: list(o.snats), DNATs: list(o.dnats), FIPs: list(o.fips)}
@@ -33,7 +33,7 @@ func list[T any](objects map[string]*T) []T {
 	return all
 }
 
-// gatewayOf returns the VpcNatGateway that a pod is of in the subnet; empty: it is any other pod.
+// gatewayOf returns the VpcNatGateway of a gateway's pod in the subnet; empty for any other pod.
 func gatewayOf(pod *corev1.Pod, subnet string, network *nat.Network) string {
 	name := pod.Annotations[kubeovn.AnnotationNATGateway]
 	if g := network.Gateways[name]; g != nil && pod.Namespace == kubeovn.ConfigNamespace && pod.Name == nat.PodName(name) && g.Value.Subnet == subnet {
@@ -42,12 +42,12 @@ func gatewayOf(pod *corev1.Pod, subnet string, network *nat.Network) string {
 	return ""
 }
 
-// holder is the owner of a lanIp in a pool: that of the gateway's pod.
+// holder is the owner of a lanIp in a pool: the gateway's pod.
 func holder(gateway string) string {
 	return objects.PodKey(kubeovn.ConfigNamespace, nat.PodName(gateway))
 }
 
-// gatewayAddresses takes over the addresses that gateways and EIPs have, and then gives out those that they want: fixed ones first.
+// gatewayAddresses keeps the addresses that gateways and EIPs have, and then assigns those that they want, fixed ones first.
 func (c *compiler) gatewayAddresses() {
 	c.lanIPs()
 	if !c.natChanged {
@@ -98,12 +98,12 @@ func (c *compiler) refusal(owner string) nat.Problem {
 	return c.lanRefused[owner]
 }
 
-// inEffect reports whether an object has its finalizer and is not being deleted: only such a one is given an address.
+// inEffect reports whether an object has its finalizer and is not being deleted: only such objects are assigned addresses.
 func inEffect(object Object) bool {
 	return object.GetDeletionTimestamp() == nil && slices.Contains(object.GetFinalizers(), kubeovn.Finalizer)
 }
 
-// lanIP reserves the address that a gateway has in its VPC, before any pod can get it.
+// lanIP reserves a gateway's address in its VPC, before any pod can get it.
 func (c *compiler) lanIP(g *nat.Gateway) {
 	s := c.byName[g.Value.Subnet]
 	if s == nil || s.pool == nil || s.value.Definition != "" || !g.Value.LanIP.IsValid() || s.value.VPC != g.Value.VPC {
@@ -119,7 +119,7 @@ func (c *compiler) lanIP(g *nat.Gateway) {
 	}
 }
 
-// hold takes over the address that an object has.
+// hold keeps the address that an object has.
 func (c *compiler) hold(external, text, owner string) {
 	s := c.byName[external]
 	addr, err := netip.ParseAddr(text)
@@ -128,7 +128,7 @@ func (c *compiler) hold(external, text, owner string) {
 	}
 }
 
-// give makes an object's status have an address, where it has none that is its own.
+// give assigns an address to an object, unless its status has one that it owns.
 func (c *compiler) give(external string, wanted netip.Addr, owner, have string, inEffect bool) {
 	s := c.byName[external]
 	switch {
@@ -153,7 +153,7 @@ func (c *compiler) give(external string, wanted netip.Addr, owner, have string, 
 	}
 }
 
-// giveNew takes the wanted address of an external subnet, or the next one.
+// giveNew assigns the wanted address of an external subnet, or the next one.
 func (c *compiler) giveNew(s *subnet, wanted netip.Addr, owner string) {
 	last := s.pool.Last()
 	if wanted.IsValid() {
@@ -176,7 +176,7 @@ func (c *compiler) giveNew(s *subnet, wanted netip.Addr, owner string) {
 	c.given[owner] = wanted.String()
 }
 
-// reasonOf returns the reason of an address that cannot be had.
+// reasonOf returns the condition's reason for an unavailable address.
 func reasonOf(err error) string {
 	if errors.Is(err, ipam.ErrOutside) {
 		return kubeovn.ReasonInvalid

@@ -13,8 +13,8 @@ import (
 	"weft.dev/weft/internal/vpc/northbound"
 )
 
-// isolation is a NetworkPolicy: which pods it isolates, and in which directions. Its rules are not served in VPCs: a pod that it isolates is
-// closed.
+// isolation describes a NetworkPolicy: which pods it isolates, and in which directions. Its rules are not supported in VPCs: a pod that it
+// isolates is closed.
 type isolation struct {
 	selector interface {
 		Matches(of map[string]string) bool
@@ -22,13 +22,13 @@ type isolation struct {
 	closed northbound.Closed
 }
 
-// readPolicy reads a NetworkPolicy. One that cannot be read isolates its pods, and all pods of the namespace if its selector cannot be.
+// readPolicy reads a NetworkPolicy. An invalid one isolates its pods, or all pods of the namespace if its selector is invalid.
 func readPolicy(o *networkingv1.NetworkPolicy) isolation {
-	read, _ := policy.FromNetworkPolicy(o) // what is wrong in its rules makes no difference here
+	read, _ := policy.FromNetworkPolicy(o) // errors in its rules make no difference here
 	return isolation{read.Pods, northbound.Closed{Ingress: read.Sides[policy.Ingress].Isolates, Egress: read.Sides[policy.Egress].Isolates}}
 }
 
-// setPolicy sets a NetworkPolicy; nil: it is gone.
+// setPolicy sets a NetworkPolicy; nil: it was deleted.
 func (p *Planner) setPolicy(namespace, name string, o *networkingv1.NetworkPolicy) {
 	var now isolation
 	if o != nil {
@@ -46,7 +46,7 @@ func (p *Planner) setPolicy(namespace, name string, o *networkingv1.NetworkPolic
 	}
 }
 
-// verdict has the NetworkPolicies that select the pods of a namespace with the labels, by name. A plan asks no selector again.
+// verdict has, by name, the NetworkPolicies that select the pods of a namespace with the labels. A plan does not evaluate selectors again.
 type verdict struct {
 	namespace, key string
 	labels         map[string]string
@@ -76,7 +76,7 @@ func (p *Planner) verdictOf(pod *corev1.Pod) *verdict {
 	return v
 }
 
-// forget takes the verdict on a pod that is gone, or that has other labels now.
+// forget deletes the verdict on a pod that was deleted, or whose labels have changed.
 func (p *Planner) forget(uid types.UID) {
 	v := p.objects.verdictOf[uid]
 	if v == nil {
@@ -88,7 +88,7 @@ func (p *Planner) forget(uid types.UID) {
 	}
 }
 
-// hold counts the IP objects that pods of a namespace have of a Subnet: one more, or one less.
+// hold counts the IP objects of a Subnet that pods of a namespace have: one more, or one less.
 func (p *Planner) hold(ip *kubeovn.IP, change int) {
 	held := p.objects.holdersOf[ip.Spec.Namespace]
 	if held == nil {
@@ -103,7 +103,8 @@ func (p *Planner) hold(ip *kubeovn.IP, change int) {
 	}
 }
 
-// isolated returns the directions in which NetworkPolicies isolate a pod. The pods of NAT gateways carry others' packets, and are exempt.
+// isolated returns the directions in which NetworkPolicies isolate a pod. The pods of NAT gateways carry other pods' packets, and are
+// exempt.
 func (p *Planner) isolated(pod *corev1.Pod, ip *kubeovn.IP) northbound.Closed {
 	var closed northbound.Closed
 	if ip.Spec.NATGateway != "" {

@@ -7,25 +7,25 @@ import (
 	"weft.dev/weft/internal/vpc/objects"
 )
 
-// keyHolder is what has the tunnel key of a datapath: a VPC's router, or a subnet's switch.
+// keyHolder is the holder of a datapath's tunnel key: a VPC's router, or a subnet's switch.
 type keyHolder struct {
 	age objects.Age
-	// has is the key that the object's status has, and key the one that the datapath gets.
+	// has is the key in the object's status, and key the one that the datapath gets.
 	has int
 	key *int
-	// One of both is the holder.
+	// Exactly one of them is the holder.
 	vpc    *vpc
 	subnet *subnet
 }
 
-// keys give each router and switch its datapath's tunnel key. A key that an object's status has is kept; of two that have the same, the
-// older one keeps it. The others get the lowest free keys, by age.
+// keys assigns each router's and switch's datapath its tunnel key. A key in an object's status is kept; of two objects with the same key,
+// the older one keeps it. The others get the lowest free keys, by age.
 type keys struct {
 	holders map[*int]keyHolder
-	// used are the holders of each key that a status has, and twice the keys with several of them.
+	// used are the holders of each key in a status, and twice the keys with several holders.
 	used  map[int]map[*int]struct{}
 	twice map[int]struct{}
-	// lack are the holders whose status has no key, and given those whose key is another than that of the status.
+	// lack are the holders without a key in their status, and given those whose key differs from that in the status.
 	lack, given map[*int]struct{}
 	// lowest: all lower keys are used.
 	lowest int
@@ -56,7 +56,7 @@ func (k *keys) add(h keyHolder) {
 	}
 }
 
-// remove takes a holder, if it is one.
+// remove removes a holder, if it is one.
 func (k *keys) remove(key *int) {
 	h, there := k.holders[key]
 	if !there {
@@ -77,7 +77,7 @@ func (k *keys) remove(key *int) {
 	}
 }
 
-// stored notes that the holder's status has the key now that it was given.
+// stored records that the holder's status now has its assigned key.
 func (k *keys) stored(key *int) {
 	h, there := k.holders[key]
 	if !there || h.has == *key {
@@ -88,7 +88,7 @@ func (k *keys) stored(key *int) {
 	k.add(h)
 }
 
-// assign gives keys to those that lack one, and returns the holders whose key is another than before.
+// assign assigns keys to holders without one, and returns the holders whose key has changed.
 func (k *keys) assign() []keyHolder {
 	var lack []keyHolder
 	for key := range k.lack {

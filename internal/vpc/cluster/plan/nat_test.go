@@ -21,7 +21,7 @@ import (
 
 const natDefinition = `{"cniVersion":"0.3.0","type":"macvlan","master":"ens37","mode":"bridge","ipam":{"type":"kube-ovn"}}`
 
-// gatewaysOf carries out what a plan says of gateways, and does what kubelets and agents do then. It reports whether anything changed.
+// gatewaysOf executes the gateways' part of a plan, and does what kubelets and agents then do. It reports whether anything changed.
 func (w *world) gatewaysOf(t fataler, p *plan.Plan) bool {
 	t.Helper()
 	acted := len(p.Updates)+len(p.Statuses)+len(p.CreateWorkloads)+len(p.UpdateWorkloads)+len(p.DeleteWorkloads) > 0
@@ -98,7 +98,7 @@ func (w *world) fip(name string, second int, eip, address string) {
 	w.fips[name] = &kubeovn.IptablesFIPRule{ObjectMeta: created(name, second), Spec: kubeovn.IptablesFIPRuleSpec{EIP: eip, InternalIP: address}}
 }
 
-// users are the objects of a user with a gateway, each made by one call.
+// users are the objects of a user with a gateway, each created by one call.
 func (w *world) users() []func() {
 	return []func(){
 		func() {
@@ -142,7 +142,7 @@ func condition(conditions []metav1.Condition, kind string) string {
 	return ""
 }
 
-// conditions returns what all objects of gateways say.
+// conditions returns the conditions of all objects of gateways.
 func (w *world) conditions() string {
 	var lines []string
 	add := func(name string, ready bool, ip string, conditions []metav1.Condition) {
@@ -167,8 +167,8 @@ func (w *world) conditions() string {
 	return strings.Join(lines, "\n")
 }
 
-// Every order of creating and deleting the objects of a gateway, with the ConfigMaps off and on in between, ends in the same state: all
-// rules are in effect, and after the last deletion nothing is left.
+// Every order of creating and deleting the objects of a gateway, with the ConfigMaps removed and added in between, ends in the same state:
+// all rules are in effect, and after the last deletion nothing is left.
 func TestGatewayOrders(t *testing.T) {
 	first := newWorld(t)
 	for _, make := range first.users() {
@@ -208,7 +208,7 @@ func TestGatewayOrders(t *testing.T) {
 			}
 		}
 		w.settle(r)
-		// The gateway's own address is the next one when it came, so that EIPs of the test are fixed and hashes are equal.
+		// The gateway's own address depends on when it was created, so the EIPs of the test are fixed, and hashes are equal.
 		if have := w.conditions(); have != want {
 			r.Fatalf("another order gives\n%s\nwant\n%s", have, want)
 		}
@@ -219,7 +219,7 @@ func TestGatewayOrders(t *testing.T) {
 	})
 }
 
-// drain deletes everything in any order, and expects that nothing is left.
+// drain deletes everything in any order, and checks that nothing is left.
 func (w *world) drain(r *rapid.T) {
 	r.Helper()
 	now := metav1.NewTime(time.Unix(2000, 0))
@@ -252,7 +252,7 @@ func (w *world) drain(r *rapid.T) {
 	}
 }
 
-// Objects that cannot be served say which field is wrong and what would be right, and the others go on.
+// Objects that cannot be served report which field is wrong and what would be valid, and other objects are not affected.
 func TestBadGatewayObjects(t *testing.T) {
 	for name, c := range map[string]struct {
 		change func(w *world)
@@ -336,7 +336,7 @@ func TestBadGatewayObjects(t *testing.T) {
 				}
 			}
 			if c.object == nil {
-				if strings.Contains(name, "of a pod") { // the pod came first
+				if strings.Contains(name, "of a pod") { // the pod was created first
 					w.gateways["gw1"].Spec.LanIP = "10.0.1.200"
 					w.settle(t)
 				}

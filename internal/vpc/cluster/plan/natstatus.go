@@ -19,21 +19,21 @@ import (
 
 // running is what the pods of a gateway report.
 type running struct {
-	// pods are there, whatever they do.
+	// pods is the number of existing pods, whatever their state.
 	pods int
-	// hashes are what their agents have programmed; empty: nothing yet.
+	// hashes are the hashes of what their agents have programmed; empty: nothing yet.
 	hashes []string
 }
 
-// has reports whether a pod runs, and all that are there have the state.
+// has reports whether a pod runs, and all existing pods have the state.
 func (r running) has(hash string) bool {
 	return len(r.hashes) > 0 && !slices.ContainsFunc(r.hashes, func(h string) bool { return h != hash })
 }
 
-// some reports whether a pod runs, and all that are there have a state, of the same objects or older ones.
+// some reports whether a pod runs, and all existing pods have a state, of the same objects or older ones.
 func (r running) some() bool { return len(r.hashes) > 0 && !slices.Contains(r.hashes, "") }
 
-// stays reports whether an object was Ready as it is now.
+// stays reports whether an object was Ready with its current generation.
 func stays(conditions []metav1.Condition, generation int64) bool {
 	ready := meta.FindStatusCondition(conditions, kubeovn.ConditionReady)
 	return ready != nil && ready.Status == metav1.ConditionTrue && ready.ObservedGeneration == generation
@@ -92,7 +92,7 @@ func (c *compiler) gatewayPods() map[string]running {
 	return all
 }
 
-// finalize gives an object its finalizer, and takes it when the object is being deleted and nothing of it is left.
+// finalize adds an object's finalizer, and removes it when the object is being deleted and nothing of it is left.
 func (c *compiler) finalize(object Object, free bool) {
 	has := slices.Contains(object.GetFinalizers(), kubeovn.Finalizer)
 	changed, ok := object.DeepCopyObject().(Object)
@@ -118,7 +118,7 @@ func (c *compiler) ready(conditions *[]metav1.Condition, generation int64, probl
 	return problem.Reason == kubeovn.ReasonReady
 }
 
-// keepStatus keeps an object whose status has changed.
+// keepStatus adds an object whose status has changed to the plan.
 func (c *compiler) keepStatus(changed Object, now, before any) {
 	if !reflect.DeepEqual(now, before) {
 		c.plan.Statuses = append(c.plan.Statuses, changed)
@@ -146,8 +146,8 @@ func (c *compiler) gatewayProblem(g *nat.Gateway, r running) nat.Problem {
 	return nat.Problem{}
 }
 
-// behind returns why something that was not in effect before is not in effect yet: the gateway's pod has another state. A pod changes its
-// state as a whole, so that what was in effect and is in the new state as well stays in effect.
+// behind returns why an object that was not in effect before is not in effect yet: the gateway's pod has another state. A pod changes its
+// state as a whole, so that what is in both the old and the new state stays in effect.
 func (c *compiler) behind(g *nat.Gateway, r running, stays bool) nat.Problem {
 	if r.has(g.Hash) || stays && r.some() {
 		return nat.Problem{}
@@ -182,10 +182,10 @@ type eipState struct {
 	problem nat.Problem
 }
 
-// ruleObject is what a rule's condition depends on.
+// ruleObject has what a rule's condition depends on.
 type ruleObject struct {
 	owner, eip string
-	// address is the one that its status has.
+	// address is the one in its status.
 	address    string
 	conditions []metav1.Condition
 	generation int64
@@ -307,7 +307,7 @@ func (c *compiler) ruleStatuses(problems map[string]eipState) {
 	}
 }
 
-// matched sets condition Matched of an SNAT rule, while its gateway is known.
+// matched sets condition Matched of an SNAT rule, if its gateway is known.
 func (c *compiler) matched(conditions *[]metav1.Condition, generation int64, owner, gateway string) {
 	g := c.compiled.Gateways[gateway]
 	if g == nil || g.Hash == "" {

@@ -1,11 +1,11 @@
-// Package plan decides, from all objects of VPCs, what their network is: rows of the northbound database, addresses of pods, and what
-// to write to the objects. It is pure: the same objects give the same plan, in whatever order they come.
+// Package plan decides, from all objects of VPCs, what their network is: rows of the northbound database, addresses of pods, and what to
+// write to the objects. It is pure: the same objects result in the same plan, whatever their order.
 //
-// What is given out (addresses, tunnel keys) is kept in the objects themselves: IP objects, and the status of Vpc and Subnet. A plan
-// takes over what they say before it gives out anything. Of objects that exclude each other, the older one is used.
+// Assignments (addresses, tunnel keys) are stored in the objects themselves: IP objects, and the status of Vpc and Subnet. A plan keeps
+// existing assignments before it makes new ones. Of objects that exclude each other, the older one is used.
 //
-// A finalizer comes before effect: an object without it has no rows yet. An object that is being deleted keeps its rows while others
-// use it, and loses its finalizer in the plan that has no rows of it any more; the writer commits rows before it writes objects.
+// An object without its finalizer has no rows yet. An object that is being deleted keeps its rows while other objects use it, and loses its
+// finalizer in the plan that removes its rows; the writer commits rows before it writes objects.
 package plan
 
 import (
@@ -26,14 +26,14 @@ import (
 	"weft.dev/weft/internal/vpc/objects"
 )
 
-// readyPorts is how many logical ports of each subnet are in the database before a pod needs them. A pod that takes one waits for
-// ovn-controller only, and not for a computation of northd.
+// readyPorts is how many logical ports of each subnet are in the database before a pod needs them. A pod that uses one waits only for
+// ovn-controller, not for a computation of northd.
 const readyPorts = 8
 
-// maxTunnelKey is the highest key of a datapath that OVN takes (ovn-nb(5), requested-tnl-key).
+// maxTunnelKey is the highest key of a datapath in OVN (ovn-nb(5), requested-tnl-key).
 const maxTunnelKey = 1<<24 - 1
 
-// Objects are what a whole plan is made from. They are not changed.
+// Objects are the input of a complete plan. They are not changed.
 type Objects struct {
 	Vpcs       []kubeovn.Vpc
 	Subnets    []kubeovn.Subnet
@@ -48,10 +48,10 @@ type Objects struct {
 	Policies   []networkingv1.NetworkPolicy
 	// Definitions are the configurations of NetworkAttachmentDefinitions, by "<name>.<namespace>".
 	Definitions map[string]string
-	// Workloads are the gateways' StatefulSets, and NAT what the ConfigMaps say.
+	// Workloads are the gateways' StatefulSets, and NAT the content of the ConfigMaps.
 	Workloads []appsv1.StatefulSet
 	NAT       objects.NATConfig
-	// Now is the time of conditions that change.
+	// Now is the time for conditions that change.
 	Now metav1.Time
 }
 
@@ -63,10 +63,10 @@ type Object interface {
 
 // Plan is what follows from the objects.
 type Plan struct {
-	// Fragments are rows of the northbound database by their owner: all those of each owner that is in it, none for one that has none any
-	// more. The first plan of a Planner has all owners.
+	// Fragments are rows of the northbound database by owner. For each owner in it, it has all rows, or none if the owner has none any more.
+	// The first plan of a Planner has all owners.
 	Fragments map[string]northbound.Rows
-	// Create and Delete are IP objects. An address is given out by Create.
+	// Create and Delete are IP objects. Create assigns an address.
 	Create, Delete []*kubeovn.IP
 	// Vpcs and Subnets are objects whose finalizers change; VpcStatus and SubnetStatus are objects whose status changes.
 	Vpcs, VpcStatus       []*kubeovn.Vpc
@@ -77,16 +77,16 @@ type Plan struct {
 	CreateWorkloads, UpdateWorkloads, DeleteWorkloads []*appsv1.StatefulSet
 	// Closed are the directions in which pods with an address are closed, because NetworkPolicies isolate them, by "<namespace>/<name>".
 	Closed map[string]northbound.Closed
-	// Waiting says of pods that are bound to a Subnet and have no address, why, by "<namespace>/<name>".
+	// Waiting has the reasons why pods that are bound to a Subnet have no address, by "<namespace>/<name>".
 	Waiting map[string]string
 }
 
-// Assigns reports whether the plan gives out something that no two objects may have.
+// Assigns reports whether the plan assigns something that no two objects may have.
 func (p *Plan) Assigns() bool {
 	return len(p.Create)+len(p.VpcStatus)+len(p.SubnetStatus)+len(p.Statuses) > 0
 }
 
-// Needs reports whether the pod has need of the address that the IP object gives it.
+// Needs reports whether the pod needs the address that the IP object assigns to it.
 func Needs(pod *corev1.Pod, ip *kubeovn.IP) bool {
 	return string(pod.UID) == ip.Spec.PodUID && !ended(pod) && pod.Namespace == ip.Spec.Namespace && pod.Name == ip.Spec.PodName
 }
@@ -98,7 +98,7 @@ func Compile(o *Objects) *Plan {
 	return p.Plan(o.Now)
 }
 
-// Bindings returns the Subnets as pods are bound to them.
+// Bindings returns the Subnets for binding pods.
 func Bindings(vpcs []kubeovn.Vpc, subnets []kubeovn.Subnet, gateways []kubeovn.VpcNatGateway) *binding.Subnets {
 	p := NewPlanner()
 	p.Load(&Objects{Vpcs: vpcs, Subnets: subnets, Gateways: gateways})
@@ -106,7 +106,7 @@ func Bindings(vpcs []kubeovn.Vpc, subnets []kubeovn.Subnet, gateways []kubeovn.V
 	return p.bindings
 }
 
-// compiler makes one plan: it computes what is chosen, and knows everything.
+// compiler makes one plan: it computes what is chosen, and can read everything.
 type compiler struct {
 	*Planner
 	plan *Plan
@@ -124,9 +124,9 @@ func newCompiler(p *Planner, now metav1.Time) *compiler {
 	}
 }
 
-// Plan makes the plan that follows from what changed since the last one, which it takes for carried out: Again says that it was not.
+// Plan makes the plan for the changes since the last plan, which it assumes to be executed. If it was not, Again has to be called.
 //
-// What a change costs is the computation of the Subnets and the VPCs that it concerns, and not of the others.
+// It computes only the Subnets and the VPCs that a change concerns.
 func (p *Planner) Plan(now metav1.Time) *Plan {
 	c := newCompiler(p, now)
 	if len(p.reshaped.vpcs)+len(p.reshaped.subnets) > 0 {
@@ -148,7 +148,7 @@ func (p *Planner) Plan(now metav1.Time) *Plan {
 	return c.plan
 }
 
-// finalizers gives chosen objects their finalizers.
+// finalizers adds the finalizers of chosen objects.
 func (c *compiler) finalizers() {
 	for v := range c.chosenVPCs {
 		if v.object.DeletionTimestamp == nil && v.object.Name != kubeovn.DefaultVpc && !slices.Contains(v.object.Finalizers, kubeovn.Finalizer) {
@@ -166,7 +166,7 @@ func (c *compiler) finalizers() {
 	}
 }
 
-// sort puts into order what was computed in any.
+// sort sorts what was computed in any order.
 func (c *compiler) sort() {
 	slices.SortFunc(c.plan.Delete, compareNames)
 	slices.SortFunc(c.plan.Vpcs, compareNames)
@@ -175,7 +175,7 @@ func (c *compiler) sort() {
 	slices.SortFunc(c.plan.SubnetStatus, compareNames)
 }
 
-// retire takes the rows of objects that are being deleted and that nothing uses any more, and their finalizers.
+// retire removes the rows of objects that are being deleted and that nothing uses any more, and their finalizers.
 func (c *compiler) retire() {
 	for s := range c.chosen {
 		if s.object.DeletionTimestamp == nil || s.holders > 0 {
@@ -233,7 +233,7 @@ func (c *compiler) rows() {
 	}
 }
 
-// router compiles a VPC, and its status, which says what came of it.
+// router compiles a VPC, and its status, which reports the result.
 func (c *compiler) router(v *vpc) {
 	n := &northbound.Network{VPC: v.value, Remotes: map[string]objects.VPC{}}
 	for _, s := range v.subnets {
@@ -259,7 +259,7 @@ func (c *compiler) ports() {
 			continue
 		}
 		port := northbound.Port{Addr: addr, Gateway: ip.Spec.NATGateway != ""}
-		if ip.Spec.MacAddress != northbound.MAC(addr) { // another port than those that are ready
+		if ip.Spec.MacAddress != northbound.MAC(addr) { // not one of the ready ports
 			port.MAC = ip.Spec.MacAddress
 		}
 		c.port(s, port)
@@ -284,7 +284,7 @@ func (c *compiler) isolate(s *subnet, ip *kubeovn.IP, addr netip.Addr) {
 // switched reports whether the subnet has a switch.
 func (s *subnet) switched() bool { return s.exists && s.value.Definition == "" }
 
-// switchOf compiles a subnet but for the ports of its pods.
+// switchOf compiles a subnet without the ports of its pods.
 func (c *compiler) switchOf(s *subnet) northbound.Rows {
 	if !s.switched() {
 		return nil

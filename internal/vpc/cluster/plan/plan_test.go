@@ -20,7 +20,7 @@ import (
 	"weft.dev/weft/internal/vpc/objects"
 )
 
-// Objects may come in any order, with plans between them or not, and be deleted in any order: the state is the same in the end, and
+// Objects may be created in any order, with or without plans in between, and be deleted in any order: the final state is the same, and
 // nothing is left.
 func TestOrders(t *testing.T) {
 	build := func(w *world) []func() {
@@ -89,7 +89,7 @@ func TestOrders(t *testing.T) {
 	})
 }
 
-// Pods come and go at random; addresses are unique, and counts are right after every step.
+// Pods are created and deleted at random; addresses are unique, and counts are right after every step.
 func TestChurn(t *testing.T) {
 	rapid.Check(t, func(r *rapid.T) {
 		w := newWorld(r)
@@ -116,7 +116,8 @@ func TestChurn(t *testing.T) {
 	})
 }
 
-// A released address comes again after a lap only, and a pod that takes a ready port changes no row but the one port that gets ready.
+// A released address is used again only after a lap through the range, and a pod that uses a ready port changes no row except that of the
+// next ready port.
 func TestLapAndReadyPorts(t *testing.T) {
 	w := newWorld(t)
 	w.vpc("v", 1, kubeovn.VpcSpec{})
@@ -139,7 +140,7 @@ func TestLapAndReadyPorts(t *testing.T) {
 	}
 }
 
-// A pod of the same name with another UID gets an address of its own only once the former pod's is free.
+// A pod with the name of a former pod and another UID gets its own address, once the former pod's is free.
 func TestPodOfTheSameName(t *testing.T) {
 	w := newWorld(t)
 	w.vpc("v", 1, kubeovn.VpcSpec{})
@@ -157,7 +158,7 @@ func TestPodOfTheSameName(t *testing.T) {
 	}
 }
 
-// Mistakes are in conditions and reasons that name the field, and the others go on.
+// Conditions and reasons name the invalid field, and other objects are not affected.
 func TestProblems(t *testing.T) {
 	w := newWorld(t)
 	w.vpc("v", 1, kubeovn.VpcSpec{EnableBfd: true, VpcPeerings: []kubeovn.VpcPeering{{RemoteVpc: "v", LocalConnectIP: "169.254.0.1/30"}}})
@@ -206,7 +207,7 @@ func TestProblems(t *testing.T) {
 	}
 }
 
-// A pod that NetworkPolicies isolate is closed in that direction, and no other one is.
+// A pod that NetworkPolicies isolate is closed in that direction, and no other pod is.
 func TestIsolated(t *testing.T) {
 	w := newWorld(t)
 	w.vpc("v", 1, kubeovn.VpcSpec{})
@@ -250,8 +251,8 @@ func TestIsolated(t *testing.T) {
 	}
 }
 
-// A MAC address of the form that belongs to addresses is given to its own address only: otherwise a pod could have a router's or a NAT
-// gateway's, or keep the next address of the Subnet from being given out.
+// A MAC address of the form that is derived from addresses is given only to its own address: otherwise a pod could have a router's or a NAT
+// gateway's MAC address, or block the next address of the Subnet.
 func TestForeignMAC(t *testing.T) {
 	w := newWorld(t)
 	w.vpc("v", 1, kubeovn.VpcSpec{})
@@ -278,7 +279,7 @@ func TestForeignMAC(t *testing.T) {
 	}
 }
 
-// Names of IP objects differ, and are no longer than a name may be.
+// Names of IP objects are unique, and not longer than the limit.
 func TestIPName(t *testing.T) {
 	long := strings.Repeat("a", 250)
 	at := netip.MustParseAddr

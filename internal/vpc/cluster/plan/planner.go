@@ -18,27 +18,28 @@ import (
 	"weft.dev/weft/internal/vpc/objects"
 )
 
-// Planner makes plans one after the other. Set and Remove report what changes; a plan computes only the Subnets and VPCs that the changes
-// name. Its plans are those that Compile would make of all objects (TestPlannerAgreesWithCompile).
+// Planner makes successive plans. Set and Remove report changes; a plan computes only the Subnets and VPCs that the changes name. Its plans
+// are those that Compile would make from all objects (TestPlannerAgreesWithCompile).
 //
-// Objects that are given to it must not be changed afterwards. It is not safe for concurrent use.
+// Objects that are passed to it must not be changed afterwards. It is not safe for concurrent use.
 type Planner struct {
 	objects store
 	network // as of the last plan
-	// nat is what gateways, EIPs and rules ask for, and gatesByAge and eipsByAge are its gateways and EIPs.
-	// compiled is the same with the gateways' state, and listed the objects that it is made from.
+	// nat has the specifications of gateways, EIPs and rules, and gatesByAge and eipsByAge are its gateways and EIPs. compiled is the same
+	// with the gateways' state, and listed the objects from which it is compiled.
 	nat, compiled *nat.Network
 	listed        *nat.Objects
-	natNames      names // those that objects of NAT gateways name
+	natNames      names // named by objects of NAT gateways
 	gatesByAge    []*nat.Gateway
 	eipsByAge     []*nat.EIP
-	// lanRefused and refused say why objects of NAT gateways have no address, inside and outside, and given has the addresses that they get;
-	// all by Owner.
+	// lanRefused and refused have the reasons why objects of NAT gateways have no address, inside and outside, and given has the addresses
+	// that they get; all by Owner.
 	lanRefused, refused map[string]nat.Problem
 	given               map[string]string
-	// waiting says why pods wait, by "<namespace>/<name>", and wants has the pods without an address that are bound to a Subnet, by its name.
+	// waiting has the reasons why pods wait, by "<namespace>/<name>". wants has the pods without an address that are bound to a Subnet, by its
+	// name.
 	waiting map[string]string
-	// closed says in which directions pods are closed, by "<namespace>/<name>".
+	// closed has the directions in which pods are closed, by "<namespace>/<name>".
 	closed map[string]northbound.Closed
 	wants  map[string]map[string]*corev1.Pod
 	wanted map[string][]string // the Subnets in wants, by pod
@@ -48,17 +49,17 @@ type Planner struct {
 
 // changes are what the next plan has to compute.
 type changes struct {
-	// reshaped are the VPCs and Subnets that are others, or that others of them depend on, and retired those whose rows this plan takes,
+	// reshaped are the VPCs and Subnets that have changed, or on whose change others depend. retired are those whose rows this plan removes,
 	// because their objects are being deleted: the next plan shapes them.
 	reshaped, retired names
-	// gatewaysChanged: objects of NAT gateways, their pods or workloads are others. natChanged: what gateways and EIPs ask for is. everyPod: all
-	// pods are to be placed.
+	// gatewaysChanged: objects of NAT gateways, their pods or workloads have changed. natChanged: specifications of gateways and EIPs have
+	// changed. everyPod: all pods have to be placed.
 	gatewaysChanged, natChanged, everyPod bool
-	// ranges are the UIDs of Subnets whose addresses changed, named the names of Subnets to compute, routers those of VPCs, podsChanged the pods to
-	// place.
+	// ranges are the UIDs of Subnets whose addresses changed, named the names of Subnets to compute, routers those of VPCs, podsChanged the
+	// pods to place.
 	ranges, named, routers map[string]struct{}
 	podsChanged            map[types.UID]*corev1.Pod
-	gone                   []string // owners of rows whose objects are gone
+	gone                   []string // owners of rows whose objects were deleted
 }
 
 // names are names of VPCs and Subnets.
@@ -66,7 +67,7 @@ type names struct{ vpcs, subnets map[string]struct{} }
 
 func newNames() names { return names{map[string]struct{}{}, map[string]struct{}{}} }
 
-// store is all objects, by name.
+// store has all objects, by name.
 type store struct {
 	vpcs        map[string]*kubeovn.Vpc
 	subnets     map[string]*kubeovn.Subnet
@@ -88,19 +89,19 @@ type store struct {
 	podOf       map[string]*corev1.Pod            // by PodKey
 	ipsOfPod    map[string]map[string]*kubeovn.IP // by PodKey, and their names
 	gates       map[types.UID]*corev1.Pod
-	// open are pods that may need an address and have none, by namespace, but for those that name a Subnet themselves: askingIn has these by
-	// namespace, and asking by the Subnet.
+	// open are pods that may need an address and have none, by namespace, without those that name a Subnet themselves: askingIn has these by
+	// namespace, and asking by Subnet.
 	open, askingIn, asking map[string]map[types.UID]*corev1.Pod
 	// policies are NetworkPolicies, by namespace and name.
 	policies map[string]map[string]isolation
-	// verdicts are which policies select the pods with the same labels, by namespace and labels, and verdictOf has those of pods.
+	// verdicts has the policies that select the pods with the same labels, by namespace and labels, and verdictOf has the verdicts of pods.
 	verdicts  map[string]map[string]*verdict
 	verdictOf map[types.UID]*verdict
-	// holdersOf has the UIDs of Subnets of which pods have IP objects, and how many, by the pods' namespace.
+	// holdersOf has the UIDs of Subnets of which pods have IP objects, with their number, by the pods' namespace.
 	holdersOf map[string]map[string]int
 }
 
-// NewPlanner returns a Planner that knows no objects.
+// NewPlanner returns a Planner without objects.
 func NewPlanner() *Planner {
 	p := &Planner{network: newNetwork(), waiting: map[string]string{}, wants: map[string]map[string]*corev1.Pod{}, wanted: map[string][]string{}, closed: map[string]northbound.Closed{}}
 	p.objects = store{
@@ -147,7 +148,7 @@ func (p *Planner) Again() {
 	}
 }
 
-// done begins to gather what the plan after this one computes.
+// done resets the changes for the next plan.
 func (p *Planner) done() {
 	retired := p.retired
 	p.changes = changes{
@@ -158,7 +159,7 @@ func (p *Planner) done() {
 	maps.Copy(p.reshaped.subnets, retired.subnets)
 }
 
-// Retry has the next plan compute what an object of the last one depends on: it was not written.
+// Retry makes the next plan compute again what an object of the last plan depends on, because it was not written.
 func (p *Planner) Retry(object Object) {
 	switch o := object.(type) {
 	case *kubeovn.IP:
@@ -193,7 +194,7 @@ func (p *Planner) Load(o *Objects) {
 	p.SetNAT(o.NAT)
 }
 
-// setAll sets all objects of a kind. The pointers to the elements of a list are objects of their own.
+// setAll sets all objects of a kind. The pointers to the elements of a list are separate objects.
 func setAll[T any, P interface {
 	*T
 	Object
@@ -203,7 +204,7 @@ func setAll[T any, P interface {
 	}
 }
 
-// SetNAT sets what the ConfigMaps say.
+// SetNAT sets the content of the ConfigMaps.
 func (p *Planner) SetNAT(config objects.NATConfig) {
 	p.gatewaysChanged = p.gatewaysChanged || p.objects.config != config
 	p.objects.config = config
@@ -216,22 +217,22 @@ func (p *Planner) SetDefinition(name, config string) {
 	p.defined(name, !there || before != config)
 }
 
-// defined has the gateways computed if what changed is the NetworkAttachmentDefinition of a Subnet. A Subnet that is new has them computed
-// itself.
+// defined makes the next plan compute the gateways if the NetworkAttachmentDefinition of a Subnet has changed. For a new Subnet this
+// happens anyway.
 func (p *Planner) defined(name string, changed bool) {
 	for _, s := range p.external {
 		p.gatewaysChanged = p.gatewaysChanged || changed && s.value.Definition == name
 	}
 }
 
-// RemoveDefinition takes a NetworkAttachmentDefinition that is gone.
+// RemoveDefinition removes a NetworkAttachmentDefinition that was deleted.
 func (p *Planner) RemoveDefinition(name string) {
 	_, there := p.objects.definitions[name]
 	delete(p.objects.definitions, name)
 	p.defined(name, there)
 }
 
-// Set sets an object that is new, or another than before.
+// Set sets an object that is new or has changed.
 func (p *Planner) Set(object Object) {
 	switch o := object.(type) {
 	case *kubeovn.Vpc:
@@ -266,7 +267,7 @@ func (p *Planner) Set(object Object) {
 	}
 }
 
-// Remove takes an object that is gone. Of the object, its name is used, and the namespace of a pod.
+// Remove removes an object that was deleted. It uses only the object's name, and the namespace of a pod.
 func (p *Planner) Remove(object Object) {
 	name := object.GetName()
 	switch object.(type) {
@@ -308,13 +309,13 @@ func (p *Planner) Remove(object Object) {
 	}
 }
 
-// Knows reports whether the planner has a gateway as it is given.
+// Knows reports whether the planner has the given version of a gateway.
 func (p *Planner) Knows(g *kubeovn.VpcNatGateway) bool {
 	have := p.objects.gateways[g.Name]
 	return have != nil && have.UID == g.UID && have.ResourceVersion == g.ResourceVersion
 }
 
-// setSubnet sets a Subnet. One whose status alone changed, as with each address, leaves the network's shape.
+// setSubnet sets a Subnet. If only its status changed, as with each address, the network's shape does not change.
 func (p *Planner) setSubnet(o *kubeovn.Subnet) {
 	before := p.objects.subnets[o.Name]
 	p.nameVPC(before, false)
@@ -332,14 +333,14 @@ func (p *Planner) setSubnet(o *kubeovn.Subnet) {
 	p.named[o.Name] = struct{}{}
 }
 
-// nameVPC notes which Vpc a Subnet names, or that it does not any more. Nil names none.
+// nameVPC records which Vpc a Subnet names, or that it does not any more. Nil names none.
 func (p *Planner) nameVPC(o *kubeovn.Subnet, names bool) {
 	if o != nil {
 		index(p.objects.subnetsOf, o.Spec.Vpc, o.Name, struct{}{}, names)
 	}
 }
 
-// index adds an entry to an index, or takes it.
+// index adds an entry to an index, or removes it.
 func index[A, B comparable, V any](of map[A]map[B]V, at A, key B, value V, add bool) {
 	if add {
 		if of[at] == nil {
@@ -353,7 +354,7 @@ func index[A, B comparable, V any](of map[A]map[B]V, at A, key B, value V, add b
 	}
 }
 
-// setNamespace sets a namespace; nil: it is gone.
+// setNamespace sets a namespace; nil: it was deleted.
 func (p *Planner) setNamespace(name string, o *corev1.Namespace) {
 	before := p.objects.namespaces[name]
 	same := before != nil && o != nil && maps.Equal(before.Labels, o.Labels) &&
@@ -375,7 +376,7 @@ func (p *Planner) setNamespace(name string, o *corev1.Namespace) {
 	}
 }
 
-// setGateway sets a gateway; nil: it is gone.
+// setGateway sets a gateway; nil: it was deleted.
 func (p *Planner) setGateway(name string, o *kubeovn.VpcNatGateway) {
 	before := p.objects.gateways[name]
 	if o == nil {
@@ -396,7 +397,7 @@ func (p *Planner) setGateway(name string, o *kubeovn.VpcNatGateway) {
 	}
 }
 
-// setIP sets an IP object; nil: it is gone.
+// setIP sets an IP object; nil: it was deleted.
 func (p *Planner) setIP(name string, o *kubeovn.IP) {
 	if before := p.objects.ips[name]; before != nil {
 		uid := before.Spec.SubnetUID
@@ -422,7 +423,7 @@ func (p *Planner) setIP(name string, o *kubeovn.IP) {
 	}
 }
 
-// touchPod changes the IP objects of a pod, and has the pod placed and the Subnets of the others computed.
+// touchPod changes the IP objects of a pod, and makes the next plan place the pod and compute the Subnets of the others.
 func (p *Planner) touchPod(holder string, change func(map[string]*kubeovn.IP)) {
 	all := p.objects.ipsOfPod[holder]
 	if all == nil {
@@ -441,7 +442,7 @@ func (p *Planner) touchPod(holder string, change func(map[string]*kubeovn.IP)) {
 	}
 }
 
-// ipOf returns the IP object that gives a pod its address; nil: it has none.
+// ipOf returns the IP object that assigns a pod its address; nil if there is none.
 func (p *Planner) ipOf(pod *corev1.Pod) *kubeovn.IP {
 	all := slices.Collect(maps.Values(p.objects.ipsOfPod[objects.PodKey(pod.Namespace, pod.Name)]))
 	return objects.FirstIP(all, func(ip *kubeovn.IP) bool { return Needs(pod, ip) })
@@ -473,19 +474,19 @@ func (p *Planner) removePod(pod *corev1.Pod) {
 	}
 }
 
-// touchIP has the Subnets of a pod's IP objects computed.
+// touchIP makes the next plan compute the Subnets of a pod's IP objects.
 func (p *Planner) touchIP(pod *corev1.Pod) {
 	for _, ip := range p.objects.ipsOfPod[objects.PodKey(pod.Namespace, pod.Name)] {
 		p.ranges[ip.Spec.SubnetUID] = struct{}{}
 	}
 }
 
-// isGate reports whether a pod has the name of a NAT gateway's.
+// isGate reports whether a pod has the name of a NAT gateway's pod.
 func isGate(pod *corev1.Pod) bool {
 	return pod.Namespace == kubeovn.ConfigNamespace && strings.HasPrefix(pod.Name, nat.PodPrefix)
 }
 
-// place has a pod placed by the next plan, if it needs an address and has none.
+// place makes the next plan place a pod, if it needs an address and has none.
 func (p *Planner) place(pod *corev1.Pod) {
 	p.close(pod)
 	if pod.Spec.NodeName == "" || pod.Spec.HostNetwork || ended(pod) || pod.DeletionTimestamp != nil || p.ipOf(pod) != nil {
@@ -495,7 +496,7 @@ func (p *Planner) place(pod *corev1.Pod) {
 	p.podsChanged[pod.UID] = pod
 }
 
-// index notes a pod as one without an address, or that it is not any more.
+// index adds a pod to those without an address, or removes it from them.
 func (p *Planner) index(pod *corev1.Pod, without bool) {
 	if name := binding.Asked(pod.Annotations); name != "" {
 		index(p.objects.asking, name, pod.UID, pod, without)
@@ -505,7 +506,7 @@ func (p *Planner) index(pod *corev1.Pod, without bool) {
 	index(p.objects.open, pod.Namespace, pod.UID, pod, without)
 }
 
-// close takes a pod from those without an address. What it would have got is free for others.
+// close removes a pod from those without an address. The address that it would have got is free for others.
 func (p *Planner) close(pod *corev1.Pod) {
 	p.index(pod, false)
 	delete(p.podsChanged, pod.UID)
@@ -516,7 +517,7 @@ func (p *Planner) close(pod *corev1.Pod) {
 	}
 }
 
-// unwant takes a pod from those that want an address, and returns the Subnets that might have given it one.
+// unwant removes a pod from those that want an address, and returns the Subnets that might have assigned it one.
 func (p *Planner) unwant(key string) []string {
 	names := p.wanted[key]
 	delete(p.wanted, key)

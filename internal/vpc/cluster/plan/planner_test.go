@@ -15,8 +15,8 @@ import (
 	"weft.dev/weft/internal/vpc/cluster/plan"
 )
 
-// Whatever changes, and whatever cannot be written, the plan of what changed is the one of everything: world.plan compares them after each
-// change.
+// Whatever changes, and whatever cannot be written, the plan of the changes equals the plan of everything: world.plan compares them after
+// each change.
 func TestPlannerAgreesWithCompile(t *testing.T) {
 	rapid.Check(t, func(r *rapid.T) {
 		w := newWorld(r)
@@ -169,8 +169,8 @@ func TestPlannerAgreesWithCompile(t *testing.T) {
 	})
 }
 
-// BenchmarkPod measures what one pod costs, from its event to rows and the IP object, in clusters of different sizes; BenchmarkSubnet what one more
-// Subnet with its Vpc costs.
+// BenchmarkPod measures the cost of one pod, from its event to rows and the IP object, in clusters of different sizes; BenchmarkSubnet that
+// of one more Subnet with its Vpc.
 func BenchmarkPod(b *testing.B) {
 	for _, size := range []int{10, 250} {
 		b.Run(fmt.Sprintf("subnets=%d", size), func(b *testing.B) {
@@ -225,7 +225,7 @@ func podIn(subnet, i int) *corev1.Pod {
 	return pod
 }
 
-// large returns a planner that has that many VPCs with one Subnet of 40 pods each.
+// large returns a planner with the given number of VPCs, each with one Subnet of 40 pods.
 func large(b *testing.B, subnets int) *plan.Planner {
 	b.Helper()
 	p := plan.NewPlanner()

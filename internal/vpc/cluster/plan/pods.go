@@ -21,7 +21,7 @@ import (
 	"weft.dev/weft/internal/vpc/objects"
 )
 
-// pools takes over the IP objects of pods that are there. IP objects of others are deleted, and their addresses are free with the next plan.
+// pools keeps the IP objects of existing pods. Other IP objects are deleted, and their addresses are free with the next plan.
 func (c *compiler) pools() {
 	for s := range c.chosen {
 		c.ranges[string(s.object.UID)] = struct{}{}
@@ -47,12 +47,13 @@ func (c *compiler) takeOver(s *subnet, ips map[string]*kubeovn.IP) {
 	}
 }
 
-// ended reports whether the pod's containers are over for good, so that its address is free.
+// ended reports whether the pod's containers have ended for good, so that its address is free.
 func ended(pod *corev1.Pod) bool {
 	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
 }
 
-// pods gives an address to each pod that is bound to a subnet and has a node, fixed ones first, so that none of them is given away.
+// pods assigns an address to each pod that is bound to a subnet and has a node, fixed ones first, so that none of these is assigned to
+// another pod.
 func (c *compiler) pods(waiting []placed) {
 	for _, p := range waiting {
 		key, why := p.pod.Namespace+"/"+p.pod.Name, p.bound.Refuse
@@ -72,10 +73,10 @@ func (c *compiler) pods(waiting []placed) {
 // maxPool is how many addresses of its annotation ip_pool are tried for a pod.
 const maxPool = 256
 
-// maxWaiting is the longest reason for which a pod waits: an event's longest note.
+// maxWaiting is the maximum length of the reason why a pod waits: that of an event's note.
 const maxWaiting = 1024
 
-// rank is 0 for pods that ask for an address.
+// rank is 0 for pods that request a specific address.
 func rank(pod *corev1.Pod) int {
 	if pod.Annotations[kubeovn.AnnotationIPAddress] != "" || pod.Annotations[kubeovn.AnnotationIPPool] != "" {
 		return 0
@@ -83,7 +84,7 @@ func rank(pod *corev1.Pod) int {
 	return 1
 }
 
-// attach gives the pod an address of the subnet, and makes its IP object.
+// attach assigns the pod an address of the subnet, and creates its IP object.
 func (c *compiler) attach(pod *corev1.Pod, s *subnet) error {
 	if !s.exists || s.object.DeletionTimestamp != nil {
 		return fmt.Errorf("subnet %s is not in effect, or is being deleted", s.value.Name)
@@ -100,7 +101,7 @@ func (c *compiler) attach(pod *corev1.Pod, s *subnet) error {
 	mac, err := macOf(pod, s, addr, holder)
 	if err != nil {
 		s.pool.Release(addr, holder)
-		s.pool.Resume(last) // the address was not given out
+		s.pool.Resume(last) // the address was not assigned
 		return err
 	}
 	s.macs[mac] = holder
@@ -116,7 +117,7 @@ func (c *compiler) attach(pod *corev1.Pod, s *subnet) error {
 	return nil
 }
 
-// address takes the address that the pod asks for, or the next one.
+// address assigns the address that the pod requests, or the next one.
 func address(pod *corev1.Pod, s *subnet, owner string) (netip.Addr, error) {
 	if text := pod.Annotations[kubeovn.AnnotationIPAddress]; text != "" {
 		return fixed(s, owner, kubeovn.AnnotationIPAddress, text)
@@ -142,7 +143,7 @@ func address(pod *corev1.Pod, s *subnet, owner string) (netip.Addr, error) {
 	return oneOf(s, owner, list, count)
 }
 
-// oneOf takes the first address of a list that is free.
+// oneOf assigns the first free address of a list.
 func oneOf(s *subnet, owner, list string, count int) (netip.Addr, error) {
 	var first error
 	for word := range strings.SplitSeq(list, ",") {
@@ -158,7 +159,7 @@ func oneOf(s *subnet, owner, list string, count int) (netip.Addr, error) {
 	return netip.Addr{}, first
 }
 
-// word returns a word of a list by its place in it.
+// word returns a word of a list by its index.
 func word(list string, at int) string {
 	for range at {
 		_, list, _ = strings.Cut(list, ",")
@@ -195,7 +196,7 @@ func ordinalOf(pod *corev1.Pod) (int, bool) {
 	return ordinal, err == nil && ordinal >= 0
 }
 
-// macOf returns the MAC address that the pod asks for, or the one that belongs to its address.
+// macOf returns the MAC address that the pod requests, or the one derived from its address.
 func macOf(pod *corev1.Pod, s *subnet, addr netip.Addr, owner string) (string, error) {
 	text := pod.Annotations[kubeovn.AnnotationMACAddress]
 	if text == "" {

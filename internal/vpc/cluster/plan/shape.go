@@ -15,10 +15,10 @@ import (
 	"weft.dev/weft/internal/vpc/objects"
 )
 
-// vpc is a Vpc while it is planned.
+// vpc is a Vpc during planning.
 type vpc struct {
 	object *kubeovn.Vpc
-	// read and parsed are the object's own; value has its tunnel key, and problems also those that other objects make.
+	// read and parsed are the object's own; value has its tunnel key, and problems also those that other objects cause.
 	read             objects.VPC
 	parsed, problems objects.Problems
 	value            objects.VPC
@@ -27,19 +27,19 @@ type vpc struct {
 	named            int       // Subnets that name it
 }
 
-// subnet is a Subnet while it is planned.
+// subnet is a Subnet during planning.
 type subnet struct {
 	object *kubeovn.Subnet
 	read   objects.Subnet // the object's own; value has its tunnel key
 	value  objects.Subnet
 	age    objects.Age
-	// parsed says what is wrong with the object itself: its problems, and whether it can be used.
+	// problems are the object's own, and usable reports whether it can be used.
 	problems objects.Problems
 	usable   bool
 	unfit    string // why its range has no addresses
 	reason   string // why it has no rows: the condition's reason and message
 	message  string
-	// The following is computed while the subnet is chosen.
+	// The following fields are computed when the subnet is chosen.
 	pool    *ipam.SubnetPool
 	exists  bool // the subnet has rows
 	macs    map[string]string
@@ -47,7 +47,7 @@ type subnet struct {
 	lanIPs  []netip.Addr
 }
 
-// network is which VPCs and subnets there are.
+// network has all VPCs and subnets.
 type network struct {
 	vpcs   map[string]*vpc
 	byName map[string]*subnet
@@ -67,7 +67,7 @@ func newNetwork() network {
 	}
 }
 
-// part is what a shape takes from the network and makes anew.
+// part is what a shape removes from the network and creates again.
 type part struct {
 	vpcs    map[string]*vpc
 	subnets map[string]*subnet
@@ -75,8 +75,8 @@ type part struct {
 	bindings map[string]*binding.Subnet
 }
 
-// shape decides anew which VPCs and subnets there are, as far as changes name them, and chooses those that are others than before. A VPC
-// and its subnets depend on each other, and on nothing else but tunnel keys and peers.
+// shape decides again which VPCs and subnets exist, as far as changes name them, and chooses those that have changed. A VPC and its subnets
+// depend only on each other, on tunnel keys and on peers.
 func (c *compiler) shape() {
 	c.complete()
 	old := c.takePart()
@@ -104,7 +104,7 @@ func (c *compiler) shape() {
 	c.natChanged = c.natChanged || c.natConcerned(&old) || c.natConcerned(&made)
 }
 
-// assignKeys gives the made VPCs and subnets their tunnel keys, and chooses what gets another one.
+// assignKeys assigns tunnel keys to the new VPCs and subnets, and chooses those whose key changes.
 func (c *compiler) assignKeys(made *part) {
 	for _, v := range made.vpcs {
 		if v.exists {
@@ -126,7 +126,7 @@ func (c *compiler) assignKeys(made *part) {
 	}
 }
 
-// complete has all subnets of VPCs shaped that are shaped themselves, or of which a subnet is.
+// complete adds to the VPCs and subnets to be shaped: with a VPC or one of its subnets, all of its subnets.
 func (c *compiler) complete() {
 	for name := range c.reshaped.subnets {
 		for _, vpc := range []string{specVPC(c.objects.subnets[name]), specVPC(c.subnetObject(name))} {
@@ -142,7 +142,7 @@ func (c *compiler) complete() {
 	}
 }
 
-// takePart takes what is to be shaped from the network.
+// takePart removes what is to be shaped from the network.
 func (c *compiler) takePart() part {
 	old := part{vpcs: map[string]*vpc{}, subnets: map[string]*subnet{}, bindings: map[string]*binding.Subnet{}}
 	for name := range c.reshaped.subnets {
@@ -168,7 +168,7 @@ func (c *compiler) takePart() part {
 	return old
 }
 
-// subnetObject returns a Subnet as the last shape took it.
+// subnetObject returns the Subnet that the last shape used.
 func (c *compiler) subnetObject(name string) *kubeovn.Subnet {
 	if s := c.byName[name]; s != nil {
 		return s.object
@@ -234,7 +234,7 @@ func (s *subnet) parse() {
 	}
 }
 
-// admit decides whether a subnet exists. The older ones of its VPC are admitted before.
+// admit decides whether a subnet exists. The older subnets of its VPC are admitted before.
 func (c *compiler) admit(s *subnet) {
 	if s.reason == "" {
 		s.reason, s.message = c.obstacle(s)
@@ -258,7 +258,7 @@ func (c *compiler) admit(s *subnet) {
 	c.bindings.Set(b)
 }
 
-// chooseChanged chooses what is not as it was: subnets and VPCs, and the VPCs of subnets and of peers.
+// chooseChanged chooses what has changed: subnets and VPCs, and the VPCs of subnets and of peers.
 func (c *compiler) chooseChanged(old, made *part) {
 	for name, s := range made.subnets {
 		before := old.subnets[name]
@@ -293,7 +293,7 @@ func (c *compiler) chooseChanged(old, made *part) {
 	}
 }
 
-// goneWith notes the owners of rows whose objects are gone.
+// goneWith records the owners of rows whose objects were deleted.
 func (c *compiler) goneWith(old, made *part) {
 	for name, before := range old.vpcs {
 		if now := made.vpcs[name]; now == nil || now.object.UID != before.object.UID {
@@ -307,8 +307,8 @@ func (c *compiler) goneWith(old, made *part) {
 	}
 }
 
-// placeChanged has the pods placed that may be bound to other subnets than before: those that name a subnet which is another to pods now, and
-// those of namespaces that it names, or that name it.
+// placeChanged makes the plan place the pods whose binding may have changed: those that name a subnet that has changed for pods, and those
+// of namespaces that it names, or that name it.
 func (c *compiler) placeChanged(old *part) {
 	for name := range c.reshaped.subnets {
 		before, now := old.bindings[name], c.bindings.Get(name)
@@ -331,7 +331,7 @@ func (c *compiler) placeChanged(old *part) {
 	}
 }
 
-// placeSelected has the pods of the namespaces placed that one of the selectors selects.
+// placeSelected makes the plan place the pods of the namespaces that one of the selectors selects.
 func (c *compiler) placeSelected(selectors []labels.Selector) {
 	for _, selector := range selectors {
 		for namespace, pods := range c.objects.open {
@@ -342,7 +342,7 @@ func (c *compiler) placeSelected(selectors []labels.Selector) {
 	}
 }
 
-// sameBinding reports whether two states of a subnet are the same to pods, if its object is the same.
+// sameBinding reports whether two states of a subnet are the same for pods, if its object is the same.
 func sameBinding(a, b *binding.Subnet) bool {
 	if a == nil || b == nil {
 		return a == b
@@ -350,7 +350,7 @@ func sameBinding(a, b *binding.Subnet) bool {
 	return a.Broken == b.Broken && slices.Equal(a.Permitted, b.Permitted) && slices.Equal(a.Gateways, b.Gateways)
 }
 
-// natConcerned reports whether gateways or EIPs are computed from something of the part.
+// natConcerned reports whether gateways or EIPs depend on something in the part.
 func (c *compiler) natConcerned(p *part) bool {
 	for name := range p.vpcs {
 		if _, named := c.natNames.vpcs[name]; named {
@@ -367,7 +367,7 @@ func (c *compiler) natConcerned(p *part) bool {
 	return false
 }
 
-// sameVPC reports whether two states of a VPC are the same to its subnets and peers.
+// sameVPC reports whether two states of a VPC are the same for its subnets and peers.
 func sameVPC(a, b *vpc) bool {
 	if a == nil || b == nil {
 		return a == b
@@ -375,19 +375,19 @@ func sameVPC(a, b *vpc) bool {
 	return a.object.UID == b.object.UID && a.exists == b.exists && slices.Equal(a.value.Peerings, b.value.Peerings)
 }
 
-// sameSubnets reports whether a VPC's subnets are the same to its router.
+// sameSubnets reports whether a VPC's subnets are the same for its router.
 func sameSubnets(a, b []*subnet) bool {
 	return slices.EqualFunc(a, b, func(a, b *subnet) bool {
 		return a.object.UID == b.object.UID && a.value.Prefix == b.value.Prefix && a.value.Gateway == b.value.Gateway && a.value.RouteTable == b.value.RouteTable
 	})
 }
 
-// keep takes over what was computed of the same subnet.
+// keep copies what was computed for the same subnet.
 func (s *subnet) keep(before *subnet) {
 	s.pool, s.macs, s.holders, s.lanIPs = before.pool, before.macs, before.holders, before.lanIPs
 }
 
-// open makes the subnet's pool of addresses, which goes on after the address given last.
+// open creates the subnet's pool of addresses, which continues after the last assigned address.
 func (s *subnet) open() {
 	s.pool, s.macs, s.holders, s.lanIPs = nil, map[string]string{}, 0, nil
 	if s.reason != "" {
@@ -395,7 +395,7 @@ func (s *subnet) open() {
 	}
 	pool, err := ipam.NewSubnetPool(s.value.Prefix, s.value.Gateway, s.value.Excludes)
 	if err != nil {
-		return // parse has found it
+		return // parse has reported it
 	}
 	s.pool = pool
 	if last, err := netip.ParseAddr(s.object.Status.LastIP); err == nil {
@@ -403,7 +403,7 @@ func (s *subnet) open() {
 	}
 }
 
-// obstacle returns why a subnet that can be read cannot exist.
+// obstacle returns why a subnet that is valid by itself cannot exist.
 func (c *compiler) obstacle(s *subnet) (reason, message string) {
 	if s.value.Definition != "" {
 		return "", ""

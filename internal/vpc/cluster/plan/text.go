@@ -5,8 +5,8 @@ import (
 	"unicode/utf8"
 )
 
-// bounded returns a text of at most so many bytes that the API server stores as it is: without broken characters, of which it would make
-// others. It holds no memory of a longer text.
+// bounded returns a text of at most the given number of bytes that the API server stores unchanged: without invalid characters, which it
+// would replace. It holds no memory of a longer text.
 func bounded(text string, most int) string {
 	if len(text) <= most && utf8.ValidString(text) {
 		return text

@@ -12,7 +12,7 @@ import (
 	"weft.dev/weft/internal/vpc/northbound"
 )
 
-// counted is a selector that counts how often it is asked.
+// counted is a selector that counts its evaluations.
 type counted struct{ asked *int }
 
 func (c counted) Matches(labels map[string]string) bool {
@@ -20,7 +20,8 @@ func (c counted) Matches(labels map[string]string) bool {
 	return labels["app"] == "db"
 }
 
-// Selectors are asked once of all pods with the same labels, however often their Subnet is planned, and again of a pod whose labels are others.
+// Selectors are evaluated once for all pods with the same labels, however often their Subnet is planned, and again for a pod whose labels
+// change.
 func TestVerdictIsKept(t *testing.T) {
 	p, asked := NewPlanner(), 0
 	closed := northbound.Closed{Ingress: true}
@@ -59,7 +60,7 @@ func TestVerdictIsKept(t *testing.T) {
 	}
 }
 
-// A NetworkAttachmentDefinition that no Subnet names has no gateway computed.
+// A NetworkAttachmentDefinition that no Subnet names causes no computation of gateways.
 func TestDefinitionsOfOthers(t *testing.T) {
 	p := NewPlanner()
 	p.Set(&kubeovn.Subnet{ObjectMeta: metav1.ObjectMeta{Name: "outside", UID: "uid"}, Spec: kubeovn.SubnetSpec{

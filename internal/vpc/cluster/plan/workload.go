@@ -16,8 +16,7 @@ import (
 	"weft.dev/weft/internal/vpc/nat"
 )
 
-// specAnnotation holds the digest of a StatefulSet's spec as it was written. The API server fills in defaults, so that specs cannot be
-// compared.
+// specAnnotation holds the digest of a StatefulSet's spec as written. The API server adds defaults, so that specs cannot be compared.
 const specAnnotation = "weft.dev/spec"
 
 // appLabel is on the gateways' StatefulSets and pods.
@@ -27,7 +26,7 @@ func (c *compiler) hasWorkload(gateway string) bool {
 	return c.objects.workloads[nat.WorkloadName(gateway)] != nil
 }
 
-// workload plans the StatefulSet of a gateway. One that is there stays as it is while its gateway cannot be compiled.
+// workload plans the StatefulSet of a gateway. An existing one stays unchanged while its gateway cannot be compiled.
 func (c *compiler) workload(g *nat.Gateway) {
 	have := c.objects.workloads[nat.WorkloadName(g.Value.Name)]
 	wanted := inEffect(g.Object) && c.objects.config.Enabled
@@ -50,7 +49,7 @@ func (c *compiler) workload(g *nat.Gateway) {
 	}
 }
 
-// strayWorkloads deletes StatefulSets whose gateway is gone.
+// strayWorkloads deletes StatefulSets whose gateway was deleted.
 func (c *compiler) strayWorkloads() {
 	for _, name := range slices.Sorted(maps.Keys(c.objects.workloads)) {
 		set := c.objects.workloads[name]

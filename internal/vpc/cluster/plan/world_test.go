@@ -25,13 +25,13 @@ import (
 	"weft.dev/weft/internal/vpc/objects"
 )
 
-// fataler is what *testing.T and *rapid.T have in common.
+// fataler is the common part of *testing.T and *rapid.T.
 type fataler interface {
 	Helper()
 	Fatalf(format string, args ...any)
 }
 
-// world is an API server's objects and a northbound database, on which plans are carried out.
+// world has an API server's objects and a northbound database, on which plans are executed.
 type world struct {
 	vpcs     map[string]*kubeovn.Vpc
 	subnets  map[string]*kubeovn.Subnet
@@ -52,7 +52,7 @@ type world struct {
 	definitions map[string]string
 	config      objects.NATConfig
 
-	// refuses says which of the objects that a plan writes the API server refuses; nil: none.
+	// refuses selects the objects of a plan that the API server refuses to write; nil: none.
 	refuses func(plan.Object) bool
 
 	planner   *plan.Planner // has seen every change of the objects
@@ -97,7 +97,7 @@ func (w *world) objects() *plan.Objects {
 	}
 }
 
-// tell tells the planner what differs from what it was told last.
+// tell passes to the planner what has changed since the last call.
 func (w *world) tell() {
 	now := w.all()
 	for key, object := range w.told {
@@ -124,7 +124,7 @@ func (w *world) tell() {
 	w.told, w.defined = now, maps.Clone(w.definitions)
 }
 
-// all is copies of all objects, as an API server gives them.
+// all returns copies of all objects, as an API server does.
 func (w *world) all() map[string]plan.Object {
 	now := map[string]plan.Object{}
 	gather(now, w.vpcs)
@@ -142,7 +142,7 @@ func (w *world) all() map[string]plan.Object {
 	return now
 }
 
-// gather copies the objects, as an API server gives them.
+// gather copies the objects, as an API server does.
 func gather[T any, P interface {
 	*T
 	plan.Object
@@ -152,12 +152,12 @@ func gather[T any, P interface {
 	}
 }
 
-// plan has the planner make a plan from what changed, which must be the one that is made from everything.
+// plan makes a plan of the changes, which must equal the plan of everything.
 func (w *world) plan(t fataler) *plan.Plan {
 	t.Helper()
 	w.tell()
 	have, want := w.planner.Plan(metav1.NewTime(time.Unix(1000, 0))), plan.Compile(w.objects())
-	if !reflect.DeepEqual(w.told, w.all()) { // they are those of a cache
+	if !reflect.DeepEqual(w.told, w.all()) { // they must not be changed, like those of a cache
 		t.Fatalf("the planner changed objects that it was given")
 	}
 	for owner, rows := range have.Fragments {
@@ -196,7 +196,7 @@ func byName[T plan.Object](list []T) map[string]*T {
 	return all
 }
 
-// dump writes a value out, so that nil and empty lists are alike.
+// dump formats a value, so that nil and empty lists are equal.
 func dump(value any) string {
 	text, err := json.Marshal(value)
 	if err != nil {
@@ -205,7 +205,7 @@ func dump(value any) string {
 	return strings.ReplaceAll(string(text), "null", "[]")
 }
 
-// wanted is all rows.
+// wanted returns all rows.
 func (w *world) wanted() northbound.Rows {
 	all := northbound.Rows{}
 	for _, rows := range w.fragments {
@@ -214,7 +214,7 @@ func (w *world) wanted() northbound.Rows {
 	return all
 }
 
-// refuse takes from the plan what the API server refuses to write, and asks the planner for it again.
+// refuse removes from the plan what the API server refuses to write, and makes the planner plan it again.
 func (w *world) refuse(p *plan.Plan) {
 	if w.refuses == nil {
 		return
@@ -236,7 +236,7 @@ func refused[T plan.Object](w *world, list []T) []T {
 	})
 }
 
-// step carries out one plan, rows first, and reports whether it wrote anything.
+// step executes one plan, rows first, and reports whether it wrote anything.
 func (w *world) step(t fataler) bool {
 	t.Helper()
 	p := w.plan(t)
@@ -278,7 +278,7 @@ func (w *world) step(t fataler) bool {
 	return acted || !change.Empty() || len(p.Delete)+len(p.Create)+len(p.Vpcs)+len(p.Subnets)+len(p.VpcStatus)+len(p.SubnetStatus) > 0
 }
 
-// settle carries out plans until one writes nothing.
+// settle executes plans until one writes nothing.
 func (w *world) settle(t fataler) {
 	t.Helper()
 	for range 20 {
@@ -290,7 +290,7 @@ func (w *world) settle(t fataler) {
 	t.Fatalf("plans go on without end")
 }
 
-// check holds what must hold in every state.
+// check checks what must hold in every state.
 func (w *world) check(t fataler) {
 	t.Helper()
 	taken := map[string]string{}
@@ -367,7 +367,7 @@ func (w *world) pod(name, subnet, ip string) *corev1.Pod {
 	return p
 }
 
-// ports returns the rows as text, without tunnel keys, which depend on the order in which things came.
+// ports returns the rows as text, without tunnel keys, which depend on the order of events.
 func (w *world) ports() string {
 	var lines []string
 	for key, row := range w.database.Rows() {
