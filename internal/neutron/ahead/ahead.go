@@ -1,5 +1,5 @@
 // Package ahead decides which ports exist in OpenStack before the pods that will use them: how many for each network and node, and with
-// which addresses. It is pure: it calls nothing and reads no clock.
+// which addresses. It is pure: it makes no calls and reads no clock.
 package ahead
 
 import (
@@ -10,23 +10,24 @@ import (
 	"time"
 )
 
-// Bounds of the free ports of a place that has pods.
+// Limits for the free ports of a place that has pods.
 const (
-	// leastSpare and mostSpare bound the free ports beyond those that waiting pods need; between them it is one for ten pods.
+	// leastSpare and mostSpare limit the number of free ports in addition to those that waiting pods need; between them it is one for ten
+	// pods.
 	leastSpare, mostSpare = 2, 16
 	podsPerSpare          = 10
-	// Rest is how long no pod is attached to a port that another pod has left: until then peers may send to the former.
+	// Rest is how long a port that a pod has left stays without a pod: until then peers may send to the former pod.
 	Rest = time.Minute
-	// Keep is how long a port that is not needed stays.
+	// Keep is how long an unneeded port is kept.
 	Keep = 10 * time.Minute
 )
 
 // Place is a network on a node.
 type Place struct{ Network, Node string }
 
-// Demand are the pods of a place.
+// Demand has the numbers of pods of a place.
 type Demand struct {
-	Pods    int // that are to run there, attached or not
+	Pods    int // assigned to the node, attached or not
 	Waiting int // of these, without a port
 }
 
@@ -34,15 +35,15 @@ type Demand struct {
 type Port struct {
 	ID       string
 	Attached bool      // to a pod
-	Since    time.Time // when the last pod left it; without one, when it was created
+	Since    time.Time // when the last pod left it; if there was none, when it was created
 	Used     bool      // a pod was attached to it
 }
 
-// Plan is what should change in a place.
+// Plan has the changes of a place.
 type Plan struct {
 	Create int
 	Delete []string
-	// Again is when to plan again although nothing changes; zero for never.
+	// Again is when to plan again even if nothing changes; zero for never.
 	Again time.Time
 }
 
@@ -61,7 +62,7 @@ func Decide(demand Demand, ports []Port, now time.Time) Plan {
 		}
 	}
 	plan.Create = max(0, want-len(free))
-	// The longest unused go first.
+	// The ports unused for longest are deleted first.
 	slices.SortFunc(free, func(a, b Port) int { return cmp.Or(a.Since.Compare(b.Since), cmp.Compare(a.ID, b.ID)) })
 	for _, p := range free[:max(0, len(free)-want)] {
 		if end := p.Since.Add(Keep); now.Before(end) {
@@ -73,7 +74,7 @@ func Decide(demand Demand, ports []Port, now time.Time) Plan {
 	return plan
 }
 
-// spare is how many ports are kept for the pods that come next.
+// spare is how many ports are kept for future pods.
 func spare(pods int) int {
 	if pods == 0 {
 		return 0
@@ -90,7 +91,7 @@ func (p *Plan) again(at time.Time) {
 // Range is a range of addresses of one family, both ends included.
 type Range struct{ First, Last netip.Addr }
 
-// Addresses chooses free addresses for a place, fewer than count where the pool has fewer. The choice begins at a point of the pool that
+// Addresses chooses free addresses for a place, fewer than count if the pool has fewer. The choice begins at a point of the pool that
 // depends on the place, so that places that share a pool, and tenants that share a range, seldom choose the same.
 func Addresses(pool []Range, at Place, count int, taken func(netip.Addr) bool) []netip.Addr {
 	size := uint64(0)
@@ -113,7 +114,7 @@ func Addresses(pool []Range, at Place, count int, taken func(netip.Addr) bool) [
 	return chosen
 }
 
-// size counts the addresses of an IPv4 range; other families have none here.
+// size counts the addresses of an IPv4 range; for other families it returns 0.
 func (r Range) size() uint64 {
 	if !r.First.Is4() || !r.Last.Is4() || r.Last.Less(r.First) {
 		return 0

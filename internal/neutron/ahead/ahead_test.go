@@ -57,7 +57,7 @@ func TestDecide(t *testing.T) {
 	}
 }
 
-// Following the plans ends: with the same pods, what was planned leaves nothing to plan, and no pod that waits is without a port.
+// Executing the plans terminates: with the same pods, the result leaves nothing to plan, and no waiting pod lacks a port.
 func TestDecideSettles(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		demand := Demand{Pods: rapid.IntRange(0, 300).Draw(t, "pods")}
@@ -97,7 +97,7 @@ func TestDecideSettles(t *testing.T) {
 	})
 }
 
-// Addresses are of the pool, free, different, and as many as there can be; the same question has the same answer.
+// Addresses are from the pool, free, different, and as many as possible; the same input results in the same addresses.
 func TestAddresses(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		begin := uint32(rapid.IntRange(1, 1000).Draw(t, "begin"))

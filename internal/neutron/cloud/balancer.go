@@ -16,24 +16,24 @@ import (
 	"weft.dev/weft/internal/neutron/openstack"
 )
 
-// Balancer is a load balancer as it is wanted.
+// Balancer is the desired state of a load balancer.
 type Balancer struct {
 	Owner   string
 	Name    string
 	Project string
-	Subnet  string // id of the subnet that its virtual address is of
+	Subnet  string // id of the subnet of its virtual address
 	// Listeners have different pairs of protocol and port.
 	Listeners []Listener
 	// SourceAffinity sends a client's connections to one member. Octavia's OVN provider accepts it without effect.
 	SourceAffinity bool
-	// FloatingIP is the address from outside: an address, or the zero value for none.
+	// FloatingIP is the external address, or the zero value for none.
 	FloatingIP netip.Addr
-	// MakeFloating makes FloatingIP where it is not there, with the credentials' rights: only administrators may choose an address in Neutron.
-	// Otherwise it has to be one of the project.
+	// MakeFloating creates FloatingIP if it does not exist, with the credentials' rights: only administrators may choose an address in
+	// Neutron. Otherwise the address has to be one of the project.
 	MakeFloating bool
-	// AnyFloating gives it an address of the external network where FloatingIP names none, and there is an external network.
+	// AnyFloating assigns an address of the external network if FloatingIP is zero and there is an external network.
 	AnyFloating bool
-	// ByName takes the load balancer that has the name in the project, as KubeStack does. Otherwise only one with Owner's mark counts.
+	// ByName uses the project's load balancer with the name, as KubeStack does. Otherwise only one with Owner's mark counts.
 	ByName bool
 }
 
@@ -46,18 +46,18 @@ type Listener struct {
 
 func (l Listener) name() string { return fmt.Sprintf("%s-%d", l.Protocol, l.Port) }
 
-// Member is where a listener's traffic goes.
+// Member is a destination of a listener's traffic.
 type Member struct {
 	Addr netip.Addr
 	Port int
 }
 
-// HeldBalancer is a load balancer as Octavia has it.
+// HeldBalancer is a load balancer in Octavia.
 type HeldBalancer struct {
 	loadbalancers.LoadBalancer
 
 	Listeners []HeldListener
-	// FloatingIP is its address from outside, where EnsureBalancer was asked for one.
+	// FloatingIP is its external address, if EnsureBalancer had to assign one.
 	FloatingIP netip.Addr
 }
 
@@ -66,7 +66,7 @@ type HeldListener struct {
 	listeners.Listener
 
 	Pool    *pools.Pool    // nil: none
-	Members []pools.Member // of FindBalancer alone
+	Members []pools.Member // only from FindBalancer
 }
 
 // Errors of load balancers.
@@ -75,23 +75,22 @@ var (
 	ErrBalancer  = errors.New("provisioning_status is ERROR in Octavia")
 )
 
-// Progress is what AdvanceBalancer did.
+// Progress is the result of AdvanceBalancer.
 type Progress int
 
 // Progress of a load balancer.
 const (
 	// InStep means that nothing is left to change.
 	InStep Progress = iota
-	// Pending means that Octavia has an earlier change under way, and takes no other.
+	// Pending means that an earlier change is in progress in Octavia, which accepts no other meanwhile.
 	Pending
-	// Changed means that a change was asked for. There may be more to change.
+	// Changed means that a change was requested. There may be more to change.
 	Changed
-	// Created means that the load balancer itself was asked for.
+	// Created means that the load balancer itself was requested.
 	Created
 )
 
-// FindBalancer looks a load balancer up by name, with all that is below it; project "" means any. It returns ErrNotFound
-// and ErrMultiple.
+// FindBalancer looks a load balancer up by name, with all its parts; project "" means any. It returns ErrNotFound and ErrMultiple.
 func (c *Cloud) FindBalancer(ctx context.Context, project, name string) (*HeldBalancer, error) {
 	one, err := c.named(ctx, project, name)
 	if err != nil {
@@ -111,7 +110,7 @@ func (c *Cloud) FindBalancer(ctx context.Context, project, name string) (*HeldBa
 	return held, nil
 }
 
-// named looks a load balancer up by name, without what is below it.
+// named looks a load balancer up by name, without its parts.
 func (c *Cloud) named(ctx context.Context, project, name string) (*loadbalancers.LoadBalancer, error) {
 	what := fmt.Sprintf("load balancer %q", name)
 	if c.client.LoadBalancer == nil {
@@ -126,8 +125,8 @@ func (c *Cloud) named(ctx context.Context, project, name string) (*loadbalancers
 	return one, err
 }
 
-// OwnBalancer looks up the load balancer that Weft made for an object, in any project, by its mark: a name is no object's own. It returns
-// ErrNotFound, and ErrForeign where only one that Weft did not make has the name in the project; project "" has none.
+// OwnBalancer looks up the load balancer that Weft created for an object, in any project, by its mark, because names are not unique. It
+// returns ErrNotFound, and ErrForeign if only one that Weft did not create has the name in the project; project "" has none.
 func (c *Cloud) OwnBalancer(ctx context.Context, project, owner, name string) (*loadbalancers.LoadBalancer, error) {
 	what := fmt.Sprintf("load balancer %q", name)
 	if c.client.LoadBalancer == nil {
@@ -148,8 +147,8 @@ func (c *Cloud) OwnBalancer(ctx context.Context, project, owner, name string) (*
 	return nil, fmt.Errorf("%s: %w", what, ErrNotFound)
 }
 
-// EnsureBalancer makes what is missing of a load balancer, brings its members up to date, and removes listeners that are not
-// wanted. It waits for each change. A load balancer that this call made is removed when it fails.
+// EnsureBalancer creates what is missing of a load balancer, updates its members, and removes listeners that are not desired. It waits for
+// each change. If it fails, a load balancer that this call created is removed.
 func (c *Cloud) EnsureBalancer(ctx context.Context, want Balancer) (held *HeldBalancer, err error) {
 	made := ""
 	defer func() {
@@ -169,10 +168,10 @@ func (c *Cloud) EnsureBalancer(ctx context.Context, want Balancer) (held *HeldBa
 	return held, nil
 }
 
-// settleLimit bounds how long Octavia may take for one change.
+// settleLimit limits how long Octavia may take for one change.
 const settleLimit = 2 * time.Minute
 
-// nextChange waits until Octavia takes the next change, and asks for it.
+// nextChange waits until Octavia accepts the next change, and requests it.
 func (c *Cloud) nextChange(ctx context.Context, want Balancer) (held *HeldBalancer, progress Progress, err error) {
 	ctx, cancel := context.WithTimeout(ctx, settleLimit)
 	defer cancel()
@@ -183,9 +182,9 @@ func (c *Cloud) nextChange(ctx context.Context, want Balancer) (held *HeldBalanc
 	return held, progress, err
 }
 
-// AdvanceBalancer asks Octavia for the next change that makes a load balancer the wanted one, and waits for nothing: while a change is under
-// way, Octavia refuses every other. It returns the load balancer as Octavia had it, without members, and ErrBalancer beside it where Octavia
-// failed; its floating IP comes last.
+// AdvanceBalancer requests from Octavia the next change towards the desired load balancer, without waiting: while a change is in progress,
+// Octavia refuses every other. It returns the load balancer as read from Octavia, without members, also together with ErrBalancer if
+// Octavia failed; its floating IP is set last.
 func (c *Cloud) AdvanceBalancer(ctx context.Context, want Balancer) (*HeldBalancer, Progress, error) {
 	one, created, err := c.ensureBalancer(ctx, want)
 	if err != nil {
@@ -246,7 +245,8 @@ func (c *Cloud) ensureBalancer(ctx context.Context, want Balancer) (*loadbalance
 		})
 }
 
-// RemoveBalancer removes a load balancer with all that is below it, and its floating IP where Weft made that. It waits until it is gone.
+// RemoveBalancer removes a load balancer with all its parts, and its floating IP if Weft created it. It waits until the load balancer is
+// removed.
 func (c *Cloud) RemoveBalancer(ctx context.Context, held *loadbalancers.LoadBalancer) error {
 	if err := c.releaseFloating(ctx, held.VipPortID); err != nil {
 		return err
@@ -260,7 +260,8 @@ func (c *Cloud) removeBalancer(ctx context.Context, id string) error {
 	return await(ctx, "load balancer "+id+" to be deleted", func(ctx context.Context) (bool, error) { return c.withdrawBalancer(ctx, id) })
 }
 
-// WithdrawBalancer is RemoveBalancer without waiting. It reports whether the load balancer is gone; until then it is to be called again.
+// WithdrawBalancer is RemoveBalancer without waiting. It reports whether the load balancer is removed; until then it has to be called
+// again.
 func (c *Cloud) WithdrawBalancer(ctx context.Context, held *loadbalancers.LoadBalancer) (bool, error) {
 	if err := c.releaseFloating(ctx, held.VipPortID); err != nil {
 		return false, err

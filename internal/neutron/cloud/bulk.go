@@ -15,30 +15,30 @@ import (
 	"weft.dev/weft/internal/neutron/openstack"
 )
 
-// MostPorts is how many ports one call of CreatePorts creates at most: more would take longer than a call may.
+// MostPorts is the maximum number of ports that one call of CreatePorts creates: more would exceed a call's time limit.
 const MostPorts = 16
 
 // NewPorts are ports of one subnet and host that are created together.
 type NewPorts struct {
-	Owner     string // what they are for; part of the mark
+	Owner     string // their purpose; part of the mark
 	Project   string
 	Network   string // its id
 	Subnet    string // its id
 	Host      string // binding:host_id
 	Groups    []string
-	Addresses []netip.Addr // IPv4; each port has the MAC address that follows from its address
+	Addresses []netip.Addr // IPv4; each port's MAC address is derived from its address
 }
 
-// ErrAddressTaken is returned when Neutron has given out one of the addresses.
+// ErrAddressTaken is returned if Neutron has assigned one of the addresses.
 var ErrAddressTaken = errors.New("an address is another port's in OpenStack")
 
-// MAC is the MAC address of a port that Weft creates with an IPv4 address: nodes know it without asking.
+// MAC is the MAC address of a port that Weft creates with an IPv4 address: nodes derive it themselves.
 func MAC(addr netip.Addr) string {
 	b := addr.As4()
 	return fmt.Sprintf("0a:58:%02x:%02x:%02x:%02x", b[0], b[1], b[2], b[3])
 }
 
-// CreatePorts creates ports by one call: all, or none. When the outcome is unknown, Ports shows what exists.
+// CreatePorts creates ports in one call: all, or none. If the outcome is unknown, Ports shows what exists.
 func (c *Cloud) CreatePorts(ctx context.Context, want NewPorts) ([]HeldPort, error) {
 	list := make([]map[string]any, 0, len(want.Addresses))
 	for _, addr := range want.Addresses {

@@ -1,9 +1,8 @@
-// Package cloud makes, changes and removes what Weft has in OpenStack: networks with their subnets, routers and security
-// groups, ports and load balancers.
+// Package cloud creates, changes and removes Weft's objects in OpenStack: networks with their subnets, routers and security groups, ports
+// and load balancers.
 //
-// Every call may be repeated. A call looks for what is there, makes what is missing, and removes what it made when a later
-// step fails. Objects that Weft made carry a mark in their description, which the creating request sets; look-ups by name
-// stay within a project.
+// Every call may be repeated. A call looks for existing objects, creates missing ones, and removes what it created if a later step fails.
+// Objects that Weft created carry a mark in their description, which the creating request sets; look-ups by name are limited to a project.
 package cloud
 
 import (
@@ -22,40 +21,40 @@ import (
 	"weft.dev/weft/internal/neutron/openstack"
 )
 
-// Cloud is what Weft does in one OpenStack. Its methods may be called concurrently, for different objects.
+// Cloud makes Weft's requests to one OpenStack. Its methods may be called concurrently for different objects.
 type Cloud struct {
 	client *openstack.Client
 	config Config
 }
 
-// Config says how objects are made.
+// Config is the configuration of created objects.
 type Config struct {
-	// Cluster marks what this installation of Weft made; two installations on one OpenStack need different ones.
+	// Cluster marks the objects that this installation of Weft created; two installations on one OpenStack need different ones.
 	Cluster string
-	// ExternalNetwork is where routers and floating IPs lead; "" for none.
+	// ExternalNetwork is the external network of routers and floating IPs; "" for none.
 	ExternalNetwork string
-	// LoadBalancer is that section of kubestack.conf.
+	// LoadBalancer is the section of kubestack.conf.
 	LoadBalancer conf.LoadBalancer
 }
 
-// New uses a client.
+// New returns a Cloud that uses a client.
 func New(client *openstack.Client, config Config) *Cloud {
 	return &Cloud{client: client, config: config}
 }
 
-// Errors that callers tell apart.
+// Errors that callers distinguish.
 var (
 	ErrNotFound = errors.New("not found in OpenStack")
 	ErrMultiple = errors.New("several objects in OpenStack have this name")
 )
 
-// markPrefix begins the description of every object that Weft made.
+// markPrefix begins the description of every object that Weft created.
 const markPrefix = "weft "
 
-// mark is the description of an object that is made for owner.
+// mark is the description of an object created for owner.
 func (c *Cloud) mark(owner string) string { return markPrefix + c.config.Cluster + " " + owner }
 
-// OwnerOf returns what the description of an object in OpenStack says that this installation made the object for. It proves nothing alone:
+// OwnerOf returns the owner in the description of an object in OpenStack, if this installation's mark is in it. It proves nothing alone:
 // every owner of an object can write its description.
 func (c *Cloud) OwnerOf(description string) (owner string, ours bool) {
 	return strings.CutPrefix(description, c.mark(""))
@@ -67,7 +66,7 @@ func (c *Cloud) marked(description string) bool {
 	return ours
 }
 
-// list reads a list to its end. An empty list has pages that hold nothing, and is no error.
+// list reads all pages of a list. An empty list is no error.
 func list[T any](ctx context.Context, pager pagination.Pager, extract func(pagination.Page) ([]T, error)) ([]T, error) {
 	pages, err := pager.AllPages(ctx)
 	if err != nil {
@@ -76,10 +75,10 @@ func list[T any](ctx context.Context, pager pagination.Pager, extract func(pagin
 	return extract(pages)
 }
 
-// ErrAnswer is returned for an answer of OpenStack that lacks what was asked for. What a call that got one has done is unknown.
+// ErrAnswer is returned for an answer of OpenStack that lacks the requested object. The effect of such a call is unknown.
 var ErrAnswer = errors.New("OpenStack's answer lacks the object that was asked for")
 
-// whole returns an object that OpenStack's answer has, or ErrAnswer.
+// whole returns the object in OpenStack's answer, or ErrAnswer.
 func whole[T any](object *T, err error) (*T, error) {
 	if err == nil && object == nil {
 		return nil, ErrAnswer
@@ -87,7 +86,7 @@ func whole[T any](object *T, err error) (*T, error) {
 	return object, err
 }
 
-// only gives the one element of a list, or nil of an empty one.
+// only returns the only element of a list, or nil for an empty one.
 func only[T any](what string, found []T, err error) (*T, error) {
 	switch {
 	case err != nil:
@@ -100,8 +99,8 @@ func only[T any](what string, found []T, err error) (*T, error) {
 	return nil, nil
 }
 
-// makeOnce makes what look does not find. When the outcome of the creation is unknown, it looks again before it fails, so
-// that nothing is made twice. made says whether this call made it. id returns an object's.
+// makeOnce creates what look does not find. If the outcome of the creation is unknown, it looks again before it fails, so that nothing is
+// created twice. made reports whether this call created it. id returns an object's id.
 func makeOnce[T any](
 	ctx context.Context, what string, id func(*T) string, look func(context.Context) (*T, error), create func(context.Context) (*T, error),
 ) (object *T, made bool, err error) {
@@ -123,10 +122,10 @@ func makeOnce[T any](
 	return nil, false, fmt.Errorf("create %s: %w", what, openstack.Explain(err))
 }
 
-// undo collects how to remove what a call made, and removes it in reverse order.
+// undo collects the steps that remove what a call created, and runs them in reverse order.
 type undo []func(context.Context) error
 
-// undoLimit bounds the roll-back, which goes on when the caller's context has ended.
+// undoLimit limits the roll-back, which continues after the caller's context has ended.
 const undoLimit = time.Minute
 
 func (u *undo) add(made bool, step func(context.Context) error) {
@@ -145,7 +144,7 @@ func (u undo) run(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// gone takes it for success that an object is not there any more.
+// gone returns nil if an object does not exist any more.
 func gone(what string, err error) error {
 	if err == nil || openstack.NotFound(err) {
 		return nil
@@ -176,7 +175,7 @@ func (c *Cloud) Project(ctx context.Context, idOrName string) (id string, err er
 	return one.ID, nil
 }
 
-// await asks until done reports true, at growing intervals; for what OpenStack does after it has answered.
+// await polls until done returns true, at growing intervals; for what OpenStack does after it has answered.
 func await(ctx context.Context, what string, done func(context.Context) (bool, error)) error {
 	const first, last = 100 * time.Millisecond, 2 * time.Second
 	for interval := first; ; interval = min(interval*3/2, last) {
@@ -194,5 +193,5 @@ func await(ctx context.Context, what string, done func(context.Context) (bool, e
 	}
 }
 
-// yes is a pointer to true, which gophercloud takes for options.
+// yes is a pointer to true, which gophercloud needs in options.
 func yes() *bool { return gophercloud.Enabled }

@@ -18,7 +18,7 @@ var (
 	ErrNotHeld    = errors.New("the project has no such floating IP")
 )
 
-// ensureFloating leads a floating IP to a load balancer's virtual address: one of the project that is free. It is made only for
+// ensureFloating assigns a floating IP to a load balancer's virtual address: a free one of the project. It is created only with
 // MakeFloating.
 func (c *Cloud) ensureFloating(ctx context.Context, want Balancer, port string) error {
 	if c.config.ExternalNetwork == "" {
@@ -31,7 +31,7 @@ func (c *Cloud) ensureFloating(ctx context.Context, want Balancer, port string) 
 				FloatingIP: want.FloatingIP.String(), FloatingNetworkID: c.config.ExternalNetwork,
 			}), floatingips.ExtractFloatingIPs)
 			held, err := only(what, found, err)
-			// Whether another project has the address is not the Service's to know.
+			// The Service must not learn whether another project has the address.
 			if err == nil && !want.MakeFloating && (held == nil || held.ProjectID != want.Project) {
 				return nil, fmt.Errorf("%s: %w: openstack floating ip create --project %s --floating-ip-address %s %s",
 					what, ErrNotHeld, want.Project, want.FloatingIP, c.config.ExternalNetwork)
@@ -63,7 +63,7 @@ func (c *Cloud) ensureFloating(ctx context.Context, want Balancer, port string) 
 	return nil
 }
 
-// anyFloating returns the floating IP that leads to a port, and makes one if there is none.
+// anyFloating returns the floating IP of a port, and creates one if there is none.
 func (c *Cloud) anyFloating(ctx context.Context, want Balancer, port string) (netip.Addr, error) {
 	what := "floating IP of load balancer " + want.Name
 	held, _, err := makeOnce(ctx, what, func(f *floatingips.FloatingIP) string { return f.ID },
@@ -86,7 +86,7 @@ func (c *Cloud) anyFloating(ctx context.Context, want Balancer, port string) (ne
 	return addr, nil
 }
 
-// releaseFloating deletes the floating IPs of a port that Weft made, and takes the others off the port.
+// releaseFloating deletes the floating IPs of a port that Weft created, and disassociates the others from the port.
 func (c *Cloud) releaseFloating(ctx context.Context, port string) error {
 	if port == "" {
 		return nil

@@ -14,7 +14,7 @@ import (
 	"weft.dev/weft/internal/neutron/openstack"
 )
 
-// Ways to choose a member. Octavia's OVN provider has SOURCE_IP_PORT alone.
+// Methods to choose a member. Octavia's OVN provider only has SOURCE_IP_PORT.
 const (
 	roundRobin   = pools.LBMethodRoundRobin
 	sourceIPPort = pools.LBMethodSourceIpPort
@@ -50,7 +50,7 @@ func (c *Cloud) membersOf(ctx context.Context, held *HeldBalancer, p *pools.Pool
 	return members, nil
 }
 
-// advanceListener asks for the next change that makes a listener the wanted one, and reports whether there was one.
+// advanceListener requests the next change towards the desired listener, and reports whether there was one.
 func (c *Cloud) advanceListener(ctx context.Context, want Balancer, l Listener, held *HeldBalancer) (changed bool, err error) {
 	i := slices.IndexFunc(held.Listeners, func(h HeldListener) bool { return h.Protocol == l.Protocol && h.ProtocolPort == l.Port })
 	if i < 0 {
@@ -108,7 +108,7 @@ func (c *Cloud) makeMonitor(ctx context.Context, want Balancer, l Listener, held
 	return nil
 }
 
-// setMembers replaces a pool's members in one request, when they differ in address or port.
+// setMembers replaces a pool's members in one request, if they differ in address or port.
 func (c *Cloud) setMembers(ctx context.Context, want Balancer, l Listener, held *HeldBalancer, h *HeldListener) (changed bool, err error) {
 	if h.Members, err = c.membersOf(ctx, held, h.Pool); err != nil {
 		return false, err
@@ -137,7 +137,7 @@ func (c *Cloud) setMembers(ctx context.Context, want Balancer, l Listener, held 
 	return true, nil
 }
 
-// prune removes the pool of a listener that is not wanted, or a listener whose pool is gone, and reports whether there was one.
+// prune removes the pool of a listener that is not desired, or a listener without a pool, and reports whether there was one.
 func (c *Cloud) prune(ctx context.Context, want Balancer, held *HeldBalancer) (changed bool, err error) {
 	for _, h := range held.Listeners {
 		if slices.ContainsFunc(want.Listeners, func(l Listener) bool { return h.Protocol == l.Protocol && h.ProtocolPort == l.Port }) {

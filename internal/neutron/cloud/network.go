@@ -19,15 +19,15 @@ import (
 	"weft.dev/weft/internal/neutron/openstack"
 )
 
-// Network is a network as it is wanted: with subnets and a router of the network's name.
+// Network is the desired state of a network, with subnets and a router with the network's name.
 type Network struct {
-	Owner   string // the object that it is made for; part of the mark
+	Owner   string // the object for which it is created; part of the mark
 	Name    string // of network and router
 	Project string // its id
 	Subnets []Subnet
 }
 
-// Subnet is a subnet as it is wanted.
+// Subnet is the desired state of a subnet.
 type Subnet struct {
 	Name    string
 	CIDR    netip.Prefix
@@ -36,13 +36,13 @@ type Subnet struct {
 	Routes  []Route
 }
 
-// Route is what a subnet's pods are told of.
+// Route is a host route of a subnet, for its pods.
 type Route struct {
 	Destination netip.Prefix
 	NextHop     netip.Addr
 }
 
-// HeldNetwork is a network as Neutron has it.
+// HeldNetwork is a network in Neutron.
 type HeldNetwork struct {
 	networks.Network
 	mtu.NetworkMTUExt
@@ -76,7 +76,7 @@ func ifElse(condition bool, yes, no string) string {
 	return no
 }
 
-// FindOwn looks up the network that Weft made for an owner, in any project. It returns ErrNotFound and ErrMultiple.
+// FindOwn looks up the network that Weft created for an owner, in any project. It returns ErrNotFound and ErrMultiple.
 func (c *Cloud) FindOwn(ctx context.Context, owner, name string) (*HeldNetwork, error) {
 	what := fmt.Sprintf("network %q of %s", name, owner)
 	one, err := c.lookNetwork(ctx, what, networks.ListOpts{Name: name, Description: c.mark(owner)})
@@ -99,8 +99,8 @@ func (c *Cloud) lookNetwork(ctx context.Context, what string, by networks.ListOp
 	return only(what, found, err)
 }
 
-// EnsureNetwork makes what is missing of a network, and brings what may change (name servers, routes) up to date. When it
-// fails, what it made is removed.
+// EnsureNetwork creates what is missing of a network, and updates what may change (name servers, routes). If it fails, what it created is
+// removed.
 func (c *Cloud) EnsureNetwork(ctx context.Context, want Network) (held *HeldNetwork, err error) {
 	var made undo
 	defer func() {
@@ -177,10 +177,10 @@ func (c *Cloud) ensureRouter(ctx context.Context, want Network, made *undo) (str
 	return held.ID, nil
 }
 
-// place is where a subnet belongs.
+// place has the ids of a subnet's network and router.
 type place struct{ network, router string }
 
-// ErrFixed is returned when an object exists with other values of fields that cannot change.
+// ErrFixed is returned if an object exists with other values of fields that cannot change.
 var ErrFixed = errors.New("cannot change: delete the network and make it anew")
 
 func (c *Cloud) ensureSubnet(ctx context.Context, want Network, s Subnet, at place, made *undo) error {
@@ -285,7 +285,7 @@ func (c *Cloud) disconnect(ctx context.Context, router, subnet string) error {
 	return gone("router interface of subnet "+subnet, err)
 }
 
-// routerInterfaces are device owners of ports that connect a subnet to a router.
+// routerInterfaces are the device owners of ports that connect a subnet to a router.
 func routerInterfaces() []string {
 	return []string{"network:router_interface", "network:ha_router_replicated_interface", "network:router_interface_distributed"}
 }
@@ -293,8 +293,8 @@ func routerInterfaces() []string {
 // isNetworks reports whether a port is Neutron's own: a router's, or one that serves DHCP or metadata.
 func isNetworks(deviceOwner string) bool { return strings.HasPrefix(deviceOwner, "network:") }
 
-// RemoveNetwork removes a network with all its ports, subnets and the routers that only it uses. What is not there any more
-// is no error.
+// RemoveNetwork removes a network with all its ports, subnets and the routers that only it uses. Objects that do not exist any more are no
+// error.
 func (c *Cloud) RemoveNetwork(ctx context.Context, held *HeldNetwork) error {
 	found, err := list(ctx, ports.List(c.client.Network, ports.ListOpts{NetworkID: held.ID}), ports.ExtractPorts)
 	if err != nil {
@@ -304,7 +304,7 @@ func (c *Cloud) RemoveNetwork(ctx context.Context, held *HeldNetwork) error {
 	var errs []error
 	for _, p := range found {
 		if !slices.Contains(routerInterfaces(), p.DeviceOwner) {
-			if !isNetworks(p.DeviceOwner) { // Neutron's own go with the network
+			if !isNetworks(p.DeviceOwner) { // Neutron removes its own with the network
 				errs = append(errs, c.RemovePort(ctx, p.ID))
 			}
 			continue
@@ -324,7 +324,7 @@ func (c *Cloud) RemoveNetwork(ctx context.Context, held *HeldNetwork) error {
 	return gone("network "+held.Name, networks.Delete(ctx, c.client.Network, held.ID).ExtractErr())
 }
 
-// removeRouters removes routers of the network's name and project that nothing is connected to any more.
+// removeRouters removes routers with the network's name and project to which nothing is connected any more.
 func (c *Cloud) removeRouters(ctx context.Context, held *HeldNetwork, connected map[string]bool) error {
 	found, err := list(ctx, routers.List(c.client.Network, routers.ListOpts{Name: held.Name, ProjectID: held.ProjectID}), routers.ExtractRouters)
 	if err != nil {
@@ -332,7 +332,7 @@ func (c *Cloud) removeRouters(ctx context.Context, held *HeldNetwork, connected 
 	}
 	for _, r := range found {
 		if !connected[r.ID] && (len(found) > 1 || !c.marked(r.Description)) {
-			continue // somebody's router that has the same name
+			continue // another router with the same name
 		}
 		rest, err := list(ctx, ports.List(c.client.Network, ports.ListOpts{DeviceID: r.ID, DeviceOwner: routerInterfaces()[0]}), ports.ExtractPorts)
 		if err != nil {

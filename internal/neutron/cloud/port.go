@@ -14,7 +14,7 @@ import (
 	"weft.dev/weft/internal/neutron/openstack"
 )
 
-// Port is a port as it is wanted.
+// Port is the desired state of a port.
 type Port struct {
 	Owner    string
 	Name     string
@@ -25,13 +25,13 @@ type Port struct {
 	Groups   []string // ids of security groups
 }
 
-// HeldPort is a port as Neutron has it.
+// HeldPort is a port in Neutron.
 type HeldPort struct {
 	ports.Port
 	portsbinding.PortsBindingExt
 }
 
-// UnmarshalJSON reads both parts; the method of ports.Port alone would leave out the binding.
+// UnmarshalJSON parses both parts; the method of ports.Port alone would omit the binding.
 func (p *HeldPort) UnmarshalJSON(data []byte) error {
 	if err := json.Unmarshal(data, &p.Port); err != nil {
 		return fmt.Errorf("read a port: %w", err)
@@ -45,7 +45,7 @@ func (p *HeldPort) UnmarshalJSON(data []byte) error {
 // ErrBinding is returned for a port that Neutron could not bind to its host.
 var ErrBinding = errors.New("binding to its host failed in Neutron: check that the host's agent or chassis is registered under this name")
 
-// FindPort looks a port up by name within a network; nil where there is none.
+// FindPort looks a port up by name within a network; nil if there is none.
 func (c *Cloud) FindPort(ctx context.Context, network, name string) (*HeldPort, error) {
 	what := fmt.Sprintf("port %q", name)
 	pages, err := ports.List(c.client.Network, ports.ListOpts{NetworkID: network, Name: name}).AllPages(ctx)
@@ -57,8 +57,8 @@ func (c *Cloud) FindPort(ctx context.Context, network, name string) (*HeldPort, 
 	return only(what, found, err)
 }
 
-// EnsurePort makes a port, or binds the one of that name to the wanted host. A port that could not be bound is removed
-// again when this call made it.
+// EnsurePort creates a port, or binds the one with that name to the desired host. If the port cannot be bound and this call created it, it
+// is removed again.
 func (c *Cloud) EnsurePort(ctx context.Context, want Port) (*HeldPort, error) {
 	what := fmt.Sprintf("port %q", want.Name)
 	held, made, err := makeOnce(ctx, what, func(p *HeldPort) string { return p.ID },
@@ -103,7 +103,7 @@ func (c *Cloud) rebind(ctx context.Context, id string, want Port) (*HeldPort, er
 	return held, err
 }
 
-// AwaitActive waits until Neutron says that a port is bound and its flows are in effect.
+// AwaitActive waits until Neutron reports that a port is bound and its flows are in effect.
 func (c *Cloud) AwaitActive(ctx context.Context, id string) error {
 	return await(ctx, "port "+id+" to become ACTIVE", func(ctx context.Context) (bool, error) {
 		p, err := whole(ports.Get(ctx, c.client.Network, id).Extract())
@@ -114,8 +114,7 @@ func (c *Cloud) AwaitActive(ctx context.Context, id string) error {
 	})
 }
 
-// RemovePortOf removes a port that is bound to a host. A port that has moved to another host stays; one that is not there is
-// no error.
+// RemovePortOf removes a port that is bound to a host. A port that has moved to another host stays; a missing one is no error.
 func (c *Cloud) RemovePortOf(ctx context.Context, id, host string) error {
 	held := &HeldPort{}
 	err := ports.Get(ctx, c.client.Network, id).ExtractInto(held)
@@ -130,7 +129,7 @@ func (c *Cloud) RemovePortOf(ctx context.Context, id, host string) error {
 	return c.RemovePort(ctx, id)
 }
 
-// RemovePort removes a port; one that is not there is no error.
+// RemovePort removes a port; a missing one is no error.
 func (c *Cloud) RemovePort(ctx context.Context, id string) error {
 	return gone("port "+id, ports.Delete(ctx, c.client.Network, id).ExtractErr())
 }
@@ -138,7 +137,7 @@ func (c *Cloud) RemovePort(ctx context.Context, id string) error {
 // DefaultGroup is the security group of a project's pods.
 const DefaultGroup = "kube-securitygroup-default"
 
-// removeGroups removes the security groups of a project that is deleted: Neutron makes one with the first port.
+// removeGroups removes the security groups of a project that is deleted: Neutron creates one with the first port.
 func (c *Cloud) removeGroups(ctx context.Context, project string) error {
 	found, err := list(ctx, groups.List(c.client.Network, groups.ListOpts{ProjectID: project}), groups.ExtractGroups)
 	if err != nil {
@@ -152,11 +151,11 @@ func (c *Cloud) removeGroups(ctx context.Context, project string) error {
 	return nil
 }
 
-// ruleExists is Neutron's name of the error that a group has this rule.
+// ruleExists is Neutron's name of the error for a rule that a group already has.
 const ruleExists = "SecurityGroupRuleExists"
 
-// EnsureGroup makes a project's security group that lets everything in and out, IPv4, as KubeStack's did. Rules of a group
-// that has some for incoming traffic stay as they are.
+// EnsureGroup creates a project's security group that allows everything in and out, for IPv4, as KubeStack's did. If a group already has
+// rules for incoming traffic, its rules stay as they are.
 func (c *Cloud) EnsureGroup(ctx context.Context, project string) (string, error) {
 	what := fmt.Sprintf("security group %q of project %s", DefaultGroup, project)
 	held, made, err := makeOnce(ctx, what, func(g *groups.SecGroup) string { return g.ID },
@@ -177,7 +176,7 @@ func (c *Cloud) EnsureGroup(ctx context.Context, project string) (string, error)
 			return held.ID, nil
 		}
 	}
-	// A fresh group has rules for outgoing traffic already; adding them again would be answered 409.
+	// A new group already has rules for outgoing traffic; adding them again would be answered with 409.
 	err = rules.Create(ctx, c.client.Network, rules.CreateOpts{
 		SecGroupID: held.ID, ProjectID: project, Direction: rules.DirIngress, EtherType: rules.EtherType4,
 	}).Err

@@ -14,10 +14,10 @@ import (
 	"weft.dev/weft/internal/neutron/openstack"
 )
 
-// ErrForeign is returned for an object of the wanted name that Weft did not make, and must not take over.
+// ErrForeign is returned for an object with the desired name that Weft did not create, and must not take over.
 var ErrForeign = errors.New("exists in OpenStack and was not made by Weft")
 
-// EnsureProject makes a project of that name. One of that name that is there without Weft's mark is not taken over.
+// EnsureProject creates a project with that name. An existing one without Weft's mark is not taken over.
 func (c *Cloud) EnsureProject(ctx context.Context, owner, name string) (string, error) {
 	what := fmt.Sprintf("project %q", name)
 	domain, err := c.domain(ctx)
@@ -43,7 +43,7 @@ func (c *Cloud) EnsureProject(ctx context.Context, owner, name string) (string, 
 	return held.ID, nil
 }
 
-// domain is the domain of the project that the credentials are for.
+// domain is the domain of the credentials' project.
 func (c *Cloud) domain(ctx context.Context) (string, error) {
 	own, err := whole(projects.Get(ctx, c.client.Identity, c.client.ProjectID).Extract())
 	if err != nil {
@@ -52,21 +52,21 @@ func (c *Cloud) domain(ctx context.Context) (string, error) {
 	return own.DomainID, nil
 }
 
-// User is a project's user as it is wanted.
+// User is the desired state of a project's user.
 type User struct {
 	Owner    string
 	Name     string
 	Password conf.Secret
 	Project  string // its id
-	// NewPassword has the password of a user that is there set again.
+	// NewPassword sets the password of an existing user again.
 	NewPassword bool
 }
 
-// memberRoles are what a tenant's user gets in its project, those that the cloud has.
+// memberRoles are the roles of a tenant's user in its project, if the cloud has them.
 func memberRoles() []string { return []string{"member", "load-balancer_member"} }
 
-// EnsureUser makes a user with the roles of a project's member. A user of that name that is there without Weft's mark is not
-// taken over: its password would be another.
+// EnsureUser creates a user with the roles of a project's member. An existing one without Weft's mark is not taken over, because its
+// password would be different.
 func (c *Cloud) EnsureUser(ctx context.Context, want User) error {
 	what := fmt.Sprintf("user %q", want.Name)
 	domain, err := c.domain(ctx)
@@ -98,7 +98,7 @@ func (c *Cloud) EnsureUser(ctx context.Context, want User) error {
 	return c.grant(ctx, what, held.ID, want.Project)
 }
 
-// grant gives a user the roles that it lacks in a project.
+// grant assigns a user the roles that it lacks in a project.
 func (c *Cloud) grant(ctx context.Context, what, user, project string) error {
 	held, err := list(ctx, roles.ListAssignments(c.client.Identity, roles.ListAssignmentsOpts{UserID: user, ScopeProjectID: project}),
 		roles.ExtractRoleAssignments)
@@ -126,7 +126,7 @@ func (c *Cloud) grant(ctx context.Context, what, user, project string) error {
 	return nil
 }
 
-// RemoveTenant removes the user and the project that carry an owner's mark. Others of these names stay.
+// RemoveTenant removes the user and the project with an owner's mark. Others with these names stay.
 func (c *Cloud) RemoveTenant(ctx context.Context, owner, user, project string) error {
 	domain, err := c.domain(ctx)
 	if err != nil {
@@ -161,7 +161,7 @@ func (c *Cloud) RemoveTenant(ctx context.Context, owner, user, project string) e
 	return nil
 }
 
-// ForeignPorts counts the ports of a network that neither Weft nor Neutron made: machines' and others'.
+// ForeignPorts counts the ports of a network that neither Weft nor Neutron created: those of machines and others.
 func (c *Cloud) ForeignPorts(ctx context.Context, network string) (int, error) {
 	found, err := list(ctx, ports.List(c.client.Network, ports.ListOpts{NetworkID: network}), ports.ExtractPorts)
 	if err != nil {

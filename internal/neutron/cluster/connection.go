@@ -18,7 +18,7 @@ import (
 	"weft.dev/weft/internal/neutron/openstack"
 )
 
-// session is an OpenStack that the controller has authenticated at.
+// session is an OpenStack to which the controller has authenticated.
 type session struct {
 	*cloud.Cloud
 
@@ -28,15 +28,16 @@ type session struct {
 	addresses []netip.Addr
 }
 
-// group returns the security group of a project's pods. Networks of one project ask together: Neutron would make two groups of one name.
+// group returns the security group of a project's pods. Concurrent calls for networks of one project are merged: otherwise Neutron would
+// create two groups with one name.
 func (s *session) group(ctx context.Context, project string) (string, error) {
 	id, err, _ := s.groups.Do(project, func() (any, error) { return s.EnsureGroup(ctx, project) })
 	text, _ := id.(string)
 	return text, err
 }
 
-// connection authenticates when OpenStack is first needed, so that a controller starts without OpenStack. After a failed
-// authentication it reads kubestack.conf again: a changed password needs no restart.
+// connection authenticates when OpenStack is first needed, so that a controller can start without OpenStack. After a failed authentication
+// it reads kubestack.conf again: a changed password needs no restart.
 type connection struct {
 	path      string
 	cluster   string
@@ -54,7 +55,7 @@ func (c *connection) get(ctx context.Context) (*session, error) {
 	if err != nil {
 		return nil, err
 	}
-	// Another controller may have authenticated meanwhile; one token is enough.
+	// Another goroutine may have authenticated meanwhile; one token is enough.
 	if !c.held.CompareAndSwap(nil, opened) {
 		if held := c.held.Load(); held != nil {
 			return held, nil
@@ -88,7 +89,7 @@ func (c *connection) open(ctx context.Context) (*session, error) {
 	}, nil
 }
 
-// addressesOf resolves host names; those without an address are left out.
+// addressesOf resolves host names; names without an address are left out.
 func addressesOf(ctx context.Context, hosts []string) []netip.Addr {
 	var all []netip.Addr
 	for _, host := range hosts {

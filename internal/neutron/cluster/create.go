@@ -12,7 +12,7 @@ import (
 	"weft.dev/weft/internal/neutron/objects"
 )
 
-// plan creates and deletes the ports that pods' number asks for, and returns when it is to be looked at again.
+// plan creates and deletes the ports that the number of pods requires, and returns when to plan again.
 func (r *round) plan(ctx context.Context) (time.Duration, error) {
 	now, next := r.now(), reread
 	var errs []error
@@ -44,7 +44,7 @@ func (r *round) plan(ctx context.Context) (time.Duration, error) {
 	return next, errors.Join(errs...)
 }
 
-// unseen are a node's ports in OpenStack whose NeutronPorts the cache does not have yet.
+// unseen are a node's ports in OpenStack whose NeutronPorts are not in the cache yet.
 func (r *round) unseen(node string) []ahead.Port {
 	seen := map[string]bool{}
 	for i := range r.v.ports {
@@ -61,7 +61,7 @@ func (r *round) unseen(node string) []ahead.Port {
 	return all
 }
 
-// deleteOf deletes NeutronPorts of a node: these, or all where the node is gone.
+// deleteOf deletes NeutronPorts of a node: the given ones, or all if the node does not exist.
 func (r *round) deleteOf(ctx context.Context, node string, ids []string) error {
 	wanted := map[string]bool{}
 	for _, id := range ids {
@@ -116,7 +116,7 @@ var errFull = errors.New("every address of its pools is another port's, another 
 // linkLocal are the addresses between a node and its pods.
 var linkLocal = netip.MustParsePrefix("169.254.0.0/16") //nolint:gochecknoglobals // a constant
 
-// choose claims free addresses of the pool for a node: free in the network, and on the node in all networks.
+// choose reserves free addresses of the pool for a node: free in the network, and on the node in all networks.
 func (r *round) choose(at ahead.Place, pool []ahead.Range, count int, rules *objects.Rules) []netip.Addr {
 	inNetwork := map[netip.Addr]bool{}
 	for i := range r.k.ports {

@@ -25,7 +25,7 @@ import (
 	"weft.dev/weft/internal/neutron/objects"
 )
 
-// Finalizer keeps an object until OpenStack has nothing of it any more.
+// Finalizer keeps an object until nothing of it is left in OpenStack.
 const Finalizer = "network.weft.dev/openstack"
 
 // reread is how often OpenStack is read again for an object in step: Neutron has no events.
@@ -47,7 +47,7 @@ const (
 	reasonOpenStack = "OpenStack"
 )
 
-// outcome is what a status says.
+// outcome is the content of a status.
 type outcome struct {
 	state, reason, message, id string
 	mtu                        int
@@ -77,7 +77,7 @@ func (r *networkReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ct
 	return ctrl.Result{RequeueAfter: reread}, nil
 }
 
-// ensure makes what is missing. The error is nil where trying again does not help: the outcome then says what to change.
+// ensure creates what is missing. The error is nil if a retry does not help: the outcome then says what to change.
 func (r *networkReconciler) ensure(ctx context.Context, n *stackubev1.Network) (outcome, error) {
 	os, err := r.cloud.get(ctx)
 	if err != nil {
@@ -92,7 +92,7 @@ func (r *networkReconciler) ensureAt(ctx context.Context, os *session, n *stacku
 	project, err := projectOf(ctx, r.client, os, n)
 	waiting := outcome{state: stackubev1.StatePending, reason: "NoProject"}
 	switch {
-	case errors.Is(err, errTenant): // the Tenant's change leads here again
+	case errors.Is(err, errTenant): // the Tenant's change queues this Network again
 		waiting.message = err.Error()
 		return waiting, nil
 	case err != nil:
@@ -137,8 +137,8 @@ func active(held *cloud.HeldNetwork) outcome {
 	return outcome{state: stackubev1.StateActive, reason: reasonInStep, id: held.ID, mtu: held.MTU}
 }
 
-// adopt uses a network that is there: one of the project, or a shared one. It is none that Weft made for another Network, whose pods would
-// not be isolated, and no external one, whose addresses are not the tenant's.
+// adopt uses an existing network: one of the project, or a shared one. It must not be one that Weft created for another Network, whose pods
+// would not be isolated, nor an external one, whose addresses are not the tenant's.
 func adopt(ctx context.Context, os *session, n *stackubev1.Network, project string) (outcome, error) {
 	held, err := os.FindNetwork(ctx, "", "", n.Spec.NetworkID)
 	if err != nil {
@@ -161,16 +161,16 @@ func adopt(ctx context.Context, os *session, n *stackubev1.Network, project stri
 	}, nil
 }
 
-// madeForAnother reports whether Weft made a network for another Network object.
+// madeForAnother reports whether Weft created a network for another Network object.
 func madeForAnother(os *session, held *cloud.HeldNetwork, n *stackubev1.Network) bool {
 	owner, ours := os.OwnerOf(held.Description)
 	return ours && objects.OfNetwork(owner) && owner != objects.Owner(n)
 }
 
-// errTenant says that a namespace's Tenant has no project yet.
+// errTenant reports that a namespace's Tenant has no project yet.
 var errTenant = errors.New("the Tenant of this namespace has no project yet")
 
-// projectOf is that of the Tenant named like the namespace; without a Tenant, that of kubestack.conf's credentials.
+// projectOf returns the project of the Tenant with the namespace's name; without a Tenant, that of kubestack.conf's credentials.
 func projectOf(ctx context.Context, reader client.Reader, os *session, n *stackubev1.Network) (string, error) {
 	var t stackubev1.Tenant
 	err := reader.Get(ctx, client.ObjectKey{Namespace: objects.TenantNamespace, Name: n.Namespace}, &t)
@@ -185,7 +185,7 @@ func projectOf(ctx context.Context, reader client.Reader, os *session, n *stacku
 	return t.Status.ProjectID, nil
 }
 
-// remove removes a network that Weft made, once no pod and no machine is on it.
+// remove removes a network that Weft created, once no pod and no machine uses it.
 func (r *networkReconciler) remove(ctx context.Context, n *stackubev1.Network) (ctrl.Result, error) {
 	if !controllerutil.ContainsFinalizer(n, Finalizer) {
 		return ctrl.Result{}, nil
@@ -207,7 +207,7 @@ func (r *networkReconciler) remove(ctx context.Context, n *stackubev1.Network) (
 	return ctrl.Result{}, nil
 }
 
-// portsLeft says which NeutronPorts the deletion waits for, if any.
+// portsLeft returns the NeutronPorts for which the deletion waits, if any.
 func (r *networkReconciler) portsLeft(ctx context.Context, n *stackubev1.Network) (waits string, err error) {
 	var list weftv1.NeutronPortList
 	if err := r.client.List(ctx, &list); err != nil {
@@ -237,10 +237,10 @@ func (r *networkReconciler) portsLeft(ctx context.Context, n *stackubev1.Network
 	return "", nil
 }
 
-// mostNamed bounds the pods that a message names.
+// mostNamed limits the number of pods that a message names.
 const mostNamed = 10
 
-// removeHeld says what the deletion waits for, if anything.
+// removeHeld returns what the deletion waits for, if anything.
 func (r *networkReconciler) removeHeld(ctx context.Context, n *stackubev1.Network) (waits string, err error) {
 	if waits, err := r.portsLeft(ctx, n); waits != "" || err != nil {
 		return waits, err
@@ -285,7 +285,7 @@ func removePorts(ctx context.Context, os *session, n *stackubev1.Network) error 
 	return errors.Join(errs...)
 }
 
-// tell writes a status that differs.
+// tell writes a status if it differs.
 func (r *networkReconciler) tell(ctx context.Context, n *stackubev1.Network, o outcome) error {
 	status := n.Status.DeepCopy()
 	status.State, status.Message = o.state, o.message

@@ -8,7 +8,7 @@ import (
 	stackubev1 "weft.dev/weft/api/stackube/v1"
 )
 
-// spec.networkID names a network of the tenant's project or a shared one, which is neither external nor that of another Network.
+// spec.networkID must name a network of the tenant's project or a shared one, which is neither external nor another Network's.
 func TestNetworkID(t *testing.T) {
 	r := newRig(t)
 	const project = "blue"

@@ -22,18 +22,18 @@ import (
 // object is an object of OpenStack.
 type object map[string]any
 
-// fakeOpenStack keeps objects as Neutron and Octavia do: by collection, in all projects, with lists filtered by the query. What is made has
-// an id, and is ready at once, but for load balancers.
+// fakeOpenStack stores objects as Neutron and Octavia do: by collection, in all projects, with lists filtered by the query. A created
+// object has an id, and is ready at once, except load balancers.
 type fakeOpenStack struct {
-	// pending is for how many requests that read load balancers a change of one is under way. Until it ends, Octavia refuses others.
+	// pending is for how many requests that read load balancers a change of one is in progress. Until it ends, Octavia refuses others.
 	pending int
-	// monitors has TCP listeners monitored.
+	// monitors is set to have TCP listeners monitored.
 	monitors bool
 
 	mu   sync.Mutex
 	next int
 	held map[string][]object // by collection, such as "ports"
-	// changes are the requests that are no GET, in order.
+	// changes are the requests other than GET, in order.
 	changes []string
 }
 
@@ -57,7 +57,7 @@ func (f *fakeOpenStack) session(t *testing.T) *session {
 	return &session{Cloud: cloud.New(client, config), project: client.ProjectID}
 }
 
-// add keeps an object, and returns its id.
+// add stores an object, and returns its id.
 func (f *fakeOpenStack) add(collection string, o object) string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -109,7 +109,7 @@ func (f *fakeOpenStack) addLocked(collection string, o object) string {
 	return id
 }
 
-// all are the objects of a collection.
+// all returns the objects of a collection.
 func (f *fakeOpenStack) all(collection string) []object {
 	f.mu.Lock()
 	defer f.mu.Unlock()
@@ -120,7 +120,7 @@ func (f *fakeOpenStack) all(collection string) []object {
 	return copies
 }
 
-// one is an object of a collection; nil: there is none.
+// one returns an object of a collection; nil if there is none.
 func (f *fakeOpenStack) one(collection, id string) object {
 	for _, o := range f.all(collection) {
 		if o["id"] == id {
@@ -136,7 +136,7 @@ func (f *fakeOpenStack) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	defer f.mu.Unlock()
 	parts := strings.Split(strings.TrimPrefix(strings.TrimPrefix(req.URL.Path, "/v2.0/"), "lbaas/"), "/")
 	parts = slices.DeleteFunc(parts, func(s string) bool { return s == "" })
-	if len(parts) > 2 { // what is below an object: pools/ID/members
+	if len(parts) > 2 { // a part of an object: pools/ID/members
 		parts = []string{strings.Join(parts[:3], "/")}
 	}
 	collection := parts[0]
@@ -193,7 +193,7 @@ func (f *fakeOpenStack) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	}
 }
 
-// settleLocked brings the changes of all load balancers nearer to their end.
+// settleLocked advances the changes of all load balancers.
 func (f *fakeOpenStack) settleLocked() {
 	for _, lb := range f.held["loadbalancers"] {
 		left, changing := lb["left"].(int)
@@ -208,7 +208,7 @@ func (f *fakeOpenStack) settleLocked() {
 	}
 }
 
-// octavia counts the load balancer of a request as changing, and reports false where it is already.
+// octavia marks the load balancer of a request as changing, and returns false if it already is.
 func (f *fakeOpenStack) octavia(req *http.Request, parts []string, singular string, body map[string]json.RawMessage) bool {
 	if req.Method == http.MethodGet {
 		if parts[0] == "loadbalancers" {
@@ -231,7 +231,7 @@ func (f *fakeOpenStack) octavia(req *http.Request, parts []string, singular stri
 	return true
 }
 
-// balancerOf is the load balancer that a request changes, by the path or by what is to be made; nil: none.
+// balancerOf returns the load balancer that a request changes, by the path or by the object to create; nil if none.
 func (f *fakeOpenStack) balancerOf(parts []string, made object) object {
 	find := func(collection string, id any) object {
 		for _, o := range f.held[collection] {

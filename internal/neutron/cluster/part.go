@@ -1,5 +1,5 @@
-// Package cluster is OpenStack's part of the controller: it keeps projects, users, Namespaces and networks in step with the
-// Tenants and Networks of stackube's users.
+// Package cluster is OpenStack's part of the controller: it keeps projects, users, Namespaces and networks in step with the Tenants and
+// Networks of stackube's users.
 package cluster
 
 import (
@@ -34,25 +34,25 @@ import (
 type Options struct {
 	// Config is the path of kubestack.conf. It is read when OpenStack is first needed, and again once OpenStack refuses its credentials.
 	Config string
-	// Cluster marks what this cluster makes in OpenStack: clusters on one OpenStack need different names. Empty: DefaultCluster.
+	// Cluster marks what this cluster creates in OpenStack: clusters on one OpenStack need different names. Empty: DefaultCluster.
 	Cluster string
-	// Reserved reads ranges of the cluster's other networks, by what they are. Nil: there are none.
+	// Reserved reads ranges of the cluster's other networks, by their description. Nil: there are none.
 	Reserved func(context.Context, client.Reader) (map[string][]netip.Prefix, error)
 	// Ranges are those that tenants' networks may use. Default: UserCIDR.
 	Ranges []netip.Prefix
 	// ReservedRanges are further ranges that no network may overlap.
 	ReservedRanges []netip.Prefix
-	// UserCIDR and UserGateway are of the Network that each tenant gets. Default: stackube's, 10.244.0.0/16 and 10.244.0.1.
+	// UserCIDR and UserGateway are those of the Network that each tenant gets. Default: stackube's, 10.244.0.0/16 and 10.244.0.1.
 	UserCIDR    netip.Prefix
 	UserGateway netip.Addr
-	// Transport carries requests to OpenStack. Nil: one of its own, with the environment's proxy.
+	// Transport sends requests to OpenStack. Nil: a separate transport, with the environment's proxy.
 	Transport http.RoundTripper
 }
 
-// DefaultCluster is the mark of a cluster that is given no name.
+// DefaultCluster is the mark of a cluster without a configured name.
 const DefaultCluster = "kubernetes"
 
-// removeAgain is how often a deletion looks whether it may go on.
+// removeAgain is how often a deletion checks whether it can continue.
 const removeAgain = 2 * time.Second
 
 // Part returns OpenStack's part of the controller.
@@ -81,8 +81,8 @@ func Part(opts Options) cluster.Part {
 	}
 }
 
-// withDefaults returns the options with what is not given. Nodes route the addresses of tenants' pods, so that tenants get the range that was
-// chosen for them, and a further one only by the configuration.
+// withDefaults returns the options with defaults. Nodes route the addresses of tenants' pods, so tenants get the range that was chosen for
+// them, and further ones only by configuration.
 func (o Options) withDefaults() Options {
 	if o.Cluster == "" {
 		o.Cluster = DefaultCluster
@@ -131,7 +131,7 @@ func setUp(tools cluster.Tools, opts Options) error {
 	return (&serviceReconciler{client: tools.Client, cloud: os, events: tools.Events, log: tools.Log}).setUp(tools)
 }
 
-// setUp adds the controller of ports. Every object leads to the Networks whose ports it concerns.
+// setUp adds the controller of ports. Every object is mapped to the Networks whose ports it concerns.
 func (r *portReconciler) setUp(tools cluster.Tools) error {
 	err := ctrl.NewControllerManagedBy(tools.Manager).Named("neutron-ports").For(&stackubev1.Network{}).
 		Watches(&weftv1.NeutronPort{}, handler.EnqueueRequestsFromMapFunc(networkOfPort)).
@@ -163,7 +163,8 @@ func installed(mapper meta.RESTMapper) error {
 	return nil
 }
 
-// controllerOptions have several objects served at once, since most of the time is OpenStack's, and a failed one again within a minute.
+// controllerOptions make several objects be reconciled concurrently, because most of the time is OpenStack's, and a failed one again within
+// a minute.
 func controllerOptions() controller.Options {
 	return controller.Options{
 		MaxConcurrentReconciles: 4,
@@ -171,7 +172,7 @@ func controllerOptions() controller.Options {
 	}
 }
 
-// settle takes conflicts with other writers for no error.
+// settle does not treat conflicts with other writers as errors.
 func settle(result ctrl.Result, err error) (ctrl.Result, error) {
 	settled, err := cluster.Settle(err)
 	if err != nil || settled.RequeueAfter > 0 {
@@ -180,7 +181,7 @@ func settle(result ctrl.Result, err error) (ctrl.Result, error) {
 	return result, nil
 }
 
-// ofTenant lists the Networks that a Tenant's project matters to.
+// ofTenant lists the Networks that depend on a Tenant's project.
 func (r *networkReconciler) ofTenant(ctx context.Context, t client.Object) []reconcile.Request {
 	var list stackubev1.NetworkList
 	if err := r.client.List(ctx, &list, client.InNamespace(t.GetName())); err != nil {
@@ -194,7 +195,7 @@ func (r *networkReconciler) ofTenant(ctx context.Context, t client.Object) []rec
 	return requests
 }
 
-// tenantOf is the Tenant of a Network's namespace.
+// tenantOf returns the Tenant of a Network's namespace.
 func tenantOf(_ context.Context, n client.Object) []reconcile.Request {
 	return []reconcile.Request{{NamespacedName: client.ObjectKey{Namespace: objects.TenantNamespace, Name: n.GetNamespace()}}}
 }

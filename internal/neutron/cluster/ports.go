@@ -25,8 +25,8 @@ import (
 	"weft.dev/weft/internal/neutron/objects"
 )
 
-// portReconciler keeps ports in OpenStack, and the NeutronPorts of nodes' agents, in step with pods. Networks are reconciled one after
-// the other each, several at once.
+// portReconciler keeps ports in OpenStack, and the NeutronPorts of nodes' agents, in step with pods. Several Networks are reconciled
+// concurrently, but each Network by one call at a time.
 type portReconciler struct {
 	client   client.Client
 	live     client.Reader
@@ -37,28 +37,28 @@ type portReconciler struct {
 	now      func() time.Time
 
 	mu sync.Mutex
-	// known is what OpenStack has of each Network, as last read and as changed since.
+	// known is the state of each Network in OpenStack, as last read and as changed since.
 	known map[types.NamespacedName]*known
-	// claimed are addresses of ports whose NeutronPorts the cache may not have yet.
+	// claimed are addresses of ports whose NeutronPorts may not be in the cache yet.
 	claimed map[types.NamespacedName]map[nodeAddress]bool
 }
 
-// known is what OpenStack has of a Network.
+// known is the state of a Network in OpenStack.
 type known struct {
 	at      time.Time
 	network *cloud.HeldNetwork
 	ports   []cloud.HeldPort
 	project string
 	group   string
-	// waiting counts the plugged ports that are not ACTIVE yet, since the time at which that number changed.
+	// waiting counts the plugged ports that are not ACTIVE yet; since is when that number last changed.
 	waiting int
 	since   time.Time
-	problem string // that an event reports
+	problem string // that an event reported
 	// foreign is the first of the ports that have Weft's mark and that Weft did not create.
 	foreign string
 }
 
-// round is one reconciliation of a Network's ports: what the API server has, and what OpenStack has.
+// round is one reconciliation of a Network's ports, with the state in the API server and in OpenStack.
 type round struct {
 	*portReconciler
 
@@ -69,7 +69,7 @@ type round struct {
 	rules map[string]*objects.Rules
 }
 
-// Bounds of how often OpenStack is asked whether ports are ACTIVE.
+// Limits of how often OpenStack is polled for ports to become ACTIVE.
 const (
 	soonest = 500 * time.Millisecond
 	latest  = 30 * time.Second
@@ -123,7 +123,7 @@ func (r *portReconciler) forget(key types.NamespacedName) {
 	delete(r.claimed, key)
 }
 
-// stale has OpenStack read again: what a call that failed has done is unknown.
+// stale makes the next round read OpenStack again: the effect of a failed call is unknown.
 func (r *portReconciler) stale(key types.NamespacedName) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -132,7 +132,7 @@ func (r *portReconciler) stale(key types.NamespacedName) {
 	}
 }
 
-// untilRead is when OpenStack is read again: soon while ports wait to be ACTIVE, and more seldom the longer they wait.
+// untilRead is when OpenStack is read again: soon while ports wait to be ACTIVE, and less often the longer they wait.
 func (r *portReconciler) untilRead(k *known) time.Duration {
 	if k.waiting == 0 {
 		return reread
@@ -140,7 +140,7 @@ func (r *portReconciler) untilRead(k *known) time.Duration {
 	return min(max(soonest, r.now().Sub(k.since)/2), latest)
 }
 
-// read returns what OpenStack has, from memory unless it is time to ask.
+// read returns the state in OpenStack, from memory unless a new read is due.
 func (r *portReconciler) read(ctx context.Context, os *session, v *view) (*known, error) {
 	r.mu.Lock()
 	k := r.known[v.key]
@@ -192,7 +192,7 @@ func (r *portReconciler) readNetwork(ctx context.Context, os *session, v *view, 
 	return nil
 }
 
-// finish deletes ports in OpenStack whose objects are being deleted and whose nodes have unplugged them, or are gone.
+// finish deletes ports in OpenStack whose objects are being deleted and whose nodes have unplugged them, or do not exist.
 func (r *round) finish(ctx context.Context) error {
 	var errs []error
 	for i := range r.v.ports {
@@ -233,7 +233,7 @@ func (k *known) drop(id string) {
 	}
 }
 
-// deleteObjects deletes the NeutronPorts of a Network that is gone, except those that pods are attached to.
+// deleteObjects deletes the NeutronPorts of a deleted Network, except those to which pods are attached.
 func (r *round) deleteObjects(ctx context.Context) error {
 	var errs []error
 	for i := range r.v.ports {
@@ -296,8 +296,9 @@ func placeOf(os *session, port *cloud.HeldPort) (ahead.Place, bool) {
 	return objects.PlaceOf(owner)
 }
 
-// created returns the IPv4 address of a port that has all that CreatePorts gives: project, bound host, device owner, one IPv4 address, and
-// the MAC address of it. The mark alone proves nothing, since every owner of a port in OpenStack can write its description.
+// created returns the IPv4 address of a port that has everything that CreatePorts sets: project, bound host, device owner, one IPv4
+// address, and the MAC address derived from it. The mark alone proves nothing, because every owner of a port in OpenStack can write its
+// description.
 func (r *round) created(port *cloud.HeldPort) (addr netip.Addr, ours bool) {
 	if r.k.project == "" || port.ProjectID != r.k.project || !port.Hosted() {
 		return addr, false
@@ -323,8 +324,8 @@ func (r *round) foreign(id string) {
 	r.k.foreign = id
 }
 
-// adoptPort writes the NeutronPort of a port that Weft created, or deletes the port where it cannot serve a pod. A port of a node that has
-// not reported its name in Neutron waits.
+// adoptPort writes the NeutronPort of a port that Weft created, or deletes the port if it cannot serve a pod. A port of a node that has not
+// reported its name in Neutron waits.
 func (r *round) adoptPort(ctx context.Context, port *cloud.HeldPort, node string) error {
 	host, there := r.v.hosts[node]
 	if there && host == "" {
@@ -370,7 +371,7 @@ func (r *round) rulesOf(ctx context.Context, node string) (*objects.Rules, error
 	return rules, nil
 }
 
-// allowed reports whether a port's IPv4 address is of the pods' subnet, and one that the node may route to a pod.
+// allowed reports whether a port's IPv4 address is in the pods' subnet, and the node may route it to a pod.
 func (r *round) allowed(ctx context.Context, port *cloud.HeldPort, node string) (bool, error) {
 	subnet, _, err := objects.PodSubnet(r.v.network, r.k.network)
 	if err != nil {
@@ -403,7 +404,8 @@ func (r *round) clashes(object *weftv1.NeutronPort) bool {
 	return false
 }
 
-// report writes to NeutronPorts whether their ports are ACTIVE. One whose port is gone in OpenStack is deleted.
+// report writes to NeutronPorts whether their ports are ACTIVE. If the port does not exist in OpenStack any more, the NeutronPort is
+// deleted.
 func (r *round) report(ctx context.Context) error {
 	held := map[string]*cloud.HeldPort{}
 	for i := range r.k.ports {
@@ -433,7 +435,7 @@ func (r *round) report(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// problem sends an event about a Network, once while it lasts.
+// problem sends an event about a Network, once while the problem lasts.
 func (r *round) problem(what string) {
 	if r.k.problem != what && what != "" {
 		r.events.Eventf(r.v.network, nil, corev1.EventTypeWarning, "Ports", "CreatePorts", "%s", cluster.Note(what))

@@ -21,7 +21,7 @@ import (
 	weftv1 "weft.dev/weft/api/weft/v1"
 )
 
-// rig is the controller's reconcilers with an API server and an OpenStack, both in memory.
+// rig has the controller's reconcilers with an API server and an OpenStack, both in memory.
 type rig struct {
 	cloud  *fakeOpenStack
 	client client.Client
@@ -46,7 +46,7 @@ func newRig(t *testing.T, there ...client.Object) *rig {
 	return r
 }
 
-// said are the events since it was last called.
+// said returns the events since the last call.
 func (r *rig) said() string {
 	var all []string
 	for {
@@ -67,7 +67,7 @@ func (r *rig) ports(now func() time.Time) *portReconciler {
 	}
 }
 
-// blue is a Network that OpenStack has as network "net", of the project "admin".
+// blue is a Network that is network "net" in OpenStack, of the project "admin".
 func blue() []client.Object {
 	key := metav1.ObjectMeta{Namespace: "blue", Name: "blue", UID: "uid-blue"}
 	return []client.Object{
@@ -78,7 +78,7 @@ func blue() []client.Object {
 	}
 }
 
-// node is a node that Neutron knows as host-NAME, and that routes the ranges.
+// node is a node whose name in Neutron is host-NAME, and that routes the ranges.
 func node(name string, ranges ...string) []client.Object {
 	return []client.Object{
 		&corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: name}},
@@ -105,8 +105,8 @@ func weftsPort(id, address, mac string) object {
 	}
 }
 
-// A mark is no proof: its owner writes a port's description. A port that differs in anything from what the controller creates is neither given
-// to a pod nor deleted, is told once, and takes the place of no port.
+// A mark is no proof: a port's owner writes its description. A port that differs in anything from what the controller creates is neither
+// given to a pod nor deleted, is reported once, and does not replace another port.
 func TestForgedPorts(t *testing.T) {
 	r := newRig(t, slices.Concat(blue(), node("n1"), []client.Object{
 		&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "blue", Name: "web", UID: "pod"}, Spec: corev1.PodSpec{NodeName: "n1"}},
@@ -132,7 +132,7 @@ func TestForgedPorts(t *testing.T) {
 		forge(o)
 		r.cloud.add("ports", o)
 	}
-	// These are as the controller creates them, but for an address that no pod may have: they go.
+	// These are as the controller creates them, except for an address that no pod may have: they are deleted.
 	useless := map[string]object{
 		"evil-subnet": weftsPort("evil-subnet", "192.168.1.53", "0a:58:c0:a8:01:35"),
 		"public":      weftsPort("public", "192.0.2.53", "0a:58:c0:00:02:35"),

@@ -17,7 +17,7 @@ import (
 	"weft.dev/weft/internal/neutron/objects"
 )
 
-// What ranges of the cluster are, as errors name them.
+// Descriptions of the cluster's ranges, for errors.
 const (
 	theNodes    = "the nodes' addresses"
 	thePods     = "the nodes' pod ranges"
@@ -36,8 +36,8 @@ type reservedReader struct {
 	allowed, own []netip.Prefix
 }
 
-// read returns what networks in an OpenStack must comply with, and the ports of a node where one is named: what a node reports of its routes
-// counts for itself alone.
+// read returns the rules for networks in an OpenStack, and for the ports of a node if one is named: the routes that a node reports apply
+// only to that node.
 func (r *reservedReader) read(ctx context.Context, os *session, node string) (*objects.Rules, error) {
 	reserved := objects.Reserved{configured: slices.Clone(r.own)}
 	for _, addr := range os.addresses {
@@ -91,7 +91,7 @@ func addNode(reserved objects.Reserved, node *corev1.Node) {
 	reserved[thePods] = append(reserved[thePods], prefixes(node.Spec.PodCIDRs)...)
 }
 
-// prefixes leaves out what is no range: Kubernetes has checked these fields.
+// prefixes leaves out invalid ranges: Kubernetes has validated these fields.
 func prefixes(texts []string) []netip.Prefix {
 	var all []netip.Prefix
 	for _, text := range texts {

@@ -17,7 +17,7 @@ import (
 	"weft.dev/weft/internal/neutron/objects"
 )
 
-// What a node reports of its routes keeps no Network from being made, and no address from another node's ports.
+// The routes that a node reports prevent neither a Network nor an address of another node's ports.
 func TestRangesOfOneNode(t *testing.T) {
 	r := newRig(t, slices.Concat(blue(), node("n1", "10.0.0.0/8", "172.16.0.0/12"), node("n2"))...)
 	reader := r.ports(nil).reserved
@@ -33,8 +33,8 @@ func TestRangesOfOneNode(t *testing.T) {
 	}
 }
 
-// A tenant's range may not cover what nodes need: their addresses of every kind, what they route, pods' and every Services' range, OpenStack's
-// own interfaces, and what the chart reserves. The error names the field.
+// A tenant's range must not overlap what nodes need: their addresses of every kind, their routes, pods' and every Services' range,
+// OpenStack's own interfaces, and what the chart reserves. The error names the field.
 func TestRangesThatNodesNeed(t *testing.T) {
 	scheme := runtime.NewScheme()
 	if err := clientgoscheme.AddToScheme(scheme); err != nil {

@@ -23,7 +23,8 @@ import (
 	"weft.dev/weft/internal/neutron/objects"
 )
 
-// serviceReconciler keeps Octavia in step with Services of type LoadBalancer in namespaces whose pods are on a Network of their name.
+// serviceReconciler keeps Octavia in step with Services of type LoadBalancer in namespaces whose pods are on a Network with the namespace's
+// name.
 type serviceReconciler struct {
 	client client.Client
 	cloud  *connection
@@ -43,7 +44,7 @@ func (r *serviceReconciler) setUp(tools cluster.Tools) error {
 	return nil
 }
 
-// serviceOfSlice is the Service whose endpoints a slice has.
+// serviceOfSlice returns the Service to which a slice's endpoints belong.
 func serviceOfSlice(_ context.Context, slice client.Object) []reconcile.Request {
 	name := slice.GetLabels()[discoveryv1.LabelServiceName]
 	if name == "" {
@@ -52,7 +53,7 @@ func serviceOfSlice(_ context.Context, slice client.Object) []reconcile.Request 
 	return []reconcile.Request{{NamespacedName: client.ObjectKey{Namespace: slice.GetNamespace(), Name: name}}}
 }
 
-// servicesOf are the Services of a Network's namespace.
+// servicesOf returns the Services of a Network's namespace.
 func (r *serviceReconciler) servicesOf(ctx context.Context, n client.Object) []reconcile.Request {
 	var list corev1.ServiceList
 	if err := r.client.List(ctx, &list, client.InNamespace(n.GetNamespace())); err != nil {
@@ -66,7 +67,7 @@ func (r *serviceReconciler) servicesOf(ctx context.Context, n client.Object) []r
 	return requests
 }
 
-// Reconcile asks Octavia for the next change of one Service's load balancer. While Octavia makes it, no worker waits: the Service is queued
+// Reconcile requests from Octavia the next change of one Service's load balancer. It does not wait for the change: the Service is queued
 // again.
 func (r *serviceReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
 	s := &corev1.Service{}
@@ -82,7 +83,7 @@ func (r *serviceReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ct
 		return settle(r.remove(ctx, s))
 	}
 	if network.Status.NetworkID == "" {
-		return ctrl.Result{}, nil // the Network's change leads here again
+		return ctrl.Result{}, nil // the Network's change queues this Service again
 	}
 	before := s.DeepCopy()
 	if controllerutil.AddFinalizer(s, Finalizer) {
@@ -101,7 +102,7 @@ func (r *serviceReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ct
 	return settle(result, err)
 }
 
-// networkOf is the Network that the pods of a Service's namespace are on; nil: there is none.
+// networkOf returns the Network of the pods of a Service's namespace; nil if there is none.
 func (r *serviceReconciler) networkOf(ctx context.Context, s *corev1.Service) (*stackubev1.Network, error) {
 	n := &stackubev1.Network{}
 	err := r.client.Get(ctx, client.ObjectKey{Namespace: s.Namespace, Name: s.Namespace}, n)
@@ -114,10 +115,10 @@ func (r *serviceReconciler) networkOf(ctx context.Context, s *corev1.Service) (*
 	return n, nil
 }
 
-// errService marks what only a change of the Service mends.
+// errService marks errors that only a change of the Service fixes.
 var errService = errors.New("the Service cannot be served")
 
-// ensure asks for the next change in Octavia, and writes the addresses to the Service once there is none.
+// ensure requests the next change in Octavia, and writes the addresses to the Service once there is none.
 func (r *serviceReconciler) ensure(ctx context.Context, s *corev1.Service, n *stackubev1.Network) (result ctrl.Result, err error) {
 	os, err := r.cloud.get(ctx)
 	if err != nil {
@@ -130,7 +131,7 @@ func (r *serviceReconciler) ensure(ctx context.Context, s *corev1.Service, n *st
 	}
 	held, progress, err := os.AdvanceBalancer(ctx, want)
 	if errors.Is(err, cloud.ErrBalancer) && len(s.Status.LoadBalancer.Ingress) == 0 {
-		// It has failed before it served anything: it is made anew.
+		// It has failed before it served anything: it is created again.
 		_, gone := os.WithdrawBalancer(ctx, &held.LoadBalancer)
 		err = errors.Join(err, gone)
 	}
@@ -170,7 +171,7 @@ func (r *serviceReconciler) wanted(ctx context.Context, os *session, s *corev1.S
 	return want, nil
 }
 
-// again has the Service queued again, once Octavia may have made the change that is under way. An event reports a change that takes too long.
+// again queues the Service again, for when Octavia may have made the current change. An event reports a change that takes too long.
 func (r *serviceReconciler) again(s *corev1.Service, pending bool) ctrl.Result {
 	next, waited := r.waits.next(client.ObjectKeyFromObject(s), pending)
 	if waited >= pendingLimit {
@@ -181,7 +182,7 @@ func (r *serviceReconciler) again(s *corev1.Service, pending bool) ctrl.Result {
 	return ctrl.Result{RequeueAfter: next}
 }
 
-// tell writes the Service's address from outside. kube-proxy must not take it for its own: what the nodes send there goes to Octavia.
+// tell writes the Service's external address. kube-proxy must not treat it as its own: what the nodes send there is sent to Octavia.
 func (r *serviceReconciler) tell(ctx context.Context, s *corev1.Service, address string) error {
 	var want []corev1.LoadBalancerIngress
 	if address != "" {
@@ -202,7 +203,7 @@ func (r *serviceReconciler) tell(ctx context.Context, s *corev1.Service, address
 	return nil
 }
 
-// remove removes the load balancer of a Service that asks for none any more, without waiting for Octavia.
+// remove removes the load balancer of a Service that does not request one any more, without waiting for Octavia.
 func (r *serviceReconciler) remove(ctx context.Context, s *corev1.Service) (result ctrl.Result, err error) {
 	if !controllerutil.ContainsFinalizer(s, Finalizer) {
 		return result, nil
@@ -237,7 +238,7 @@ func (r *serviceReconciler) remove(ctx context.Context, s *corev1.Service) (resu
 	return result, nil
 }
 
-// trimSlice keeps of a cached EndpointSlice what load balancers need.
+// trimSlice reduces a cached EndpointSlice to what load balancers need.
 func trimSlice(object any) (any, error) {
 	if slice, is := object.(*discoveryv1.EndpointSlice); is {
 		slice.ManagedFields, slice.Annotations = nil, nil

@@ -18,7 +18,7 @@ import (
 	"weft.dev/weft/internal/neutron/cloud"
 )
 
-// web is a Service of the namespace blue that asks for a load balancer.
+// web is a Service of the namespace blue that requests a load balancer.
 func web(change func(*corev1.Service)) *corev1.Service {
 	s := &corev1.Service{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "blue", Name: "web", UID: "uid-web"},
@@ -36,7 +36,7 @@ func (r *rig) services() *serviceReconciler {
 	return &serviceReconciler{client: r.client, cloud: r.open, events: r.events, log: discard()}
 }
 
-// inStep reconciles a Service until it is left alone, and returns the last error.
+// inStep reconciles a Service until it is not queued again, and returns the last error.
 func (r *rig) inStep(t *testing.T, services *serviceReconciler) error {
 	t.Helper()
 	at := request("blue")
@@ -51,7 +51,7 @@ func (r *rig) inStep(t *testing.T, services *serviceReconciler) error {
 	return nil
 }
 
-// Another project's load balancer of the same name keeps no Service from its own, nor from its deletion, and stays.
+// Another project's load balancer with the same name does not prevent a Service's own load balancer, nor its deletion, and stays.
 func TestLoadBalancersOfOneName(t *testing.T) {
 	for _, first := range []bool{true, false} {
 		r := newRig(t, append(blue(), web(nil))...)
@@ -95,7 +95,8 @@ func TestLoadBalancersOfOneName(t *testing.T) {
 	}
 }
 
-// A Service that names an address gets it only where its project has it and it is free; nothing is made then. Without a name Neutron chooses.
+// A Service that names an address gets it only if its project has it and it is free; nothing is created then. Without a name Neutron
+// chooses.
 func TestFloatingAddressesOfServices(t *testing.T) {
 	const named = "192.0.2.7"
 	for name, c := range map[string]struct {
@@ -143,14 +144,14 @@ func TestFloatingAddressesOfServices(t *testing.T) {
 	}
 }
 
-// octaviaChanges are the requests by which Octavia was asked for a change.
+// octaviaChanges returns the requests that change something in Octavia.
 func (f *fakeOpenStack) octaviaChanges() []string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return slices.DeleteFunc(slices.Clone(f.changes), func(c string) bool { return strings.Contains(c, "floatingips") })
 }
 
-// balanced is what Octavia has below the load balancers: each listener with its members.
+// balanced returns each listener of the load balancers in Octavia with its number of members.
 func (f *fakeOpenStack) balanced() map[string]int {
 	all := map[string]int{}
 	for _, l := range f.all("listeners") {
@@ -160,8 +161,8 @@ func (f *fakeOpenStack) balanced() map[string]int {
 	return all
 }
 
-// However long Octavia takes for a change, a reconciliation asks for one at most and waits for none. The changes of a Service in between lead
-// to the load balancer of the last one.
+// However long Octavia takes for a change, a reconciliation requests at most one and waits for none. If the Service changes meanwhile, the
+// result is the load balancer of its last state.
 func TestReconciliationsOfServicesAreShort(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		slice := &discoveryv1.EndpointSlice{
@@ -223,7 +224,7 @@ func TestReconciliationsOfServicesAreShort(t *testing.T) {
 	})
 }
 
-// A load balancer that stays PENDING is asked for less and less often, is reported after minutes, and is changed by nothing meanwhile.
+// A load balancer that stays PENDING is polled less and less often, is reported after minutes, and is not changed meanwhile.
 func TestPendingLoadBalancers(t *testing.T) {
 	r := newRig(t, append(blue(), web(nil))...)
 	r.addBlue()
@@ -265,7 +266,7 @@ func TestPendingLoadBalancers(t *testing.T) {
 	}
 }
 
-// A load balancer that Octavia could not make is made anew; one that has served stays, since its address would change.
+// A load balancer that Octavia failed to create is created again; one that has served stays, because its address would change.
 func TestFailedLoadBalancers(t *testing.T) {
 	for _, served := range []bool{false, true} {
 		r := newRig(t, append(blue(), web(nil))...)

@@ -23,7 +23,7 @@ import (
 	"weft.dev/weft/internal/placement"
 )
 
-// ofTenant marks the Namespaces and Networks that were made for a Tenant.
+// ofTenant marks the Namespaces and Networks that were created for a Tenant.
 const ofTenant = objects.AnnotationTenant
 
 // tenantReconciler keeps projects, users, Namespaces and Networks in step with Tenants.
@@ -77,7 +77,7 @@ func outcomeOf(project string, err error) outcome {
 	return outcome{state: stackubev1.StateFailed, reason: reasonOpenStack, message: err.Error(), id: project}
 }
 
-// ensure makes what is missing; the project's id is returned as soon as it is known.
+// ensure creates what is missing; the project's id is returned as soon as it is known.
 func (r *tenantReconciler) ensure(ctx context.Context, t *stackubev1.Tenant) (project string, err error) {
 	os, err := r.cloud.get(ctx)
 	if err != nil {
@@ -111,7 +111,7 @@ func (r *tenantReconciler) ensure(ctx context.Context, t *stackubev1.Tenant) (pr
 
 var errOthers = errors.New("is there and was not made for this Tenant")
 
-// ensureNamespace makes the tenant's Namespace. Its annotation keeps its pods from any other network from the start.
+// ensureNamespace creates the tenant's Namespace. Its annotation keeps its pods off any other network from the start.
 func (r *tenantReconciler) ensureNamespace(ctx context.Context, t *stackubev1.Tenant) error {
 	ns := &corev1.Namespace{}
 	err := r.client.Get(ctx, client.ObjectKey{Name: t.Name}, ns)
@@ -132,7 +132,7 @@ func (r *tenantReconciler) ensureNamespace(ctx context.Context, t *stackubev1.Te
 	return nil
 }
 
-// ensureNetwork makes the Network that stackube makes of each namespace, unless there is one of its name.
+// ensureNetwork creates the Network that stackube creates for each namespace, unless there is one with its name.
 func (r *tenantReconciler) ensureNetwork(ctx context.Context, t *stackubev1.Tenant) error {
 	n := &stackubev1.Network{
 		ObjectMeta: metav1.ObjectMeta{Namespace: t.Name, Name: t.Name, Annotations: map[string]string{ofTenant: string(t.UID)}},
@@ -174,7 +174,7 @@ func (r *tenantReconciler) remove(ctx context.Context, t *stackubev1.Tenant) (ct
 	return ctrl.Result{}, nil
 }
 
-// removeHeld removes the tenant's user, and its project where Weft made that.
+// removeHeld removes the tenant's user, and its project if Weft created it.
 func (r *tenantReconciler) removeHeld(ctx context.Context, t *stackubev1.Tenant) error {
 	os, err := r.cloud.get(ctx)
 	if err != nil {
@@ -185,7 +185,7 @@ func (r *tenantReconciler) removeHeld(ctx context.Context, t *stackubev1.Tenant)
 	return err
 }
 
-// removeBelow says what the deletion waits for, if anything.
+// removeBelow returns what the deletion waits for, if anything.
 func (r *tenantReconciler) removeBelow(ctx context.Context, t *stackubev1.Tenant) (waits string, err error) {
 	ns := &corev1.Namespace{}
 	err = r.client.Get(ctx, client.ObjectKey{Name: t.Name}, ns)
@@ -196,7 +196,7 @@ func (r *tenantReconciler) removeBelow(ctx context.Context, t *stackubev1.Tenant
 		return "", fmt.Errorf("read namespace %s: %w", t.Name, err)
 	}
 	if ns.DeletionTimestamp.IsZero() {
-		// A Namespace that was created anew under the name is not the tenant's.
+		// A Namespace that was created again under the name is not the tenant's.
 		if err := client.IgnoreNotFound(r.client.Delete(ctx, ns, client.Preconditions{UID: new(ns.UID), ResourceVersion: new(ns.ResourceVersion)})); err != nil {
 			return "", fmt.Errorf("delete namespace %s: %w", t.Name, err)
 		}
@@ -220,7 +220,7 @@ func (r *tenantReconciler) removeBelow(ctx context.Context, t *stackubev1.Tenant
 	return waits, nil
 }
 
-// tell writes a status that differs.
+// tell writes a status if it differs.
 func (r *tenantReconciler) tell(ctx context.Context, t *stackubev1.Tenant, o outcome) error {
 	status := t.Status.DeepCopy()
 	status.State, status.Message = o.state, o.message

@@ -30,7 +30,7 @@ type places struct {
 	cluster placement.Cluster
 }
 
-// otherNetworks stands for the network of pods that are on none of OpenStack's.
+// otherNetworks represents the network of pods that are on none of OpenStack's.
 const otherNetworks = "other"
 
 func newPlaces(ctx context.Context, reader client.Reader) (*places, error) {
@@ -43,7 +43,7 @@ func newPlaces(ctx context.Context, reader client.Reader) (*places, error) {
 	}}, nil
 }
 
-// of returns the Network of a pod; none for pods that are not to run, or on other networks.
+// of returns the Network of a pod; none for pods that do not run, or are on other networks.
 func (p *places) of(pod *corev1.Pod, namespace *corev1.Namespace) (key types.NamespacedName, found bool) {
 	if pod.Spec.NodeName == "" || pod.Spec.HostNetwork || pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed {
 		return key, false
@@ -57,17 +57,17 @@ func (p *places) of(pod *corev1.Pod, namespace *corev1.Namespace) (key types.Nam
 	return types.NamespacedName{Namespace: pod.Namespace, Name: decision.Part}, decision.Part != ""
 }
 
-// view is what the API server has of a Network's ports.
+// view is the state of a Network's ports in the API server.
 type view struct {
 	key     types.NamespacedName
 	network *stackubev1.Network  // nil: it does not exist
-	ports   []weftv1.NeutronPort // of the Network's name, also of a former Network
+	ports   []weftv1.NeutronPort // with the Network's name, also of a former Network
 	demand  map[string]ahead.Demand
-	hosts   map[string]string // of nodes: their names in Neutron, "" where the agent has not reported one
+	hosts   map[string]string // of nodes: their names in Neutron, "" if the agent has not reported one
 	taken   map[nodeAddress]types.NamespacedName
 }
 
-// nodeAddress is an address on a node: nodes route each to one pod, of whatever network.
+// nodeAddress is an address on a node: nodes route each address to one pod, of any network.
 type nodeAddress struct {
 	node string
 	addr netip.Addr
@@ -132,7 +132,7 @@ func (v *view) lookNodes(ctx context.Context, reader client.Reader) error {
 	return nil
 }
 
-// hostname is a node's name in Neutron, as its agent reports it.
+// hostname returns a node's name in Neutron, from its agent's report.
 func hostname(report *weftv1.NodeNetwork) string {
 	if s := sectionOf(report); s != nil {
 		return s.Hostname
@@ -140,7 +140,7 @@ func hostname(report *weftv1.NodeNetwork) string {
 	return ""
 }
 
-// sectionOf is what a node's agent reports of OpenStack's networks; nil: nothing.
+// sectionOf returns a node agent's report about OpenStack's networks; nil if there is none.
 func sectionOf(report *weftv1.NodeNetwork) *weftv1.NeutronNode {
 	for i := range report.Status.Networks {
 		if s := &report.Status.Networks[i]; s.Name == weftv1.NetworkNeutron {
@@ -162,7 +162,7 @@ func (v *view) lookPods(ctx context.Context, reader client.Reader) error {
 		}
 		return fmt.Errorf("read namespace %s: %w", v.key.Namespace, err)
 	}
-	type attachment struct { // a node's agent writes the status, and counts for pods of its node only
+	type attachment struct { // a node's agent writes the status, and counts only for pods of its node
 		pod  types.UID
 		node string
 	}
@@ -191,7 +191,7 @@ func (v *view) lookPods(ctx context.Context, reader client.Reader) error {
 	return nil
 }
 
-// gone reports whether the Network has no ports any more: it is deleted, or was never made.
+// gone reports whether the Network has no ports any more: it is being deleted, or does not exist.
 func (v *view) gone() bool { return v.network == nil || !v.network.DeletionTimestamp.IsZero() }
 
 // current reports whether a port is this Network's, and stays.
@@ -199,7 +199,7 @@ func (v *view) current(p *weftv1.NeutronPort) bool {
 	return !v.gone() && p.Spec.Network.UID == string(v.network.UID) && p.DeletionTimestamp.IsZero()
 }
 
-// nodes are those that have pods or ports of the Network, in order.
+// nodes returns the nodes that have pods or ports of the Network, sorted.
 func (v *view) nodes() []string {
 	names := map[string]bool{}
 	for name := range v.demand {
@@ -216,7 +216,7 @@ func (v *view) nodes() []string {
 	return sorted
 }
 
-// portsOf are a node's ports as the plan needs them.
+// portsOf returns a node's ports as the plan needs them.
 func (v *view) portsOf(node string) []ahead.Port {
 	var all []ahead.Port
 	for i := range v.ports {

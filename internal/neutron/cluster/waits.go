@@ -8,13 +8,13 @@ import (
 )
 
 const (
-	// shortWait and longWait bound how long a Service is left alone while Octavia changes its load balancer.
+	// shortWait and longWait limit the interval at which a Service is checked while Octavia changes its load balancer.
 	shortWait, longWait = 100 * time.Millisecond, 5 * time.Second
 	// pendingLimit is how long one change of a load balancer may take without an event.
 	pendingLimit = 2 * time.Minute
 )
 
-// waits are the Services that wait for Octavia, each with when its change was asked for. The zero value is ready.
+// waits are the Services that wait for Octavia, each with the time at which its change was requested. The zero value is ready.
 type waits struct {
 	now func() time.Time // nil: time.Now
 
@@ -22,7 +22,7 @@ type waits struct {
 	since map[types.NamespacedName]time.Time
 }
 
-// next returns when a Service is to be looked at again, and how long its change has taken: the longer, the later. pending says that it is
+// next returns when a Service has to be checked again, and how long its change has taken: the longer, the later. pending reports that it is
 // the change of the last call.
 func (w *waits) next(key types.NamespacedName, pending bool) (next, waited time.Duration) {
 	w.mu.Lock()
@@ -43,7 +43,7 @@ func (w *waits) next(key types.NamespacedName, pending bool) (next, waited time.
 	return min(max(waited/2, shortWait), longWait), waited
 }
 
-// end forgets a Service that waits for nothing.
+// end removes a Service that does not wait any more.
 func (w *waits) end(key types.NamespacedName) {
 	w.mu.Lock()
 	defer w.mu.Unlock()

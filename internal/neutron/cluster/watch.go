@@ -14,7 +14,7 @@ import (
 	weftv1 "weft.dev/weft/api/weft/v1"
 )
 
-// networkOfPort is the Network that a NeutronPort names.
+// networkOfPort returns the Network that a NeutronPort names.
 func networkOfPort(_ context.Context, o client.Object) []reconcile.Request {
 	port, ok := o.(*weftv1.NeutronPort)
 	if !ok {
@@ -23,7 +23,7 @@ func networkOfPort(_ context.Context, o client.Object) []reconcile.Request {
 	return []reconcile.Request{{NamespacedName: types.NamespacedName{Namespace: port.Spec.Network.Namespace, Name: port.Spec.Network.Name}}}
 }
 
-// networkOfPod is the Network that a pod is, or was, to be attached to.
+// networkOfPod returns the Network to which a pod is, or was, to be attached.
 func (r *portReconciler) networkOfPod(ctx context.Context, o client.Object) []reconcile.Request {
 	pod, ok := o.(*corev1.Pod)
 	if !ok {
@@ -34,7 +34,7 @@ func (r *portReconciler) networkOfPod(ctx context.Context, o client.Object) []re
 		namespace := &corev1.Namespace{}
 		err = r.client.Get(ctx, client.ObjectKey{Name: pod.Namespace}, namespace)
 		running := pod.DeepCopy()
-		running.Status.Phase = corev1.PodRunning // one that has ended has left its port
+		running.Status.Phase = corev1.PodRunning // a pod that has ended has left its port
 		if key, found := where.of(running, namespace); err == nil && found {
 			return []reconcile.Request{{NamespacedName: key}}
 		}
@@ -45,12 +45,12 @@ func (r *portReconciler) networkOfPod(ctx context.Context, o client.Object) []re
 	return nil
 }
 
-// networksOfNamespace are the Networks in a Namespace.
+// networksOfNamespace returns the Networks in a Namespace.
 func (r *portReconciler) networksOfNamespace(ctx context.Context, o client.Object) []reconcile.Request {
 	return r.networks(ctx, client.InNamespace(o.GetName()))
 }
 
-// allNetworks are all Networks.
+// allNetworks returns all Networks.
 func (r *portReconciler) allNetworks(ctx context.Context, _ client.Object) []reconcile.Request {
 	return r.networks(ctx)
 }
@@ -68,7 +68,7 @@ func (r *portReconciler) networks(ctx context.Context, options ...client.ListOpt
 	return requests
 }
 
-// runsElsewhere passes the changes of pods that change how many ports a node needs.
+// runsElsewhere passes the pod changes that change how many ports a node needs.
 func runsElsewhere() predicate.Predicate {
 	return predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
 		before, wasPod := e.ObjectOld.(*corev1.Pod)
@@ -87,7 +87,7 @@ func comesOrGoes() predicate.Predicate {
 	return predicate.Funcs{UpdateFunc: func(event.UpdateEvent) bool { return false }}
 }
 
-// hostnameChanges passes reports by which a node's name in Neutron changes.
+// hostnameChanges passes reports that change a node's name in Neutron.
 func hostnameChanges() predicate.Predicate {
 	return predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
 		before, was := e.ObjectOld.(*weftv1.NodeNetwork)

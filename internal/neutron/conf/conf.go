@@ -1,5 +1,5 @@
-// Package conf reads kubestack.conf, the configuration by which KubeStack and stackube reach OpenStack, as their users have
-// it. It is pure.
+// Package conf parses kubestack.conf, the configuration with which KubeStack and stackube access OpenStack, in their users' existing form.
+// It is pure.
 package conf
 
 import (
@@ -21,27 +21,27 @@ type Config struct {
 	Plugin       Plugin
 }
 
-// Global says how to reach and to authenticate at OpenStack.
+// Global configures access and authentication to OpenStack.
 type Global struct {
 	AuthURL                     string // auth-url: Keystone v3, ending in /v3
 	Username                    string // username, or user-id
 	UserID                      string
 	Password                    Secret
 	TokenID                     Secret // token-id
-	TenantID                    string // tenant-id or tenant-name: the project that the credentials are for
+	TenantID                    string // tenant-id or tenant-name: the project of the credentials
 	TenantName                  string
 	DomainID                    string // domain-id or domain-name of the user; default: the domain named Default
 	DomainName                  string
 	Region                      string
-	ExtNetID                    string // ext-net-id: the network that routers and floating IPs use to the outside; "" for none
+	ExtNetID                    string // ext-net-id: the external network of routers and floating IPs; "" for none
 	CAFile                      string // ca-file: PEM certificates that sign OpenStack's; default: the system's
 	ApplicationCredentialID     string
 	ApplicationCredentialSecret Secret
 }
 
-// LoadBalancer says how load balancers are made.
+// LoadBalancer configures load balancers.
 type LoadBalancer struct {
-	Method            string // lb-method; default ROUND_ROBIN, or SOURCE_IP_PORT where the provider has no other
+	Method            string // lb-method; default ROUND_ROBIN, or SOURCE_IP_PORT if the provider has no other
 	Provider          string // lb-provider; default: Octavia's
 	CreateMonitor     bool
 	MonitorDelay      time.Duration // whole seconds; default 10 s
@@ -49,13 +49,13 @@ type LoadBalancer struct {
 	MonitorMaxRetries int           // 1 to 10; default 3
 }
 
-// Plugin says how the provider plugs pods in.
+// Plugin configures how the provider connects pods.
 type Plugin struct {
 	Name              string // plugin-name
 	IntegrationBridge string // integration-bridge; default br-int
 }
 
-// file is the form in which gcfg reads it.
+// file is the form in which gcfg parses it.
 type file struct {
 	Global struct {
 		AuthURL                     string `gcfg:"auth-url"`
@@ -88,11 +88,11 @@ type file struct {
 	}
 }
 
-// maxSize bounds a configuration in bytes.
+// maxSize limits a configuration in bytes.
 const maxSize = 1 << 20
 
-// Parse reads a configuration. The notes are for the operator's log: what was read differently from what is written. The
-// error names each wrong key, and never holds a value that may be secret.
+// Parse parses a configuration. The notes are for the operator's log: values that were interpreted differently from how they are written.
+// The error names each invalid key, and never contains a value that may be secret.
 func Parse(text string) (config Config, notes []string, err error) {
 	if len(text) > maxSize {
 		return Config{}, nil, fmt.Errorf("kubestack.conf has %d bytes: at most %d are read", len(text), maxSize)
@@ -135,7 +135,7 @@ func (p *parser) global(f file) Global {
 	return g
 }
 
-// authURL gives the address of Keystone's v3 interface on the same host.
+// authURL returns the address of Keystone's v3 interface on the same host.
 func (p *parser) authURL(text string) string {
 	const key = "auth-url"
 	if text == "" {
@@ -186,7 +186,7 @@ func (p *parser) credentials(g Global) {
 	}
 }
 
-// methods are Octavia's ways to choose a member (lb_algorithm of a pool).
+// methods are Octavia's methods to choose a member (lb_algorithm of a pool).
 func methods() []string {
 	return []string{"LEAST_CONNECTIONS", "ROUND_ROBIN", "SOURCE_IP", "SOURCE_IP_PORT"}
 }
@@ -215,7 +215,7 @@ func (p *parser) balancer(f file) LoadBalancer {
 	return lb
 }
 
-// yes reads a boolean as gcfg does.
+// yes parses a boolean as gcfg does.
 func (p *parser) yes(section, key, text string) bool {
 	switch strings.ToLower(text) {
 	case "true", "yes", "on", "1":
@@ -227,7 +227,7 @@ func (p *parser) yes(section, key, text string) bool {
 	return false
 }
 
-// seconds reads a Go duration; like KubeStack it drops what is below a second, and says so.
+// seconds parses a Go duration; like KubeStack it truncates to seconds, and adds a note about it.
 func (p *parser) seconds(key, text string, otherwise time.Duration) time.Duration {
 	if text == "" {
 		return otherwise

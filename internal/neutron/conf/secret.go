@@ -2,8 +2,7 @@ package conf
 
 import "log/slog"
 
-// Secret is a password or a token. However it is printed, logged or encoded, it reads ***; convert it to a string where it
-// is used.
+// Secret is a password or a token. However it is printed, logged or encoded, it reads ***; convert it to a string for use.
 type Secret string
 
 const hidden = "***"

@@ -1,4 +1,4 @@
-// Package host compiles what a node has beside flows for Neutron networks: br-n, its patch ports to br-int, the host's interface,
+// Package host compiles what a node needs besides flows for Neutron networks: br-n, its patch ports to br-int, the host's interface,
 // routes, and nftables rules. It opens no socket.
 package host
 
@@ -21,8 +21,8 @@ const (
 	Device = "weft-n0"
 	// IntegrationBridge is the bridge that OVN, or Neutron's agent, programs.
 	IntegrationBridge = "br-int"
-	// PodGroup is the device group of pods' host veths. A userspace datapath reads a veth by a packet socket, and the kernel receives
-	// each frame as well: frames of this group are dropped before the kernel processes them.
+	// PodGroup is the device group of pods' host veths. A userspace datapath reads a veth by a packet socket, and the kernel receives each
+	// frame as well: frames of this group are dropped before the kernel processes them.
 	PodGroup uint32 = 77
 
 	table      = "weft-neutron"
@@ -31,9 +31,9 @@ const (
 	patchFar   = "wi" // on br-int
 )
 
-// Slots number the ports of a node. All numbers that a port needs follow from its slot.
+// Slots number the ports of a node. All numbers that a port needs are derived from its slot.
 const (
-	// FirstZone is the first conntrack zone; OVN gives zones from 1 on, and the overlay has its own.
+	// FirstZone is the first conntrack zone; OVN uses zones from 1 on, and the overlay has separate ones.
 	FirstZone = 57344
 	// Slots is how many ports a node can have: zones end at 65279.
 	Slots = 65279 - FirstZone + 1
@@ -44,7 +44,7 @@ const (
 // Slot is the number of a port on this node, from 0.
 type Slot int
 
-// Valid reports whether there is such a slot.
+// Valid reports whether the slot exists.
 func (s Slot) Valid() bool { return s >= 0 && s < Slots }
 
 // Zone returns the conntrack zone.
@@ -56,12 +56,12 @@ func (s Slot) Patch() uint32 { return uint32(firstPort + 2*int(s)) } //nolint:go
 // Pod returns the OpenFlow port of the pod's veth.
 func (s Slot) Pod() uint32 { return s.Patch() + 1 }
 
-// markID is the external_id of a patch port on br-n that says what was on the port.
+// markID is the external_id of a patch port on br-n that records the port's use.
 const markID = "weft-port"
 
-// Mark is what was on a port since it was plugged: the switch keeps it for the next life of an agent. The zero value: nothing.
+// Mark records the use of a port since it was plugged: the switch keeps it for the next agent process. The zero value: unused.
 type Mark struct {
-	// Used says that a pod is on the port, or was since the port was plugged.
+	// Used reports that a pod is on the port, or was since the port was plugged.
 	Used bool
 	// Released is when the last pod left it, in whole seconds; zero: no pod was on it.
 	Released time.Time
@@ -80,13 +80,13 @@ func (m Mark) ids(owner reconcile.Owner) map[string]string {
 	return ids
 }
 
-// Left is what a former life of the agent left of a port.
+// Left is what a former agent process left of a port.
 type Left struct {
 	Slot Slot
 	Mark Mark
 }
 
-// LeftOf returns what a patch port on br-n says, by its name, OpenFlow port and mark. Another port has nothing.
+// LeftOf returns what a patch port on br-n records, from its name, OpenFlow port and mark. For other ports ok is false.
 func LeftOf(row ovsdb.Row) (digits string, left Left, ok bool) {
 	port, is := row.(*ovsdb.Port)
 	if !is || port.Bridge != pipeline.Bridge {
@@ -96,12 +96,12 @@ func LeftOf(row ovsdb.Row) (digits string, left Left, ok bool) {
 	left.Slot = Slot((int(port.OFPort) - firstPort) / 2)
 	if text, marked := port.ExternalIDs[markID]; marked {
 		at, err := time.Parse(time.RFC3339, text)
-		left.Mark = Mark{Used: err != nil, Released: at} // what cannot be read counts as used
+		left.Mark = Mark{Used: err != nil, Released: at} // an unreadable mark counts as used
 	}
 	return digits, left, ok && len(digits) == uuidDigits && left.Slot.Valid() && left.Slot.Patch() == uint32(port.OFPort)
 }
 
-// Digits returns the part of a port's UUID that is in the names of its patch ports: its first 12 digits.
+// Digits returns the part of a port's UUID in the names of its patch ports: its first 12 digits.
 func Digits(uuid string) string {
 	digits := strings.ReplaceAll(uuid, "-", "")
 	return digits[:min(uuidDigits, len(digits))]
@@ -112,7 +112,7 @@ func Tables() []nft.Table {
 	return []nft.Table{{Family: nft.FamilyInet, Name: table}, {Family: nft.FamilyARP, Name: table}}
 }
 
-// Devices are the devices that the network configures and the switch makes.
+// Devices are the devices that the network configures and the switch creates.
 func Devices() []link.Key { return []link.Key{{Kind: link.KindDevice, Name: Device}} }
 
 func rowsOf(rows ...ovsdb.Row) map[ovsdb.Key]ovsdb.Row {
@@ -130,7 +130,7 @@ func Rows(datapath string) map[ovsdb.Key]ovsdb.Row {
 		&ovsdb.Bridge{
 			Name: pipeline.Bridge, DatapathType: datapath, FailMode: "secure", ExternalIDs: ids,
 			Protocols: []string{"OpenFlow13", "OpenFlow14", "OpenFlow15"},
-			// A controller's hidden flows would be in effect beside the pipeline.
+			// A controller's hidden flows would be in effect in addition to the pipeline.
 			OtherConfig: map[string]string{"disable-in-band": "true"},
 		},
 		&ovsdb.Port{
@@ -140,7 +140,7 @@ func Rows(datapath string) map[ovsdb.Key]ovsdb.Row {
 	)
 }
 
-// PortRows returns the patch ports that join br-n to a port of Neutron. The end on br-int has what OVN and Neutron's agent bind by.
+// PortRows returns the patch ports that connect br-n to a Neutron port. The end on br-int has what OVN and Neutron's agent need to bind it.
 func PortRows(owner reconcile.Owner, uuid string, mac net.HardwareAddr, left Left) map[ovsdb.Key]ovsdb.Row {
 	near, far := patchNear+Digits(uuid), patchFar+Digits(uuid)
 	return rowsOf(
@@ -174,7 +174,7 @@ func Links() map[link.Key]link.Item {
 	device := &link.Device{
 		Name: Device, Owner: string(pipeline.Owner), MAC: pipeline.HostMAC(), Up: true,
 		Addresses: []netip.Prefix{netip.PrefixFrom(pipeline.HostAddress(), pipeline.HostAddress().BitLen())}, NoPrefixRoute: true,
-		// Answers to what the node sends to a host port at 127.0.0.1 come in here.
+		// Answers to what the node sends to a host port at 127.0.0.1 arrive here.
 		Sysctls: link.Sysctls{DisableIPv6: link.On, ProxyARP: link.Off, SendRedirects: link.Off, RouteLocalnet: link.On},
 	}
 	return map[link.Key]link.Item{device.Key(): device}
@@ -203,9 +203,9 @@ const (
 
 // Rules returns the node's rules. They must be in effect before the first port of a userspace datapath.
 //
-// A host that forwards would send what other pods address to a pod's /32 route by the host's interface, and masquerade it to
-// HostAddress, which the flows pass: only answers are forwarded there. What comes from there opens connections to Services alone:
-// kube-proxy has translated them. They leave with the node's address, because nothing else has a route to the pod.
+// A forwarding host would send other pods' packets to a pod's /32 route by the host's interface, and masquerade them to HostAddress, which
+// the flows pass: so only answers are forwarded there. Packets from there may open connections only to Services: kube-proxy has translated
+// them. They leave with the node's address, because nothing else has a route to the pod.
 func Rules() map[nft.Key]nft.Item {
 	fragment := map[nft.Key]nft.Item{}
 	add := func(items ...nft.Item) {
@@ -248,7 +248,7 @@ func Rules() map[nft.Key]nft.Item {
 	return fragment
 }
 
-// Passages are what others' chains of nftables have to let pass: what the node sends to pods and their answers, and Services.
+// Passages are what other programs' nftables chains must let pass: what the node sends to pods and their answers, and Services.
 func Passages() []nft.Passage {
 	var needed []nft.Passage
 	for _, hook := range []nft.Hook{nft.HookIngress, nft.HookPrerouting, nft.HookInput, nft.HookForward} {

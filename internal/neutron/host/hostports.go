@@ -10,21 +10,22 @@ import (
 	"weft.dev/weft/internal/nft"
 )
 
-// Names in the table inet weft-neutron of what host ports add to: where each leads, at all addresses of the node and at one, and what passes.
+// Names in the table inet weft-neutron for host ports: the pod's port for each host port, at all addresses of the node and at one, and what
+// passes.
 const (
 	hostPorts   = "hostports"
 	hostPortsAt = "hostports-at"
 	published   = "published"
 )
 
-// toHostPort matches packets that are translated to a pod's port that host ports lead to, as long as they do. A Service that kube-proxy
-// translates to that port is no further opening.
+// toHostPort matches packets that are translated to a pod's port, as long as host ports are translated to it. A Service that kube-proxy
+// translates to that port opens nothing in addition.
 const toHostPort = `oifname "` + Device + `" ct direction original ct status dnat ip daddr . meta l4proto . th dport @` + published
 
-// maxNote bounds the note of an element (nft.Element).
+// maxNote limits the note of an element (nft.Element).
 const maxNote = 120
 
-// Published are the ports of the node that lead to a pod.
+// Published are the node's ports that are translated to a pod.
 type Published struct {
 	// Pod is the pod's namespace/name, for readers of the rules.
 	Pod string
@@ -34,7 +35,7 @@ type Published struct {
 	Ports []cni.HostPort
 }
 
-// Rules returns what they add to the node's rules: two elements for each.
+// Rules returns what they add to the node's rules: two elements for each port.
 func (p Published) Rules() map[nft.Key]nft.Item {
 	fragment := map[nft.Key]nft.Item{}
 	note := "pod " + p.Pod
@@ -65,8 +66,8 @@ func hostPortSets() []nft.Item {
 	}
 }
 
-// hostPortRules leads host ports to pods: only packets for an address of the node itself, of the loopback range only 127.0.0.1, and that only for
-// the node. Sources become the host's two addresses, because pods have a route to no other by the host.
+// hostPortRules translates host ports to pods: only packets for an address of the node itself; of the loopback range only 127.0.0.1, and
+// only for the node. Sources become the host's two addresses, because pods have a route by the host to no others.
 func hostPortRules() map[nft.Chain][]string {
 	lead := []string{
 		"meta nfproto ipv4 fib daddr type local dnat ip to ip daddr . meta l4proto . th dport map @" + hostPortsAt,

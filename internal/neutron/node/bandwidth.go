@@ -12,7 +12,7 @@ import (
 	"weft.dev/weft/internal/link"
 )
 
-// bandwidth returns the limits that a pod asks for.
+// bandwidth returns the limits that a pod requests.
 func bandwidth(req *cni.Request) (cni.Bandwidth, error) {
 	if req.NetConf == nil {
 		return cni.Bandwidth{}, nil
@@ -24,9 +24,9 @@ func bandwidth(req *cni.Request) (cni.Bandwidth, error) {
 	return limits, nil
 }
 
-// create creates a pod's interface. A limited pod's is on a veth pair whose peer is in a namespace of the node: there its traffic is shaped,
-// out of the pod's reach and with both datapaths (link.Shape). The pair is the attachment's own; what a run that was interrupted left of it is
-// replaced.
+// create creates a pod's interface. A limited pod's interface is on a veth pair whose peer is in a separate namespace of the node: there
+// its traffic is shaped, out of the pod's reach and with both datapaths (link.Shape). The pair belongs to the attachment; what an
+// interrupted run left of it is replaced.
 func (n *Network) create(ctx context.Context, pair link.Pair) (link.Created, error) {
 	created, err := n.node.Pods.Create(ctx, pair)
 	if pair.Standing == "" || !errors.Is(err, link.ErrUnusable) {
@@ -37,13 +37,13 @@ func (n *Network) create(ctx context.Context, pair link.Pair) (link.Created, err
 	}
 	under := link.Standing{Name: pair.HostName, MTU: pair.MTU, HostGroup: pair.HostGroup, TxOffloadOff: pair.TxOffloadOff}
 	if err := n.node.Pods.CreateStanding(ctx, pair.Standing, under); err != nil {
-		// Its text alone: a missing namespace of ports is not the pod's.
+		// Its text alone: a missing namespace of ports must not look like a missing namespace of the pod.
 		return created, cni.Errorf(cni.CodeTryAgainLater, "bandwidth limits need a port whose peer is in %s: %s: try again later", pair.Standing, err.Error())
 	}
 	return n.node.Pods.Create(ctx, pair) //nolint:wrapcheck // the caller names the attachment
 }
 
-// unshape removes what remains of the limits of pods whose interfaces are gone.
+// unshape removes what remains of the limits of pods whose interfaces were removed.
 func (n *Network) unshape(ctx context.Context, recs []attach.Record) error {
 	var errs []error
 	for i := range recs {
@@ -78,7 +78,7 @@ func (n *Network) keepShapes(ctx context.Context) {
 	}
 }
 
-// errBusy says that a request for an attachment is under way.
+// errBusy reports that a request for an attachment is in progress.
 var errBusy = errors.New("a request for the attachment is under way")
 
 // limited returns the attached pods that have limits.
@@ -111,7 +111,7 @@ func (n *Network) reshape(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// reshapeOne restores the limits of one pod, unless a request for it is under way.
+// reshapeOne restores the limits of one pod, unless a request for it is in progress.
 func (n *Network) reshapeOne(ctx context.Context, rec *attach.Record, want, is link.Shape) error {
 	unlock, free := n.deps.Records.TryLock(rec.Key())
 	if !free {
@@ -122,7 +122,7 @@ func (n *Network) reshapeOne(ctx context.Context, rec *attach.Record, want, is l
 		return nil
 	}
 	err := n.node.Pods.Reshape(ctx, n.node.Ports, rec.HostInterface, want)
-	if errors.Is(err, link.ErrNoDevice) { // its interface is gone, and no packet passes
+	if errors.Is(err, link.ErrNoDevice) { // its interface was removed, and no packet passes
 		return nil
 	}
 	if err == nil {

@@ -20,14 +20,15 @@ import (
 	"weft.dev/weft/test/traffic"
 )
 
-// limitedSite is a node with three pods of one network, of which the first is limited. br-int has no program, and switches as it does without.
+// limitedSite is a node with three pods of one network, of which the first is limited. br-int has no controller, and switches as it does
+// without one.
 type limitedSite struct {
 	*served
 	stop      func()
 	dir       string
 	pods      [3]*ovntest.Pod
 	addresses [3]string
-	// link is the host's end of the limited pod's interface.
+	// link is the host veth of the limited pod.
 	link string
 }
 
@@ -37,7 +38,7 @@ const (
 	window = 3 * time.Second
 )
 
-// newMachine is a node with four ports of a network, all of its name. br-int has no program.
+// newMachine is a node with four ports of a network with its name. br-int has no controller.
 func newMachine(t *testing.T, name string, tag int) *machine {
 	t.Helper()
 	boot, err := attach.ReadBootID()
@@ -104,7 +105,7 @@ func (s *limitedSite) check(t *testing.T) error {
 	return s.handler.Check(t.Context(), s.request(cni.CommandCheck, "limited", "0", s.pods[0].ProcPath()))
 }
 
-// measure floods pods at three times the limits, and expects that what is limited is, and what is not is much faster.
+// measure floods pods at three times the limits, and checks that limited traffic is limited, and other traffic is much faster.
 func (s *limitedSite) measure(t *testing.T, when string) {
 	t.Helper()
 	type flow struct {
@@ -133,7 +134,7 @@ func (s *limitedSite) measure(t *testing.T, when string) {
 		var missing []error
 		for i, f := range flows {
 			arrived := 8 * (f.flood.Arrived() - before[i])
-			took := time.Since(began) // not less than what was counted took
+			took := time.Since(began) // not less than the counted packets took
 			most := uint64(1.15 * took.Seconds() * float64(f.limit))
 			switch {
 			case f.limit > 0 && arrived > most:
@@ -147,7 +148,7 @@ func (s *limitedSite) measure(t *testing.T, when string) {
 }
 
 // What a pod receives and sends is limited, and nothing else is; also after a restart of the agent. Limits that another program removed are
-// restored, and a pod that goes leaves nothing of them.
+// restored, and a removed pod leaves nothing of them.
 func TestBandwidth(t *testing.T) {
 	s := newLimitedSite(t)
 	tc := func(args ...string) string {

@@ -14,25 +14,25 @@ import (
 	"weft.dev/weft/internal/cni"
 )
 
-// compiler keeps the flows of the networks that have pods here in step with the objects and the attachments. Each network is compiled on its
-// own, when something has changed that it depends on, and by one goroutine at a time: what is handed over last was read last. Nothing is
-// compiled under mu, so that a DEL and the ADDs of other networks wait for no compilation.
+// compiler keeps the flows of the networks that have pods on this node in step with the objects and the attachments. Each network is
+// compiled separately, when something has changed that it depends on, and by one goroutine at a time: so the flows handed over last are
+// from the objects read last. Nothing is compiled under mu, so that a DEL and the ADDs of other networks do not wait for a compilation.
 type compiler struct {
 	node    string
 	objects client.Reader
 	// set hands flows over to the switch's loop, and does not wait for it.
 	set func(fragments)
 	log *slog.Logger
-	// warn reports why a NetworkPolicy is not in effect as it is written. Nil: nowhere.
+	// warn reports why a NetworkPolicy is not in effect as written. Nil: no reports.
 	warn func(policy client.Object, note string)
 	// groups numbers the Services' groups.
 	groups groups
-	// wake has run look for networks to compile.
+	// wake makes run look for networks to compile.
 	wake chan struct{}
 
-	// mu keeps what is handed over in the order of attach and detach.
+	// mu keeps handovers in the order of attach and detach.
 	mu sync.Mutex
-	// attached are the attachments that are open. Each opening has one of its own, so that it is told from an earlier one of the same key.
+	// attached are the open attachments. Each opening has a new object, which distinguishes it from an earlier one with the same key.
 	attached map[attach.Key]*attachment
 	// shut are attachments that were closed, until they are removed or opened again.
 	shut map[attach.Key]bool
@@ -47,9 +47,9 @@ type attachment struct {
 
 // job is the compilation of one network.
 type job struct {
-	// asked counts the changes, and served is how many of them are in what was handed over.
+	// asked counts the changes, and served how many of them are in what was handed over.
 	asked, served uint64
-	// running says that a goroutine compiles it.
+	// running reports that a goroutine compiles it.
 	running bool
 	// judge is that of what was handed over; nil: no policy.
 	judge *judge
@@ -61,12 +61,12 @@ type job struct {
 	done chan struct{}
 }
 
-// batch is one compilation under way.
+// batch is one running compilation.
 type batch struct {
 	scope    scope
 	asked    uint64
 	attached []*attachment
-	// made is nil where nothing could be compiled, for err. Otherwise err has what is invalid.
+	// made is nil if nothing could be compiled, because of err. Otherwise err has what is invalid.
 	made  fragments
 	judge *judge
 	err   error
@@ -81,7 +81,7 @@ func newCompiler(node string, objects client.Reader, log *slog.Logger, set func(
 	}
 }
 
-// run compiles what is asked for until ctx ends.
+// run compiles requested networks until ctx ends.
 func (c *compiler) run(ctx context.Context) {
 	var group sync.WaitGroup
 	defer group.Wait()
@@ -104,7 +104,7 @@ func (c *compiler) run(ctx context.Context) {
 	}
 }
 
-// waiting returns the networks that no goroutine compiles and that are to be compiled.
+// waiting returns the networks that have to be compiled and that no goroutine compiles.
 func (c *compiler) waiting() []scope {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -117,7 +117,7 @@ func (c *compiler) waiting() []scope {
 	return all
 }
 
-// serve compiles a network until nothing more is asked for.
+// serve compiles a network until no change is left.
 func (c *compiler) serve(ctx context.Context, s scope) {
 	for {
 		b := c.begin(s)
@@ -129,14 +129,14 @@ func (c *compiler) serve(ctx context.Context, s scope) {
 	}
 }
 
-// serveAll compiles all that is asked for.
+// serveAll compiles all requested networks.
 func (c *compiler) serveAll(ctx context.Context) {
 	for _, s := range c.waiting() {
 		c.serve(ctx, s)
 	}
 }
 
-// begin starts a compilation; nil: none is asked for, or one is under way.
+// begin starts a compilation; nil if none is requested, or one is running.
 func (c *compiler) begin(s scope) *batch {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -175,7 +175,7 @@ func (b *batch) compile(ctx context.Context, c *compiler) {
 	}
 }
 
-// handOver hands over what was compiled, except what has been closed since, and ends the compilation. It returns what is to be reported.
+// handOver hands over what was compiled, except what has been closed since, and ends the compilation. It returns what has to be reported.
 func (c *compiler) handOver(ctx context.Context, b *batch) []refusal {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -204,7 +204,7 @@ func (c *compiler) handOver(ctx context.Context, b *batch) []refusal {
 	return refused
 }
 
-// report logs what is invalid, once, and returns what its policies' events are to say.
+// report logs what is invalid, once, and returns the problems for the policies' events.
 func (c *compiler) report(ctx context.Context, b *batch, j *job) []refusal {
 	problem := ""
 	if b.err != nil {
@@ -255,7 +255,7 @@ func (c *compiler) askFailed() {
 	}
 }
 
-// ask has a network compiled, and returns its job. The caller holds mu.
+// ask requests the compilation of a network, and returns its job. The caller holds mu.
 func (c *compiler) ask(s scope) *job {
 	j := c.jobs[s]
 	if j == nil {
@@ -274,19 +274,20 @@ func (c *compiler) wakeUp() {
 	}
 }
 
-// hostChanged has the Services compiled that the host serves.
+// hostChanged requests the compilation of the Services that the host serves.
 func (c *compiler) hostChanged() {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.ask(scope{})
 }
 
-// namespaceChanged has the networks of a namespace compiled that have pods here. policies says that only policies depend on the change.
+// namespaceChanged requests the compilation of the networks of a namespace that have pods on this node. policies reports that only policies
+// depend on the change.
 func (c *compiler) namespaceChanged(namespace string, policies bool) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for s, j := range c.jobs {
-		// Without policies when it was compiled last, and with nothing changed since: a policy that comes has it compiled.
+		// The last compilation had no policies, and nothing has changed since: the event of a new policy requests a compilation anyway.
 		if s.namespace != namespace || s.host() || policies && j.judge == nil && j.err == nil && j.asked == j.served {
 			continue
 		}
@@ -294,7 +295,7 @@ func (c *compiler) namespaceChanged(namespace string, policies bool) {
 	}
 }
 
-// restore notes an attachment of a former life and calls set, or reports false if it has been closed in this one.
+// restore records an attachment of a former agent process and calls set, or returns false if it has been closed since.
 func (c *compiler) restore(rec *attach.Record, s scope, set func()) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -307,17 +308,17 @@ func (c *compiler) restore(rec *attach.Record, s scope, set func()) bool {
 	return true
 }
 
-// reopen has an attachment opened again that was closed.
+// reopen allows a closed attachment to be opened again.
 func (c *compiler) reopen(key attach.Key) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	delete(c.shut, key)
 }
 
-// errClosed is returned for an attachment that is closed while it is opened.
+// errClosed is returned for an attachment that is closed while it is being opened.
 var errClosed = errors.New("it was closed meanwhile")
 
-// opening is an attachment whose flows are asked for.
+// opening is an attachment whose flows are requested.
 type opening struct {
 	*attachment
 
@@ -325,7 +326,7 @@ type opening struct {
 	asked uint64
 }
 
-// admit notes an attachment, and has its network compiled with it.
+// admit records an attachment, and requests the compilation of its network with it.
 func (c *compiler) admit(rec *attach.Record, s scope) opening {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -335,8 +336,8 @@ func (c *compiler) admit(rec *attach.Record, s scope) opening {
 	return opening{a, j, j.asked}
 }
 
-// answer reports whether the flows of an opening are handed over, with the labels of its pod if its namespace has policies. compiled says that
-// only the labels are missing, and again is closed when the answer may have changed.
+// answer reports whether the flows of an opening are handed over, with the labels of its pod if its namespace has policies. compiled
+// reports that at most the labels are missing, and again is closed when the answer may have changed.
 func (c *compiler) answer(o *opening) (open, compiled bool, again <-chan struct{}, err error) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -350,7 +351,7 @@ func (c *compiler) answer(o *opening) (open, compiled bool, again <-chan struct{
 	return compiled && (o.job.judge == nil || o.job.judge.knows(&o.rec)), compiled, o.job.done, nil
 }
 
-// open notes an attachment, and returns once the flows of its network are handed over with it. It waits until the labels of the pod are
+// open records an attachment, and returns once the flows of its network are handed over with it. It waits until the labels of the pod are
 // known if its namespace has policies.
 func (c *compiler) open(ctx context.Context, rec *attach.Record, s scope) error {
 	waiting, cancel := context.WithTimeout(ctx, labelsPatience)
@@ -373,7 +374,7 @@ func (c *compiler) open(ctx context.Context, rec *attach.Record, s scope) error 
 	}
 }
 
-// close hands over that an attachment has no flows any more: no compilation that is under way brings them back.
+// close hands over that an attachment has no flows any more: no running compilation adds them again.
 func (c *compiler) close(rec *attach.Record) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -382,19 +383,19 @@ func (c *compiler) close(rec *attach.Record) {
 	c.set(fragments{ownerOf(rec): nil})
 }
 
-// withdraw forgets attachments that are removed. Their networks are compiled without them.
+// withdraw deletes removed attachments. Their networks are compiled without them.
 func (c *compiler) withdraw(recs []attach.Record) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for i := range recs {
 		delete(c.attached, recs[i].Key())
-		if d, err := detailsOf(&recs[i]); err == nil { // one that cannot be read was never compiled
+		if d, err := detailsOf(&recs[i]); err == nil { // an unreadable one was never compiled
 			c.ask(scopeOf(&recs[i], &d))
 		}
 	}
 }
 
-// removed forgets that attachments were closed.
+// removed deletes the records that attachments were closed.
 func (c *compiler) removed(recs []attach.Record) {
 	c.mu.Lock()
 	defer c.mu.Unlock()

@@ -40,7 +40,7 @@ func fakeCache(t *testing.T, there ...client.Object) client.Client {
 	return fake.NewClientBuilder().WithScheme(scheme).WithObjects(there...).Build()
 }
 
-// podNumber is an attachment of a namespace on its Network. The second life of a pod has other addresses.
+// podNumber is an attachment of a namespace on its Network. A second pod with the same key has other addresses.
 func podNumber(t *testing.T, namespace string, number, life int) *attach.Record {
 	t.Helper()
 	slot := host.Slot(2*number + life%2)
@@ -57,11 +57,11 @@ func podNumber(t *testing.T, namespace string, number, life int) *attach.Record 
 func serviceOf(namespace, name string, port int32) (*corev1.Service, *discoveryv1.EndpointSlice) {
 	at := metav1.ObjectMeta{Namespace: namespace, Name: name, UID: types.UID(namespace + name), Labels: map[string]string{discoveryv1.LabelServiceName: name}}
 	return &corev1.Service{ObjectMeta: at, Spec: corev1.ServiceSpec{
-		ClusterIP: "10.96.0.7", Ports: []corev1.ServicePort{{Name: "http", Port: port, Protocol: corev1.ProtocolTCP}},
-	}}, &discoveryv1.EndpointSlice{
-		ObjectMeta: at, AddressType: discoveryv1.AddressTypeIPv4, Ports: []discoveryv1.EndpointPort{{Name: new("http"), Port: new(int32(8080))}},
-		Endpoints: []discoveryv1.Endpoint{{Addresses: []string{"10.244.9.9"}}},
-	}
+			ClusterIP: "10.96.0.7", Ports: []corev1.ServicePort{{Name: "http", Port: port, Protocol: corev1.ProtocolTCP}},
+		}}, &discoveryv1.EndpointSlice{
+			ObjectMeta: at, AddressType: discoveryv1.AddressTypeIPv4, Ports: []discoveryv1.EndpointPort{{Name: new("http"), Port: new(int32(8080))}},
+			Endpoints: []discoveryv1.Endpoint{{Addresses: []string{"10.244.9.9"}}},
+		}
 }
 
 func policyOf(namespace string, app string) *networkingv1.NetworkPolicy {
@@ -76,7 +76,8 @@ func policyOf(namespace string, app string) *networkingv1.NetworkPolicy {
 	}
 }
 
-// order is a node on which attachments, events and compilations come in any order, with a model of what the switch's loop was handed over.
+// order is a node on which attachments, events and compilations occur in any order, with a model of what was handed over to the switch's
+// loop.
 type order struct {
 	*compiler
 
@@ -84,7 +85,7 @@ type order struct {
 	rt    *rapid.T
 	cache client.Client
 	loop  fragments
-	// pods are the attachments that are open, and lives counts those of each key.
+	// pods are the open attachments, and lives counts the openings of each key.
 	pods  map[attach.Key]*attach.Record
 	lives map[attach.Key]int
 	// answered are the ADDs that may have been answered.
@@ -102,7 +103,7 @@ func newOrder(t *testing.T, rt *rapid.T) *order {
 	return o
 }
 
-// hand is the loop's Set. Nothing may ever be handed over of a pod that is closed, and nothing taken away of one whose ADD was answered.
+// hand is the loop's Set. No flows may ever be handed over for a closed pod, and no flows removed from one whose ADD was answered.
 func (o *order) hand(f fragments) {
 	maps.Copy(o.loop, f)
 	open := map[reconcile.Owner]bool{}
@@ -153,7 +154,7 @@ func (o *order) del() {
 	}
 }
 
-// answers takes note of ADDs that are answered. Their flows are there from then on.
+// answers records which ADDs are answered. From then on their flows must exist.
 func (o *order) answers() {
 	o.openings = slices.DeleteFunc(o.openings, func(of opening) bool {
 		open, _, _, err := o.answer(&of)
@@ -167,12 +168,12 @@ func (o *order) answers() {
 	})
 }
 
-// change changes an object in the cache. Its event comes later.
+// change changes an object in the cache. Its event is sent later.
 func (o *order) change() {
 	namespace := rapid.SampledFrom([]string{"blue", "red"}).Draw(o.rt, "namespace")
 	ctx := o.t.Context()
 	put := func(object client.Object) {
-		_ = o.cache.Delete(ctx, object) // there may be none
+		_ = o.cache.Delete(ctx, object) // it may not exist
 		if err := o.cache.Create(ctx, object); err != nil {
 			o.rt.Fatal(err)
 		}
@@ -185,11 +186,11 @@ func (o *order) change() {
 		put(slice)
 	case "no service":
 		s, _ := serviceOf(namespace, "web", 80)
-		_ = o.cache.Delete(ctx, s) // there may be none
+		_ = o.cache.Delete(ctx, s) // it may not exist
 	case "policy":
 		put(policyOf(namespace, rapid.SampledFrom([]string{"a", "b"}).Draw(o.rt, "app")))
 	case "no policy":
-		_ = o.cache.Delete(ctx, policyOf(namespace, "")) // there may be none
+		_ = o.cache.Delete(ctx, policyOf(namespace, "")) // it may not exist
 	case "pod":
 		only = true
 		name := fmt.Sprintf("pod-%d", rapid.IntRange(0, 2).Draw(o.rt, "pod"))
@@ -232,7 +233,7 @@ func (o *order) end() {
 	o.answers()
 }
 
-// left is what the loop has of networks and pods.
+// left returns the loop's fragments of networks and pods.
 func left(f fragments) fragments {
 	kept := fragments{}
 	for owner, flows := range f {
@@ -243,8 +244,8 @@ func left(f fragments) fragments {
 	return kept
 }
 
-// In whatever order ADDs, DELs, events and compilations come, a pod that is closed gets no flows, one that is answered keeps its flows, and in
-// the end the switch has what a compilation of everything makes of the objects.
+// In whatever order ADDs, DELs, events and compilations occur, a closed pod gets no flows, one with an answered ADD keeps its flows, and in
+// the end the switch has the result of compiling all objects.
 func TestOrderOfCompilations(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		o := newOrder(t, rt)
@@ -288,7 +289,7 @@ func (c *counted) List(ctx context.Context, list client.ObjectList, opts ...clie
 	return c.Reader.List(ctx, list, opts...)
 }
 
-// An event has only those networks compiled that depend on its object.
+// An event requests the compilation of only those networks that depend on its object.
 func TestEventsConcernTheirNamespace(t *testing.T) {
 	web, slice := serviceOf("blue", "web", 80)
 	reader := &counted{Reader: fakeCache(t, web, slice, policyOf("red", "a"))}
@@ -342,7 +343,7 @@ func TestEventsConcernTheirNamespace(t *testing.T) {
 	}
 }
 
-// The event of a pod that comes while the first policy of its namespace is compiled has the namespace compiled again.
+// The event of a pod during the compilation of its namespace's first policy requests another compilation.
 func TestPodChangesDuringACompilation(t *testing.T) {
 	cache := fakeCache(t)
 	c := newCompiler("n1", cache, slog.New(slog.DiscardHandler), func(fragments) {})
@@ -361,7 +362,7 @@ func TestPodChangesDuringACompilation(t *testing.T) {
 	}
 }
 
-// A policy that is not in effect as it is written has one event that says why, until that changes.
+// A policy that is not in effect as written has one event with the reason, until that changes.
 func TestRefusedPoliciesHaveEvents(t *testing.T) {
 	invalid := policyOf("blue", "a")
 	invalid.Spec.Ingress[0].From = []networkingv1.NetworkPolicyPeer{{IPBlock: &networkingv1.IPBlock{CIDR: "nowhere"}}}
@@ -385,7 +386,7 @@ func TestRefusedPoliciesHaveEvents(t *testing.T) {
 	}
 }
 
-// Groups whose search begins at the same number, as users can bring about, have different numbers, and keep them.
+// Groups whose search begins at the same number, which users can cause, have different numbers, and keep them.
 func TestGroupNumbers(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {
 		g := &groups{first: func(_ scope, key groupKey) uint32 { return uint32(key.port % 3) }}

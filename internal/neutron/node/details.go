@@ -16,7 +16,7 @@ import (
 	"weft.dev/weft/internal/neutron/pipeline"
 )
 
-// details are what the record of an attachment keeps: enough to restore and to remove it without the API server.
+// details are what the record of an attachment stores: enough to restore and to remove it without the API server.
 type details struct {
 	// Port is the port's UUID, and Slot its number on this node.
 	Port string    `json:"port"`
@@ -33,7 +33,7 @@ type route struct {
 	NextHop     netip.Addr   `json:"nextHop"`
 }
 
-// detailsOf returns what the record keeps. A record without is broken.
+// detailsOf returns the details in the record. A record without them is broken.
 func detailsOf(rec *attach.Record) (details, error) {
 	var d details
 	if err := json.Unmarshal(rec.Details, &d); err != nil {
@@ -55,8 +55,8 @@ type spec struct {
 	dns       []string
 }
 
-// parse returns the port's spec, or an error that names the field. The API server has checked what the CRD says; the rest is what no
-// port of a working Neutron has.
+// parse returns the port's spec, or an error that names the field. The API server has validated what the CRD defines; the rest are values
+// that no port of a working Neutron has.
 func parse(port *weftv1.NeutronPort) (spec, error) {
 	s := spec{mtu: int(port.Spec.MTU), dns: port.Spec.DNS}
 	var err error
@@ -112,8 +112,8 @@ func parseAddress(a *weftv1.NeutronPortAddress) (p netip.Prefix, gateway netip.A
 	return p, gateway, nil
 }
 
-// vethName returns the name of an attachment's host veth. It depends on the attachment alone: the next pod on a port has another. A limited
-// pod's is shorter, because link.Standing makes further names of it.
+// vethName returns the name of an attachment's host veth. It depends on the attachment alone: the next pod on a port has another one. A
+// limited pod's is shorter, because link.Standing derives further names from it.
 func vethName(key attach.Key, limited bool) string {
 	sum := sha256.Sum256([]byte(key.String()))
 	if limited {

@@ -19,7 +19,7 @@ import (
 	"weft.dev/weft/internal/reconcile"
 )
 
-// open notes an attachment, and returns once its flows are in effect.
+// open records an attachment, and returns once its flows are in effect.
 func (n *Network) open(ctx context.Context, rec *attach.Record, d *details) error {
 	if err := n.compiler.open(ctx, rec, scopeOf(rec, d)); err != nil {
 		return err
@@ -27,7 +27,7 @@ func (n *Network) open(ctx context.Context, rec *attach.Record, d *details) erro
 	return n.settled(ctx, ownerOf(rec), scopeOf(rec, d).owner())
 }
 
-// settled waits until what was handed over is programmed, and returns what keeps these owners from it.
+// settled waits until what was handed over is programmed, and returns why these owners' flows are not.
 func (n *Network) settled(ctx context.Context, owners ...reconcile.Owner) error {
 	if err := n.flows().Loop.Apply(ctx, nil); err != nil {
 		return fmt.Errorf("flows of %s: %w", pipeline.Bridge, err)
@@ -40,10 +40,10 @@ func (n *Network) settled(ctx context.Context, owners ...reconcile.Owner) error 
 	return nil
 }
 
-// objectChanged has those flows compiled that depend on an object. before is nil for an object that is new or gone.
+// objectChanged requests the compilation of the flows that depend on an object. before is nil for an object that is new or deleted.
 func (n *Network) objectChanged(before, object client.Object) {
 	if before != nil && before.GetResourceVersion() == object.GetResourceVersion() {
-		return // the watch repeats what there is
+		return // the watch repeats an unchanged object
 	}
 	switch now := object.(type) {
 	case *weftv1.NeutronPort:
@@ -86,7 +86,7 @@ func (n *Network) handler() toolscache.ResourceEventHandlerFuncs {
 	}
 }
 
-// stripPod keeps of a pod what policies depend on.
+// stripPod reduces a pod to what policies depend on.
 func stripPod(object any) (any, error) {
 	pod, is := object.(*corev1.Pod)
 	if !is {

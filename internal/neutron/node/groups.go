@@ -19,8 +19,8 @@ type groupKey struct {
 	port     uint16
 }
 
-// groups number the groups of the Services' ports, so that no two have the same number. A number follows from its port alone, and is the same
-// after a restart; only where two ports get the same one, which users can bring about, the later port has the next that is free. The zero
+// groups number the groups of the Services' ports, so that no two have the same number. A number is derived from its port alone, and is the
+// same after a restart; only if two ports would get the same one, which users can cause, the later port gets the next free number. The zero
 // value is ready.
 type groups struct {
 	mu       sync.Mutex

@@ -21,7 +21,7 @@ import (
 // rules are the node's rules of several owners.
 type rules map[reconcile.Owner]map[nft.Key]nft.Item
 
-// hostPorts returns the host ports that a pod asks for, unless one is reserved.
+// hostPorts returns the host ports that a pod requests, unless one is reserved.
 func (n *Network) hostPorts(req *cni.Request) ([]cni.HostPort, error) {
 	if req.NetConf == nil {
 		return nil, nil
@@ -42,7 +42,7 @@ func (n *Network) hostPorts(req *cni.Request) ([]cni.HostPort, error) {
 	return ports, nil
 }
 
-// address4 is the IPv4 address that host ports lead to.
+// address4 is the IPv4 address to which host ports are translated.
 func address4(rec *attach.Record) (netip.Addr, bool) {
 	for _, p := range rec.Addresses {
 		if p.Addr().Is4() {
@@ -61,7 +61,7 @@ func hostPortRules(rec *attach.Record) map[nft.Key]nft.Item {
 	return host.Published{Pod: rec.PodNamespace + "/" + rec.PodName, Address: address, Ports: rec.HostPorts}.Rules()
 }
 
-// publishedPorts returns the pod's ports that host ports lead to, each once.
+// publishedPorts returns the pod's ports to which host ports are translated, each once.
 func publishedPorts(rec *attach.Record) []pipeline.Port {
 	protocols := map[string]uint8{"tcp": unix.IPPROTO_TCP, "udp": unix.IPPROTO_UDP, "sctp": unix.IPPROTO_SCTP}
 	var ports []pipeline.Port
@@ -73,7 +73,7 @@ func publishedPorts(rec *attach.Record) []pipeline.Port {
 	return ports
 }
 
-// publish has an attachment's host ports lead to it, and returns once they do.
+// publish makes an attachment's host ports reach it, and returns once they do.
 func (n *Network) publish(ctx context.Context, rec *attach.Record) error {
 	if len(rec.HostPorts) == 0 {
 		return nil
@@ -81,7 +81,7 @@ func (n *Network) publish(ctx context.Context, rec *attach.Record) error {
 	if err := n.node.Rules.Apply(ctx, rules{ownerOf(rec): hostPortRules(rec)}); err != nil {
 		return fmt.Errorf("host ports: %w", err)
 	}
-	// A TCP client opens a new connection; with the others, the former connection would go on, translated to no pod or another.
+	// A TCP client opens a new connection; with the other protocols, the former connection would continue, translated to no pod or to another.
 	forgotten := map[string][]netip.AddrPort{}
 	for _, port := range rec.HostPorts {
 		forgotten[port.Protocol] = append(forgotten[port.Protocol], netip.AddrPortFrom(port.Address, port.Port))
@@ -89,7 +89,7 @@ func (n *Network) publish(ctx context.Context, rec *attach.Record) error {
 	return errors.Join(link.ForgetTo(unix.IPPROTO_UDP, forgotten["udp"]...), link.ForgetTo(unix.IPPROTO_SCTP, forgotten["sctp"]...))
 }
 
-// withdraw has attachments' host ports lead to them no more, without waiting.
+// withdraw removes attachments' host ports, without waiting.
 func (n *Network) withdraw(recs ...attach.Record) {
 	gone := rules{}
 	for i := range recs {

@@ -86,7 +86,7 @@ func (s *publishedSite) publish(t *testing.T, name string) (pod *ovntest.Pod, ad
 	return pod, result.IPs[0].Address.IP.String(), nil
 }
 
-// sees expects that a pod's host port answers, and that the pod sees an address.
+// sees checks that a pod's host port answers, and which client address the pod sees.
 func (s *publishedSite) sees(t *testing.T, from ns.NetNS, to, want string) {
 	t.Helper()
 	eventually(t, to+" answers", func() error {
@@ -98,7 +98,7 @@ func (s *publishedSite) sees(t *testing.T, from ns.NetNS, to, want string) {
 	})
 }
 
-// refuses expects that nothing answers.
+// refuses checks that nothing answers.
 func refuses(t *testing.T, from ns.NetNS, to string) {
 	t.Helper()
 	if got, err := asks(from, to, false); err == nil {
@@ -106,8 +106,8 @@ func refuses(t *testing.T, from ns.NetNS, to string) {
 	}
 }
 
-// A host port leads to the pod from the node and from elsewhere, and nothing else does; also after a restart of the agent. NetworkPolicies hold
-// for what comes from elsewhere. With the pod its host port goes, and is another's.
+// A host port reaches the pod from the node and from elsewhere, and opens nothing else; also after a restart of the agent. NetworkPolicies
+// apply to connections from elsewhere. When the pod is removed, so is its host port, and another pod can use it.
 func TestHostPorts(t *testing.T) {
 	const outside, node, at = "169.254.0.2", "169.254.0.3", "192.0.2.1:8080"
 	s := newPublishedSite(t)

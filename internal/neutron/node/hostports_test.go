@@ -8,7 +8,7 @@ import (
 	"weft.dev/weft/internal/node"
 )
 
-// A host port that is reserved, or is none, is refused with the pod's name.
+// A host port that is reserved, or invalid, is refused with the pod's name.
 func TestHostPortsRefused(t *testing.T) {
 	n := &Network{node: &node.Node{Reserved: func(port cni.HostPort) string {
 		if port.Port == 9 {

@@ -1,5 +1,6 @@
 // Package node is the part of the agent for Neutron networks. A pod is attached to a port that the controller created ahead (NeutronPort),
-// and that this node has already plugged into br-int: ADD claims one and opens flows, and waits neither for OpenStack nor for the API server.
+// and that this node has already plugged into br-int: ADD claims one and opens flows, and waits neither for OpenStack nor for the API
+// server.
 package node
 
 import (
@@ -28,17 +29,17 @@ import (
 	"weft.dev/weft/internal/reconcile"
 )
 
-// UDP ports of tunnels between nodes (IANA): OVN's, and those of Neutron's agent with Open vSwitch. A pod's packet there would come from a node,
-// and choose its network.
+// UDP ports of tunnels between nodes (IANA): OVN's, and those of Neutron's agent with Open vSwitch. A pod's packet to them would have a
+// node's source address, and could choose its network.
 const (
 	genevePort = 6081
 	vxlanPort  = 4789
 )
 
-// Name is the network's.
+// Name is the network's name.
 const Name = objects.NetworkKind
 
-// Kind returns the network as wiring has it, for the node of that name.
+// Kind returns the network for wiring, for the node with that name.
 func Kind(node string) network.Kind {
 	return network.Kind{
 		Name:    Name,
@@ -46,7 +47,7 @@ func Kind(node string) network.Kind {
 		Bind: bind, ClosedPorts: []uint16{vxlanPort, genevePort},
 		Care: noderoom.Care{
 			Tables: host.Tables(), Devices: host.Devices(), Bridges: []noderoom.Bridge{{Name: pipeline.Bridge, Tables: pipeline.TableNames, Object: objectOf}},
-			// Services that the host serves are forwarded by it.
+			// The host forwards the connections to the Services that it serves.
 			Sysctls: []noderoom.Sysctl{{Path: "net/ipv4/ip_forward", Value: "1"}},
 		},
 		Scheme: func(scheme *runtime.Scheme) error {
@@ -71,7 +72,7 @@ func Kind(node string) network.Kind {
 	}
 }
 
-// objectOf returns what the owner of flows comes from, where it is no attachment.
+// objectOf returns the object of an owner of flows, if the owner is not an attachment.
 func objectOf(owner reconcile.Owner) (kind, namespace, name string) {
 	switch of, is := strings.CutPrefix(string(owner), networkOwner); {
 	case is:
@@ -98,7 +99,7 @@ func present(ctx context.Context, objects client.Reader) (network.Presence, erro
 	return network.Presence{Present: true, Why: fmt.Sprintf("Network %s/%s", first.Namespace, first.Name)}, nil
 }
 
-// bind puts the pods of a namespace on the Network of its name, as stackube does.
+// bind puts the pods of a namespace on the Network with its name, as stackube does.
 func bind(ctx context.Context, reader client.Reader) (placement.Binder, error) {
 	var list stackubev1.NetworkList
 	if err := reader.List(ctx, &list); err != nil {

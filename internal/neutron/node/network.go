@@ -35,9 +35,9 @@ import (
 )
 
 const (
-	// defaultRest is how long a port is free of pods before the next: peers forget connections and neighbours of the former.
+	// defaultRest is how long a port rests between two pods: peers delete connections and neighbours of the former pod meanwhile.
 	defaultRest = 60 * time.Second
-	// portPatience bounds how long an ADD waits for a free port. Runtimes ask again.
+	// portPatience limits how long an ADD waits for a free port. Runtimes then repeat the ADD.
 	portPatience = 30 * time.Second
 )
 
@@ -58,7 +58,7 @@ var (
 	_ network.Runner  = (*Network)(nil)
 )
 
-// New returns the network. It waits for Open vSwitch's database; nothing is changed before Run.
+// New returns the network. It waits for Open vSwitch's database; it changes nothing before Run.
 func New(ctx context.Context, n *node.Node, deps network.Deps) (*Network, error) {
 	return newNetwork(ctx, n, deps, defaultRest)
 }
@@ -105,7 +105,7 @@ func (n *Network) Run(ctx context.Context) error {
 	return nil
 }
 
-// start restores what attached pods have, and hands over the complete first state.
+// start restores the state of attached pods, and hands over the complete first state.
 func (n *Network) start(ctx context.Context) error {
 	left, err := n.vswitch.Rows.Read(ctx)
 	if err != nil {
@@ -169,7 +169,7 @@ func (n *Network) restore() []attach.Record {
 	return kept
 }
 
-// watch has ports and flows follow the objects, and waits until all are known.
+// watch makes ports and flows follow the objects, and waits until all are known.
 func (n *Network) watch(ctx context.Context) error {
 	for _, kind := range append(worldKinds(), &weftv1.NeutronPort{}, &stackubev1.Network{}) {
 		informer, err := n.deps.Objects.GetInformer(ctx, kind, ctrlcache.BlockUntilSynced(true))
@@ -177,7 +177,7 @@ func (n *Network) watch(ctx context.Context) error {
 			return fmt.Errorf("watch %T: %w", kind, err)
 		}
 		if _, is := kind.(*stackubev1.Network); is {
-			continue // it is read only
+			continue // it is only read
 		}
 		registration, err := informer.AddEventHandler(n.handler())
 		if err != nil {
@@ -210,7 +210,7 @@ func portClaim(uuid string) string { return "neutronport " + uuid }
 
 func addressClaim(p netip.Prefix) string { return "neutron address " + p.Addr().String() }
 
-// Plan implements network.Network: it chooses a port that is ready, and waits for one if there is none.
+// Plan implements network.Network: it chooses a ready port, and waits for one if there is none.
 func (n *Network) Plan(ctx context.Context, req *cni.Request, at placement.Decision, inUse attach.InUse) (attach.Record, error) {
 	limits, err := bandwidth(req)
 	if err != nil {
@@ -281,7 +281,7 @@ func (n *Network) networkOf(ctx context.Context, namespace, name string) (*stack
 	return &object, nil
 }
 
-// noPort says why no port is free, in the words of the Network.
+// noPort returns why no port is free, in the words of the Network.
 func (n *Network) noPort(ctx context.Context, object *stackubev1.Network) error {
 	var now stackubev1.Network
 	if err := n.deps.Objects.Get(context.WithoutCancel(ctx), client.ObjectKeyFromObject(object), &now); err == nil {
@@ -329,7 +329,7 @@ func (n *Network) Connect(ctx context.Context, rec *attach.Record) (*types100.Re
 	}
 	n.compiler.reopen(rec.Key())
 	if rec.State != attach.Attached {
-		// A connection of the zone's former pod would be this one's.
+		// A connection in the zone's conntrack table from the former pod would become this one's.
 		if err := n.flows().Engine.FlushCT(ctx, openflow.CTFlush{Zone: &pod.Zone}); err != nil {
 			return nil, fmt.Errorf("conntrack zone %d of port %s: %w", pod.Zone, d.Port, err)
 		}

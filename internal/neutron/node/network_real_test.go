@@ -21,7 +21,7 @@ import (
 	"weft.dev/weft/internal/placement"
 )
 
-// The network passes the suite of all networks, with ports that the controller has made, on a real switch. br-int has no program.
+// The network passes the suite of all networks, with ports as the controller creates them, on a real switch. br-int has no controller.
 func TestConformance(t *testing.T) {
 	boot, err := attach.ReadBootID()
 	must(t, err)
@@ -62,7 +62,7 @@ func TestConformance(t *testing.T) {
 	})
 }
 
-// noRecords are those of an agent whose attachments have ended.
+// noRecords are the records of an agent whose attachments have ended.
 type noRecords struct{}
 
 func (noRecords) Attached() []attach.Record                { return nil }
@@ -70,8 +70,8 @@ func (noRecords) Put(context.Context, attach.Record) error { return nil }
 func (noRecords) Reap(attach.Record)                       {}
 func (noRecords) TryLock(attach.Key) (func(), bool)        { return func() {}, true }
 
-// A port that a pod had is plugged anew and rests, also where the agent ended before any status said that a pod was on it, and also where
-// it ended after the port was unplugged. A port that no pod had is free at once.
+// A port that a pod used is plugged again and rests, also if the agent ended before any status reported a pod on it, and also if it ended
+// after the port was unplugged. A port that no pod used is free at once.
 func TestPortRestsAfterACrash(t *testing.T) {
 	boot, err := attach.ReadBootID()
 	must(t, err)
@@ -90,7 +90,7 @@ func TestPortRestsAfterACrash(t *testing.T) {
 	live := func() (n *Network, crash func()) {
 		ctx, cancel := context.WithCancel(context.Background())
 		n = m.life(ctx, t, noRecords{})
-		t.Cleanup(cancel) // before that of the life, which waits for its end
+		t.Cleanup(cancel) // runs before the cleanup of life, which waits for its end
 		done := make(chan error, 1)
 		go func() { done <- n.Run(ctx) }()
 		eventually(t, "the node is ready", n.Ready)
@@ -117,7 +117,7 @@ func TestPortRestsAfterACrash(t *testing.T) {
 	n, crash := live()
 	must(t, plan(n, patience))
 	crash()
-	forget(t, port) // the API server was away: no status was written
+	forget(t, port) // the API server was unreachable: no status was written
 
 	m.rest = time.Hour
 	n, crash = live()

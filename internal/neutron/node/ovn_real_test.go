@@ -22,7 +22,7 @@ import (
 	"weft.dev/weft/internal/placement"
 )
 
-// site is a cluster's nodes on a real OVN, whose rows are made by hand.
+// site has a cluster's nodes on a real OVN, whose rows the test writes.
 type site struct {
 	*ovntest.Site
 	t     *testing.T
@@ -37,7 +37,7 @@ type served struct {
 	chassis *ovntest.Chassis
 }
 
-// newSite starts the nodes, each with the ports that it has then.
+// newSite starts the nodes.
 func newSite(t *testing.T, nodes int) *site {
 	t.Helper()
 	return &site{Site: ovntest.NewSite(t, nodes), t: t}
@@ -94,7 +94,7 @@ func (m *machine) serve(t *testing.T, dir string) (n *served, stop func()) {
 	})
 }
 
-// network makes a tenant's network, in Kubernetes and in OVN.
+// network creates a tenant's network, in Kubernetes and in OVN.
 func (s *site) network(name string) *stackubev1.Network {
 	s.t.Helper()
 	s.Nbctl("ls-add", name, "--", "lr-add", name+"-r", "--", "lrp-add", name+"-r", name+"-rp", "fa:16:3e:00:00:01", "10.244.0.1/16",
@@ -103,7 +103,7 @@ func (s *site) network(name string) *stackubev1.Network {
 	return tenant(s.t, name)
 }
 
-// port makes a port on a node, in OVN with port security and in Kubernetes.
+// port creates a port on a node, in OVN with port security and in Kubernetes.
 func (s *site) port(n *stackubev1.Network, node, tag, number int) portOf {
 	s.t.Helper()
 	p := portOf{network: n, node: s.Chassis[node].Name, tag: tag, number: number}
@@ -171,7 +171,7 @@ func (n *served) pings(address string) error {
 }
 
 // Pods of two tenants with equal addresses, on two nodes, over real OVN: within a tenant they reach each other on the same node and across
-// nodes, across tenants nothing passes, and each node reaches its pods.
+// nodes, nothing passes between tenants, and each node reaches its pods.
 func TestTenantsOnOVN(t *testing.T) {
 	s := newSite(t, 2)
 	blue, red := s.network("blue"), s.network("red")
@@ -207,7 +207,7 @@ func TestTenantsOnOVN(t *testing.T) {
 			}
 		}
 	}
-	// Red's pods on the first node go: red's others do not reach their addresses any more, although pods of blue have the same.
+	// Red's pods on the first node are removed: red's others do not reach their addresses any more, although pods of blue have the same.
 	for k := range 2 {
 		s.nodes[0].del(t, "red", fmt.Sprintf("red-0-%d", k))
 	}
@@ -239,8 +239,8 @@ func TestTenantsOnOVN(t *testing.T) {
 	})
 }
 
-// A hostile pod that has Neutron's port security against it reaches neither the host nor another tenant: not by the host's address, not in
-// its name, not by another tenant's equal address on the same node.
+// A hostile pod, restricted by Neutron's port security, reaches neither the host nor another tenant: not by the host's address, not with it
+// as source, not with the equal address of another tenant on the same node.
 func TestHostilePod(t *testing.T) {
 	s := newSite(t, 1)
 	blue, red := s.network("blue"), s.network("red")
@@ -261,13 +261,13 @@ func TestHostilePod(t *testing.T) {
 		if a.Ping(host, "") {
 			t.Errorf("a pod reaches the host at %s", host)
 		}
-		a.IP("addr", "add", host+"/32", "dev", "eth0") // in the host's name
+		a.IP("addr", "add", host+"/32", "dev", "eth0") // with the host's source address
 		if a.Ping(victim, host) {
 			t.Errorf("a pod reaches another tenant's in the name of %s", host)
 		}
 		a.IP("addr", "del", host+"/32", "dev", "eth0")
 	}
-	a.IP("addr", "add", victim+"/32", "dev", "eth0") // in the victim's name to the host
+	a.IP("addr", "add", victim+"/32", "dev", "eth0") // to the host with the victim's source address
 	if a.Ping("169.254.0.3", victim) {
 		t.Error("a pod reaches the host with another's address")
 	}
@@ -275,7 +275,7 @@ func TestHostilePod(t *testing.T) {
 	_ = b
 }
 
-// A port that its controller deletes is unplugged once its pod is gone, and not before.
+// A port that its controller deletes is unplugged once its pod is removed, and not before.
 func TestDeletedPort(t *testing.T) {
 	s := newSite(t, 1)
 	blue := s.network("blue")

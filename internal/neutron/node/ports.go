@@ -24,55 +24,55 @@ import (
 )
 
 const (
-	// portOwner starts the owners of plugged ports' rows.
+	// portOwner is the prefix of the owners of plugged ports' rows.
 	portOwner = "neutron/port/"
-	// firstRetry and lastRetry are when a pass that failed is repeated.
+	// firstRetry and lastRetry are the delays before a failed pass is repeated.
 	firstRetry, lastRetry = time.Second, 30 * time.Second
 	// resend is when a status is written again that the watch has not shown.
 	resend = 10 * time.Second
-	// maxMessage bounds a NeutronPort's status.message, in bytes.
+	// maxMessage limits a NeutronPort's status.message, in bytes.
 	maxMessage = 1024
 )
 
-// errTwice is a port's problem whose names on the switch another port has.
+// errTwice is the problem of a port whose names on the switch another port has.
 var errTwice = errors.New("another port of this node has the same first 12 digits: delete this port and create another")
 
 // port is a port of this node.
 type port struct {
 	uuid string
-	// object is the NeutronPort; nil: it is gone, and the port is kept for its pod.
+	// object is the NeutronPort; nil: it was deleted, and the port is kept for its pod.
 	object *weftv1.NeutronPort
 	spec   spec
-	// problem says why the port cannot be plugged; nil: it can.
+	// problem is why the port cannot be plugged; nil if it can.
 	problem error
-	// unroutable says why the node cannot route the port's address to a pod; nil: it can. Such a port stays plugged, and no pod gets it.
+	// unroutable is why the node cannot route the port's address to a pod; nil if it can. Such a port stays plugged, and no pod gets it.
 	unroutable error
 	slot       host.Slot
 	// mac is that of the rows.
 	mac net.HardwareAddr
-	// wanted says that the rows are desired, and plugged that they are in effect.
+	// wanted reports that the rows are desired, and plugged that they are in effect.
 	wanted, plugged bool
-	// holder is the attachment on the port, with its pod; nil: none.
+	// holder is the attachment on the port, with its pod; nil if there is none.
 	holder *attach.Record
-	// used says that a pod was attached since the port was last plugged: it is unplugged and plugged again, which gives it a fresh
-	// conntrack zone and fresh flows on br-int.
+	// used reports that a pod was attached since the port was last plugged: it is unplugged and plugged again, which gives it a new conntrack
+	// zone and new flows on br-int.
 	used     bool
 	released time.Time
-	// sent is the status written last, and sentAt when.
+	// sent is the last status written, and sentAt when.
 	sent   *weftv1.NeutronPortStatus
 	sentAt time.Time
 }
 
 func (p *port) owner() reconcile.Owner { return reconcile.Owner(portOwner + p.uuid) }
 
-// rows are the port's while it is plugged. Their mark outlives this agent: a port that a pod has used is plugged anew and rests, also where no
-// status says so.
+// rows are the port's rows while it is plugged. Their mark outlives this agent process: a port that a pod has used is plugged again and
+// rests, even if no status reports it.
 func (p *port) rows() map[ovsdb.Key]ovsdb.Row {
 	mark := host.Mark{Used: p.used, Released: p.released}
 	return host.PortRows(p.owner(), p.uuid, p.mac, host.Left{Slot: p.slot, Mark: mark})
 }
 
-// ports keep the node's NeutronPorts plugged, lend them to attachments, and report them.
+// ports keep the node's NeutronPorts plugged, assign them to attachments, and report them.
 type ports struct {
 	node    string
 	rest    time.Duration
@@ -82,14 +82,14 @@ type ports struct {
 	wake    chan struct{}
 	// describe reports the node. It is called by each pass.
 	describe func(ctx context.Context) error
-	// elsewhere says why the node cannot route an address to a pod: "" where it can.
+	// elsewhere returns why the node cannot route an address to a pod: "" if it can.
 	elsewhere func(addr netip.Addr) (string, error)
 
 	mu  sync.Mutex
 	all map[string]*port
 	// slots has the port of each slot.
 	slots map[host.Slot]string
-	// former is what a former life left, by the digits of the port.
+	// former is what a former agent process left, by the digits of the port.
 	former map[string]host.Left
 	// changed is closed and replaced when a port may have become free.
 	changed chan struct{}
@@ -110,7 +110,7 @@ func (ps *ports) wakeUp() {
 	}
 }
 
-// recover takes over what a former life left: the slots of plugged ports, and the ports of attached pods.
+// recover reads what a former agent process left: the slots of plugged ports, and the ports of attached pods.
 func (ps *ports) recover(rows map[ovsdb.Key]ovsdb.Row, attached []attach.Record) error {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
@@ -126,7 +126,7 @@ func (ps *ports) recover(rows map[ovsdb.Key]ovsdb.Row, attached []attach.Record)
 	return errors.Join(errs...)
 }
 
-// restore makes a port of an attachment that is complete.
+// restore creates the port of a complete attachment.
 func (ps *ports) restore(rec *attach.Record) error {
 	d, err := detailsOf(rec)
 	if err != nil {
@@ -166,7 +166,7 @@ func (ps *ports) run(ctx context.Context) {
 	}
 }
 
-// pass compares all ports with their objects once: rows first, then what is reported.
+// pass compares all ports with their objects once: rows first, then reports.
 func (ps *ports) pass(ctx context.Context) error {
 	if err := ps.read(ctx); err != nil {
 		return err
@@ -174,7 +174,7 @@ func (ps *ports) pass(ctx context.Context) error {
 	return errors.Join(ps.describe(ctx), ps.unplug(ctx), ps.plug(ctx), ps.report(ctx))
 }
 
-// read takes over the objects, and decides which ports are to be plugged.
+// read reads the objects, and decides which ports have to be plugged.
 func (ps *ports) read(ctx context.Context) error {
 	var list weftv1.NeutronPortList
 	if err := ps.objects.List(ctx, &list); err != nil {
@@ -211,7 +211,7 @@ func (ps *ports) take(object *weftv1.NeutronPort) {
 	p := ps.all[object.Name]
 	if p == nil {
 		p = &port{uuid: object.Name, slot: -1}
-		// A pod of a former life, or of one that ended before its port was plugged again.
+		// A pod of a former agent process, or a pod that ended before its port was plugged again.
 		p.used = object.Status.Pod != nil
 		if at := object.Status.ReleasedAt; at != nil {
 			p.released = at.Time
@@ -235,7 +235,7 @@ func (ps *ports) take(object *weftv1.NeutronPort) {
 	p.wanted = p.holder != nil || p.problem == nil && object.DeletionTimestamp.IsZero()
 }
 
-// routable returns why the node cannot route a port's addresses to a pod. A route to it would take what the node sends to others.
+// routable returns why the node cannot route a port's addresses to a pod. A route to it would divert what the node sends to others.
 func (ps *ports) routable(s *spec) error {
 	for _, p := range s.addresses {
 		if !p.Addr().Is4() {
@@ -252,7 +252,7 @@ func (ps *ports) routable(s *spec) error {
 	return nil
 }
 
-// refuse has no pod get a port whose address the node cannot route to a pod, until a pass finds that it can.
+// refuse keeps pods off a port whose address the node cannot route to a pod, until a pass finds that it can.
 func (ps *ports) refuse(uuid string, why error) {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
@@ -262,7 +262,7 @@ func (ps *ports) refuse(uuid string, why error) {
 	ps.wakeUp()
 }
 
-// assign gives a port a slot: that of a former life if it had one.
+// assign assigns a port a slot: that of a former agent process if it had one.
 func (ps *ports) assign(uuid string) (host.Slot, error) {
 	digits := host.Digits(uuid)
 	for other := range ps.all {
@@ -289,7 +289,7 @@ func (ps *ports) assign(uuid string) (host.Slot, error) {
 	return -1, fmt.Errorf("the node has %d ports already", host.Slots)
 }
 
-// unplug removes the rows of ports that are not wanted or have been used, and forgets those whose object is gone.
+// unplug removes the rows of ports that are not wanted or have been used, and deletes those whose object was deleted.
 func (ps *ports) unplug(ctx context.Context) error {
 	gone := map[reconcile.Owner]map[ovsdb.Key]ovsdb.Row{}
 	var all []*port
@@ -349,13 +349,13 @@ func (ps *ports) plug(ctx context.Context) error {
 	return err //nolint:wrapcheck // it names the rows
 }
 
-// tellChanged wakes those that wait for a free port. The caller holds mu.
+// tellChanged wakes the callers that wait for a free port. The caller holds mu.
 func (ps *ports) tellChanged() {
 	close(ps.changed)
 	ps.changed = make(chan struct{})
 }
 
-// report writes the status of ports that differs.
+// report writes the status of ports if it differs.
 func (ps *ports) report(ctx context.Context) error {
 	type writing struct {
 		object *weftv1.NeutronPort
@@ -373,7 +373,7 @@ func (ps *ports) report(ctx context.Context) error {
 			continue
 		}
 		if p.sent != nil && equalStatus(&status, p.sent) && time.Since(p.sentAt) < resend {
-			continue // the watch is about to show it
+			continue // the watch will show it
 		}
 		p.sent, p.sentAt = &status, time.Now()
 		all = append(all, writing{p.object, status})
@@ -394,7 +394,7 @@ func (ps *ports) report(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// write replaces the status. What it says is the agent's alone, so that no version is compared.
+// write replaces the status. Only the agent writes these fields, so that no version is compared.
 func (ps *ports) write(ctx context.Context, object *weftv1.NeutronPort, status *weftv1.NeutronPortStatus) error {
 	fields := map[string]any{"plugged": nil, "pod": nil, "releasedAt": nil, "message": nil}
 	if status.Plugged {
@@ -421,7 +421,7 @@ func (ps *ports) write(ctx context.Context, object *weftv1.NeutronPort, status *
 	return nil
 }
 
-// status is what is to be reported of the port.
+// status returns the port's status.
 func (p *port) status(rows *node.RowLoop) weftv1.NeutronPortStatus {
 	s := weftv1.NeutronPortStatus{Plugged: p.plugged || p.holder != nil || p.used}
 	problem := cmp.Or(p.problem, p.unroutable)
@@ -453,8 +453,8 @@ type choice struct {
 	spec spec
 }
 
-// choose returns the free port of the network that has rested longest. Without one it returns when the next has rested (zero: unknown), and
-// a channel that is closed when that may have changed.
+// choose returns the free port of the network that has rested longest. Without one it returns when the next will have rested (zero:
+// unknown), and a channel that is closed when that may have changed.
 func (ps *ports) choose(network string, claimed func(uuid string, s *spec) bool) (chosen *choice, next time.Duration, changed <-chan struct{}) {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
@@ -478,13 +478,13 @@ func (ps *ports) choose(network string, claimed func(uuid string, s *spec) bool)
 }
 
 // free reports whether a pod of the network can be attached now, apart from the port's rest. The API server has to show the port as
-// plugged: the controller deletes a port in OpenStack that it finds unplugged.
+// plugged: the controller deletes a port in OpenStack that is reported as unplugged.
 func (p *port) free(network string) bool {
 	return p.object != nil && p.object.Spec.Network.UID == network && p.object.DeletionTimestamp.IsZero() && p.object.Status.Plugged &&
 		p.plugged && p.object.Spec.Active && p.holder == nil && !p.used && p.problem == nil && p.unroutable == nil
 }
 
-// count returns how many ports of a network the node has, and how many of them are plugged and not active yet.
+// count returns how many ports of a network the node has, and how many of them are plugged but not active yet.
 func (ps *ports) count(network string) (all, inactive int) {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
@@ -500,7 +500,7 @@ func (ps *ports) count(network string) (all, inactive int) {
 	return all, inactive
 }
 
-// hold marks the port as the attachment's, and returns its rows with that mark. It fails if the port is not there any more, or another
+// hold marks the port as the attachment's, and returns its rows with that mark. It fails if the port does not exist any more, or is another
 // attachment's.
 func (ps *ports) hold(rec *attach.Record, d *details) (map[reconcile.Owner]map[ovsdb.Key]ovsdb.Row, error) {
 	ps.mu.Lock()
@@ -521,7 +521,7 @@ func (ps *ports) hold(rec *attach.Record, d *details) (map[reconcile.Owner]map[o
 	return map[reconcile.Owner]map[ovsdb.Key]ovsdb.Row{p.owner(): p.rows()}, nil
 }
 
-// release gives the ports of attachments back that are removed.
+// release frees the ports of attachments that are removed.
 func (ps *ports) release(recs []attach.Record) {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
@@ -530,7 +530,7 @@ func (ps *ports) release(recs []attach.Record) {
 		if err != nil {
 			continue // it has no port
 		}
-		// Without a holder the attachment is of a former life: what it left on the port is not known.
+		// Without a holder the attachment is of a former agent process: what it left on the port is unknown.
 		if p := ps.all[d.Port]; p != nil && (p.holder == nil || p.holder.Key() == recs[i].Key()) {
 			p.holder, p.used = nil, true
 		}

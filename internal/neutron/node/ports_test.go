@@ -13,7 +13,7 @@ import (
 	"weft.dev/weft/internal/node"
 )
 
-// A port whose address the node routes elsewhere is given to no pod and says why, and is given once the node can route it.
+// A port whose address the node routes elsewhere is assigned to no pod and reports why, and is assigned once the node can route it.
 func TestPortsThatTheNodeRoutesElsewhere(t *testing.T) {
 	scheme := runtime.NewScheme()
 	if err := weftv1.AddToScheme(scheme); err != nil {
@@ -64,7 +64,7 @@ func TestPortsThatTheNodeRoutesElsewhere(t *testing.T) {
 	}
 }
 
-// What is left out of a node's routes is counted.
+// Routes of a node that are not reported are counted.
 func TestTooManyRoutes(t *testing.T) {
 	for count, want := range map[int]int{0: 0, mostRanges: 0, mostRanges + 3: 3} {
 		n := &Network{node: &node.Node{Ranges: func(string) ([]netip.Prefix, error) {

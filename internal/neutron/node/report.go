@@ -21,8 +21,7 @@ const (
 	reasonProblems = "Problems"
 )
 
-// describe reports the node's section of its NodeNetwork. It returns an error while the node cannot serve pods, so that it is called
-// again.
+// describe reports the node's section of its NodeNetwork. It returns an error while the node cannot serve pods, so that it is called again.
 func (n *Network) describe(ctx context.Context) error {
 	look, err := n.vswitch.Database.Foreign(ctx, host.IntegrationBridge)
 	if err != nil {
@@ -37,7 +36,7 @@ func (n *Network) describe(ctx context.Context) error {
 		all, used := n.ports.counts()
 		report := section(&look, problems, all, used)
 		report.Neutron.Ranges = ranges
-		if left > 0 { // pods can be attached all the same
+		if left > 0 { // pods can be attached nevertheless
 			report.Neutron.Problems = append(report.Neutron.Problems, fmt.Sprintf(
 				"the node has %d routes more than the %d that are reported: ports with addresses in them get no pod; summarize the routes", left, mostRanges))
 		}
@@ -49,11 +48,11 @@ func (n *Network) describe(ctx context.Context) error {
 	return nil
 }
 
-// mostRanges bounds what is reported of the node's routes: as many as the API takes.
+// mostRanges limits the reported routes of a node: the API's maximum.
 const mostRanges = 256
 
-// ranges are those that the node routes, except to its pods: the controller gives the node no port with an address in them. left counts those
-// that are not reported; the node itself gives no pod an address in them.
+// ranges are those that the node routes, except to its pods: the controller gives the node no port with an address in them. left counts
+// those that are not reported; the node itself assigns no pod an address in them.
 func (n *Network) ranges() (texts []string, left int, err error) {
 	if n.node.Ranges == nil {
 		return nil, 0, nil
@@ -68,7 +67,7 @@ func (n *Network) ranges() (texts []string, left int, err error) {
 	return texts, max(0, len(found)-mostRanges), nil
 }
 
-// problemsOf says why pods cannot be served, and what to do.
+// problemsOf returns why pods cannot be served, and what to do.
 func problemsOf(look *ovsdb.Foreign, datapath string) []string {
 	var problems []string
 	switch {

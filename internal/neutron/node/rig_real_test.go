@@ -37,7 +37,7 @@ import (
 	"weft.dev/weft/internal/reconcile"
 )
 
-// patience bounds every wait for a condition.
+// patience limits every wait for a condition.
 const patience = 60 * time.Second
 
 var server *apiservertest.Server //nolint:gochecknoglobals // set once, by TestMain
@@ -84,7 +84,7 @@ func eventually(t *testing.T, what string, condition func() error) {
 	}
 }
 
-// api is a client of the API server as an administrator has it.
+// api is an administrator's client of the API server.
 func api(t *testing.T) client.Client {
 	t.Helper()
 	scheme := runtime.NewScheme()
@@ -94,7 +94,7 @@ func api(t *testing.T) client.Client {
 	return c
 }
 
-// tenant makes a namespace with a Network of its name.
+// tenant creates a namespace with a Network with its name.
 func tenant(t *testing.T, name string) *stackubev1.Network {
 	t.Helper()
 	c := api(t)
@@ -105,7 +105,7 @@ func tenant(t *testing.T, name string) *stackubev1.Network {
 	return n
 }
 
-// portOf describes a NeutronPort: number makes its UUID and its address.
+// portOf describes a NeutronPort: its UUID and its address are derived from number.
 type portOf struct {
 	network *stackubev1.Network
 	node    string
@@ -123,7 +123,7 @@ func (p portOf) mac() string {
 	return fmt.Sprintf("0a:58:0a:f4:%02x:%02x", p.number/200, 2+p.number%200)
 }
 
-// create makes the object as the controller does; OpenStack's part is the caller's.
+// create creates the object as the controller does; the caller creates the port in OpenStack.
 func (p portOf) create(t *testing.T) *weftv1.NeutronPort {
 	t.Helper()
 	c := api(t)
@@ -147,13 +147,13 @@ type machine struct {
 	boot string
 	// ports is the path of the namespace with the peers of limited pods' ports.
 	ports string
-	// rest is how long ports rest in the next life.
+	// rest is how long ports rest with the next agent.
 	rest time.Duration
 	// reported is the section of NodeNetwork.
 	reported atomic.Pointer[weftv1.NodeNetworkSection]
 }
 
-// life is what one life of an agent has on the machine: engines, loops, watches. All end with ctx.
+// life starts an agent on the machine: engines, loops, watches. All end with ctx.
 func (m *machine) life(ctx context.Context, t *testing.T, records network.Records) *Network {
 	t.Helper()
 	kind := Kind(m.name)
@@ -216,7 +216,7 @@ func (m *machine) life(ctx context.Context, t *testing.T, records network.Record
 	return made
 }
 
-// objects are the kind's as the agent watches them.
+// objects are the kind's objects as the agent watches them.
 func (m *machine) objects(t *testing.T, kind *network.Kind) ctrlcache.Cache {
 	t.Helper()
 	scheme := runtime.NewScheme()

@@ -23,7 +23,7 @@ import (
 	"weft.dev/weft/internal/ovn/ovntest"
 )
 
-// answers has a program in a namespace that tells its name to each connection.
+// answers runs a server in a namespace that sends its name on each connection.
 func answers(t *testing.T, space ns.NetNS, address, name string) {
 	t.Helper()
 	var listener net.Listener
@@ -44,7 +44,7 @@ func answers(t *testing.T, space ns.NetNS, address, name string) {
 	}()
 }
 
-// asks connects from a namespace and returns the answer. long waits for an answer that has to come.
+// asks connects from a namespace and returns the answer. long waits longer, for an answer that must come.
 func asks(space ns.NetNS, address string, long bool) (string, error) {
 	wait := time.Second
 	if long {
@@ -66,7 +66,7 @@ func asks(space ns.NetNS, address string, long bool) (string, error) {
 	return string(answer), err
 }
 
-// podObject makes a pod's object in the API server, as it is before the runtime's ADD.
+// podObject creates a pod's object in the API server, in its state before the runtime's ADD.
 func podObject(t *testing.T, n *served, namespace, name string, labels map[string]string) *corev1.Pod {
 	t.Helper()
 	c := api(t)
@@ -82,8 +82,8 @@ func podObject(t *testing.T, n *served, namespace, name string, labels map[strin
 	return pod
 }
 
-// A tenant's pods reach the Services of their namespace by the switch and the API server's by the host; policies hold for what a Service has
-// translated, from the first packet, and for connections that are established.
+// A tenant's pods reach the Services of their namespace by the switch and the API server's by the host; policies apply to the translated
+// destination, from the first packet, and to established connections.
 func TestServicesAndPolicies(t *testing.T) {
 	s := newSite(t, 2)
 	blue := s.network("indigo")
@@ -130,7 +130,7 @@ func TestServicesAndPolicies(t *testing.T) {
 		})
 	}
 
-	// The API server's Service, by the node: what kube-proxy does is one rule here.
+	// The API server's Service, by the node: kube-proxy is replaced by one rule here.
 	var kubernetes corev1.Service
 	must(t, c.Get(t.Context(), client.ObjectKey{Namespace: "default", Name: "kubernetes"}, &kubernetes))
 	node := s.nodes[0]
@@ -184,7 +184,7 @@ func TestServicesAndPolicies(t *testing.T) {
 		t.Error("an isolated pod answers what no policy allows")
 	}
 	must(t, s.nodes[1].pings(addresses["far"])) // the node's probes
-	reaches(t, pods["far"], addresses["other"]) // answers in connections of its own
+	reaches(t, pods["far"], addresses["other"]) // answers in its own connections
 
 	policy.Spec.PolicyTypes = append(policy.Spec.PolicyTypes, networkingv1.PolicyTypeEgress)
 	must(t, c.Update(t.Context(), policy))

@@ -29,7 +29,7 @@ const (
 	// networkOwner starts the owners of a network's Services, and hostOwner owns those that the host serves.
 	networkOwner                 = "neutron/network/"
 	hostOwner    reconcile.Owner = "neutron/host-services"
-	// labelsPatience bounds how long an ADD waits for the pod's labels. The API server had the pod before the runtime did.
+	// labelsPatience limits how long an ADD waits for the pod's labels. The API server had the pod before the runtime did.
 	labelsPatience = 20 * time.Second
 )
 
@@ -38,7 +38,7 @@ func hostServices() []client.ObjectKey {
 	return []client.ObjectKey{{Namespace: "default", Name: "kubernetes"}, {Namespace: "kube-system", Name: "kube-dns"}}
 }
 
-// worldKinds are the kinds that flows depend on beside NeutronPorts.
+// worldKinds are the kinds that flows depend on besides NeutronPorts.
 func worldKinds() []client.Object {
 	return []client.Object{
 		&corev1.Service{}, &discoveryv1.EndpointSlice{}, &corev1.Pod{}, &corev1.Namespace{}, &networkingv1.NetworkPolicy{},
@@ -48,13 +48,13 @@ func worldKinds() []client.Object {
 // fragments are the flows of several owners.
 type fragments map[reconcile.Owner]map[openflow.Key]openflow.Entry
 
-// subnet is what a node's ports say of their network.
+// subnet is what a node's ports contain about their network.
 type subnet struct {
 	prefixes   []netip.Prefix
 	gatewayMAC net.HardwareAddr
 }
 
-// macOf returns the MAC address at which an address is reached: ports that Weft creates have the one that follows from their address.
+// macOf returns the MAC address at which an address is reached: ports that Weft creates have one derived from their address.
 func (s *subnet) macOf(addr netip.Addr) net.HardwareAddr {
 	if addr.Is4() && slices.ContainsFunc(s.prefixes, func(p netip.Prefix) bool { return p.Contains(addr) }) {
 		return append(net.HardwareAddr{0x0a, 0x58}, addr.AsSlice()...)
@@ -62,7 +62,8 @@ func (s *subnet) macOf(addr netip.Addr) net.HardwareAddr {
 	return s.gatewayMAC
 }
 
-// scope is a network as flows know it: the namespace and the name of its Network. The zero value stands for the Services that the host serves.
+// scope identifies a network in flows: the namespace and the name of its Network. The zero value represents the Services that the host
+// serves.
 type scope struct{ namespace, name string }
 
 func (s scope) host() bool { return s == scope{} }
@@ -78,7 +79,7 @@ func (s scope) number() uint64 {
 
 func scopeOf(rec *attach.Record, d *details) scope { return scope{rec.PodNamespace, d.Network} }
 
-// world is what the flows of one network are compiled from.
+// world is the input from which the flows of one network are compiled.
 type world struct {
 	scope    scope
 	node     string
@@ -95,7 +96,7 @@ type world struct {
 	number func(groupKey) uint32
 }
 
-// read reads the objects of a network's namespace from the cache. They are the cache's own, and are not changed.
+// read reads the objects of a network's namespace from the cache. They belong to the cache, and must not be changed.
 func read(ctx context.Context, objects client.Reader, w *world) error {
 	var (
 		all      corev1.ServiceList
@@ -126,7 +127,7 @@ func read(ctx context.Context, objects client.Reader, w *world) error {
 	return nil
 }
 
-// subnetOf returns what the node's ports of a network say of it.
+// subnetOf returns what the node's ports of a network contain about it.
 func subnetOf(ports []weftv1.NeutronPort, w *world) subnet {
 	var found subnet
 	add := func(p netip.Prefix) {
@@ -147,11 +148,11 @@ func subnetOf(ports []weftv1.NeutronPort, w *world) subnet {
 		}
 		parsed, err := parse(object)
 		if err != nil {
-			continue // the port's status says why
+			continue // the port's status has the reason
 		}
 		for i, a := range parsed.addresses {
 			add(a)
-			// The CRD has checked it. Of several, the cache's order decides nothing.
+			// The CRD has validated it. Of several, the port with the lowest name decides, not the cache's order.
 			if mac, err := net.ParseMAC(object.Spec.Addresses[i].GatewayMAC); err == nil && a.Addr().Is4() && (last == "" || object.Name < last) {
 				found.gatewayMAC, last = mac, object.Name
 			}
@@ -160,7 +161,7 @@ func subnetOf(ports []weftv1.NeutronPort, w *world) subnet {
 	return found
 }
 
-// compile returns the flows of the network's Services and of its pods on this node, what judged them, and the policies that are invalid.
+// compile returns the flows of the network's Services and of its pods on this node, their judge, and the policies that are invalid.
 func (w *world) compile() (fragments, *judge, error) {
 	out := fragments{}
 	list := w.compileServices()
@@ -233,22 +234,22 @@ func addressesOf(object *corev1.Service, own []service.Slice, node string) []ser
 	})
 }
 
-// judge knows what policies allow to the network's pods.
+// judge has what policies allow to the network's pods.
 type judge struct {
 	index *policy.Index
 	uids  map[policy.Key][]string
-	// policies are the objects, and refused what of them is not in effect as written.
+	// policies are the objects, and refused the parts of them that are not in effect as written.
 	policies map[policy.Key]*networkingv1.NetworkPolicy
 	refused  []refusal
 }
 
-// refusal is why a policy is not in effect as it is written.
+// refusal is why a policy is not in effect as written.
 type refusal struct {
 	policy *networkingv1.NetworkPolicy
 	err    error
 }
 
-// judge returns nil when the namespace has no policy. An invalid policy isolates its pods and allows what of it can be read.
+// judge returns nil if the namespace has no policy. An invalid policy isolates its pods and allows what of it is valid.
 func (w *world) judge() *judge {
 	if len(w.policies) == 0 {
 		return nil
@@ -292,8 +293,7 @@ func (j *judge) knows(rec *attach.Record) bool {
 	return there && (rec.PodUID == "" || slices.Contains(uids, rec.PodUID))
 }
 
-// allowed returns what policies allow the pod of an attachment; nil: it is not isolated in that direction. A pod that is not known is
-// closed.
+// allowed returns what policies allow the pod of an attachment; nil: it is not isolated in that direction. An unknown pod is closed.
 func (j *judge) allowed(rec *attach.Record) (ingress, egress *pipeline.Allowed) {
 	key := policy.Key{Namespace: rec.PodNamespace, Name: rec.PodName}
 	isolation, known := j.index.Isolation(key)
@@ -322,13 +322,13 @@ func (j *judge) allowed(rec *attach.Record) (ingress, egress *pipeline.Allowed) 
 	return j.bounded(key, "ingress", ingress), j.bounded(key, "egress", egress)
 }
 
-// mostMatches bounds the flows of one pod and direction that policies make: a rule makes one for each peer and port together.
+// mostMatches limits the policies' flows for one pod and direction: a rule results in one for each combination of peer and port.
 const mostMatches = 4096
 
-// errMatches is the problem of a pod whose policies make more flows than a node programs.
+// errMatches is the problem of a pod whose policies result in more flows than a node programs.
 var errMatches = errors.New("too many combinations of a peer and a port, the pod is closed in this direction: write fewer ports, or peers as ranges")
 
-// bounded returns what is allowed, or nothing where that takes more flows than a node programs for a pod.
+// bounded returns what is allowed, or nothing if that needs more flows than a node programs for a pod.
 func (j *judge) bounded(key policy.Key, direction string, a *pipeline.Allowed) *pipeline.Allowed {
 	if a == nil {
 		return nil

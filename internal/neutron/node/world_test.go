@@ -29,7 +29,7 @@ func manyCombinations(count int) *networkingv1.NetworkPolicy {
 	}}
 }
 
-// A policy whose peers and ports combine to more flows than a node programs closes its pods, and is told; a smaller one is in effect.
+// A policy whose peers and ports combine to more flows than a node programs closes its pods, and is reported; a smaller one is in effect.
 func TestPoliciesOfManyCombinations(t *testing.T) {
 	for count, closed := range map[int]bool{64: false, 65: true, 15000: true} {
 		details, err := json.Marshal(details{Port: "p", Network: "blue"})

@@ -17,19 +17,19 @@ import (
 // BalancerClass is the loadBalancerClass of Services that Octavia serves; Services without a class are served too.
 const BalancerClass = "weft.dev/octavia"
 
-// Balanced reports whether a Service asks for a load balancer of Octavia.
+// Balanced reports whether a Service requests a load balancer of Octavia.
 func Balanced(s *corev1.Service) bool {
 	class := s.Spec.LoadBalancerClass
 	return s.Spec.Type == corev1.ServiceTypeLoadBalancer && (class == nil || *class == BalancerClass) && s.DeletionTimestamp.IsZero()
 }
 
-// mostListeners bounds the ports of a Service. Octavia changes one listener after the other, each in three steps of about a second.
+// mostListeners limits the ports of a Service. Octavia changes one listener after the other, each in three steps of about a second.
 const mostListeners = 64
 
 // BalancerName is stackube's name of a Service's load balancer in OpenStack.
 func BalancerName(namespace, name string) string { return "stackube_" + namespace + "_" + name }
 
-// BalancerOwner is what the marks of a Service's load balancer name.
+// BalancerOwner is the owner in the marks of a Service's load balancer.
 func BalancerOwner(s *corev1.Service) string { return "service/" + string(s.UID) }
 
 // Balancer compiles the load balancer of a Service whose pods are on a network. The error names the field of the Service.
@@ -71,7 +71,7 @@ func Balancer(
 	return want, nil
 }
 
-// floatingOf returns the address that the Service asks for, as stackube's users do by externalIPs; zero: any.
+// floatingOf returns the address that the Service requests, as stackube's users do by externalIPs; zero: any.
 func floatingOf(s *corev1.Service) (netip.Addr, error) {
 	text, field := s.Spec.LoadBalancerIP, "spec.loadBalancerIP"
 	if text == "" && len(s.Spec.ExternalIPs) > 0 {
@@ -90,7 +90,7 @@ func floatingOf(s *corev1.Service) (netip.Addr, error) {
 	return addr, nil
 }
 
-// members are the ready endpoints of a port in the subnet, each once, in order.
+// members are the ready endpoints of a port in the subnet, each once, sorted.
 func members(all []discoveryv1.EndpointSlice, port, protocol string, inside netip.Prefix) []cloud.Member {
 	var found []cloud.Member
 	for i := range all {
@@ -108,7 +108,7 @@ func members(all []discoveryv1.EndpointSlice, port, protocol string, inside neti
 	return slices.Compact(found)
 }
 
-// portOf returns the number of a port in a slice of IPv4 addresses; 0: it has none.
+// portOf returns the number of a port in a slice of IPv4 addresses; 0 if it has none.
 func portOf(slice *discoveryv1.EndpointSlice, port, protocol string) int {
 	if slice.AddressType != discoveryv1.AddressTypeIPv4 {
 		return 0

@@ -33,7 +33,7 @@ func subnetOf() *cloud.HeldNetwork {
 	}}}
 }
 
-// Each port is a listener with the endpoints that are ready and in the subnet; the address from outside is the one that the Service names.
+// Each port is a listener with the endpoints that are ready and in the subnet; the external address is the one that the Service names.
 func TestBalancer(t *testing.T) {
 	ready, not := true, false
 	web, dns := int32(8080), int32(5353)

@@ -1,4 +1,4 @@
-// Package objects compiles stackube's objects to what OpenStack should hold. It is pure: it calls nothing and reads no clock.
+// Package objects compiles stackube's objects to the desired state in OpenStack. It is pure: it makes no calls and reads no clock.
 package objects
 
 import (
@@ -13,14 +13,14 @@ import (
 	"weft.dev/weft/internal/neutron/cloud"
 )
 
-// TenantNamespace is where Tenants are, as in stackube.
+// TenantNamespace is the namespace of Tenants, as in stackube.
 const TenantNamespace = "default"
 
-// Reserved are ranges that a tenant's network must not overlap, with what each is.
+// Reserved are ranges that a tenant's network must not overlap, by their description.
 type Reserved map[string][]netip.Prefix
 
-// Rules are what a tenant's network must comply with: its range is in one of Allowed and overlaps none of Reserved. Nodes route pods' addresses, so
-// that a range of others would lead the nodes' own packets to a tenant's pods.
+// Rules are the rules for a tenant's network: its range is in one of Allowed and overlaps none of Reserved. Nodes route pods' addresses, so
+// that another network's range would send the nodes' own packets to a tenant's pods.
 type Rules struct {
 	Allowed  []netip.Prefix
 	Reserved Reserved
@@ -40,7 +40,7 @@ func (r *Rules) Refuses(addr netip.Addr) bool {
 // NetworkName is stackube's name of a network and its router in OpenStack.
 func NetworkName(namespace, name string) string { return "kube-" + namespace + "-" + name }
 
-// Owner is what the marks of a network's objects in OpenStack name.
+// Owner is the owner in the marks of a network's objects in OpenStack.
 func Owner(n *stackubev1.Network) string { return networkOwner + string(n.UID) }
 
 // OfNetwork reports whether an owner is a Network.
@@ -48,8 +48,8 @@ func OfNetwork(owner string) bool { return strings.HasPrefix(owner, networkOwner
 
 const networkOwner = "network/"
 
-// Compile returns the network that a Network of a project asks for. The error names each wrong field; a Network with networkID
-// compiles to nothing and must not be passed.
+// Compile returns the network that a Network of a project requests. The error names each invalid field; a Network with networkID compiles
+// to nothing and must not be passed.
 func Compile(n *stackubev1.Network, project string, rules *Rules) (cloud.Network, error) {
 	name := NetworkName(n.Namespace, n.Name)
 	var errs []error
@@ -87,7 +87,7 @@ func allowed(cidr netip.Prefix, ranges []netip.Prefix) error {
 	return fmt.Errorf("spec.cidr: %s is in none of the ranges for tenants' networks, %v: choose one of them, or add it to the chart's neutron.ranges", cidr, ranges)
 }
 
-// overlap names one range of each kind, in a fixed order: the same objects give the same words.
+// overlap names one range of each kind, in a fixed order: the same objects result in the same text.
 func overlap(cidr netip.Prefix, reserved Reserved) error {
 	var errs []error
 	for _, what := range slices.Sorted(maps.Keys(reserved)) {

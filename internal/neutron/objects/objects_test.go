@@ -91,7 +91,7 @@ func TestErrorsNameTheField(t *testing.T) {
 	}
 }
 
-// What is accepted overlaps nothing reserved and has its gateway in it; whatever the strings are, nothing panics.
+// An accepted network overlaps no reserved range and contains its gateway; no input causes a panic.
 func TestAcceptedNetworksAreSafe(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		addr := netip.AddrFrom4([4]byte{byte(rapid.SampledFrom([]int{10, 172, 192}).Draw(t, "a")), rapid.Byte().Draw(t, "b"), rapid.Byte().Draw(t, "c"), 0})

@@ -20,11 +20,11 @@ import (
 // NetworkKind is the name of OpenStack's networks in placement.
 const NetworkKind = "neutron"
 
-// AnnotationTenant is the annotation of Namespaces and Networks that were made for a Tenant: its UID.
+// AnnotationTenant is the annotation of Namespaces and Networks that were created for a Tenant: its UID.
 const AnnotationTenant = "network.weft.dev/tenant-uid"
 
-// Binder puts the pods of a namespace on the Network of its name, as stackube does. Pods of a Tenant's Namespace are on networks of OpenStack
-// only: an annotation of a tenant's pod leads to no other network.
+// Binder puts the pods of a namespace on the Network with its name, as stackube does. Pods of a Tenant's Namespace are only on networks of
+// OpenStack: no annotation of a tenant's pod selects another network.
 func Binder(networks []stackubev1.Network) placement.Binder {
 	own := map[string]bool{}
 	for i := range networks {
@@ -53,25 +53,25 @@ func Binder(networks []stackubev1.Network) placement.Binder {
 
 const portOwner = "port/"
 
-// PortOwner is what the mark of a port in OpenStack names: a Network and a node.
+// PortOwner is the owner in the mark of a port in OpenStack: a Network and a node.
 func PortOwner(at ahead.Place) string { return portOwner + at.Network + "/" + at.Node }
 
-// PlaceOf reads a port's owner.
+// PlaceOf parses a port's owner.
 func PlaceOf(owner string) (ahead.Place, bool) {
 	rest, is := strings.CutPrefix(owner, portOwner)
 	network, node, both := strings.Cut(rest, "/")
 	return ahead.Place{Network: network, Node: node}, is && both && network != "" && node != ""
 }
 
-// Errors of networks whose ports cannot be given to pods.
+// Errors of networks whose ports cannot be assigned to pods.
 var (
 	ErrNoSubnet  = errors.New("the network has no IPv4 subnet with an allocation pool")
 	ErrNoAddress = errors.New("the port has no address of a known subnet")
 )
 
-// PodSubnet is the subnet that pods' ports are created in: the one that has the Network's range, since a project can add subnets to its network,
-// and none that overlaps another. Of a network that networkID names it is the first IPv4 subnet by name. Its allocation pools are what
-// Neutron gives out.
+// PodSubnet is the subnet in which pods' ports are created: the one with the Network's range. A project can add subnets to its network, but
+// none that overlaps another. For a network that networkID names, it is the first IPv4 subnet by name. Its allocation pools are the
+// addresses that Neutron assigns.
 func PodSubnet(n *stackubev1.Network, held *cloud.HeldNetwork) (id string, pool []ahead.Range, err error) {
 	sorted := slices.SortedFunc(slices.Values(held.Held), func(a, b subnets.Subnet) int {
 		return strings.Compare(a.Name+a.ID, b.Name+b.ID)
@@ -94,7 +94,7 @@ func PodSubnet(n *stackubev1.Network, held *cloud.HeldNetwork) (id string, pool 
 	return "", nil, fmt.Errorf("network %s: %w", held.ID, ErrNoSubnet)
 }
 
-// Port compiles the NeutronPort of a port: what a node needs to know of it.
+// Port compiles the NeutronPort of a port: what a node needs.
 func Port(n *stackubev1.Network, held *cloud.HeldNetwork, all []cloud.HeldPort, port *cloud.HeldPort, node string) (*weftv1.NeutronPort, error) {
 	spec := weftv1.NeutronPortSpec{
 		Network: weftv1.NeutronPortNetwork{Namespace: n.Namespace, Name: n.Name, UID: string(n.UID), ID: held.ID},
@@ -129,7 +129,7 @@ func Port(n *stackubev1.Network, held *cloud.HeldNetwork, all []cloud.HeldPort, 
 	}, nil
 }
 
-// routerMAC is the MAC address of the router's port that has the subnet's gateway.
+// routerMAC is the MAC address of the router's port with the subnet's gateway address.
 func routerMAC(all []cloud.HeldPort, subnet *subnets.Subnet) string {
 	for i := range all {
 		if !all[i].IsRouter() {
@@ -144,10 +144,10 @@ func routerMAC(all []cloud.HeldPort, subnet *subnets.Subnet) string {
 	return ""
 }
 
-// mostServers bounds the name servers of a port.
+// mostServers limits the name servers of a port.
 const mostServers = 5
 
-// nameServers are the subnet's; without any, the ports that serve DHCP in it.
+// nameServers are the subnet's; if it has none, the ports that serve DHCP in it.
 func nameServers(all []cloud.HeldPort, subnet *subnets.Subnet) []string {
 	found := slices.Clone(subnet.DNSNameservers)
 	if len(found) == 0 {

@@ -1,8 +1,8 @@
-// Package openstack is Weft's one client of OpenStack: it authenticates, renews tokens one at a time, bounds how many calls
-// are under way and how long each takes, and repeats what may be repeated.
+// Package openstack is Weft's only client of OpenStack: it authenticates, renews tokens one at a time, limits the number of concurrent
+// calls and the duration of each, and repeats calls that may be repeated.
 //
-// GET, HEAD and DELETE are repeated after failures of the connection and of the server, and every call after 429 Too Many
-// Requests. A POST whose outcome is unknown is not: package cloud looks for what it made first.
+// GET, HEAD and DELETE are repeated after failures of the connection and of the server, and every call after 429 Too Many Requests. A POST
+// with an unknown outcome is not repeated: package cloud first looks for what it created.
 package openstack
 
 import (
@@ -23,12 +23,12 @@ import (
 	"weft.dev/weft/internal/neutron/conf"
 )
 
-// Client reaches the services of one OpenStack. Its methods and fields may be used concurrently.
+// Client accesses the services of one OpenStack. Its methods and fields may be used concurrently.
 type Client struct {
 	Identity     *gophercloud.ServiceClient
 	Network      *gophercloud.ServiceClient
-	LoadBalancer *gophercloud.ServiceClient // nil where the catalogue has no load-balancer service
-	// ProjectID is the project that the credentials are for.
+	LoadBalancer *gophercloud.ServiceClient // nil if the catalogue has no load-balancer service
+	// ProjectID is the project of the credentials.
 	ProjectID string
 
 	auth string // Keystone's address
@@ -51,7 +51,7 @@ func (c *Client) Hosts() []string {
 
 // Options of a Client. The zero value is usable.
 type Options struct {
-	// Transport carries the requests. Default: a transport of its own, with the environment's proxy and ca-file's certificates.
+	// Transport sends the requests. Default: a separate transport, with the environment's proxy and ca-file's certificates.
 	Transport http.RoundTripper
 }
 
@@ -94,7 +94,7 @@ func services(provider *gophercloud.ProviderClient, g conf.Global) (*Client, err
 	return c, nil
 }
 
-// project is the one that the token is for; "" where the token names none.
+// project is the token's project; "" if the token names none.
 func project(provider *gophercloud.ProviderClient) string {
 	result, ok := provider.GetAuthResult().(tokens.CreateResult)
 	if !ok {
@@ -115,7 +115,7 @@ func options(g conf.Global) gophercloud.AuthOptions {
 		ApplicationCredentialID: g.ApplicationCredentialID, ApplicationCredentialSecret: string(g.ApplicationCredentialSecret),
 		AllowReauth: g.TokenID == "",
 	}
-	if g.ApplicationCredentialID != "" { // it implies user and project
+	if g.ApplicationCredentialID != "" { // it determines user and project
 		o.TenantID, o.TenantName, o.DomainID, o.DomainName = "", "", "", ""
 		return o
 	}
@@ -135,7 +135,7 @@ func options(g conf.Global) gophercloud.AuthOptions {
 	return o
 }
 
-// defaultDomain is where Keystone's bootstrap puts users and projects.
+// defaultDomain is the domain in which Keystone's bootstrap creates users and projects.
 const defaultDomain = "Default"
 
 func ownTransport(caFile string) (http.RoundTripper, error) {

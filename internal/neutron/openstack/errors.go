@@ -10,14 +10,14 @@ import (
 	"github.com/gophercloud/gophercloud/v2"
 )
 
-// Error is an answer of OpenStack that refuses a request.
+// Error is an answer of OpenStack that rejects a request.
 type Error struct {
 	Status int    // of HTTP
 	Type   string // Neutron's name of the error, such as IpAddressAlreadyAllocated; "" from other services
-	Words  string // what the service says, in one line of at most 500 bytes
+	Words  string // the service's message, in one line of at most 500 bytes
 }
 
-// Error gives the service's words.
+// Error returns the service's message.
 func (e *Error) Error() string {
 	if e.Type != "" {
 		return fmt.Sprintf("OpenStack answers %d %s: %s", e.Status, e.Type, e.Words)
@@ -25,8 +25,8 @@ func (e *Error) Error() string {
 	return fmt.Sprintf("OpenStack answers %d: %s", e.Status, e.Words)
 }
 
-// Explain replaces gophercloud's error of an unexpected status by an Error. The request's address and body are left out:
-// bodies of requests hold secrets. Other errors stay as they are.
+// Explain replaces gophercloud's error for an unexpected status by an Error. It omits the request's address and body: bodies of requests
+// contain secrets. Other errors stay as they are.
 func Explain(err error) error {
 	if refused, ok := errors.AsType[gophercloud.ErrUnexpectedResponseCode](err); ok {
 		kind, words := said(refused.Body)
@@ -41,10 +41,10 @@ func Explain(err error) error {
 	return err
 }
 
-// maxWords bounds in bytes what is taken over from an answer.
+// maxWords limits, in bytes, how much of an answer is used.
 const maxWords = 500
 
-// said finds the message in an answer's body: Neutron's, Octavia's or Keystone's form, or plain text.
+// said finds the message in an answer's body: in Neutron's, Octavia's or Keystone's form, or as plain text.
 func said(body []byte) (kind, words string) {
 	var form struct {
 		NeutronError json.RawMessage `json:"NeutronError"`
@@ -67,7 +67,7 @@ func said(body []byte) (kind, words string) {
 	return line(kind), line(words)
 }
 
-// line makes one line of printable text of what a server says.
+// line turns a server's message into one line of printable text.
 func line(text string) string {
 	text = strings.Join(strings.FieldsFunc(text, func(r rune) bool { return r <= ' ' || r == 0x7f || r == 0xfffd }), " ")
 	if len(text) > maxWords {
@@ -76,7 +76,7 @@ func line(text string) string {
 	return text
 }
 
-// Is reports whether an error is an answer with that HTTP status. It looks at gophercloud's errors as well.
+// Is reports whether an error is an answer with that HTTP status. It also examines gophercloud's errors.
 func Is(err error, status int) bool {
 	if e, ok := errors.AsType[*Error](err); ok {
 		return e.Status == status
@@ -87,7 +87,7 @@ func Is(err error, status int) bool {
 // NotFound reports whether an error says that the object does not exist.
 func NotFound(err error) bool { return Is(err, http.StatusNotFound) }
 
-// Unauthorized reports whether OpenStack refuses the credentials, not only a token that has expired.
+// Unauthorized reports whether OpenStack rejects the credentials, not only an expired token.
 func Unauthorized(err error) bool { return Is(err, http.StatusUnauthorized) }
 
 // Unknown reports whether the outcome of a request is unknown: the connection failed, or the server did.

@@ -12,17 +12,17 @@ import (
 	"time"
 )
 
-// Bounds of every call.
+// Limits of every call.
 const (
-	atOnce     = 8                // calls under way
+	atOnce     = 8                // concurrent calls
 	perTry     = 30 * time.Second // until the whole answer is read
 	tries      = 4
-	firstPause = 250 * time.Millisecond // doubled for each further try, less a random part
-	longest    = 30 * time.Second       // that a Retry-After is waited for
+	firstPause = 250 * time.Millisecond // doubled for each further try, minus a random part
+	longest    = 30 * time.Second       // maximum wait for a Retry-After
 	maxAnswer  = 64 << 20               // bytes of an answer
 )
 
-// patient is a RoundTripper that bounds and repeats requests.
+// patient is a RoundTripper that limits and repeats requests.
 type patient struct {
 	next  http.RoundTripper
 	slots chan struct{}
@@ -45,7 +45,7 @@ func pause(ctx context.Context, d time.Duration) error {
 	}
 }
 
-// RoundTrip sends a request, and again where that is harmless.
+// RoundTrip sends a request, and repeats it if that is harmless.
 func (p *patient) RoundTrip(req *http.Request) (*http.Response, error) {
 	for try := 1; ; try++ {
 		res, err := p.once(req)
@@ -62,7 +62,7 @@ func (p *patient) RoundTrip(req *http.Request) (*http.Response, error) {
 	}
 }
 
-// verdict says whether to repeat, and after what time.
+// verdict decides whether to repeat, and after what time.
 func verdict(req *http.Request, res *http.Response, err error, try int) (time.Duration, bool) {
 	if try >= tries || req.Body != nil && req.GetBody == nil {
 		return 0, false
@@ -73,7 +73,7 @@ func verdict(req *http.Request, res *http.Response, err error, try int) (time.Du
 	switch {
 	case err != nil:
 		return backoff, idempotent
-	case res.StatusCode == http.StatusTooManyRequests: // not processed, whatever it was
+	case res.StatusCode == http.StatusTooManyRequests: // not processed, whatever the method
 		return after(res, backoff), true
 	case res.StatusCode >= http.StatusInternalServerError && res.StatusCode != http.StatusNotImplemented:
 		return after(res, backoff), idempotent
@@ -81,7 +81,7 @@ func verdict(req *http.Request, res *http.Response, err error, try int) (time.Du
 	return 0, false
 }
 
-// after is what Retry-After asks for, in seconds or as a date, within bounds.
+// after is the delay that Retry-After requests, in seconds or as a date, within limits.
 func after(res *http.Response, otherwise time.Duration) time.Duration {
 	text := res.Header.Get("Retry-After")
 	wait := otherwise
@@ -93,7 +93,7 @@ func after(res *http.Response, otherwise time.Duration) time.Duration {
 	return min(max(wait, otherwise), longest)
 }
 
-// once sends a request once, within the bounds.
+// once sends a request once, within the limits.
 func (p *patient) once(req *http.Request) (*http.Response, error) {
 	ctx, cancel := context.WithTimeout(req.Context(), p.limit)
 	select {
@@ -127,8 +127,8 @@ func (p *patient) once(req *http.Request) (*http.Response, error) {
 
 var errNothing = errors.New("OpenStack answers with an empty object")
 
-// filled returns an error for an answer that is an empty JSON object. OpenStack gives none; read as an empty list, it would have objects
-// created a second time.
+// filled returns an error for an answer that is an empty JSON object. OpenStack never sends one; if it were read as an empty list, objects
+// would be created a second time.
 func filled(res *http.Response) error {
 	if res.StatusCode >= http.StatusMultipleChoices {
 		return nil
@@ -142,13 +142,13 @@ func filled(res *http.Response) error {
 	return nil
 }
 
-// resumed reads an answer from its begin.
+// resumed reads an answer from its beginning.
 type resumed struct {
 	io.Reader
 	io.Closer
 }
 
-// bounded gives the slot back once the answer is read or dropped.
+// bounded frees the slot once the answer is read or dropped.
 type bounded struct {
 	body io.ReadCloser
 	left int
@@ -157,7 +157,7 @@ type bounded struct {
 
 var errLongAnswer = errors.New("OpenStack's answer is longer than 64 MiB")
 
-// Read reads the answer up to its bound.
+// Read reads the answer up to its limit.
 func (b *bounded) Read(into []byte) (int, error) {
 	n, err := b.body.Read(into)
 	if b.left -= n; b.left < 0 {
@@ -166,7 +166,7 @@ func (b *bounded) Read(into []byte) (int, error) {
 	return n, err
 }
 
-// Close gives the slot back, once.
+// Close frees the slot, once.
 func (b *bounded) Close() error {
 	err := b.body.Close()
 	if b.done != nil {

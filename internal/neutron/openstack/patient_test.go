@@ -14,7 +14,7 @@ import (
 	"github.com/gophercloud/gophercloud/v2"
 )
 
-// answers serves the given answers in order, and the last one ever after.
+// answers serves the given answers in order, and then always the last one.
 func answers(t *testing.T, all ...http.HandlerFunc) (url string, asked *atomic.Int32) {
 	t.Helper()
 	asked = &atomic.Int32{}
@@ -43,7 +43,7 @@ func says(body string) http.HandlerFunc {
 	}
 }
 
-// cut ends the connection in the midst of an answer's head.
+// cut ends the connection in the middle of an answer's head.
 func cut(http.ResponseWriter, *http.Request) { panic(http.ErrAbortHandler) }
 
 func TestWhatIsRepeated(t *testing.T) {
@@ -110,7 +110,7 @@ func TestRepeatingEnds(t *testing.T) {
 	}
 }
 
-// The begin of an answer that was looked at is read again.
+// The beginning of an answer that was examined is read again.
 func TestAnswersAreWhole(t *testing.T) {
 	for _, body := range []string{"", "{", "{}x", "null", `{"a":1}`, strings.Repeat("x", 4096)} {
 		url, _ := answers(t, says(body))
@@ -126,7 +126,7 @@ func TestAnswersAreWhole(t *testing.T) {
 	}
 }
 
-// A server that takes a request and gives no answer holds a call for a bounded time, and no slot after it.
+// A server that accepts a request and sends no answer blocks a call for a limited time, and no slot afterwards.
 func TestSilentServer(t *testing.T) {
 	url, asked := answers(t, func(_ http.ResponseWriter, r *http.Request) { <-r.Context().Done() })
 	p := newPatient(http.DefaultTransport)
@@ -145,7 +145,7 @@ func TestSilentServer(t *testing.T) {
 	}
 }
 
-// The slots of calls come back, whatever happens to an answer.
+// The slots of calls are freed, whatever happens to an answer.
 func TestSlotsComeBack(t *testing.T) {
 	url, _ := answers(t, status(404))
 	p := newPatient(http.DefaultTransport)

@@ -1,9 +1,10 @@
 // Package pipeline compiles the flows of br-n, the bridge between the pods of Neutron networks and br-int. It opens no socket.
 //
-// A pod's port and the patch port that leads to its port on br-int are a pair: what comes in by one leaves by the other, and Neutron's
-// port security checks addresses there. Only packets from and to the host differ. The host reaches a pod at its address from HostAddress,
-// in connections that the host opens; a pod reaches the host by the answers in them, and by nothing else. What comes from elsewhere to a host port has the
-// source OutsideAddress, which NetworkPolicies judge. Connections are tracked in a zone of the pod's own, because pods of different tenants have equal addresses.
+// A pod's port and the patch port to its port on br-int are a pair: what arrives on one leaves by the other, and Neutron's port security
+// checks addresses there. Only packets from and to the host are different. The host reaches a pod at its address from HostAddress, in
+// connections that the host opens; a pod reaches the host only by the answers in them. Packets from elsewhere to a host port have the
+// source OutsideAddress, to which NetworkPolicies apply. Connections are tracked in a separate zone for each pod, because pods of different
+// tenants have equal addresses.
 package pipeline
 
 import (
@@ -22,7 +23,7 @@ const Bridge = "br-n"
 // HostPort is the OpenFlow port of the host's interface.
 const HostPort uint32 = 1
 
-// Owner owns what Static returns.
+// Owner is the owner of what Static returns.
 const Owner reconcile.Owner = "neutron"
 
 // Tables of br-n. A packet that no flow matches is dropped.
@@ -33,21 +34,21 @@ const (
 	TableFromPod uint8 = 10
 	// TableAnswer passes a pod's answers to the host.
 	TableAnswer uint8 = 11
-	// TableService translates new connections to Services. It and all after it are for pods with tracked connections.
+	// TableService translates new connections to Services. It and all later tables are for pods with tracked connections.
 	TableService uint8 = 12
-	// TableEgress judges what a pod sends in connections that it opens, by its NetworkPolicies.
+	// TableEgress applies NetworkPolicies to the connections that a pod opens.
 	TableEgress uint8 = 13
 	// TableHostService passes a pod's connections to Services that the host serves.
 	TableHostService uint8 = 14
 	// TableEndpoint addresses translated packets to their endpoint.
 	TableEndpoint uint8 = 15
-	// TableToPod drops what the network sends in the host's name.
+	// TableToPod drops packets from the network with the host's addresses.
 	TableToPod uint8 = 20
 	// TableState passes answers in a pod's connections.
 	TableState uint8 = 22
-	// TableIngress judges what a pod receives in connections that others open.
+	// TableIngress applies NetworkPolicies to the connections that others open to a pod.
 	TableIngress uint8 = 23
-	// TableOut makes new connections known, and outputs.
+	// TableOut commits new connections, and outputs.
 	TableOut uint8 = 25
 	// TableFromHost finds the pod that the host sends to.
 	TableFromHost uint8 = 30
@@ -68,7 +69,7 @@ func TableNames() map[uint8]string {
 const (
 	// RegZone is reg0: the pod's conntrack zone.
 	RegZone = 0
-	// RegOut is reg1: the port at the other side.
+	// RegOut is reg1: the port on the other side.
 	RegOut = 1
 	// RegTarget is reg2: the address that an ARP request asks for.
 	RegTarget = 2
@@ -76,7 +77,7 @@ const (
 	RegNetwork = 3
 )
 
-// Priorities. Those of one table do not depend on another's.
+// Priorities. Those of one table are independent of another's.
 const (
 	prioritySpecial = 200
 	priorityHost    = 180
@@ -90,11 +91,11 @@ const (
 // HostAddress is the host's address on br-n. It is the same on every node: no packet with it leaves br-n.
 func HostAddress() netip.Addr { return netip.AddrFrom4([4]byte{169, 254, 0, 3}) }
 
-// OutsideAddress is the source address of what the host passes from elsewhere to pods' host ports. No interface has it, and no packet with it
-// leaves br-n.
+// OutsideAddress is the source address of what the host passes from elsewhere to pods' host ports. No interface has it, and no packet with
+// it leaves br-n.
 func OutsideAddress() netip.Addr { return netip.AddrFrom4([4]byte{169, 254, 0, 2}) }
 
-// HostAddresses are both.
+// HostAddresses are HostAddress and OutsideAddress.
 func HostAddresses() netip.Prefix {
 	const bits = 31
 	return netip.PrefixFrom(OutsideAddress(), bits)
@@ -119,18 +120,18 @@ type Pod struct {
 	Addresses []netip.Addr
 	// Network is the number of the pod's network.
 	Network uint64
-	// Tracked says that the pod's connections are tracked: its network has Services, or policies isolate it.
+	// Tracked reports that the pod's connections are tracked: its network has Services, or policies isolate it.
 	Tracked bool
-	// Published are the pod's ports that host ports lead to; Mask is not used.
+	// Published are the pod's ports to which host ports are translated; Mask is not used.
 	Published []Port
 	// Ingress and Egress are what policies allow; nil: the pod is not isolated in that direction.
 	Ingress, Egress *Allowed
 }
 
-// Allowed is what policies allow an isolated pod in one direction. Without rules nothing passes but answers.
+// Allowed is what policies allow an isolated pod in one direction. Without rules only answers pass.
 type Allowed struct{ Rules []Allow }
 
-// Allow is connections with peers, at ports of the side that is connected to.
+// Allow permits connections with peers, to ports of the side that is connected to.
 type Allow struct {
 	// AnyPeer: every address. Otherwise those in Peers.
 	AnyPeer bool
@@ -170,7 +171,7 @@ type Rule struct {
 	Purpose string
 }
 
-// Fragment makes a fragment of rules.
+// Fragment returns a fragment of rules.
 func Fragment(rules []Rule) map[openflow.Key]openflow.Entry {
 	fragment := make(map[openflow.Key]openflow.Entry, len(rules))
 	for _, r := range rules {
@@ -210,7 +211,7 @@ const (
 	arpReply   = 2
 )
 
-// reply makes an answer of an ARP request: addr is at mac. An invalid addr stands for the address that the request asks for.
+// reply returns the actions that answer an ARP request: addr is at mac. An invalid addr means the address that the request asks for.
 func reply(mac net.HardwareAddr, addr netip.Addr) []openflow.Action {
 	whole := openflow.Whole
 	actions := []openflow.Action{
@@ -280,8 +281,8 @@ func Static() []Rule {
 	return p.rules
 }
 
-// tracked adds the rules for tracked connections. Packets in the direction in which a connection was opened are judged each, so that a
-// policy that changes holds for established connections; answers pass.
+// tracked adds the rules for tracked connections. Each packet in the direction in which a connection was opened is judged, so that a
+// changed policy applies to established connections; answers pass.
 func (p *program) tracked(out openflow.Action) {
 	ip := openflow.EthType(openflow.EthTypeIPv4)
 	zone := zoneField()
@@ -299,7 +300,7 @@ func (p *program) tracked(out openflow.Action) {
 	p.add(TableOut, priorityRest, "the connection is known", match(ip), out)
 }
 
-// zoneField is the pod's zone as ct takes it.
+// zoneField is the pod's zone as the field of a ct action.
 func zoneField() openflow.Subfield {
 	const bits = 15
 	return openflow.RegBits(RegZone, 0, bits)

@@ -64,7 +64,7 @@ func TestGolden(t *testing.T) {
 	}
 }
 
-// Flows of two pods never stand under one key, also with equal addresses, except those by which the host reaches the address.
+// Flows of two pods never have the same key, also with equal addresses, except those by which the host reaches the address.
 func TestPodsShareNoFlow(t *testing.T) {
 	one, two := pod(3), pod(4)
 	shared := 0

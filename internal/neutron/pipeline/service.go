@@ -17,13 +17,13 @@ type Service struct {
 	// Address and Port are its own; Port.Mask is not used.
 	Address netip.Addr
 	Port    Port
-	// Sticky has a client's connections go to one endpoint while the endpoints are the same.
+	// Sticky sends a client's connections to one endpoint as long as the endpoints do not change.
 	Sticky bool
-	// Endpoints are those to choose from. None: connections are dropped.
+	// Endpoints are the possible destinations. None: connections are dropped.
 	Endpoints []Endpoint
 }
 
-// Endpoint is where a connection goes to.
+// Endpoint is a destination of connections.
 type Endpoint struct {
 	Addr netip.AddrPort
 	// MAC is the endpoint's, or that of the gateway to it.

@@ -1,5 +1,5 @@
-// Package plug is the seam between KubeStack's provider and what plugs a pod into a switch. Plug-ins are chosen by name, in
-// kubestack.conf.
+// Package plug is the interface between KubeStack's provider and the plug-ins that connect a pod to a switch. Plug-ins are chosen by name,
+// in kubestack.conf.
 package plug
 
 import (
@@ -12,13 +12,13 @@ import (
 	"strings"
 )
 
-// Pod is what a plug-in connects.
+// Pod is a pod that a plug-in connects.
 type Pod struct {
 	Name      string
 	Namespace string
 	Port      Port
-	// NetNS is the path of the pod's network namespace; "" for runtimes whose pods have none to be entered: the plug-in then
-	// makes only the host's side.
+	// NetNS is the path of the pod's network namespace; "" for runtimes whose pods have none that can be entered: the plug-in then creates
+	// only the host's side.
 	NetNS string
 }
 
@@ -33,15 +33,15 @@ type Port struct {
 
 // Plugin connects pods. Calls for one port do not overlap.
 type Plugin interface {
-	// Setup connects a pod. Calling it again for the same port is harmless. When it fails, nothing of it is left.
+	// Setup connects a pod. Calling it again for the same port is harmless. If it fails, it leaves nothing.
 	Setup(ctx context.Context, pod Pod) error
-	// Teardown removes what Setup made for a port, also when that was not all; it is no error if there is nothing.
+	// Teardown removes what Setup created for a port, also if incomplete; it is no error if there is nothing.
 	Teardown(ctx context.Context, portID string) error
-	// Close ends what the plug-in holds open. Pods stay connected.
+	// Close releases the plug-in's resources. Pods stay connected.
 	Close()
 }
 
-// Factory opens a plug-in for the integration bridge of that name.
+// Factory opens a plug-in for the integration bridge with that name.
 type Factory func(ctx context.Context, bridge string) (Plugin, error)
 
 // Registry is the plug-ins by their names.

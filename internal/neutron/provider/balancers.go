@@ -41,7 +41,7 @@ func (b *balancers) GetLoadBalancer(ctx context.Context, req *kubestack.GetLoadB
 	return &kubestack.GetLoadBalancerResponse{LoadBalancer: out}, nil
 }
 
-// CreateLoadBalancer makes a load balancer, or brings the one of that name up to date; its virtual address stays.
+// CreateLoadBalancer creates a load balancer, or updates the one with that name; its virtual address stays.
 func (b *balancers) CreateLoadBalancer(
 	ctx context.Context, req *kubestack.CreateLoadBalancerRequest,
 ) (*kubestack.CreateLoadBalancerResponse, error) {
@@ -110,7 +110,7 @@ func protocolOf(kind string) (string, error) {
 	return "", fmt.Errorf("loadBalancer.loadBalanceType: %q is none of TCP, UDP, HTTP, HTTPS", kind)
 }
 
-// listenersOf makes a listener of each servicePort.
+// listenersOf creates a listener for each servicePort.
 func listenersOf(protocol string, hosts []*kubestack.HostPort) ([]cloud.Listener, error) {
 	var out []cloud.Listener
 	for i, h := range hosts {
@@ -178,7 +178,7 @@ func (b *balancers) update(ctx context.Context, req *kubestack.UpdateLoadBalance
 	if err != nil {
 		return "", err
 	}
-	if len(listeners) == 0 { // all endpoints are gone; the ports stay
+	if len(listeners) == 0 { // no endpoints are left; the ports stay
 		for _, l := range held.Listeners {
 			listeners = append(listeners, cloud.Listener{Protocol: l.Protocol, Port: l.ProtocolPort})
 		}
@@ -193,7 +193,7 @@ func (b *balancers) update(ctx context.Context, req *kubestack.UpdateLoadBalance
 	return held.VipAddress, nil
 }
 
-// DeleteLoadBalancer removes a load balancer, and its floating IP where the provider made that.
+// DeleteLoadBalancer removes a load balancer, and its floating IP if the provider created it.
 func (b *balancers) DeleteLoadBalancer(ctx context.Context, req *kubestack.DeleteLoadBalancerRequest) (*kubestack.CommonResponse, error) {
 	if err := need([2]string{"name", req.GetName()}); err != nil {
 		return &kubestack.CommonResponse{Error: text(err)}, nil

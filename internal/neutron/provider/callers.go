@@ -17,7 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Listen says where the provider listens and what callers it serves.
+// Listen configures where the provider listens and which callers it serves.
 type Listen struct {
 	// Address is host:port, or unix:PATH.
 	Address string
@@ -106,7 +106,7 @@ func (l Listen) tls() (*tls.Config, error) {
 	}, nil
 }
 
-// checked is a listener whose callers have one of some uids.
+// checked is a listener that accepts only callers with certain uids.
 type checked struct {
 	net.Listener
 
@@ -139,7 +139,7 @@ func tcpUID(conn net.Conn) (uint32, error) {
 	if err != nil {
 		return 0, fmt.Errorf("find the caller's socket: %w", err)
 	}
-	// The kernel gives uid 0 for sockets that have been closed: without this, a caller that sends and closes would pass for root.
+	// The kernel reports uid 0 for closed sockets: without this check, a caller that sends and closes would count as root.
 	if sock.State != netlink.TCP_ESTABLISHED || sock.INode == 0 {
 		return 0, errClosed
 	}

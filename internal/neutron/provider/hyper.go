@@ -27,8 +27,8 @@ type hyperInterface struct {
 	Gateway string `json:"gateway"`
 }
 
-// writeHyperSpec adds the interface and the network's name servers to the pod's specification, which the runtime reads
-// when it starts the pod. What else is in the file stays.
+// writeHyperSpec adds the interface and the network's name servers to the pod's specification, which the runtime reads when it starts the
+// pod. Other content of the file stays.
 func writeHyperSpec(dir string, req podRequest, port plug.Port, network *cloud.HeldNetwork) error {
 	path := filepath.Join(dir, req.GetPodName()+"_"+req.GetNamespace())
 	spec := map[string]json.RawMessage{}

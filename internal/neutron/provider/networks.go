@@ -16,12 +16,12 @@ type networks struct {
 	cloud *cloud.Cloud
 }
 
-// Active says that the provider serves.
+// Active reports that the provider serves.
 func (*networks) Active(context.Context, *kubestack.ActiveRequest) (*kubestack.ActivateResponse, error) {
 	return &kubestack.ActivateResponse{Result: true}, nil
 }
 
-// CheckTenantID says whether there is a project of that id or name.
+// CheckTenantID reports whether there is a project with that id or name.
 func (n *networks) CheckTenantID(ctx context.Context, req *kubestack.CheckTenantIDRequest) (*kubestack.CheckTenantIDResponse, error) {
 	_, err := n.cloud.Project(ctx, req.GetTenantID())
 	if errors.Is(err, cloud.ErrNotFound) {
@@ -42,7 +42,7 @@ func (n *networks) GetNetwork(ctx context.Context, req *kubestack.GetNetworkRequ
 	return &kubestack.GetNetworkResponse{Network: told(held)}, nil
 }
 
-// told is a network in KubeStack's form.
+// told returns a network in KubeStack's form.
 func told(held *cloud.HeldNetwork) *kubestack.Network {
 	out := &kubestack.Network{Name: held.Name, Uid: held.ID, TenantID: held.ProjectID, Status: state(held.Status)}
 	for _, s := range held.Held {
@@ -68,7 +68,7 @@ func state(openstack string) string {
 	return "Failed"
 }
 
-// CreateNetwork makes a network with its subnets and router, or completes the one it made before.
+// CreateNetwork creates a network with its subnets and router, or completes the one it created before.
 func (n *networks) CreateNetwork(ctx context.Context, req *kubestack.CreateNetworkRequest) (*kubestack.CommonResponse, error) {
 	want, err := n.wanted(ctx, req.GetNetwork())
 	if err != nil {
@@ -78,7 +78,7 @@ func (n *networks) CreateNetwork(ctx context.Context, req *kubestack.CreateNetwo
 	return &kubestack.CommonResponse{Error: text(err)}, nil
 }
 
-// UpdateNetwork brings name servers, routes and further subnets of a network up to date.
+// UpdateNetwork updates name servers, routes and further subnets of a network.
 func (n *networks) UpdateNetwork(ctx context.Context, req *kubestack.UpdateNetworkRequest) (*kubestack.CommonResponse, error) {
 	want, err := n.wanted(ctx, req.GetNetwork())
 	if err != nil {
@@ -172,7 +172,7 @@ func parseSubnet(field string, s *kubestack.Subnet) (cloud.Subnet, error) {
 	return out, nil
 }
 
-// DeleteNetwork removes the network of that name with all that is on it.
+// DeleteNetwork removes the network with that name and everything on it.
 func (n *networks) DeleteNetwork(ctx context.Context, req *kubestack.DeleteNetworkRequest) (*kubestack.CommonResponse, error) {
 	if err := need([2]string{"networkName", req.GetNetworkName()}); err != nil {
 		return &kubestack.CommonResponse{Error: text(err)}, nil

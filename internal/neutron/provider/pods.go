@@ -21,7 +21,7 @@ type pods struct {
 	locks   *attach.Keyed[string]
 }
 
-// podRequest is what the three requests about pods have in common.
+// podRequest is the common part of the three requests about pods.
 type podRequest interface {
 	GetPodName() string
 	GetNamespace() string
@@ -48,12 +48,12 @@ func check(req podRequest) error {
 	return nil
 }
 
-// portName is KubeStack's.
+// portName is KubeStack's name of a port.
 func portName(req podRequest, network string) string {
 	return "kube_" + req.GetPodName() + "_" + req.GetNamespace() + "_" + network
 }
 
-// SetupPod makes the pod's port, connects the pod, and answers once Neutron says that the port is ACTIVE.
+// SetupPod creates the pod's port, connects the pod, and answers once Neutron reports that the port is ACTIVE.
 func (p *pods) SetupPod(ctx context.Context, req *kubestack.SetupPodRequest) (*kubestack.CommonResponse, error) {
 	err := check(req)
 	if err == nil {
@@ -99,7 +99,7 @@ func (p *pods) setup(ctx context.Context, req podRequest) error {
 	return nil
 }
 
-// deviceID ties a port to its sandbox.
+// deviceID identifies the sandbox of a port.
 func deviceID(req podRequest) string {
 	if id := req.GetPodInfraContainerID(); id != "" {
 		return id[:min(len(id), 64)]
@@ -138,7 +138,7 @@ func (p *pods) connect(ctx context.Context, req podRequest, network *cloud.HeldN
 	return p.Cloud.AwaitActive(ctx, held.ID)
 }
 
-// portOf checks what Neutron says of a port before anything is made of it.
+// portOf validates what Neutron reports of a port before it is used.
 func portOf(network *cloud.HeldNetwork, held *cloud.HeldPort) (plug.Port, error) {
 	mac, err := net.ParseMAC(held.MACAddress)
 	if err != nil || len(mac) != 6 || mac[0]&1 != 0 {
@@ -167,8 +167,8 @@ func portOf(network *cloud.HeldNetwork, held *cloud.HeldPort) (plug.Port, error)
 	return out, nil
 }
 
-// undo removes the pod's devices, port and record, in this order: what fails can be tried again. The port stays when it is
-// bound to another host by now, because the pod has moved.
+// undo removes the pod's devices, port and record, in this order, so that a failed step can be retried. The port stays if it is bound to
+// another host now, because the pod has moved.
 func (p *pods) undo(ctx context.Context, req podRequest, portID string) error {
 	if err := p.Plugin.Teardown(ctx, portID); err != nil {
 		return err
@@ -179,7 +179,7 @@ func (p *pods) undo(ctx context.Context, req podRequest, portID string) error {
 	return p.records.drop(key(req))
 }
 
-// TeardownPod removes a pod's port and the host's devices, also when one of the two is gone already.
+// TeardownPod removes a pod's port and the host's devices, also if one of the two is already removed.
 func (p *pods) TeardownPod(ctx context.Context, req *kubestack.TeardownPodRequest) (*kubestack.CommonResponse, error) {
 	err := check(req)
 	if err == nil {
@@ -206,7 +206,7 @@ func (p *pods) teardown(ctx context.Context, req podRequest) error {
 	return p.undo(ctx, req, held.ID)
 }
 
-// port finds a pod's port in OpenStack; nil where there is none.
+// port finds a pod's port in OpenStack; nil if there is none.
 func (p *pods) port(ctx context.Context, req podRequest) (*cloud.HeldPort, error) {
 	network, err := p.Cloud.FindNetwork(ctx, "", req.GetNetwork().GetName(), req.GetNetwork().GetUid())
 	if errors.Is(err, cloud.ErrNotFound) {
@@ -218,7 +218,7 @@ func (p *pods) port(ctx context.Context, req podRequest) (*cloud.HeldPort, error
 	return p.Cloud.FindPort(ctx, network.ID, portName(req, network.ID))
 }
 
-// PodStatus gives the first address of a pod's port, and none where there is no port.
+// PodStatus returns the first address of a pod's port, and none if there is no port.
 func (p *pods) PodStatus(ctx context.Context, req *kubestack.PodStatusRequest) (*kubestack.PodStatusResponse, error) {
 	if err := check(req); err != nil {
 		return &kubestack.PodStatusResponse{Error: text(err)}, nil

@@ -1,7 +1,7 @@
-// Package provider serves KubeStack's gRPC interface: networks and load balancers in OpenStack, and pods on them, for
-// clients that KubeStack has. It needs neither Kubernetes' API nor Weft's agent.
+// Package provider serves KubeStack's gRPC interface: networks and load balancers in OpenStack, and pods on them, for existing clients of
+// KubeStack. It needs neither Kubernetes' API nor Weft's agent.
 //
-// A call that fails for a reason of the matter answers gRPC's OK with the reason in the field error, as KubeStack does.
+// A call that fails for a functional reason answers gRPC's OK with the reason in the field error, as KubeStack does.
 package provider
 
 import (
@@ -27,11 +27,11 @@ type Options struct {
 	Plugin plug.Plugin
 	// Host is the node's name in Neutron: external_ids:hostname of its Open vSwitch.
 	Host string
-	// Records is the folder of what is known of pods.
+	// Records is the directory of the records of pods.
 	Records string
 	// Sandboxes finds the network namespaces of pods.
 	Sandboxes Sandboxes
-	// PodSpecs is the folder of HyperContainer's pod specifications; default /var/lib/kubelet/hyper.
+	// PodSpecs is the directory of HyperContainer's pod specifications; default /var/lib/kubelet/hyper.
 	PodSpecs string
 	Log      *slog.Logger
 }
@@ -65,7 +65,7 @@ func Register(s *grpc.Server, opts Options) error {
 	return nil
 }
 
-// NewServer makes a gRPC server with the limits that every call has.
+// NewServer creates a gRPC server with the limits of every call.
 func NewServer(log *slog.Logger, more ...grpc.ServerOption) *grpc.Server {
 	return grpc.NewServer(append([]grpc.ServerOption{
 		grpc.MaxRecvMsgSize(maxMessage), grpc.MaxConcurrentStreams(64), grpc.ConnectionTimeout(20 * time.Second),
@@ -73,7 +73,7 @@ func NewServer(log *slog.Logger, more ...grpc.ServerOption) *grpc.Server {
 	}, more...)...)
 }
 
-// guard bounds every call in time, logs those that fail, and keeps a panic from ending the others' calls.
+// guard limits every call in time, logs failed ones, and keeps a panic from ending other calls.
 func guard(log *slog.Logger) grpc.UnaryServerInterceptor {
 	return func(ctx context.Context, req any, info *grpc.UnaryServerInfo, next grpc.UnaryHandler) (answer any, err error) {
 		ctx, cancel := context.WithTimeout(ctx, callLimit)
@@ -95,7 +95,7 @@ func guard(log *slog.Logger) grpc.UnaryServerInterceptor {
 	}
 }
 
-// text is an error as the field error has it.
+// text returns an error as the text of the field error.
 func text(err error) string {
 	if err == nil {
 		return ""
@@ -103,13 +103,13 @@ func text(err error) string {
 	return err.Error()
 }
 
-// KubeStack's words, which clients compare.
+// KubeStack's texts, which clients compare.
 const (
 	saidNotFound = "NotFound"
 	saidMultiple = "MultipleResults"
 )
 
-// words is an error in KubeStack's words, where it has some.
+// words returns an error in KubeStack's words, if it has some.
 func words(err error) string {
 	switch {
 	case errors.Is(err, cloud.ErrNotFound):

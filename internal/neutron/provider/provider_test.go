@@ -15,7 +15,7 @@ import (
 	"weft.dev/weft/internal/neutron/plug"
 )
 
-// Messages without anything in them get an error that names a field, not a panic.
+// Empty messages get an error that names a field, not a panic.
 func TestEmptyMessages(t *testing.T) {
 	c := cloud.New(nil, cloud.Config{})
 	n, b := &networks{cloud: c}, &balancers{cloud: c}
@@ -113,7 +113,7 @@ func TestHostileNames(t *testing.T) {
 	}
 }
 
-// The specification keeps what else is in it.
+// Other content of the specification stays.
 func TestHyperSpec(t *testing.T) {
 	dir := t.TempDir()
 	req := &kubestack.SetupPodRequest{PodName: "web", Namespace: "red"}
@@ -138,7 +138,7 @@ func TestHyperSpec(t *testing.T) {
 	}
 }
 
-// Whatever bytes arrive as a network, they are refused or give subnets that Neutron can be asked for.
+// Whatever bytes arrive as a network, they are rejected or result in subnets that are valid for Neutron.
 func FuzzSubnets(f *testing.F) {
 	seed, err := proto.Marshal(&kubestack.Network{Name: "n", Subnets: []*kubestack.Subnet{{Cidr: "10.0.0.0/24", Gateway: "10.0.0.1"}}})
 	if err != nil {

@@ -9,15 +9,15 @@ import (
 	"regexp"
 )
 
-// records is a folder with a file for each pod that was set up, written before the first side effect: by it TeardownPod
-// finds the host's devices also when the port is gone from OpenStack.
+// records is a directory with a file for each pod that was set up, written before the first side effect: from it TeardownPod finds the
+// host's devices even if the port does not exist in OpenStack any more.
 type records struct{ dir string }
 
-// record is what a pod's file holds.
+// record is the content of a pod's file.
 type record struct {
 	PortID  string `json:"portID"`
 	Runtime string `json:"runtime"`
-	// Sandbox is what the pod was set up for last: a late teardown of an earlier one must not disconnect it.
+	// Sandbox is the last sandbox for which the pod was set up: a late teardown of an earlier one must not disconnect it.
 	Sandbox string `json:"sandbox"`
 }
 
@@ -33,7 +33,7 @@ var name = regexp.MustCompile(`^[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?$`) //nolint
 
 func (r *records) path(key string) string { return filepath.Join(r.dir, key+".json") }
 
-// get returns nil where there is none. A file that cannot be read as a record is reported, and stays.
+// get returns nil if there is none. A file that cannot be parsed is reported, and stays.
 func (r *records) get(key string) (*record, error) {
 	raw, err := os.ReadFile(r.path(key))
 	if errors.Is(err, os.ErrNotExist) {

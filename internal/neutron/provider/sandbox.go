@@ -28,8 +28,8 @@ var sandboxID = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$`) //nolin
 
 var errNoProcess = errors.New("the sandbox has no running process")
 
-// NetNS asks the runtime for the sandbox's process. Requests for "docker" go to Docker where it is installed, because
-// kubelets that use cri-dockerd do not say so.
+// NetNS requests the sandbox's process from the runtime. Requests for "docker" are sent to Docker if it is installed, because kubelets with
+// cri-dockerd do not identify it.
 func (r Runtimes) NetNS(ctx context.Context, runtime, sandbox string) (string, error) {
 	if !sandboxID.MatchString(sandbox) {
 		return "", fmt.Errorf("podInfraContainerID: %.64q is not the id of a container", sandbox)
@@ -48,10 +48,10 @@ func (r Runtimes) NetNS(ctx context.Context, runtime, sandbox string) (string, e
 	return "/proc/" + strconv.Itoa(pid) + "/ns/net", nil
 }
 
-// maxInspect bounds what a runtime answers, in bytes.
+// maxInspect limits a runtime's answer, in bytes.
 const maxInspect = 4 << 20
 
-// docker asks Docker's API (Engine API, GET /containers/{id}/json).
+// docker sends a request to Docker's API (Engine API, GET /containers/{id}/json).
 func (r Runtimes) docker(ctx context.Context, id string) (int, error) {
 	client := http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
 		return new(net.Dialer).DialContext(ctx, "unix", r.Docker)
@@ -75,7 +75,7 @@ func (r Runtimes) docker(ctx context.Context, id string) (int, error) {
 	return container.State.Pid, nil
 }
 
-// cri asks a CRI runtime for its verbose status, in which containerd and CRI-O give the process of the sandbox.
+// cri requests the verbose status from a CRI runtime, in which containerd and CRI-O report the process of the sandbox.
 func (r Runtimes) cri(ctx context.Context, id string) (int, error) {
 	conn, err := grpc.NewClient("unix://"+r.CRI, grpc.WithTransportCredentials(insecure.NewCredentials()),
 		grpc.WithDefaultCallOptions(grpc.MaxCallRecvMsgSize(maxInspect)))

@@ -1,4 +1,5 @@
-// Package tell has what weft status says of OpenStack's networks: how many networks and ports there are, and what waits for OpenStack.
+// Package tell has the section of weft status about OpenStack's networks: how many networks and ports there are, and what waits for
+// OpenStack.
 package tell
 
 import (
@@ -25,7 +26,7 @@ type collected struct {
 type Counts struct {
 	Networks int `json:"networks"`
 	// Ports are those of nodes, InUse those with a pod, Free those that a pod can have now, and Waiting those that OpenStack has not reported
-	// ACTIVE yet.
+	// as ACTIVE yet.
 	Ports   int `json:"ports"`
 	InUse   int `json:"inUse"`
 	Free    int `json:"free"`
@@ -87,7 +88,7 @@ func judge(facts any, all *status.Facts) status.SectionReport {
 	return report
 }
 
-// network adds a Network that OpenStack does not have as it is asked for.
+// network adds a Network whose state in OpenStack is not the desired one.
 func network(report *status.SectionReport, n *stackubev1.Network) {
 	ready := meta.FindStatusCondition(n.Status.Conditions, stackubev1.ConditionReady)
 	if ready != nil && ready.Status == metav1.ConditionTrue {

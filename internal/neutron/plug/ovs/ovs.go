@@ -1,5 +1,5 @@
-// Package ovs plugs pods into Open vSwitch as KubeStack and Nova's hybrid plug do: a Linux bridge between the pod and the
-// integration bridge, on which Neutron's iptables_hybrid firewall filters.
+// Package ovs connects pods to Open vSwitch as KubeStack and Nova's hybrid plug do: with a Linux bridge between the pod and the integration
+// bridge, on which Neutron's iptables_hybrid firewall filters.
 //
 // For a port whose UUID begins with x (11 characters), the chain is: pod's eth0, tapx, bridge qbrx, qvbx, qvox on the
 // integration bridge. All names have 14 characters.
@@ -19,7 +19,7 @@ import (
 	"weft.dev/weft/internal/reconcile"
 )
 
-// Plugin plugs pods into one integration bridge. It works in the network namespace of its process.
+// Plugin connects pods to one integration bridge. It works in the network namespace of its process.
 type Plugin struct {
 	rows   *ovsdb.Engine
 	bridge string
@@ -34,13 +34,13 @@ func Open(ctx context.Context, endpoint, bridge string) (*Plugin, error) {
 	return &Plugin{rows: rows, bridge: bridge}, nil
 }
 
-// Close ends the connection to Open vSwitch.
+// Close closes the connection to Open vSwitch.
 func (p *Plugin) Close() { p.rows.Close() }
 
 // idLength is how many characters of a port's UUID are in the names of its devices.
 const idLength = 11
 
-// chain is the names of a port's devices.
+// chain has the names of a port's devices.
 type chain struct{ tap, bridge, lower, upper string }
 
 var errShortID = errors.New("the port's id is not a UUID")
@@ -53,7 +53,7 @@ func chainOf(portID string) (chain, error) {
 	return chain{tap: "tap" + x, bridge: "qbr" + x, lower: "qvb" + x, upper: "qvo" + x}, nil
 }
 
-// Setup makes the chain, the row on the integration bridge, and the pod's interface.
+// Setup creates the chain, the row on the integration bridge, and the pod's interface.
 func (p *Plugin) Setup(ctx context.Context, pod plug.Pod) error {
 	names, err := chainOf(pod.Port.ID)
 	if err != nil {
@@ -71,7 +71,7 @@ func (p *Plugin) Setup(ctx context.Context, pod plug.Pod) error {
 // program marks the provider's rows: an agent on the node leaves them alone.
 const program = "provider"
 
-// ifaceID is where Neutron's agent and ovn-controller look for a port's UUID.
+// ifaceID is the key in which Neutron's agent and ovn-controller look for a port's UUID.
 const ifaceID = "iface-id"
 
 // unshared makes sure that the names are not another port's: two UUIDs may begin with the same 11 characters.
@@ -115,8 +115,8 @@ func (p *Plugin) setup(ctx context.Context, names chain, pod plug.Pod) error {
 	}})
 }
 
-// hostSide makes the bridge and the pair to the switch. The bridge's settings are Nova's: it forgets no address and joins no
-// spanning tree, multicast is not filtered, and the host has no IPv6 address on any of the devices.
+// hostSide creates the bridge and the pair to the switch. The bridge's settings are Nova's: addresses do not age, no spanning tree, no
+// multicast filter, and the host has no IPv6 address on any of the devices.
 func hostSide(h *netlink.Handle, names chain, mtu int) error {
 	if err := veth(h, names.lower, names.upper, mtu); err != nil {
 		return err

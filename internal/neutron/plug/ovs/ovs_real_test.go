@@ -38,7 +38,7 @@ func testPod(t *testing.T, id string, space ns.NetNS) plug.Pod {
 // enter runs the rest of a test in a network namespace.
 func enter(t *testing.T, space ns.NetNS) {
 	t.Helper()
-	runtime.LockOSThread() // never unlocked: the thread goes with the test
+	runtime.LockOSThread() // never unlocked: the thread ends with the test
 	h, err := netns.GetFromPath(fmt.Sprintf("/proc/self/fd/%d", space.Fd()))
 	if err != nil {
 		t.Fatal(err)
@@ -71,8 +71,8 @@ func setting(t *testing.T, path string) string {
 	return strings.TrimSpace(string(raw))
 }
 
-// The chain on a real switch: Nova's settings, for a pod without an interface and for one whose runtime made an eth0; twice is
-// once; after the teardown nothing is left.
+// The chain on a real switch: Nova's settings, for a pod without an interface and for one whose runtime created an eth0; a second Setup
+// changes nothing; after the teardown nothing is left.
 func TestChain(t *testing.T) {
 	s := ovstest.Start(t)
 	bridge := s.Name("i")
@@ -132,7 +132,7 @@ func TestChain(t *testing.T) {
 		if err != nil {
 			t.Error(err)
 		}
-		// Another port whose id begins alike is refused, and disturbs nothing.
+		// Another port whose id begins with the same characters is refused, and disturbs nothing.
 		if err := p.Setup(t.Context(), testPod(t, alike, space)); err == nil || !strings.Contains(err.Error(), portID) {
 			t.Errorf("a port with the same device names: %v", err)
 		}

@@ -18,8 +18,8 @@ import (
 // podInterface is the name of a pod's interface.
 const podInterface = "eth0"
 
-// podSide makes the pod's interface with the port's addresses, with the other end on the Linux bridge. kernel says that the
-// kernel's datapath forwards.
+// podSide creates the pod's interface with the port's addresses, and the other end on the Linux bridge. kernel reports that the kernel's
+// datapath forwards.
 func podSide(h *netlink.Handle, names chain, pod plug.Pod, kernel bool) error {
 	space, err := netns.GetFromPath(pod.NetNS)
 	if err != nil {
@@ -63,8 +63,8 @@ func podSide(h *netlink.Handle, names chain, pod plug.Pod, kernel bool) error {
 	return finishChecksums(pod.NetNS)
 }
 
-// finishChecksums turns transmit offloads of the pod's interface off: the userspace datapath forwards frames as they are, and
-// with unfinished checksums the other side drops them.
+// finishChecksums turns transmit offloads of the pod's interface off: the userspace datapath forwards frames as they are, and the receiver
+// drops frames with incomplete checksums.
 func finishChecksums(path string) error {
 	return ns.WithNetNSPath(path, func(ns.NetNS) error {
 		tool, err := ethtool.NewEthtool()
@@ -101,7 +101,7 @@ func connected(h, inside *netlink.Handle, names chain, mac net.HardwareAddr) (bo
 	return false, remove(h, names.tap) // of a former sandbox of the pod
 }
 
-// connect makes the pair, one end in the pod. A network interface that the pod's runtime made is replaced.
+// connect creates the pair, one end in the pod. An interface that the pod's runtime created is replaced.
 func connect(h, inside *netlink.Handle, space netns.NsHandle, names chain, port plug.Port) error {
 	if err := remove(inside, podInterface); err != nil {
 		return fmt.Errorf("replace the pod's interface: %w", err)
@@ -115,7 +115,7 @@ func connect(h, inside *netlink.Handle, space netns.NsHandle, names chain, port 
 	return nil
 }
 
-// address gives the pod's interface what the port has.
+// address configures the pod's interface with the port's addresses.
 func address(inside *netlink.Handle, port plug.Port) error {
 	link, err := inside.LinkByName(podInterface)
 	if err != nil {
