@@ -318,7 +318,7 @@ func (e *Engine) list(ctx context.Context, table tableKey) (*listing, error) {
 	return found, nil
 }
 
-// textListing lists a table without counters' values and sets' elements, with numbers for names.
+// textListing returns nft's arguments that list a table without counters' values and sets' elements, with numbers for names.
 func textListing(table tableKey) []string {
 	return []string{"-s", "-t", "-n", "list", "table", string(table.family), table.name}
 }

@@ -117,7 +117,7 @@ func (e *Engine) readForeign(ctx context.Context, state map[Key]Item) error {
 	return nil
 }
 
-// listingOf lists the table of a base chain, or the chain alone.
+// listingOf returns nft's arguments that list the table of a base chain, or the chain alone.
 func listingOf(base chainObject, whole bool) []string {
 	if whole {
 		return []string{"list", "table", string(base.Family), base.Table}

@@ -64,7 +64,7 @@ func TestMine(t *testing.T) {
 	}
 }
 
-// An event comes before the engine knows the generation: mine waits for it, but not longer than the watch runs.
+// An event comes before the engine has read the generation: mine waits for it, but not longer than the watch runs.
 func TestMineWaits(t *testing.T) {
 	e := &Engine{}
 	own := e.began(7)

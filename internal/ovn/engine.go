@@ -127,7 +127,7 @@ func (e *Engine) watch(ctx context.Context) {
 	}
 }
 
-// drifted compares the copy with what the engine knows. A replaced row has another pointer.
+// drifted compares the copy with the engine's known state. A replaced row has another pointer.
 func (e *Engine) drifted() bool {
 	e.commit.Lock()
 	defer e.commit.Unlock()

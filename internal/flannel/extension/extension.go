@@ -100,7 +100,7 @@ func After(ctx context.Context, b netconf.Extension, network netip.Prefix, own l
 	return nil
 }
 
-// Engine runs the commands of other nodes' leases. What the commands did cannot be read back: an engine knows only what it ran itself.
+// Engine runs the commands of other nodes' leases. What the commands did cannot be read back: an engine records only what it ran itself.
 type Engine struct {
 	log *slog.Logger
 

@@ -454,7 +454,7 @@ func answers(log string) (last, lost int) {
 }
 
 const (
-	// streamed is the minimum number of packets after the last change, so that a loss would show.
+	// streamed is the minimum number of packets of a flow: the control, and the check after the last change, need them.
 	streamed = 100
 	// underWay is how many of a flow's last packets may be unanswered when it ends: 100 ms of them.
 	underWay = 50

@@ -89,7 +89,7 @@ func udp(text string, to, from net.HardwareAddr, source, destination net.IP) []b
 	return append(append(frame, header...), append([]byte{0x1f, 0x90, 0x1f, 0x90, 0, 12, 0, 0}, text[:4]...)...)
 }
 
-// TestBridgeLearnsNothing: a pod cannot take over another's MAC address with frames that pass no rule, and receives no packets for
+// TestBridgeLearnsNothing: a pod cannot take over another's MAC address with frames that bypass all rules, and receives no packets for
 // addresses unknown to the bridge; this also holds after a manual change and after a restart.
 func TestBridgeLearnsNothing(t *testing.T) {
 	s := newStage(t)

@@ -287,7 +287,7 @@ func (w *world) judge() *judge {
 	return j
 }
 
-// knows reports whether the pod of an attachment is known.
+// knows reports whether the judge has the pod of an attachment.
 func (j *judge) knows(rec *attach.Record) bool {
 	uids, there := j.uids[policy.Key{Namespace: rec.PodNamespace, Name: rec.PodName}]
 	return there && (rec.PodUID == "" || slices.Contains(uids, rec.PodUID))

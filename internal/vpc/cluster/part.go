@@ -159,7 +159,7 @@ type reconciler struct {
 
 	leads    bool
 	term     uint64
-	loaded   bool // the planner knows all objects
+	loaded   bool // the planner has all objects
 	started  bool // the loop has all rows
 	config   map[string]map[string]string
 	written  map[key]version

@@ -14,7 +14,7 @@
 //
 // Kube-OVN's patched OVN ranks all routes by source below all routes by destination. Stock OVN compares both by prefix length, so that a
 // route by source would also match packets to connected subnets. Therefore routes by source are compiled to policies of the lowest
-// priority: one for each prefix, with matches that do not overlap each other or a prefix that the router knows by destination. Policies are
+// priority: one for each prefix, with matches that do not overlap each other or a prefix routed by destination. Policies are
 // evaluated after routing, so a default route makes packets reach them, and a further policy drops packets from other sources. With a
 // default route by destination in the same table, routes by source have no effect; the compiler reports them.
 //

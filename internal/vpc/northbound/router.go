@@ -168,7 +168,7 @@ func (c *compiler) route(route objects.Route) {
 	}
 }
 
-// sourceRoutes creates the policies of a table's routes by source. known are the prefixes that the table knows by destination.
+// sourceRoutes creates the policies of a table's routes by source. known are the prefixes for which the table has routes by destination.
 func (c *compiler) sourceRoutes(table string, routes []objects.Route, known []netip.Prefix) {
 	ports := c.portsOf(table)
 	if len(ports) == 0 {
