@@ -391,7 +391,7 @@ func (a *agent) serveNetwork(ctx, engineCtx context.Context, e *engines, group *
 		Privileged:      a.privileged,
 		Closed:          a.events.closed,
 		RuntimeCache:    a.opts.RuntimeCache,
-		Reserved:        reservedPorts(a.opts.HealthAddress),
+		Reserved:        a.reservedFor,
 		ServiceWarnings: func(owner reconcile.Owner, warnings []error) { a.tellServiceWarnings(ctx, owner, warnings) },
 	})
 	a.watch(network, e)

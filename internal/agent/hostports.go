@@ -7,15 +7,26 @@ import (
 
 	"weft.dev/weft/internal/cni"
 	"weft.dev/weft/internal/liveness"
-	"weft.dev/weft/internal/overlay"
 )
 
-// reservedPorts returns the ports of the node that no pod may use, for an agent that serves its health at this address.
-func reservedPorts(healthAddress string) []overlay.ReservedPort {
-	reserved := []overlay.ReservedPort{{
+// reservedPort is a port of the node that no pod may have as a host port.
+type reservedPort struct {
+	port cni.HostPort
+	// user is what it is reserved for: "the agent's health and metrics".
+	user string
+}
+
+// reservedPorts returns the ports of the node that no pod may have, for an agent that serves its health at this address, on a node with
+// tunnels at these UDP ports.
+func reservedPorts(healthAddress string, tunnels []uint16) []reservedPort {
+	reserved := []reservedPort{{
 		// Other nodes treat a node that does not answer there as gone, and its egress IPs as served elsewhere.
-		Port: cni.HostPort{Port: liveness.Port, Protocol: "tcp"}, For: "other nodes, which ask there whether this one is alive",
+		port: cni.HostPort{Port: liveness.Port, Protocol: "tcp"}, user: "other nodes, which ask there whether this one is alive",
 	}}
+	for _, port := range tunnels {
+		// Host ports are translated before the kernel delivers a packet to a tunnel: a pod would receive what the node's other pods receive.
+		reserved = append(reserved, reservedPort{cni.HostPort{Port: port, Protocol: "udp"}, "tunnels between nodes"})
+	}
 	at, number, err := net.SplitHostPort(healthAddress)
 	if err != nil {
 		return reserved // no address, or an invalid one, with which the agent does not start
@@ -28,15 +39,28 @@ func reservedPorts(healthAddress string) []overlay.ReservedPort {
 	if address, err := netip.ParseAddr(at); err == nil && address.Is4() && !address.IsUnspecified() {
 		health.Address = address
 	}
-	return append(reserved, overlay.ReservedPort{Port: health, For: "the agent's health and metrics"})
+	return append(reserved, reservedPort{health, "the agent's health and metrics"})
 }
 
 // reservedFor returns what a port of the node is reserved for; "" if it is not reserved.
 func (a *agent) reservedFor(port cni.HostPort) string {
-	for _, r := range reservedPorts(a.opts.HealthAddress) {
-		if r.Port.Overlaps(port) {
-			return r.For
+	tunnels := closedPorts(a.opts.Networks)
+	if a.networks != nil {
+		for _, k := range a.networks.kinds {
+			tunnels = append(tunnels, k.tunnelPorts()...)
+		}
+	}
+	for _, r := range reservedPorts(a.opts.HealthAddress, tunnels) {
+		if r.port.Overlaps(port) {
+			return r.user
 		}
 	}
 	return ""
+}
+
+// tunnelPorts returns the UDP ports of tunnels that the network's objects configure.
+func (k *kind) tunnelPorts() []uint16 {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	return k.presence.TunnelPorts
 }

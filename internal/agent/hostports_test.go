@@ -6,7 +6,9 @@ import (
 	"testing"
 
 	"weft.dev/weft/internal/cni"
-	"weft.dev/weft/internal/overlay"
+	flannel "weft.dev/weft/internal/flannel/node"
+	"weft.dev/weft/internal/network"
+	neutron "weft.dev/weft/internal/neutron/node"
 )
 
 func TestReservedPorts(t *testing.T) {
@@ -36,9 +38,32 @@ func TestReservedPorts(t *testing.T) {
 		{DefaultHealthAddress, tcp(9, "192.0.2.1"), true},
 		{DefaultHealthAddress, cni.HostPort{Port: 9, Protocol: "udp", ContainerPort: 9}, false},
 	} {
-		got := slices.ContainsFunc(reservedPorts(c.health), func(r overlay.ReservedPort) bool { return r.Port.Overlaps(c.port) })
+		got := slices.ContainsFunc(reservedPorts(c.health, nil), func(r reservedPort) bool { return r.port.Overlaps(c.port) })
 		if got != c.want {
 			t.Errorf("health at %q: %s kept: %t, want %t", c.health, c.port, got, c.want)
 		}
+	}
+}
+
+// The ports of tunnels are reserved: of all networks that the agent serves, and those that a network's objects configure.
+func TestTunnelPortsAreReserved(t *testing.T) {
+	kinds := []network.Kind{flannel.Kind(flannel.KindOptions{}), neutron.Kind("n1")}
+	a := &agent{opts: Options{Networks: kinds}, networks: &networks{}}
+	configured := &kind{Kind: kinds[0]}
+	a.networks.kinds = []*kind{configured, {Kind: kinds[1]}}
+	udp := func(port uint16) string {
+		return a.reservedFor(cni.HostPort{Address: netip.MustParseAddr("192.0.2.1"), Port: port, Protocol: "udp", ContainerPort: 53})
+	}
+	for port, want := range map[uint16]string{6081: "tunnels between nodes", 4789: "tunnels between nodes", 8472: "", 53: ""} {
+		if got := udp(port); got != want {
+			t.Errorf("%d/udp is reserved for %q, want %q", port, got, want)
+		}
+	}
+	configured.presence = network.Presence{Present: true, TunnelPorts: []uint16{8472}}
+	if got := udp(8472); got != "tunnels between nodes" {
+		t.Errorf("flannel's port is reserved for %q", got)
+	}
+	if got := a.reservedFor(cni.HostPort{Port: 6081, Protocol: "tcp", ContainerPort: 80}); got != "" {
+		t.Errorf("6081/tcp is reserved for %q", got)
 	}
 }

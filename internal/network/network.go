@@ -84,7 +84,8 @@ type Kind struct {
 	Bind func(ctx context.Context, objects client.Reader) (placement.Binder, error)
 	// Care is the part of the node's state that belongs to the network.
 	Care node.Care
-	// ClosedPorts are UDP ports of the network's tunnels, which the other networks close to their pods before the node has a tunnel.
+	// ClosedPorts are UDP ports of the network's tunnels, which the other networks close to their pods before the node has a tunnel. No pod
+	// may have one as a host port.
 	ClosedPorts []uint16
 	// Scheme adds the API groups that the network reads. Nil: those of Kubernetes are enough.
 	Scheme func(*runtime.Scheme) error
@@ -106,6 +107,9 @@ type Presence struct {
 	Default bool
 	// Cluster says that the network can be the default one: it needs no binding to place a pod.
 	Cluster bool
+	// TunnelPorts are UDP ports of the network's tunnels that its objects configure. Together with ClosedPorts they are reserved: no pod may
+	// have one as a host port.
+	TunnelPorts []uint16
 }
 
 // Object is a kind of object that a network reads.

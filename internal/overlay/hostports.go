@@ -3,7 +3,6 @@ package overlay
 import (
 	"context"
 	"net/netip"
-	"slices"
 
 	"weft.dev/weft/internal/attach"
 	"weft.dev/weft/internal/cni"
@@ -19,13 +18,6 @@ type HostConnections interface {
 	ForgetHostPorts(ports ...cni.HostPort) error
 	// ForgetTranslatedTo flushes the connections that are translated to removed pods.
 	ForgetTranslatedTo(pods ...netip.Addr) error
-}
-
-// ReservedPort is a port of the node that no pod may have as a host port.
-type ReservedPort struct {
-	Port cni.HostPort
-	// For names its user: "the agent's health and metrics".
-	For string
 }
 
 // hostPortRules returns the rules for an attachment's host ports; nil if it has none.
@@ -117,10 +109,13 @@ func (n *Network) hostPorts(req *cni.Request) ([]cni.HostPort, error) {
 	if err != nil {
 		return nil, err
 	}
+	if n.opts.Reserved == nil {
+		return ports, nil
+	}
 	for _, port := range ports {
-		if i := slices.IndexFunc(n.opts.Reserved, func(r ReservedPort) bool { return r.Port.Overlaps(port) }); i >= 0 {
+		if why := n.opts.Reserved(port); why != "" {
 			return nil, cni.Errorf(cni.CodeInvalidConfig, "pod %s/%s cannot have host port %s: it is reserved for %s; use another one",
-				req.Args.PodNamespace, req.Args.PodName, port, n.opts.Reserved[i].For)
+				req.Args.PodNamespace, req.Args.PodName, port, why)
 		}
 	}
 	return ports, nil

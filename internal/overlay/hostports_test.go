@@ -61,6 +61,14 @@ func (l *life) publish(name string, mappings ...cni.PortMapping) *cni.Request {
 	return req
 }
 
+// reserved reserves 9/udp.
+func reserved(port cni.HostPort) string {
+	if port.Overlaps(cni.HostPort{Port: 9, Protocol: "udp"}) {
+		return "somebody else"
+	}
+	return ""
+}
+
 func mapping(port int) cni.PortMapping {
 	return cni.PortMapping{HostPort: port, ContainerPort: 80, Protocol: "udp"}
 }

@@ -150,8 +150,9 @@ type Options struct {
 	// Privileged reports whether a pod has a privileged container or init container. It is called only for egress routers. Nil: egress routers
 	// are refused.
 	Privileged func(ctx context.Context, pod cni.Args) (bool, error)
-	// Reserved are ports of the node that no pod may have as a host port.
-	Reserved []ReservedPort
+	// Reserved returns what a port of the node is reserved for; "" if a pod may have it as a host port. It must not block. Nil: none is
+	// reserved.
+	Reserved func(port cni.HostPort) string
 	// PolicyProblems is called with what a NetworkPolicy that isolates a pod of this node specifies and this node does not enforce, once for
 	// each change of it. It must not block. Nil: not called.
 	PolicyProblems func(key policy.Key, problems []error)

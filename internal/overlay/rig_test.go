@@ -285,7 +285,7 @@ func (n *node) beginIn(t tb, boot string) *life {
 			return placement.Decision{Network: NetworkName}, nil
 		},
 	})
-	l := &life{handler: handler, Network: New(engines, store, Options{BootID: boot, Records: handler.Records(NetworkName), RuntimeCache: n.cache, Ports: portsNetns, Spare: n.spare, Privileged: n.privileged, Reserved: []ReservedPort{{cni.HostPort{Port: 9, Protocol: "udp"}, "somebody else"}}}), node: n, store: store}
+	l := &life{handler: handler, Network: New(engines, store, Options{BootID: boot, Records: handler.Records(NetworkName), RuntimeCache: n.cache, Ports: portsNetns, Spare: n.spare, Privileged: n.privileged, Reserved: reserved}), node: n, store: store}
 	l.standing.rest = 0
 	leave := handler.Serve(NetworkName, l.Network, l.HandedOver())
 	ctx, cancel := context.WithCancel(context.Background())

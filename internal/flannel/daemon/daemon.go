@@ -3,7 +3,6 @@
 package daemon
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -370,13 +369,10 @@ func (d *Daemon) establish(ctx context.Context, p *presence) error {
 	return nil
 }
 
-// kernelPort is the kernel's default VXLAN port.
-const kernelPort = 8472
-
 func tunnel(config netconf.Config) host.Tunnel {
 	switch b := config.Backend.(type) {
 	case netconf.VXLAN:
-		return host.Tunnel{Port: cmp.Or(b.Port, kernelPort)}
+		return host.Tunnel{Port: b.UDPPort()}
 	case netconf.IPIP:
 		return host.Tunnel{IPIP: true}
 	default:

@@ -6,6 +6,7 @@
 package netconf
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 )
@@ -95,6 +96,24 @@ type Extension struct {
 
 // Type implements Backend.
 func (VXLAN) Type() string { return "vxlan" }
+
+// kernelPort is the kernel's default VXLAN port.
+const kernelPort = 8472
+
+// UDPPort is the port, or the kernel's.
+func (b VXLAN) UDPPort() uint16 { return cmp.Or(b.Port, kernelPort) }
+
+// TunnelPorts returns the UDP ports at which a node with this backend receives tunnels' packets.
+func TunnelPorts(b Backend) []uint16 {
+	switch b := b.(type) {
+	case VXLAN:
+		return []uint16{b.UDPPort()}
+	case WireGuard:
+		return []uint16{b.ListenPort, b.ListenPort6}
+	default:
+		return nil
+	}
+}
 
 // Type implements Backend.
 func (HostGW) Type() string { return "host-gw" }

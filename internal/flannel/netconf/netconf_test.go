@@ -3,6 +3,7 @@ package netconf_test
 import (
 	"encoding/json"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 
@@ -185,4 +186,23 @@ func FuzzParse(f *testing.F) {
 			t.Error("an error without words")
 		}
 	})
+}
+
+// The ports of tunnels are those that the backend configures, or the defaults.
+func TestTunnelPorts(t *testing.T) {
+	for text, want := range map[string][]uint16{
+		`{"Network": "10.244.0.0/16"}`:                                                       {8472},
+		`{"Network": "10.244.0.0/16", "Backend": {"Type": "vxlan", "Port": 8473}}`:           {8473},
+		`{"Network": "10.244.0.0/16", "Backend": {"Type": "wireguard"}}`:                     {51820, 51821},
+		`{"Network": "10.244.0.0/16", "Backend": {"Type": "wireguard", "ListenPort": 5000}}`: {5000, 51821},
+		`{"Network": "10.244.0.0/16", "Backend": {"Type": "host-gw"}}`:                       nil,
+	} {
+		c, err := netconf.Parse([]byte(text))
+		if err != nil {
+			t.Fatal(err)
+		}
+		if got := netconf.TunnelPorts(c.Backend); !slices.Equal(got, want) {
+			t.Errorf("%s: %v, want %v", text, got, want)
+		}
+	}
 }

@@ -81,8 +81,19 @@ func present(ctx context.Context, objects client.Reader) (network.Presence, erro
 	}
 	return network.Presence{
 		Present: true, Why: "ConfigMap " + config.Namespace + "/" + config.Name, Cluster: true,
-		Default: config.Annotations[placement.AnnotationDefault] == "true",
+		Default:     config.Annotations[placement.AnnotationDefault] == "true",
+		TunnelPorts: tunnelPorts(config.Data[cluster.KeyNet]),
 	}, nil
+}
+
+// tunnelPorts returns the UDP ports of the tunnels that net-conf.json configures. With an invalid one there are no new tunnels; existing
+// ones are at the default port.
+func tunnelPorts(text string) []uint16 {
+	c, err := netconf.Parse([]byte(text))
+	if err != nil {
+		c.Backend = netconf.VXLAN{}
+	}
+	return netconf.TunnelPorts(c.Backend)
 }
 
 // strip removes from an object what no NetworkPolicy and no event depends on.

@@ -201,12 +201,12 @@ const (
 	prioritySNAT   = 101 // after kube-proxy's
 )
 
-// Rules returns the node's rules. They must be in effect before the first port of a userspace datapath.
+// Rules returns the node's rules; tunnels are the UDP ports of tunnels between nodes. They must be in effect before the first port of a userspace datapath.
 //
 // A forwarding host would send other pods' packets to a pod's /32 route by the host's interface, and masquerade them to HostAddress, which
 // the flows pass: so only answers are forwarded there. Packets from there may open connections only to Services: kube-proxy has translated
 // them. They leave with the node's address, because nothing else has a route to the pod.
-func Rules() map[nft.Key]nft.Item {
+func Rules(tunnels []uint16) map[nft.Key]nft.Item {
 	fragment := map[nft.Key]nft.Item{}
 	add := func(items ...nft.Item) {
 		for _, item := range items {
@@ -235,7 +235,7 @@ func Rules() map[nft.Key]nft.Item {
 		fmt.Sprintf(`iifname "%s" ct state invalid drop`, Device),
 		fmt.Sprintf(`iifname "%s" ct state new ct status & dnat == 0 drop`, Device))
 	add(hostPortSets()...)
-	for name, rules := range hostPortRules() {
+	for name, rules := range hostPortRules(tunnels) {
 		chain(name, rules...)
 	}
 	chain(nft.Chain{Family: nft.FamilyInet, Name: "forward", Hook: nft.HookForward, Priority: priorityFilter},

@@ -67,12 +67,16 @@ func hostPortSets() []nft.Item {
 }
 
 // hostPortRules translates host ports to pods: only packets for an address of the node itself; of the loopback range only 127.0.0.1, and
-// only for the node. Sources become the host's two addresses, because pods have a route by the host to no others.
-func hostPortRules() map[nft.Chain][]string {
-	lead := []string{
-		"meta nfproto ipv4 fib daddr type local dnat ip to ip daddr . meta l4proto . th dport map @" + hostPortsAt,
-		"meta nfproto ipv4 fib daddr type local dnat ip to meta l4proto . th dport map @" + hostPorts,
+// only for the node. Packets of tunnels are never translated. Sources become the host's two addresses, because pods have a route by the host to no others.
+func hostPortRules(tunnels []uint16) map[nft.Chain][]string {
+	var lead []string
+	for _, port := range tunnels {
+		lead = append(lead, fmt.Sprintf("udp dport %d return", port))
 	}
+	lead = append(lead,
+		"meta nfproto ipv4 fib daddr type local dnat ip to ip daddr . meta l4proto . th dport map @"+hostPortsAt,
+		"meta nfproto ipv4 fib daddr type local dnat ip to meta l4proto . th dport map @"+hostPorts,
+	)
 	nat := func(name string, hook nft.Hook, priority int) nft.Chain {
 		return nft.Chain{Family: nft.FamilyInet, Name: name, Type: nft.TypeNAT, Hook: hook, Priority: priority}
 	}

@@ -126,7 +126,7 @@ func (n *Network) start(ctx context.Context) error {
 		return fmt.Errorf("rules of others: %w", err)
 	}
 	own := pipeline.Owner
-	if err := n.node.Rules.Start(ctx, map[reconcile.Owner]map[nft.Key]nft.Item{own: host.Rules()}); err != nil {
+	if err := n.node.Rules.Start(ctx, map[reconcile.Owner]map[nft.Key]nft.Item{own: host.Rules(n.deps.ClosedPorts)}); err != nil {
 		return fmt.Errorf("rules: %w", err)
 	}
 	if err := n.vswitch.Rows.Start(ctx, map[reconcile.Owner]map[ovsdb.Key]ovsdb.Row{own: host.Rows(n.vswitch.Datapath)}); err != nil {

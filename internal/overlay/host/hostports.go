@@ -59,18 +59,28 @@ func (c *Config) hostPorts(f fragment) {
 		&nft.Map{Family: nft.FamilyInet, Table: table, Name: hostPorts, Type: "inet_proto . inet_service", Value: "ipv4_addr . inet_service"},
 		&nft.Map{Family: nft.FamilyInet, Table: table, Name: hostPortsAt, Type: "ipv4_addr . inet_proto . inet_service", Value: "ipv4_addr . inet_service"},
 	)
-	lead := []string{
+	lead := notToTunnels(c.ClosedPorts)
+	lead = append(lead,
 		// kube-proxy may put the Services' addresses on the node and translate them only later (IPVS).
 		fmt.Sprintf("ip daddr %s return", c.ServiceNetwork),
 		// To the kernel, egress IPs are addresses of the node. New connections to one are rejected before; this rule is for the node's own
 		// packets.
 		fmt.Sprintf("ip daddr @%s return", egressAddresses),
-		"meta nfproto ipv4 fib daddr type local dnat ip to ip daddr . meta l4proto . th dport map @" + hostPortsAt,
-		"meta nfproto ipv4 fib daddr type local dnat ip to meta l4proto . th dport map @" + hostPorts,
-	}
+		"meta nfproto ipv4 fib daddr type local dnat ip to ip daddr . meta l4proto . th dport map @"+hostPortsAt,
+		"meta nfproto ipv4 fib daddr type local dnat ip to meta l4proto . th dport map @"+hostPorts,
+	)
 	// The node drops packets from outside to the loopback range. Translated before, they would not be dropped.
 	f.chain(nft.Chain{Family: nft.FamilyInet, Name: "hostports-in", Type: nft.TypeNAT, Hook: nft.HookPrerouting, Priority: priorityDNAT},
 		append([]string{"ip daddr 127.0.0.0/8 return"}, lead...)...)
 	f.chain(nft.Chain{Family: nft.FamilyInet, Name: "hostports-out", Type: nft.TypeNAT, Hook: nft.HookOutput, Priority: priorityDNAT},
 		append([]string{"ip daddr 127.0.0.0/8 ip daddr != " + loopback + " return"}, lead...)...)
+}
+
+// notToTunnels returns rules that keep packets of tunnels from being translated to a pod, whatever its host ports are.
+func notToTunnels(ports []uint16) []string {
+	var rules []string
+	for _, port := range ports {
+		rules = append(rules, fmt.Sprintf("udp dport %d return", port))
+	}
+	return rules
 }
