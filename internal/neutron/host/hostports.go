@@ -16,6 +16,8 @@ const (
 	hostPorts   = "hostports"
 	hostPortsAt = "hostports-at"
 	published   = "published"
+	// services are the addresses of Services.
+	services = "services"
 )
 
 // toHostPort matches packets that are translated to a pod's port, as long as host ports are translated to it. A Service that kube-proxy
@@ -62,18 +64,34 @@ func hostPortSets() []nft.Item {
 	return []nft.Item{
 		&nft.Map{Family: nft.FamilyInet, Table: table, Name: hostPorts, Type: "inet_proto . inet_service", Value: "ipv4_addr . inet_service"},
 		&nft.Map{Family: nft.FamilyInet, Table: table, Name: hostPortsAt, Type: "ipv4_addr . inet_proto . inet_service", Value: "ipv4_addr . inet_service"},
+		&nft.Set{Family: nft.FamilyInet, Table: table, Name: services, Type: "ipv4_addr"},
 		&nft.Set{Family: nft.FamilyInet, Table: table, Name: published, Type: "ipv4_addr . inet_proto . inet_service"},
 	}
 }
 
+// Service returns what a Service adds to the node's rules: its addresses lead to no host port.
+func Service(addresses []netip.Addr) map[nft.Key]nft.Item {
+	fragment := map[nft.Key]nft.Item{}
+	for _, a := range addresses {
+		if a.Is4() {
+			e := &nft.Element{Family: nft.FamilyInet, Table: table, Set: services, Match: []string{a.String()}}
+			fragment[e.Key()] = e
+		}
+	}
+	return fragment
+}
+
 // hostPortRules translates host ports to pods: only packets for an address of the node itself; of the loopback range only 127.0.0.1, and
-// only for the node. Packets of tunnels are never translated. Sources become the host's two addresses, because pods have a route by the host to no others.
+// only for the node. Packets of tunnels and those to
+// Services' addresses are never translated. Sources become the host's two addresses, because pods have a route by the host to no others.
 func hostPortRules(tunnels []uint16) map[nft.Chain][]string {
 	var lead []string
 	for _, port := range tunnels {
 		lead = append(lead, fmt.Sprintf("udp dport %d return", port))
 	}
 	lead = append(lead,
+		// kube-proxy may put the Services' addresses on the node and translate them only later (IPVS).
+		"ip daddr @"+services+" return",
 		"meta nfproto ipv4 fib daddr type local dnat ip to ip daddr . meta l4proto . th dport map @"+hostPortsAt,
 		"meta nfproto ipv4 fib daddr type local dnat ip to meta l4proto . th dport map @"+hostPorts,
 	)

@@ -28,12 +28,12 @@ func before(t *testing.T, rules map[nft.Key]nft.Item, chain string) []string {
 	return nil
 }
 
-// Packets of tunnels never lead to a pod's host port.
+// Packets of tunnels and to Services never lead to a pod's host port.
 func TestNotTranslated(t *testing.T) {
 	rules := Rules([]uint16{4789, 6081})
 	for _, chain := range []string{"hostports-in", "hostports-out"} {
 		first := before(t, rules, chain)
-		for _, want := range []string{"udp dport 4789 return", "udp dport 6081 return"} {
+		for _, want := range []string{"udp dport 4789 return", "udp dport 6081 return", "ip daddr @services return"} {
 			if !slices.Contains(first, want) {
 				t.Errorf("%s: no rule %q in %q", chain, want, first)
 			}

@@ -298,7 +298,7 @@ func TestEventsConcernTheirNamespace(t *testing.T) {
 		c.serveAll(t.Context())
 		return reader.lists.Load() > before
 	}
-	n := &Network{ports: newPorts("n1", 0, nil, nil, nil)}
+	n := &Network{ports: newPorts("n1", 0, nil, nil, nil), addresses: &addresses{}}
 	n.compiler = newCompiler("n1", reader, slog.New(slog.DiscardHandler), func(fragments) {})
 	for _, namespace := range []string{"blue", "red"} {
 		n.compiler.admit(podNumber(t, namespace, 1, 1), scope{namespace, namespace})
@@ -336,7 +336,7 @@ func TestEventsConcernTheirNamespace(t *testing.T) {
 		"a port":                         {nil, port, true},
 		"a port's status":                {port, reported, false},
 	} {
-		n.objectChanged(c.before, c.now)
+		n.objectChanged(c.before, c.now, false)
 		if got := compiled(n.compiler); got != c.want {
 			t.Errorf("%s: compiled %v, want %v", name, got, c.want)
 		}

@@ -40,8 +40,8 @@ func (n *Network) settled(ctx context.Context, owners ...reconcile.Owner) error 
 	return nil
 }
 
-// objectChanged requests the compilation of the flows that depend on an object. before is nil for an object that is new or deleted.
-func (n *Network) objectChanged(before, object client.Object) {
+// objectChanged requests the compilation of the flows that depend on an object. before is nil for an object that is new or gone.
+func (n *Network) objectChanged(before, object client.Object, gone bool) {
 	if before != nil && before.GetResourceVersion() == object.GetResourceVersion() {
 		return // the watch repeats an unchanged object
 	}
@@ -65,6 +65,7 @@ func (n *Network) objectChanged(before, object client.Object) {
 			n.compiler.hostChanged()
 		}
 		n.compiler.namespaceChanged(now.Namespace, false)
+		n.addresses.changed(now, gone)
 	default:
 		n.compiler.namespaceChanged(now.GetNamespace(), false)
 	}
@@ -72,17 +73,19 @@ func (n *Network) objectChanged(before, object client.Object) {
 
 // handler hands the events of an informer to objectChanged.
 func (n *Network) handler() toolscache.ResourceEventHandlerFuncs {
-	changed := func(before, now any) {
+	changed := func(before, now any, deleted bool) {
 		if gone, is := now.(toolscache.DeletedFinalStateUnknown); is {
 			now = gone.Obj
 		}
 		was, _ := before.(client.Object)
 		if object, is := now.(client.Object); is {
-			n.objectChanged(was, object)
+			n.objectChanged(was, object, deleted)
 		}
 	}
 	return toolscache.ResourceEventHandlerFuncs{
-		AddFunc: func(now any) { changed(nil, now) }, UpdateFunc: changed, DeleteFunc: func(last any) { changed(nil, last) },
+		AddFunc:    func(now any) { changed(nil, now, false) },
+		UpdateFunc: func(before, now any) { changed(before, now, false) },
+		DeleteFunc: func(last any) { changed(nil, last, true) },
 	}
 }
 

@@ -18,8 +18,11 @@ import (
 	"weft.dev/weft/internal/reconcile"
 )
 
-// rules are the node's rules of several owners.
-type rules map[reconcile.Owner]map[nft.Key]nft.Item
+// ruleItems are the node's rules of one owner, and rules those of several.
+type (
+	ruleItems = map[nft.Key]nft.Item
+	rules     map[reconcile.Owner]ruleItems
+)
 
 // hostPorts returns the host ports that a pod requests, unless one is reserved.
 func (n *Network) hostPorts(req *cni.Request) ([]cni.HostPort, error) {

@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"github.com/containernetworking/plugins/pkg/ns"
+	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -135,6 +136,20 @@ func TestHostPorts(t *testing.T) {
 	all()
 
 	c := api(t)
+	// kube-proxy in mode IPVS puts the addresses of Services on the node.
+	service := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "published", Name: "other"}, Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 8080}}}}
+	must(t, c.Create(t.Context(), service))
+	t.Cleanup(func() { _ = c.Delete(context.Background(), service) })
+	ovntest.Run(t, s.NetNS, "ip", "link", "add", "ipvs", "type", "dummy")
+	ovntest.Run(t, s.NetNS, "ip", "addr", "add", service.Spec.ClusterIP+"/32", "dev", "ipvs")
+	eventually(t, "the address of a Service leads to no host port", func() error {
+		if got, err := asks(s.NetNS, service.Spec.ClusterIP+":8080", false); err == nil {
+			return fmt.Errorf("it answers %q", got)
+		}
+		return nil
+	})
+	all()
+
 	policy := &networkingv1.NetworkPolicy{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "published", Name: "closed"},
 		Spec:       networkingv1.NetworkPolicySpec{PolicyTypes: []networkingv1.PolicyType{networkingv1.PolicyTypeIngress}},

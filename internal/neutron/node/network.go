@@ -51,6 +51,8 @@ type Network struct {
 
 	// compiler has the flows of the networks.
 	compiler *compiler
+	// addresses has the addresses of Services.
+	addresses *addresses
 }
 
 var (
@@ -75,6 +77,7 @@ func newNetwork(ctx context.Context, n *node.Node, deps network.Deps, rest time.
 		node: n, vswitch: vswitch, deps: deps, handed: make(chan struct{}), ports: newPorts(n.Name, rest, vswitch.Rows, deps.Objects, deps.API),
 	}
 	made.compiler = newCompiler(n.Name, deps.Objects, deps.Log, func(f fragments) { made.flows().Loop.Set(f) })
+	made.addresses = &addresses{objects: deps.Objects, set: func(r rules) { n.Rules.Set(r) }}
 	if deps.Events != nil {
 		made.compiler.warn = func(policy client.Object, note string) {
 			deps.Events.Warning(policy, "PolicyNotAsSpecified", "Enforce", note)
@@ -128,6 +131,12 @@ func (n *Network) start(ctx context.Context) error {
 	own := pipeline.Owner
 	if err := n.node.Rules.Start(ctx, map[reconcile.Owner]map[nft.Key]nft.Item{own: host.Rules(n.deps.ClosedPorts)}); err != nil {
 		return fmt.Errorf("rules: %w", err)
+	}
+	if err := n.addresses.start(ctx); err != nil {
+		return err
+	}
+	if err := n.node.Rules.Apply(ctx, nil); err != nil {
+		return fmt.Errorf("rules of Services: %w", err)
 	}
 	if err := n.vswitch.Rows.Start(ctx, map[reconcile.Owner]map[ovsdb.Key]ovsdb.Row{own: host.Rows(n.vswitch.Datapath)}); err != nil {
 		return fmt.Errorf("bridge %s: %w", pipeline.Bridge, err)
