@@ -92,8 +92,8 @@ func (n *Network) publish(ctx context.Context, rec *attach.Record) error {
 	return errors.Join(link.ForgetTo(unix.IPPROTO_UDP, forgotten["udp"]...), link.ForgetTo(unix.IPPROTO_SCTP, forgotten["sctp"]...))
 }
 
-// withdraw removes attachments' host ports, without waiting.
-func (n *Network) withdraw(recs ...attach.Record) {
+// withdraw removes attachments' host ports, without waiting, and returns what it handed over.
+func (n *Network) withdraw(recs ...attach.Record) rules {
 	gone := rules{}
 	for i := range recs {
 		if len(recs[i].HostPorts) > 0 {
@@ -103,11 +103,18 @@ func (n *Network) withdraw(recs ...attach.Record) {
 	if len(gone) > 0 {
 		n.node.Rules.Set(gone)
 	}
+	return gone
 }
 
 // unpublish is withdraw, and returns once it is in effect. The connections end with the pods.
 func (n *Network) unpublish(ctx context.Context, recs []attach.Record) error {
-	n.withdraw(recs...)
+	gone := n.withdraw(recs...)
+	if len(gone) == 0 {
+		return nil
+	}
+	if err := n.node.Rules.Apply(ctx, gone); err != nil {
+		return fmt.Errorf("host ports: %w", err)
+	}
 	var addresses []netip.Addr
 	for i := range recs {
 		if address, has := address4(&recs[i]); has && len(recs[i].HostPorts) > 0 && recs[i].BootID == n.node.BootID {
@@ -116,9 +123,6 @@ func (n *Network) unpublish(ctx context.Context, recs []attach.Record) error {
 	}
 	if len(addresses) == 0 {
 		return nil
-	}
-	if err := n.node.Rules.Apply(ctx, nil); err != nil {
-		return fmt.Errorf("host ports: %w", err)
 	}
 	if err := link.ForgetLedTo(addresses...); err != nil {
 		n.deps.Log.Warn("conntrack flush of host ports; their connections last until they end", "error", err)
