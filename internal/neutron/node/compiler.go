@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -151,6 +153,8 @@ func (c *compiler) begin(s scope) *batch {
 			b.attached = append(b.attached, a)
 		}
 	}
+	// The same objects result in the same problems, in the same order.
+	slices.SortFunc(b.attached, func(x, y *attachment) int { return strings.Compare(x.rec.Key().String(), y.rec.Key().String()) })
 	return b
 }
 
@@ -204,18 +208,29 @@ func (c *compiler) handOver(ctx context.Context, b *batch) []refusal {
 	return refused
 }
 
+// mostLogged limits a logged problem, in bytes. A tenant can cause one for each pod and policy.
+const mostLogged = 4096
+
+// bounded returns the text, cut at mostLogged.
+func bounded(text string) string {
+	if len(text) <= mostLogged {
+		return text
+	}
+	return strings.ToValidUTF8(text[:mostLogged], "") + " (and more)"
+}
+
 // report logs what is invalid, once, and returns the problems for the policies' events.
 func (c *compiler) report(ctx context.Context, b *batch, j *job) []refusal {
 	problem := ""
 	if b.err != nil {
-		problem = b.err.Error()
+		problem = bounded(b.err.Error())
 	}
 	if problem == j.logged || ctx.Err() != nil {
 		return nil
 	}
 	j.logged = problem
 	if b.err != nil {
-		c.log.WarnContext(ctx, "flows of a Neutron network", "network", string(b.scope.owner()), "error", b.err)
+		c.log.WarnContext(ctx, "flows of a Neutron network", "network", string(b.scope.owner()), "error", problem)
 	}
 	if b.judge == nil {
 		return nil

@@ -386,6 +386,49 @@ func TestRefusedPoliciesHaveEvents(t *testing.T) {
 	}
 }
 
+// shuffled lists NetworkPolicies in another order each time, as a cache may.
+type shuffled struct {
+	client.Reader
+	lists int
+}
+
+func (r *shuffled) List(ctx context.Context, list client.ObjectList, opts ...client.ListOption) error {
+	err := r.Reader.List(ctx, list, opts...)
+	if policies, is := list.(*networkingv1.NetworkPolicyList); is {
+		if r.lists++; r.lists%2 == 0 {
+			slices.Reverse(policies.Items)
+		}
+	}
+	return err
+}
+
+// The same problems of several pods and policies are logged once, whatever the order of the objects is, and the text is limited.
+func TestProblemsAreLoggedOnce(t *testing.T) {
+	var there []client.Object
+	for i := range 40 {
+		invalid := policyOf("blue", "a")
+		invalid.Name = fmt.Sprintf("invalid-%d", i)
+		invalid.Spec.Ingress[0].From = []networkingv1.NetworkPolicyPeer{{IPBlock: &networkingv1.IPBlock{CIDR: "nowhere"}}}
+		there = append(there, invalid)
+	}
+	there = append(there, manyCombinations(65))
+	for i := range 8 {
+		there = append(there, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "blue", Name: fmt.Sprintf("pod-%d", i)}})
+	}
+	var lines strings.Builder
+	c := newCompiler("n1", &shuffled{Reader: fakeCache(t, there...)}, slog.New(slog.NewTextHandler(&lines, nil)), func(fragments) {})
+	for i := range 8 {
+		c.admit(podNumber(t, "blue", i, 1), scope{"blue", "blue"})
+	}
+	for range 8 {
+		c.serveAll(t.Context())
+		c.namespaceChanged("blue", false)
+	}
+	if n := strings.Count(lines.String(), "\n"); n != 1 || len(lines.String()) > 2*mostLogged {
+		t.Errorf("%d lines, %d bytes: %.2000s", n, lines.Len(), lines.String())
+	}
+}
+
 // Groups whose search begins at the same number, which users can cause, have different numbers, and keep them.
 func TestGroupNumbers(t *testing.T) {
 	rapid.Check(t, func(rt *rapid.T) {

@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"strings"
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
@@ -114,6 +115,8 @@ func read(ctx context.Context, objects client.Reader, w *world) error {
 	}
 	w.subnet = subnetOf(ports.Items, w)
 	w.services, w.slices, w.policies = all.Items, eps.Items, policies.Items
+	// The cache lists them in any order.
+	slices.SortFunc(w.policies, func(x, y networkingv1.NetworkPolicy) int { return strings.Compare(x.Name, y.Name) })
 	if len(w.policies) == 0 {
 		return nil
 	}
