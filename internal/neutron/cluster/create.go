@@ -111,7 +111,7 @@ func (r *round) create(ctx context.Context, at ahead.Place, count int) error {
 	return nil
 }
 
-var errFull = errors.New("every address of its pools is another port's, another network's on this node, or one that the node routes elsewhere: give the Network a larger range")
+var errFull = errors.New("every address of its pools is another port's, another network's on this node, one that the node routes elsewhere, or outside of neutron.ranges: give the Network a larger range, or add its range to the chart's neutron.ranges")
 
 // linkLocal are the addresses between a node and its pods.
 var linkLocal = netip.MustParsePrefix("169.254.0.0/16") //nolint:gochecknoglobals // a constant

@@ -111,12 +111,12 @@ func (r *networkReconciler) ensureAt(ctx context.Context, os *session, n *stacku
 }
 
 func (r *networkReconciler) ensureNetwork(ctx context.Context, os *session, n *stackubev1.Network, project string) (outcome, error) {
-	if n.Spec.NetworkID != "" {
-		return adopt(ctx, os, n, project)
-	}
 	rules, err := r.reserved.read(ctx, os, "")
 	if err != nil {
 		return outcome{state: stackubev1.StatePending, reason: "NoRanges", message: err.Error()}, err
+	}
+	if n.Spec.NetworkID != "" {
+		return adopt(ctx, os, n, project, rules)
 	}
 	want, invalid := objects.Compile(n, project, rules)
 	if invalid != nil {
@@ -138,8 +138,9 @@ func active(held *cloud.HeldNetwork) outcome {
 }
 
 // adopt uses an existing network: one of the project, or a shared one. It must not be one that Weft created for another Network, whose pods
-// would not be isolated, nor an external one, whose addresses are not the tenant's.
-func adopt(ctx context.Context, os *session, n *stackubev1.Network, project string) (outcome, error) {
+// would not be isolated, nor an external one, whose addresses are not the tenant's. Its range
+// is checked, because nodes route the addresses of its pods.
+func adopt(ctx context.Context, os *session, n *stackubev1.Network, project string, rules *objects.Rules) (outcome, error) {
 	held, err := os.FindNetwork(ctx, "", "", n.Spec.NetworkID)
 	if err != nil {
 		return outcome{state: stackubev1.StateFailed, reason: reasonOpenStack, message: "spec.networkID: " + err.Error()}, err
@@ -153,6 +154,10 @@ func adopt(ctx context.Context, os *session, n *stackubev1.Network, project stri
 	case held.External:
 		wrong = "is an external network"
 	default:
+		if refused := objects.Adoptable(n, held, rules); refused != nil {
+			wrong := outcome{state: stackubev1.StateFailed, reason: reasonInvalid, message: refused.Error()}
+			return wrong, nil //nolint:nilerr // trying again does not help: the object or the configuration has to change
+		}
 		return active(held), nil
 	}
 	return outcome{

@@ -140,8 +140,7 @@ func TestHostPorts(t *testing.T) {
 	service := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "published", Name: "other"}, Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 8080}}}}
 	must(t, c.Create(t.Context(), service))
 	t.Cleanup(func() { _ = c.Delete(context.Background(), service) })
-	ovntest.Run(t, s.NetNS, "ip", "link", "add", "ipvs", "type", "dummy")
-	ovntest.Run(t, s.NetNS, "ip", "addr", "add", service.Spec.ClusterIP+"/32", "dev", "ipvs")
+	ovntest.Run(t, s.NetNS, "ip", "addr", "add", service.Spec.ClusterIP+"/32", "dev", "lo")
 	eventually(t, "the address of a Service leads to no host port", func() error {
 		if got, err := asks(s.NetNS, service.Spec.ClusterIP+":8080", false); err == nil {
 			return fmt.Errorf("it answers %q", got)

@@ -9,6 +9,8 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/gophercloud/gophercloud/v2/openstack/networking/v2/subnets"
+
 	stackubev1 "weft.dev/weft/api/stackube/v1"
 	"weft.dev/weft/internal/neutron/cloud"
 )
@@ -58,7 +60,7 @@ func Compile(n *stackubev1.Network, project string, rules *Rules) (cloud.Network
 	case err != nil || !cidr.Addr().Is4() || cidr.Masked() != cidr:
 		errs = append(errs, fmt.Errorf("spec.cidr: %q is not an IPv4 range whose host bits are zero, such as 10.244.0.0/16", n.Spec.CIDR))
 	default:
-		errs = append(errs, errors.Join(allowed(cidr, rules.Allowed), overlap(cidr, rules.Reserved)))
+		errs = append(errs, errors.Join(allowed("spec.cidr", cidr, rules.Allowed), overlap("spec.cidr", cidr, rules.Reserved)))
 	}
 	subnet := cloud.Subnet{Name: name + "-subnet", CIDR: cidr}
 	if g := n.Spec.Gateway; g != "" && errs[0] == nil {
@@ -80,20 +82,46 @@ func Compile(n *stackubev1.Network, project string, rules *Rules) (cloud.Network
 	return cloud.Network{Owner: Owner(n), Name: name, Project: project, Subnets: []cloud.Subnet{subnet}}, nil
 }
 
-func allowed(cidr netip.Prefix, ranges []netip.Prefix) error {
+// Adoptable returns why no pod can have an address of a network that networkID names: its pods' subnet is outside of all allowed ranges, or
+// within a reserved one. Where a part of the subnet is refused, pods get the other addresses. A network without a subnet has no error here.
+func Adoptable(n *stackubev1.Network, held *cloud.HeldNetwork, rules *Rules) error {
+	id, _, err := PodSubnet(n, held)
+	at := slices.IndexFunc(held.Held, func(s subnets.Subnet) bool { return s.ID == id })
+	if err != nil || at < 0 {
+		return nil
+	}
+	cidr, err := netip.ParsePrefix(held.Held[at].CIDR)
+	if err != nil {
+		return fmt.Errorf("spec.networkID: subnet %s: %w", id, err)
+	}
+	if !slices.ContainsFunc(rules.Allowed, cidr.Overlaps) {
+		return allowed("spec.networkID", cidr, rules.Allowed)
+	}
+	within := Reserved{}
+	for what, ranges := range rules.Reserved {
+		for _, p := range ranges {
+			if p.Bits() <= cidr.Bits() && p.Contains(cidr.Addr()) {
+				within[what] = append(within[what], p)
+			}
+		}
+	}
+	return overlap("spec.networkID", cidr, within)
+}
+
+func allowed(field string, cidr netip.Prefix, ranges []netip.Prefix) error {
 	if slices.ContainsFunc(ranges, func(p netip.Prefix) bool { return p.Bits() <= cidr.Bits() && p.Contains(cidr.Addr()) }) {
 		return nil
 	}
-	return fmt.Errorf("spec.cidr: %s is in none of the ranges for tenants' networks, %v: choose one of them, or add it to the chart's neutron.ranges", cidr, ranges)
+	return fmt.Errorf("%s: %s is in none of the ranges for tenants' networks, %v: choose one of them, or add it to the chart's neutron.ranges", field, cidr, ranges)
 }
 
 // overlap names one range of each kind, in a fixed order: the same objects result in the same text.
-func overlap(cidr netip.Prefix, reserved Reserved) error {
+func overlap(field string, cidr netip.Prefix, reserved Reserved) error {
 	var errs []error
 	for _, what := range slices.Sorted(maps.Keys(reserved)) {
 		at := slices.IndexFunc(reserved[what], cidr.Overlaps)
 		if at >= 0 {
-			errs = append(errs, fmt.Errorf("spec.cidr: %s overlaps %s, %s: choose another range", cidr, what, reserved[what][at]))
+			errs = append(errs, fmt.Errorf("%s: %s overlaps %s, %s: choose another range", field, cidr, what, reserved[what][at]))
 		}
 	}
 	return errors.Join(errs...)

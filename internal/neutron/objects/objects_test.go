@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	"github.com/gophercloud/gophercloud/v2/openstack/networking/v2/subnets"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"pgregory.net/rapid"
 
@@ -115,4 +116,33 @@ func TestAcceptedNetworksAreSafe(t *testing.T) {
 			}
 		}
 	})
+}
+
+// A network that networkID names is refused, with what has to change, where no pod can have an address of it.
+func TestAdoptable(t *testing.T) {
+	rules := &Rules{
+		Allowed:  []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")},
+		Reserved: Reserved{"the nodes' addresses": {netip.MustParsePrefix("10.244.3.7/32"), netip.MustParsePrefix("10.244.8.0/22")}},
+	}
+	for cidr, want := range map[string]string{
+		"10.244.1.0/24":   "",
+		"10.244.0.0/15":   "", // pods get the addresses of the allowed half
+		"10.244.3.0/24":   "", // all but one
+		"192.168.10.0/24": "spec.networkID: 192.168.10.0/24 is in none of the ranges for tenants' networks, [10.244.0.0/16]: choose one of them, or add it to the chart's neutron.ranges",
+		"10.244.9.0/24":   "spec.networkID: 10.244.9.0/24 overlaps the nodes' addresses, 10.244.8.0/22: choose another range",
+	} {
+		prefix := netip.MustParsePrefix(cidr)
+		pool := subnets.AllocationPool{Start: prefix.Addr().Next().String(), End: prefix.Addr().Next().Next().String()}
+		held := &cloud.HeldNetwork{Held: []subnets.Subnet{{ID: "s", IPVersion: 4, CIDR: cidr, AllocationPools: []subnets.AllocationPool{pool}}}}
+		got := ""
+		if err := Adoptable(&stackubev1.Network{Spec: stackubev1.NetworkSpec{NetworkID: "id"}}, held, rules); err != nil {
+			got = err.Error()
+		}
+		if got != want {
+			t.Errorf("%s: %q, want %q", cidr, got, want)
+		}
+	}
+	if err := Adoptable(&stackubev1.Network{}, &cloud.HeldNetwork{}, rules); err != nil {
+		t.Errorf("without a subnet: %v", err)
+	}
 }
