@@ -383,7 +383,7 @@ func (a *agent) serveNetwork(ctx, engineCtx context.Context, e *engines, group *
 	}
 	network := overlay.New(e.overlay(), a.store, overlay.Options{
 		BootID: a.bootID, Records: a.handler.Records(overlay.NetworkName), Node: a.opts.Node, Log: a.opts.Log, Ports: PortsNamespace(a.opts.RunDir), Spare: a.opts.SparePorts, TenantsRealised: a.status.changed,
-		PolicyProblems: func(key policy.Key, problems []error) { a.tellPolicyProblems(ctx, key, problems) },
+		PolicyProblems: func(key policy.Key, problems []error) { a.reportPolicyProblems(ctx, key, problems) },
 		Inhabited: func() {
 			a.objects.egressFirewalls.signal()
 			a.objects.egressIPs.populate()
@@ -391,8 +391,13 @@ func (a *agent) serveNetwork(ctx, engineCtx context.Context, e *engines, group *
 		Privileged:      a.privileged,
 		Closed:          a.events.closed,
 		RuntimeCache:    a.opts.RuntimeCache,
+<<<<<<< HEAD
 		Reserved:        a.reservedFor,
 		ServiceWarnings: func(owner reconcile.Owner, warnings []error) { a.tellServiceWarnings(ctx, owner, warnings) },
+=======
+		Reserved:        reservedPorts(a.opts.HealthAddress),
+		ServiceWarnings: func(owner reconcile.Owner, warnings []error) { a.reportServiceWarnings(ctx, owner, warnings) },
+>>>>>>> 0515651 (style: name functions and fields by what they do)
 	})
 	a.watch(network, e)
 	leave := a.handler.Serve(overlay.NetworkName, network, network.HandedOver())
@@ -481,7 +486,7 @@ func (a *agent) follow(ctx context.Context, network *overlay.Network, e *engines
 				a.events.Node(reasonNotReady, "Program", told)
 				untold = !serving
 			}
-			untold = untold && !a.tellNotReady(ctx, err)
+			untold = untold && !a.reportNotReady(ctx, err)
 			timer := time.NewTimer(delay)
 			retry, delay = timer.C, min(2*delay, lastFollowRetry)
 		} else {
@@ -516,7 +521,7 @@ func (a *agent) step(ctx context.Context, network *overlay.Network, e *engines, 
 			return err
 		}
 		a.configured.Store(true)
-		if err := a.tellReady(ctx, warning); err != nil {
+		if err := a.reportReadyNode(ctx, warning); err != nil {
 			return err
 		}
 	}
@@ -570,9 +575,9 @@ func (a *agent) program(ctx context.Context, network *overlay.Network, e *engine
 	return view, errors.Join(a.objects.tenants.end(ctx), a.objects.egressFirewalls.end(ctx), a.objects.egressIPs.end(ctx, network), a.objects.multicast.end(ctx))
 }
 
-// tellNotReady sets the node's condition while nothing is served yet, and reports whether that worked. A node that already serves pods
+// reportNotReady sets the node's condition while nothing is served yet, and reports whether that worked. A node that already serves pods
 // continues with its state.
-func (a *agent) tellNotReady(ctx context.Context, why error) bool {
+func (a *agent) reportNotReady(ctx context.Context, why error) bool {
 	err := reportNotReady(ctx, a.clients, a.opts.Node, why)
 	if err != nil && ctx.Err() == nil {
 		a.opts.Log.Warn("reporting to the API server failed", "error", err)

@@ -182,7 +182,7 @@ func (n *networks) configureKind(ctx context.Context, e *engines, k *kind) error
 	if err := n.withdrawConf(k.CNI.Name); err != nil {
 		return err
 	}
-	return n.agent.tellReady(ctx, e.firewall.warning())
+	return n.agent.reportReadyNode(ctx, e.firewall.warning())
 }
 
 // configureOverlay writes the overlay's configuration as the node's.
@@ -195,7 +195,7 @@ func (n *networks) configureOverlay(ctx context.Context, e *engines) error {
 	if err := n.withdrawConf(CNIConfName); err != nil {
 		return err
 	}
-	return a.tellReady(ctx, e.firewall.warning())
+	return a.reportReadyNode(ctx, e.firewall.warning())
 }
 
 // withdrawConf removes the configurations that the agent wrote for other networks, because a node has only one. A file of the same name

@@ -183,7 +183,7 @@ func (e *egressFirewalls) watch(ctx context.Context) error {
 			if !ok || !too || a.UID != b.UID || !reflect.DeepEqual(a.Spec, b.Spec) { // the status is written too
 				e.notePolicy(after)
 			} else if at, ok := passageOf(after); ok {
-				at.tell(e.mark, false)
+				at.mark(e.mark, false)
 			}
 		},
 	})
@@ -222,7 +222,7 @@ func (e *egressFirewalls) notePolicy(object any) {
 		at, _ := passageOf(object)
 		e.mu.Lock()
 		e.policies[egressfirewall.Key{Namespace: o.Namespace, Name: o.Name}] = struct{}{}
-		at.tell(e.mark, true)
+		at.mark(e.mark, true)
 		e.mu.Unlock()
 		e.signal()
 	}
@@ -282,7 +282,7 @@ func (e *egressFirewalls) advance(ctx context.Context, network *overlay.Network)
 	if len(change.Firewalls) == 0 && !change.Reset && !e.unsettled {
 		return nil
 	}
-	e.tellClosed(ctx, change.Firewalls)
+	e.reportClosed(ctx, change.Firewalls)
 	e.known, e.unsettled = true, true
 	if err := network.UpdateFirewalls(ctx, change); err != nil {
 		return fmt.Errorf("%w: %w", errUnprogrammed, err)
@@ -388,22 +388,22 @@ func (e *egressFirewalls) get(ctx context.Context, key client.ObjectKey, into cl
 	return true, nil
 }
 
-// tellClosed reports namespaces whose traffic out of the cluster is all dropped. The controller reports the reason on the policies, except
+// reportClosed reports namespaces whose traffic out of the cluster is all dropped. The controller reports the reason on the policies, except
 // for a reason that is known on this node only.
-func (e *egressFirewalls) tellClosed(ctx context.Context, firewalls map[string]*egressfirewall.Firewall) {
+func (e *egressFirewalls) reportClosed(ctx context.Context, firewalls map[string]*egressfirewall.Firewall) {
 	for namespace, firewall := range firewalls {
 		if firewall == nil || firewall.Closed == "" {
 			continue
 		}
 		e.log.Warn("all traffic out of a namespace is dropped", "namespace", namespace, "reason", firewall.Closed)
 		if firewall.TooLarge {
-			e.tell(ctx, e.index.Policies(namespace), reasonFirewallSize, "nothing leaves the namespace: "+firewall.Closed)
+			e.event(ctx, e.index.Policies(namespace), reasonFirewallSize, "nothing leaves the namespace: "+firewall.Closed)
 		}
 	}
 }
 
-// tell sends an event for each policy.
-func (e *egressFirewalls) tell(ctx context.Context, policies []egressfirewall.Key, reason, note string) {
+// event sends an event for each policy.
+func (e *egressFirewalls) event(ctx context.Context, policies []egressfirewall.Key, reason, note string) {
 	if e.recorder == nil {
 		return
 	}
@@ -431,7 +431,7 @@ func (e *egressFirewalls) learn(ctx context.Context, name string) {
 		effect = "the addresses that it had stay in effect"
 	}
 	e.log.Warn("DNS name not resolved", "name", name, "error", state.Err)
-	e.tell(ctx, e.index.Users(name), reasonName, fmt.Sprintf("%v: %s", state.Err, effect))
+	e.event(ctx, e.index.Users(name), reasonName, fmt.Sprintf("%v: %s", state.Err, effect))
 }
 
 // followEgressFirewalls runs a step on each signal until ctx ends.

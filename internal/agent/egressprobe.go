@@ -32,9 +32,9 @@ type egressProbes struct {
 
 // egressVerdict is the result of the probe of an address. Until it is known, no traffic leaves through the address.
 type egressVerdict struct {
-	known    bool
-	stranger net.HardwareAddr
-	err      error
+	known   bool
+	foreign net.HardwareAddr
+	err     error
 }
 
 // free reports whether this node may hold an address. An error says why it may not. False without an error: not known yet; changed will be
@@ -56,8 +56,8 @@ func (p *egressProbes) free(device string, address netip.Addr, nodes []netip.Add
 	switch {
 	case v.err != nil:
 		return false, fmt.Errorf("egressIPs: %s could not be probed: %w", address, v.err)
-	case v.stranger != nil:
-		return false, fmt.Errorf("egressIPs: %s is in use by a host that is not a node, with the MAC address %s: choose an unused address", address, v.stranger)
+	case v.foreign != nil:
+		return false, fmt.Errorf("egressIPs: %s is in use by a host that is not a node, with the MAC address %s: choose an unused address", address, v.foreign)
 	}
 	return v.known, nil
 }
@@ -70,7 +70,7 @@ func (p *egressProbes) look(v *egressVerdict, device string, address netip.Addr,
 	if p.verdicts[address] != v {
 		return
 	}
-	v.known, v.stranger, v.err = true, stranger, err
+	v.known, v.foreign, v.err = true, stranger, err
 	if stranger != nil || err != nil {
 		p.after(strangerAgain, func() { p.look(v, device, address, nodes) })
 	}

@@ -61,8 +61,8 @@ type engines struct {
 	// programs manage may have changed.
 	uplinkChanged, addressesChanged func()
 	// dry says that engines are read but not written.
-	dry  bool
-	told *metrics.Agent
+	dry     bool
+	metrics *metrics.Agent
 	// handovers keep the state of networks that have not handed over theirs. cares are the cares of the networks, by name.
 	handovers *node.Handovers
 	cares     map[string]node.Care
@@ -80,7 +80,7 @@ type engines struct {
 func (a *agent) newEngines() (*engines, error) {
 	e := &engines{
 		verify: a.opts.Verify, settled: a.status.changed, uplinkChanged: a.objects.signal, addressesChanged: a.objects.egressIPs.signal,
-		dry: a.dry, told: a.metrics, cares: a.cares(),
+		dry: a.dry, metrics: a.metrics, cares: a.cares(),
 	}
 	e.handovers = node.NewHandovers(e.cares)
 	if err := e.openKernel(a.opts, a.events); err != nil {
@@ -94,7 +94,7 @@ func (a *agent) newEngines() (*engines, error) {
 // observe returns the function that is called for each commit.
 func (e *engines) observe(tell *recorder) func(reconcile.Event) {
 	return func(event reconcile.Event) {
-		e.told.Commit(event)
+		e.metrics.Commit(event)
 		tell.drift(event)
 	}
 }
@@ -162,7 +162,7 @@ func (e *engines) openBridges(ctx context.Context, opts Options, tell *recorder,
 	e.bridges = map[string]*node.Flows{}
 	for _, bridge := range e.care().Bridges {
 		engine := openflow.NewEngine(openflow.Config{
-			Address: filepath.Join(opts.OVSRunDir, bridge.Name+".mgmt"), Last: bridge.IsNote, OnBundle: e.told.Bundle, OnPacket: onPacket,
+			Address: filepath.Join(opts.OVSRunDir, bridge.Name+".mgmt"), Last: bridge.IsNote, OnBundle: e.metrics.Bundle, OnPacket: onPacket,
 		})
 		flows, err := e.flowEngine(ctx, bridge.Name, engine)
 		if err != nil {
@@ -210,7 +210,7 @@ func (e *engines) rulesSettled() {
 
 // overlay returns the engines in the form that the overlay needs.
 func (e *engines) overlay() overlay.Engines {
-	ends := &hostEnds{Pods: e.pods, told: e.told}
+	ends := &hostEnds{Pods: e.pods, metrics: e.metrics}
 	engines := overlay.Engines{Flows: e.flowLoop, Rows: e.rowLoop, Links: e.linkLoop, Rules: e.ruleLoop, Ports: e.flows, Pods: e.pods, Standing: e.pods, HostEnds: ends, Connections: e.tracked, Uplink: uplinkHost{}, Kernel: kernel{}, Macvlans: e.pods, Shapers: ends}
 	if e.datapath == ovsdb.DatapathNetdev {
 		engines.Datapath = e.tracked
@@ -286,10 +286,10 @@ func (e *engines) followRows(ctx context.Context) error {
 			}
 			e.rowLoop.Resync()
 			if event.Kind == ovsdb.EventReconnected {
-				e.told.Connected("ovsdb")
+				e.metrics.Connected("ovsdb")
 			}
 			if event.Kind == ovsdb.EventSwitchRestarted {
-				e.told.Connected("switch")
+				e.metrics.Connected("switch")
 				e.linkLoop.Resync()
 				for _, bridge := range e.bridges {
 					bridge.Loop.Resync()
@@ -307,7 +307,7 @@ func (e *engines) followFlows(ctx context.Context, bridge *node.Flows) error {
 			return ignoreEnd(ctx, err)
 		}
 		if event.Connected {
-			e.told.Connected("openflow")
+			e.metrics.Connected("openflow")
 		}
 		if event.Connected || event.Unclear || len(event.Drift) > 0 {
 			bridge.Loop.Resync()
@@ -324,7 +324,7 @@ func (e *engines) followLinks(ctx context.Context) error {
 		if changed.Err != nil {
 			return changed.Err // without the watch the agent ends, and is started again
 		}
-		e.watchers.tell(changed)
+		e.watchers.notify(changed)
 		network := e.looked.Load()
 		switch {
 		case changed.End != nil && network != nil:
@@ -381,14 +381,14 @@ func (e *engines) verifyNowAndThen(ctx context.Context) error {
 // hostEnds are the pods' host veths. Restoring them counts as drift of the links.
 type hostEnds struct {
 	*link.Pods
-	told *metrics.Agent
+	metrics *metrics.Agent
 }
 
 // Restore implements overlay.HostEnds.
 func (h *hostEnds) Restore(ctx context.Context, name string, want link.HostEnd) error {
 	begin := time.Now()
 	err := h.Pods.Restore(ctx, name, want)
-	h.told.Commit(reconcile.Event{Engine: nameLinks, Set: 1, Drift: reconcile.Drift{Altered: 1}, Took: time.Since(begin), Err: err})
+	h.metrics.Commit(reconcile.Event{Engine: nameLinks, Set: 1, Drift: reconcile.Drift{Altered: 1}, Took: time.Since(begin), Err: err})
 	return err
 }
 
@@ -399,7 +399,7 @@ func (h *hostEnds) Reshape(ctx context.Context, path, name string, want link.Sha
 	}
 	begin := time.Now()
 	err := h.Pods.Reshape(ctx, path, name, want)
-	h.told.Commit(reconcile.Event{Engine: nameLinks, Set: 1, Drift: reconcile.Drift{Altered: 1}, Took: time.Since(begin), Err: err})
+	h.metrics.Commit(reconcile.Event{Engine: nameLinks, Set: 1, Drift: reconcile.Drift{Altered: 1}, Took: time.Since(begin), Err: err})
 	return err
 }
 

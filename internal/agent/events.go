@@ -73,7 +73,7 @@ type recorder struct {
 	limit   *rate.Limiter
 
 	mu   sync.Mutex
-	told map[eventKey]time.Time
+	sent map[eventKey]time.Time
 }
 
 // eventKey identifies an event. Events with different keys are different.
@@ -92,7 +92,7 @@ func newRecorder(ctx context.Context, clients kubernetes.Interface, opts *Option
 	context.AfterFunc(ctx, broadcaster.Shutdown)
 	return &recorder{
 		sink: broadcaster.NewRecorder(runtime.NewScheme(), "weft-agent"), node: opts.Node, metrics: m,
-		limit: rate.NewLimiter(eventRate, eventBurst), told: map[eventKey]time.Time{},
+		limit: rate.NewLimiter(eventRate, eventBurst), sent: map[eventKey]time.Time{},
 	}, nil
 }
 
@@ -117,13 +117,13 @@ func (r *recorder) warn(about Object, reason, action, note string) {
 func (r *recorder) fresh(key eventKey, now time.Time) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if last, told := r.told[key]; told && now.Sub(last) < eventRest {
+	if last, told := r.sent[key]; told && now.Sub(last) < eventRest {
 		return false
 	}
-	if len(r.told) >= eventMemory {
-		clear(r.told)
+	if len(r.sent) >= eventMemory {
+		clear(r.sent)
 	}
-	r.told[key] = now
+	r.sent[key] = now
 	return true
 }
 

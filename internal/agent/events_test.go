@@ -35,7 +35,7 @@ import (
 func quiet() *recorder {
 	return &recorder{
 		sink: events.NewFakeRecorder(1000), node: "n1", metrics: metrics.NewAgent("v"),
-		limit: rate.NewLimiter(rate.Inf, 1), told: map[eventKey]time.Time{},
+		limit: rate.NewLimiter(rate.Inf, 1), sent: map[eventKey]time.Time{},
 	}
 }
 
@@ -133,9 +133,9 @@ func TestEventsOfServices(t *testing.T) {
 	r.sink = told
 	a := &agent{events: r, opts: Options{Log: slog.New(slog.DiscardHandler)}, objects: &objects{services: newServices(store, "n1")}}
 	warnings := []error{errors.New("port 53: affinity is not kept"), errors.New("port 54")}
-	a.tellServiceWarnings(t.Context(), service.Owner("kube-system", "dns"), warnings)
-	a.tellServiceWarnings(t.Context(), service.Owner("kube-system", "dns"), nil)
-	a.tellServiceWarnings(t.Context(), service.Owner("kube-system", "gone"), warnings)
+	a.reportServiceWarnings(t.Context(), service.Owner("kube-system", "dns"), warnings)
+	a.reportServiceWarnings(t.Context(), service.Owner("kube-system", "dns"), nil)
+	a.reportServiceWarnings(t.Context(), service.Owner("kube-system", "gone"), warnings)
 	want := []string{"Service kube-system/dns uid-of-dns ServiceNotAsSpecified: n1: port 53: affinity is not kept"}
 	if diff := cmp.Diff(want, told.events); diff != "" {
 		t.Errorf("events (-want +got):\n%s", diff)
@@ -151,7 +151,7 @@ func TestEventsOfPolicies(t *testing.T) {
 	a := &agent{events: r, opts: Options{Log: slog.New(slog.DiscardHandler)}, objects: &objects{policies: follow.New(cached{from: fake.NewClientBuilder().WithObjects(np).Build()}, nil)}}
 	problems := []error{errors.New("spec.ingress[0]: nonsense"), errors.New("spec.egress[0]: nonsense")}
 	for _, name := range []string{"web", "web", "gone"} {
-		a.tellPolicyProblems(t.Context(), policy.Key{Namespace: "shop", Name: name}, problems)
+		a.reportPolicyProblems(t.Context(), policy.Key{Namespace: "shop", Name: name}, problems)
 	}
 	want := []string{"NetworkPolicy shop/web uid-of-web PolicyNotAsSpecified: n1: spec.ingress[0]: nonsense\nspec.egress[0]: nonsense"}
 	if diff := cmp.Diff(want, told.events); diff != "" {
@@ -179,8 +179,8 @@ func TestEventsAreBounded(t *testing.T) {
 	for i := range many {
 		r.request(addOf(fmt.Sprintf("pod-%d", i), "c"), cni.Errorf(cni.CodeIO, "disk full: %s", strings.Repeat("ä", 2000)))
 	}
-	if len(r.told) > eventMemory {
-		t.Errorf("%d are remembered", len(r.told))
+	if len(r.sent) > eventMemory {
+		t.Errorf("%d are remembered", len(r.sent))
 	}
 	scrape(t, r.metrics, fmt.Sprintf(`weft_events_total{result="sent"} %d`, eventBurst),
 		fmt.Sprintf(`weft_events_total{result="dropped"} %d`, many-eventBurst))
@@ -189,7 +189,7 @@ func TestEventsAreBounded(t *testing.T) {
 // An address that a node cannot hold is reported once, although the HostSubnet's version changes with each write by the agent.
 func TestHostSubnetIsToldOnceForItsVersions(t *testing.T) {
 	sink := events.NewFakeRecorder(10)
-	r := &recorder{sink: sink, node: "n1", metrics: metrics.NewAgent("v1"), limit: rate.NewLimiter(rate.Inf, 1), told: map[eventKey]time.Time{}}
+	r := &recorder{sink: sink, node: "n1", metrics: metrics.NewAgent("v1"), limit: rate.NewLimiter(rate.Inf, 1), sent: map[eventKey]time.Time{}}
 	address := netip.MustParseAddr("192.0.2.100")
 	for _, version := range []string{"1", "2", "2", "3"} {
 		r.HostSubnet("uid", version, address, "no room")

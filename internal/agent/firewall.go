@@ -72,8 +72,8 @@ type firewall struct {
 	rules string
 	// unseen is the error of the last survey; nil if it succeeded.
 	unseen error
-	// told is the warning at the last call of changed.
-	told string
+	// reported is the warning at the last call of changed.
+	reported string
 }
 
 func newFirewall(engine surveyor, loop *reconcile.Loop[nft.Key, nft.Item], log *slog.Logger) *firewall {
@@ -185,8 +185,8 @@ func (f *firewall) look(ctx context.Context) error {
 func (f *firewall) settled() {
 	warning := f.warning()
 	f.mu.Lock()
-	same := f.told == warning
-	f.told = warning
+	same := f.reported == warning
+	f.reported = warning
 	f.mu.Unlock()
 	if !same {
 		f.changed()
@@ -248,7 +248,7 @@ func (f *firewall) follow(ctx context.Context, drifts <-chan nft.Drift) error {
 			if drift.Err != nil {
 				return drift.Err // without the watch the agent ends, and is started again
 			}
-			look, ours := f.hear(&drift)
+			look, ours := f.take(&drift)
 			reread = reread || ours
 			if look && due == nil {
 				due = time.After(firewallRest - time.Since(looked))
@@ -263,9 +263,9 @@ func (f *firewall) follow(ctx context.Context, drifts <-chan nft.Drift) error {
 	}
 }
 
-// hear rereads Weft's own tables if a drift may be in them. It reports whether the drift requires a survey, and whether it touches a chain
+// take rereads Weft's own tables if a drift may be in them. It reports whether the drift requires a survey, and whether it touches a chain
 // with a rule of Weft's.
-func (f *firewall) hear(drift *nft.Drift) (look, ours bool) {
+func (f *firewall) take(drift *nft.Drift) (look, ours bool) {
 	if drift.InCare || drift.All {
 		f.loop.Resync()
 	}
@@ -289,9 +289,9 @@ func (f *firewall) answer(ctx context.Context, reread bool) <-chan time.Time {
 // warningMax bounds the warnings in a node's condition, in bytes. The log has all of them.
 const warningMax = 1024
 
-// tellReady sets the node's condition to ready. The node serves pods whatever the host's firewalls do; the condition's message has their
+// reportReadyNode sets the node's condition to ready. The node serves pods whatever the host's firewalls do; the condition's message has their
 // warning.
-func (a *agent) tellReady(ctx context.Context, warning string) error {
+func (a *agent) reportReadyNode(ctx context.Context, warning string) error {
 	if warning == "" {
 		return reportReady(ctx, a.clients, a.opts.Node)
 	}

@@ -49,8 +49,8 @@ type idledService struct {
 	uid  types.UID
 	// at is the value of the annotation.
 	at string
-	// told is when the pods were last requested.
-	told time.Time
+	// requested is when the pods were last requested.
+	requested time.Time
 }
 
 func newIdling() *idling {
@@ -113,12 +113,12 @@ func (d *idling) packet(in *openflow.PacketIn) {
 	d.mu.Lock()
 	defer d.mu.Unlock()
 	s := d.idled[in.Cookie]
-	if s == nil || !s.told.IsZero() && now.Sub(s.told) < needPodsRest || !d.limit.Allow() {
+	if s == nil || !s.requested.IsZero() && now.Sub(s.requested) < needPodsRest || !d.limit.Allow() {
 		return
 	}
 	select {
 	case d.asked <- *s:
-		s.told = now
+		s.requested = now
 	default:
 	}
 }

@@ -28,7 +28,7 @@ func (a *agent) keeper(sockets ...*rootsocket.Listener) *keep.Keeper {
 				return conf, writeAtomically(conf, data, confMode)
 			}},
 		},
-		Told: a.tellKept,
+		Told: a.reportKept,
 	}
 	for _, socket := range sockets {
 		path := socket.Addr().String()
@@ -43,8 +43,8 @@ func (a *agent) keeper(sockets ...*rootsocket.Listener) *keep.Keeper {
 	return k
 }
 
-// tellKept reports what another program changed and the keeper restored, or could not restore.
-func (a *agent) tellKept(thing keep.Thing, put string, err error) {
+// reportKept reports what another program changed and the keeper restored, or could not restore.
+func (a *agent) reportKept(thing keep.Thing, put string, err error) {
 	if err != nil {
 		a.opts.Log.Error("part of the node was changed and cannot be restored, trying again", "part", thing.Name, "error", err)
 		a.events.Node(reasonDrift, "Restore", thing.Name+": changed by another program, and it cannot be put back: "+err.Error())

@@ -96,8 +96,8 @@ func passageOf(told any) (passage, bool) {
 	return passage{key: name, version: version, gone: gone}, true
 }
 
-// tell notifies a mark that the change was reported.
-func (p passage) tell(mark *watermark.Mark, concerns bool) {
+// mark notifies a mark that the change was reported.
+func (p passage) mark(mark *watermark.Mark, concerns bool) {
 	if p.gone {
 		mark.Gone(p.key)
 		return

@@ -79,7 +79,7 @@ func TestMarkOverGapsOfTheWatch(t *testing.T) {
 	for i := range many {
 		source.Add(object(i, 10))
 	}
-	handler, err := vnids.follow(t.Context(), note, func(at passage) { at.tell(f.mark, false) })
+	handler, err := vnids.follow(t.Context(), note, func(at passage) { at.mark(f.mark, false) })
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -22,8 +22,8 @@ type multicastNamespaces struct {
 
 	// stepping serialises step, and guards the fields below.
 	stepping sync.Mutex
-	// told says that the network has received everything once; unsettled, that the last update may not be in effect.
-	told, unsettled bool
+	// received says that the network has received everything once; unsettled, that the last update may not be in effect.
+	received, unsettled bool
 }
 
 func newMulticast(store cache.Cache, vnids *netNamespaces, changed func()) *multicastNamespaces {
@@ -54,7 +54,7 @@ func (m *multicastNamespaces) end(ctx context.Context) error {
 	defer m.stepping.Unlock()
 	watched, err := m.follower.end(ctx)
 	if watched {
-		m.told, m.unsettled = false, false
+		m.received, m.unsettled = false, false
 	}
 	return err
 }
@@ -79,11 +79,11 @@ func (m *multicastNamespaces) advance(ctx context.Context, network *overlay.Netw
 		m.untake(dirty)
 		return err
 	}
-	if len(change.Namespaces) == 0 && m.told && !m.unsettled {
+	if len(change.Namespaces) == 0 && m.received && !m.unsettled {
 		return nil
 	}
-	change.Reset = !m.told
-	m.told, m.unsettled = true, true
+	change.Reset = !m.received
+	m.received, m.unsettled = true, true
 	if err := network.UpdateMulticast(ctx, change); err != nil {
 		return fmt.Errorf("%w: %w", errUnprogrammed, err)
 	}

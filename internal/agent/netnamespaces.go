@@ -134,7 +134,7 @@ func (f *follower) begin(ctx context.Context) error {
 	defer f.mu.Unlock()
 	if f.handler == nil {
 		f.mark.Begin()
-		handler, err := f.vnids.follow(ctx, f.note, func(at passage) { at.tell(f.mark, false) })
+		handler, err := f.vnids.follow(ctx, f.note, func(at passage) { at.mark(f.mark, false) })
 		if err != nil {
 			return err
 		}
@@ -163,7 +163,7 @@ func (f *follower) end(ctx context.Context) (watched bool, err error) {
 func (f *follower) note(at passage) {
 	f.mu.Lock()
 	f.dirty[at.key] = struct{}{}
-	at.tell(f.mark, true)
+	at.mark(f.mark, true)
 	awaited := f.awaited
 	f.mu.Unlock()
 	f.signal()

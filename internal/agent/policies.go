@@ -18,14 +18,14 @@ type policyMark struct{ *watermark.Mark }
 // Saw implements follow.Mark.
 func (m policyMark) Saw(notified any, concerns bool) {
 	at, _ := passageOf(notified)
-	at.tell(m.Mark, concerns)
+	at.mark(m.Mark, concerns)
 }
 
 // watchSync bounds how long one attempt waits for watches.
 const watchSync = 10 * time.Second
 
-// tellPolicyProblems reports which parts of a NetworkPolicy are not enforced on this node.
-func (a *agent) tellPolicyProblems(ctx context.Context, key policy.Key, problems []error) {
+// reportPolicyProblems reports which parts of a NetworkPolicy are not enforced on this node.
+func (a *agent) reportPolicyProblems(ctx context.Context, key policy.Key, problems []error) {
 	const most = 20 // an object may be wrong in thousands of places
 	for _, problem := range problems[:min(most, len(problems))] {
 		a.opts.Log.Warn("NetworkPolicy not realised as written", "policy", key.String(), "error", problem)

@@ -261,8 +261,8 @@ func (a *agent) followServices(ctx context.Context, network *overlay.Network) er
 	return a.keepInStep(ctx, a.objects.services.wake, "Services", func() error { return a.objects.services.step(ctx, network) })
 }
 
-// tellServiceWarnings reports what this node's switch does not implement of a Service.
-func (a *agent) tellServiceWarnings(ctx context.Context, owner reconcile.Owner, warnings []error) {
+// reportServiceWarnings reports what this node's switch does not implement of a Service.
+func (a *agent) reportServiceWarnings(ctx context.Context, owner reconcile.Owner, warnings []error) {
 	const most = 20 // an object may be wrong in thousands of places
 	name := strings.TrimPrefix(string(owner), "service/")
 	if len(warnings) > 0 {

@@ -39,7 +39,7 @@ func diffCommand() *cobra.Command {
 			if err != nil {
 				return &exitError{code: exitUnknown, err: err}
 			}
-			return tellDiff(cmd.OutOrStdout(), output, &diff)
+			return printDiff(cmd.OutOrStdout(), output, &diff)
 		},
 	}
 	flags.register(cmd)
@@ -56,8 +56,8 @@ func checkFormat(output string) error {
 	return nil
 }
 
-// tellDiff prints a comparison. Its error carries the program's exit code.
-func tellDiff(w io.Writer, output string, diff *admin.Diff) error {
+// printDiff prints a comparison. Its error carries the program's exit code.
+func printDiff(w io.Writer, output string, diff *admin.Diff) error {
 	var err error
 	if output == outputText {
 		_, err = io.WriteString(w, diffText(diff))

@@ -52,5 +52,5 @@ func (f *dryRunFlags) tell(cmd *cobra.Command, opts agent.Options) error {
 	if err != nil {
 		return &exitError{code: exitUnknown, err: err}
 	}
-	return tellDiff(cmd.OutOrStdout(), f.output, &diff)
+	return printDiff(cmd.OutOrStdout(), f.output, &diff)
 }

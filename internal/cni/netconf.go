@@ -82,7 +82,7 @@ func ParseNetConf(data []byte) (*NetConf, error) {
 	if isNull(conf.RawPrevResult) {
 		conf.RawPrevResult = nil
 	}
-	if err := conf.tellNullFromAbsent(data); err != nil {
+	if err := conf.replaceNullAttachments(data); err != nil {
 		return nil, err
 	}
 	if conf.Socket == "" {
@@ -97,9 +97,9 @@ func ParseNetConf(data []byte) (*NetConf, error) {
 	return conf, nil
 }
 
-// tellNullFromAbsent makes a valid-attachments of null the empty list: the CNI library writes null when a runtime collects garbage on a
+// replaceNullAttachments makes a valid-attachments of null the empty list: the CNI library writes null when a runtime collects garbage on a
 // node without attachments. Only a missing key means that there is no list.
-func (c *NetConf) tellNullFromAbsent(data []byte) error {
+func (c *NetConf) replaceNullAttachments(data []byte) error {
 	if c.ValidAttachments != nil {
 		return nil
 	}

@@ -119,7 +119,7 @@ func (w *watcher) run(ctx context.Context) {
 			w.events(buffer[:size])
 		case errors.Is(err, unix.ENOBUFS), errors.Is(err, unix.EINTR):
 			// The kernel dropped events; the subscription continues.
-			w.tell(Drift{All: true})
+			w.send(Drift{All: true})
 		case ctx.Err() != nil: // closed because ctx ended
 			return
 		default:
@@ -132,8 +132,8 @@ func (w *watcher) run(ctx context.Context) {
 	}
 }
 
-// tell never blocks: if the buffer is full, its content and the new event are replaced by one All. There is no other sender.
-func (w *watcher) tell(drift Drift) {
+// send never blocks: if the buffer is full, its content and the new event are replaced by one All. There is no other sender.
+func (w *watcher) send(drift Drift) {
 	select {
 	case w.out <- drift:
 		return
@@ -152,7 +152,7 @@ func (w *watcher) tell(drift Drift) {
 func (w *watcher) events(datagram []byte) {
 	messages, err := syscall.ParseNetlinkMessage(datagram)
 	if err != nil {
-		w.tell(Drift{All: true})
+		w.send(Drift{All: true})
 		return
 	}
 	for i := range messages {
@@ -160,7 +160,7 @@ func (w *watcher) events(datagram []byte) {
 			continue
 		}
 		if drift, ok := w.event(&messages[i]); ok {
-			w.tell(drift)
+			w.send(drift)
 		}
 	}
 }

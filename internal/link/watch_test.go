@@ -13,7 +13,7 @@ import (
 func TestTellOverflow(t *testing.T) {
 	w := &watcher{out: make(chan Drift, 3)}
 	for range 100 {
-		w.tell(Drift{Device: "tun0", Kind: KindDevice})
+		w.send(Drift{Device: "tun0", Kind: KindDevice})
 	}
 	all := false
 	for len(w.out) > 0 {

@@ -161,7 +161,7 @@ func (m *monitor) run(ctx context.Context) {
 		case err == nil:
 			m.events(ctx, buffer[:size])
 		case errors.Is(err, unix.ENOBUFS), errors.Is(err, unix.EINTR):
-			m.tell(Drift{All: true})
+			m.send(Drift{All: true})
 		case ctx.Err() != nil: // closed because ctx ended
 			return
 		default:
@@ -177,7 +177,7 @@ func (m *monitor) run(ctx context.Context) {
 func (m *monitor) events(ctx context.Context, datagram []byte) {
 	messages, err := syscall.ParseNetlinkMessage(datagram)
 	if err != nil {
-		m.tell(Drift{All: true})
+		m.send(Drift{All: true})
 		return
 	}
 	for _, message := range messages {
@@ -186,7 +186,7 @@ func (m *monitor) events(ctx context.Context, datagram []byte) {
 		}
 		attrs, err := parseAttributes(message.Data)
 		if err != nil || len(message.Data) == 0 {
-			m.tell(Drift{All: true})
+			m.send(Drift{All: true})
 			continue
 		}
 		if message.Header.Type&0xff == nftMsgNewGen {
@@ -237,7 +237,7 @@ func (m *monitor) transaction(ctx context.Context, port uint32, generation []byt
 		slices.Sort(drift.Chains)
 		drift.Chains = slices.Compact(drift.Chains)
 		if drift.InCare || m.engine.foreign.Load() && (drift.Hooks || len(drift.Chains) > 0) {
-			m.tell(*drift)
+			m.send(*drift)
 		}
 	}
 }
@@ -260,8 +260,8 @@ func familyOf(number byte) Family {
 	return ""
 }
 
-// tell never blocks: if the buffer is full, its content and the new event are replaced by one All. There is no other sender.
-func (m *monitor) tell(drift Drift) {
+// send never blocks: if the buffer is full, its content and the new event are replaced by one All. There is no other sender.
+func (m *monitor) send(drift Drift) {
 	select {
 	case m.out <- drift:
 		return

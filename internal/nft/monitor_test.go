@@ -14,7 +14,7 @@ import (
 func TestTellOverflow(t *testing.T) {
 	m := &monitor{out: make(chan Drift, 3)}
 	for range 100 {
-		m.tell(Drift{Family: FamilyInet, Table: "a"})
+		m.send(Drift{Family: FamilyInet, Table: "a"})
 	}
 	all := false
 	for len(m.out) > 0 {

@@ -35,8 +35,8 @@ type standing struct {
 	free []uint32
 	// rest is the least time that a port stays free.
 	rest time.Duration
-	// told is the last error that was logged.
-	told string
+	// logged is the last error that was logged.
+	logged string
 }
 
 // standingPort is one pre-plugged port.
@@ -312,7 +312,7 @@ func (s *standing) run(ctx context.Context) error {
 	delay := firstStandingRetry
 	for {
 		err := errors.Join(s.remove(ctx), s.fill(ctx))
-		s.tell(ctx, err)
+		s.logOnce(ctx, err)
 		var retry <-chan time.Time
 		if err != nil && !errors.Is(err, link.ErrNoNamespace) { // the plugin creates the namespace with the next ADD
 			retry, delay = time.After(delay), min(2*delay, lastStandingRetry)
@@ -328,8 +328,8 @@ func (s *standing) run(ctx context.Context) error {
 	}
 }
 
-// tell logs an error once, until another follows.
-func (s *standing) tell(ctx context.Context, err error) {
+// logOnce logs an error once, until another follows.
+func (s *standing) logOnce(ctx context.Context, err error) {
 	if ctx.Err() != nil {
 		return
 	}
@@ -338,8 +338,8 @@ func (s *standing) tell(ctx context.Context, err error) {
 		words = err.Error()
 	}
 	s.mu.Lock()
-	again := s.told == words
-	s.told = words
+	again := s.logged == words
+	s.logged = words
 	s.mu.Unlock()
 	switch {
 	case again || err == nil:

@@ -38,8 +38,8 @@ type exporter struct {
 	// held is the earliest time of the next request, and why the failure that requires the delay.
 	held time.Time
 	why  *failure
-	// told is the kind of the failure logged last.
-	told string
+	// logged is the kind of the failure logged last.
+	logged string
 }
 
 // failure is why spans did not arrive.
@@ -60,7 +60,7 @@ func (e *exporter) ExportSpans(ctx context.Context, spans []sdktrace.ReadOnlySpa
 	}
 	ctx, cancel := context.WithTimeout(ctx, e.to.timeout)
 	defer cancel()
-	e.tell(e.send(ctx, body))
+	e.logOnce(e.send(ctx, body))
 	return nil
 }
 
@@ -178,13 +178,13 @@ func partial(answer []byte) *failure {
 
 func cut(words string) string { return words[:min(len(words), mostWords)] }
 
-func (e *exporter) tell(failed *failure) {
+func (e *exporter) logOnce(failed *failure) {
 	switch {
-	case failed == nil && e.told != "":
-		e.told = ""
+	case failed == nil && e.logged != "":
+		e.logged = ""
 		e.log.Info("collector accepts spans again", "endpoint", e.to.url.Redacted())
-	case failed != nil && failed.kind != e.told:
-		e.told = failed.kind
+	case failed != nil && failed.kind != e.logged:
+		e.logged = failed.kind
 		e.log.Warn("collector refuses spans", "endpoint", e.to.url.Redacted(), "error", failed.err)
 	}
 }

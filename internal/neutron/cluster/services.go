@@ -146,7 +146,7 @@ func (r *serviceReconciler) ensure(ctx context.Context, s *corev1.Service, n *st
 	if held.FloatingIP.IsValid() {
 		address = held.FloatingIP.String()
 	}
-	return ctrl.Result{RequeueAfter: reread}, r.tell(ctx, s, address)
+	return ctrl.Result{RequeueAfter: reread}, r.updateStatus(ctx, s, address)
 }
 
 // wanted compiles the load balancer of a Service.
@@ -182,8 +182,8 @@ func (r *serviceReconciler) again(s *corev1.Service, pending bool) ctrl.Result {
 	return ctrl.Result{RequeueAfter: next}
 }
 
-// tell writes the Service's external address. kube-proxy must not treat it as its own: what the nodes send there is sent to Octavia.
-func (r *serviceReconciler) tell(ctx context.Context, s *corev1.Service, address string) error {
+// updateStatus writes the Service's external address. kube-proxy must not treat it as its own: what the nodes send there is sent to Octavia.
+func (r *serviceReconciler) updateStatus(ctx context.Context, s *corev1.Service, address string) error {
 	var want []corev1.LoadBalancerIngress
 	if address != "" {
 		want = []corev1.LoadBalancerIngress{{IP: address, IPMode: new(corev1.LoadBalancerIPModeProxy)}}
@@ -226,7 +226,7 @@ func (r *serviceReconciler) remove(ctx context.Context, s *corev1.Service) (resu
 	}
 	r.waits.end(client.ObjectKeyFromObject(s))
 	if s.DeletionTimestamp.IsZero() {
-		if err := r.tell(ctx, s, ""); err != nil {
+		if err := r.updateStatus(ctx, s, ""); err != nil {
 			return result, err
 		}
 	}

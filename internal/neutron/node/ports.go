@@ -345,12 +345,12 @@ func (ps *ports) plug(ctx context.Context) error {
 	for _, p := range all {
 		p.plugged = ps.rows.Failure(p.owner()) == nil && ctx.Err() == nil
 	}
-	ps.tellChanged()
+	ps.wakeWaiting()
 	return err //nolint:wrapcheck // it names the rows
 }
 
-// tellChanged wakes the callers that wait for a free port. The caller holds mu.
-func (ps *ports) tellChanged() {
+// wakeWaiting wakes the callers that wait for a free port. The caller holds mu.
+func (ps *ports) wakeWaiting() {
 	close(ps.changed)
 	ps.changed = make(chan struct{})
 }
@@ -378,7 +378,7 @@ func (ps *ports) report(ctx context.Context) error {
 		p.sent, p.sentAt = &status, time.Now()
 		all = append(all, writing{p.object, status})
 	}
-	ps.tellChanged()
+	ps.wakeWaiting()
 	ps.mu.Unlock()
 	var errs []error
 	for _, w := range all {

@@ -39,11 +39,11 @@ func (n *networks) GetNetwork(ctx context.Context, req *kubestack.GetNetworkRequ
 	if err != nil {
 		return &kubestack.GetNetworkResponse{Error: words(err)}, nil
 	}
-	return &kubestack.GetNetworkResponse{Network: told(held)}, nil
+	return &kubestack.GetNetworkResponse{Network: networkOf(held)}, nil
 }
 
-// told returns a network in KubeStack's form.
-func told(held *cloud.HeldNetwork) *kubestack.Network {
+// networkOf returns a network in KubeStack's form.
+func networkOf(held *cloud.HeldNetwork) *kubestack.Network {
 	out := &kubestack.Network{Name: held.Name, Uid: held.ID, TenantID: held.ProjectID, Status: state(held.Status)}
 	for _, s := range held.Held {
 		subnet := &kubestack.Subnet{

@@ -40,17 +40,17 @@ const (
 
 // egressReconciler writes the egressIPs of HostSubnets with ranges, and reports on all egress IPs, as plan.EgressIPs decides.
 type egressReconciler struct {
-	client client.Client
-	report *cluster.Reporter
-	log    *slog.Logger
-	told   *metrics.Controller
+	client  client.Client
+	report  *cluster.Reporter
+	log     *slog.Logger
+	metrics *metrics.Controller
 	// alive detects nodes with ranges that no longer answer.
 	alive   *liveness.Watcher
 	changed chan event.TypedGenericEvent[*networkv1.HostSubnet]
 }
 
 func (r *egressReconciler) setUp(tools cluster.Tools) error {
-	c, err := controller.NewTyped(nameEgressIPs, tools.Manager, cluster.Options(nameEgressIPs, r.told, r))
+	c, err := controller.NewTyped(nameEgressIPs, tools.Manager, cluster.Options(nameEgressIPs, r.metrics, r))
 	if err != nil {
 		return fmt.Errorf("make the controller: %w", err)
 	}

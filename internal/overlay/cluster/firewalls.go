@@ -24,14 +24,14 @@ import (
 // firewallReconciler writes on EgressNetworkPolicies whether they can be used, as plan.Firewalls decides. The agents decide by themselves:
 // nothing waits for what is written here.
 type firewallReconciler struct {
-	client client.Client
-	events events.EventRecorder
-	log    *slog.Logger
-	told   *metrics.Controller
+	client  client.Client
+	events  events.EventRecorder
+	log     *slog.Logger
+	metrics *metrics.Controller
 }
 
 func (f *firewallReconciler) setUp(tools cluster.Tools) error {
-	c, err := controller.NewTyped(nameFirewalls, tools.Manager, cluster.Options(nameFirewalls, f.told, f))
+	c, err := controller.NewTyped(nameFirewalls, tools.Manager, cluster.Options(nameFirewalls, f.metrics, f))
 	if err != nil {
 		return fmt.Errorf("make the controller: %w", err)
 	}
@@ -71,14 +71,14 @@ func (f *firewallReconciler) Reconcile(ctx context.Context, _ cluster.Everything
 		if found.Reason != networkv1.ReasonValid {
 			reasons[found.Reason]++
 		}
-		errs = append(errs, f.tell(ctx, found))
+		errs = append(errs, f.updateStatus(ctx, found))
 	}
-	f.told.Problems(nameFirewalls, reasons)
+	f.metrics.Problems(nameFirewalls, reasons)
 	return cluster.Settle(errs...)
 }
 
-// tell writes a policy's condition if it differs, and sends an event if the new one reports a problem.
-func (f *firewallReconciler) tell(ctx context.Context, found plan.FirewallFinding) error {
+// updateStatus writes a policy's condition if it differs, and sends an event if the new one reports a problem.
+func (f *firewallReconciler) updateStatus(ctx context.Context, found plan.FirewallFinding) error {
 	p := found.Policy
 	valid := found.Reason == networkv1.ReasonValid
 	if !cluster.SetConditions(&p.Status.Conditions, p.Generation, condition(networkv1.ConditionValid, found.Reason, found.Message, valid)) {

@@ -65,17 +65,17 @@ func configured(ctx context.Context, live client.Reader) (bool, error) {
 func setUp(tools cluster.Tools) error {
 	version := networkv1.GroupVersion().String()
 	subnets := &subnetReconciler{
-		client: tools.Client, live: tools.Live, log: tools.Log, report: tools.Reporter(nameSubnets, version), told: tools.Metrics,
+		client: tools.Client, live: tools.Live, log: tools.Log, report: tools.Reporter(nameSubnets, version), metrics: tools.Metrics,
 	}
 	if tools.Defaults {
 		subnets.elsewhere = tools.Elsewhere
 	}
 	vnids := &vnidReconciler{
-		client: tools.Client, live: tools.Live, log: tools.Log, report: tools.Reporter(nameVNIDs, version), told: tools.Metrics, random: tools.Random,
+		client: tools.Client, live: tools.Live, log: tools.Log, report: tools.Reporter(nameVNIDs, version), metrics: tools.Metrics, random: tools.Random,
 	}
-	firewalls := &firewallReconciler{client: tools.Client, events: tools.Events, log: tools.Log, told: tools.Metrics}
-	everywhere := &realisedReconciler{client: tools.Client, told: tools.Metrics, now: time.Now, rests: defaultRests()}
-	egressIPs := &egressReconciler{client: tools.Client, log: tools.Log, report: tools.Reporter(nameEgressIPs, version), told: tools.Metrics}
+	firewalls := &firewallReconciler{client: tools.Client, events: tools.Events, log: tools.Log, metrics: tools.Metrics}
+	everywhere := &realisedReconciler{client: tools.Client, metrics: tools.Metrics, now: time.Now, rests: defaultRests()}
+	egressIPs := &egressReconciler{client: tools.Client, log: tools.Log, report: tools.Reporter(nameEgressIPs, version), metrics: tools.Metrics}
 	for name, set := range map[string]func(cluster.Tools) error{
 		nameSubnets: subnets.setUp, nameVNIDs: vnids.setUp, nameFirewalls: firewalls.setUp, nameRealised: everywhere.setUp, nameEgressIPs: egressIPs.setUp,
 	} {

@@ -33,9 +33,9 @@ const nameRealised = "realised"
 // realisedReconciler writes on EgressNetworkPolicies on how many nodes they are in effect, from the agents' reports. Each write is an event
 // for all agents, and each node that starts or stops concerns all policies. So it waits until brief states have passed.
 type realisedReconciler struct {
-	client client.Client
-	told   *metrics.Controller
-	now    func() time.Time
+	client  client.Client
+	metrics *metrics.Controller
+	now     func() time.Time
 	// rests are its delays.
 	rests rests
 	// known are the policies, by UID.
@@ -67,7 +67,7 @@ type followed struct {
 }
 
 func (r *realisedReconciler) setUp(tools cluster.Tools) error {
-	c, err := controller.NewTyped(nameRealised, tools.Manager, cluster.Options(nameRealised, r.told, r))
+	c, err := controller.NewTyped(nameRealised, tools.Manager, cluster.Options(nameRealised, r.metrics, r))
 	if err != nil {
 		return fmt.Errorf("make the controller: %w", err)
 	}
@@ -159,7 +159,7 @@ func (r *realisedReconciler) Reconcile(ctx context.Context, _ cluster.Everything
 			continue
 		}
 		known[p.UID] = r.follow(p)
-		rest, err := r.tell(ctx, p, known[p.UID], r.count(p, known[p.UID], hosts.Items, away))
+		rest, err := r.updateStatus(ctx, p, known[p.UID], r.count(p, known[p.UID], hosts.Items, away))
 		errs = append(errs, err)
 		if rest > 0 && (next == 0 || rest < next) {
 			next = rest
@@ -205,8 +205,8 @@ func (r *realisedReconciler) count(p *networkv1.EgressNetworkPolicy, f *followed
 	return tally.Count()
 }
 
-// tell writes a policy's status if it differs and is due, and otherwise returns after what time to check again.
-func (r *realisedReconciler) tell(ctx context.Context, p *networkv1.EgressNetworkPolicy, f *followed, count realised.Count) (time.Duration, error) {
+// updateStatus writes a policy's status if it differs and is due, and otherwise returns after what time to check again.
+func (r *realisedReconciler) updateStatus(ctx context.Context, p *networkv1.EgressNetworkPolicy, f *followed, count realised.Count) (time.Duration, error) {
 	now := r.now()
 	failing := slices.ContainsFunc(count.Not, func(n realised.Node) bool { return n.Failing })
 	want := condition(networkv1.ConditionRealised, networkv1.ReasonRealised, count.Summary(), true)

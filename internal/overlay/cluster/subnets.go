@@ -27,11 +27,11 @@ import (
 
 // subnetReconciler writes HostSubnets as plan.Subnets decides, and the status of the ClusterNetwork.
 type subnetReconciler struct {
-	client client.Client
-	live   client.Reader // the API server itself
-	report *cluster.Reporter
-	log    *slog.Logger
-	told   *metrics.Controller
+	client  client.Client
+	live    client.Reader // the API server itself
+	report  *cluster.Reporter
+	log     *slog.Logger
+	metrics *metrics.Controller
 	// elsewhere reports whether another network is configured. Nil: no ClusterNetwork is created.
 	elsewhere func(context.Context) (bool, error)
 
@@ -64,7 +64,7 @@ func (f formerSubnets) see(all []networkv1.HostSubnet) {
 }
 
 func (s *subnetReconciler) setUp(tools cluster.Tools) error {
-	c, err := controller.NewTyped(nameSubnets, tools.Manager, cluster.Options(nameSubnets, s.told, s))
+	c, err := controller.NewTyped(nameSubnets, tools.Manager, cluster.Options(nameSubnets, s.metrics, s))
 	if err != nil {
 		return fmt.Errorf("make the controller: %w", err)
 	}
@@ -140,7 +140,7 @@ func (s *subnetReconciler) Reconcile(ctx context.Context, _ cluster.Everything) 
 // count reports how many subnets are assigned, and how many are free.
 func (s *subnetReconciler) count(state plan.SubnetState, alloc *ipam.NodeSubnets) {
 	if state.Config == nil {
-		s.told.Subnets(0, 0)
+		s.metrics.Subnets(0, 0)
 		return
 	}
 	given := 0
@@ -149,7 +149,7 @@ func (s *subnetReconciler) count(state plan.SubnetState, alloc *ipam.NodeSubnets
 			given++
 		}
 	}
-	s.told.Subnets(given, alloc.Free())
+	s.metrics.Subnets(given, alloc.Free())
 }
 
 // problems adds the ClusterNetwork's own problem to those of a plan.

@@ -25,16 +25,16 @@ import (
 
 // vnidReconciler writes NetNamespaces as plan.VNIDs decides.
 type vnidReconciler struct {
-	client client.Client
-	live   client.Reader // the API server itself
-	report *cluster.Reporter
-	log    *slog.Logger
-	told   *metrics.Controller
-	random *rand.Rand
+	client  client.Client
+	live    client.Reader // the API server itself
+	report  *cluster.Reporter
+	log     *slog.Logger
+	metrics *metrics.Controller
+	random  *rand.Rand
 }
 
 func (v *vnidReconciler) setUp(tools cluster.Tools) error {
-	c, err := controller.NewTyped(nameVNIDs, tools.Manager, cluster.Options(nameVNIDs, v.told, v))
+	c, err := controller.NewTyped(nameVNIDs, tools.Manager, cluster.Options(nameVNIDs, v.metrics, v))
 	if err != nil {
 		return fmt.Errorf("make the controller: %w", err)
 	}
@@ -62,7 +62,7 @@ func (v *vnidReconciler) Reconcile(ctx context.Context, _ cluster.Everything) (r
 	if err != nil {
 		return reconcile.Result{}, err
 	}
-	v.told.VNIDs(len(state.NetNamespaces))
+	v.metrics.VNIDs(len(state.NetNamespaces))
 	if config == nil { // without a network, problems stay as reported
 		return reconcile.Result{}, nil
 	}
