@@ -391,13 +391,8 @@ func (a *agent) serveNetwork(ctx, engineCtx context.Context, e *engines, group *
 		Privileged:      a.privileged,
 		Closed:          a.events.closed,
 		RuntimeCache:    a.opts.RuntimeCache,
-<<<<<<< HEAD
 		Reserved:        a.reservedFor,
-		ServiceWarnings: func(owner reconcile.Owner, warnings []error) { a.tellServiceWarnings(ctx, owner, warnings) },
-=======
-		Reserved:        reservedPorts(a.opts.HealthAddress),
 		ServiceWarnings: func(owner reconcile.Owner, warnings []error) { a.reportServiceWarnings(ctx, owner, warnings) },
->>>>>>> 0515651 (style: name functions and fields by what they do)
 	})
 	a.watch(network, e)
 	leave := a.handler.Serve(overlay.NetworkName, network, network.HandedOver())
