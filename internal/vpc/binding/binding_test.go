@@ -33,6 +33,7 @@ func TestOf(t *testing.T) {
 		}),
 		subnet("of-vpc", 1, func(s *binding.Subnet) { s.Permitted = []string{"bank"} }),
 		subnet("broken", 1, func(s *binding.Subnet) { s.Broken, s.Namespaces = "spec.cidrBlock: is bad", []string{"unlucky"} }),
+		subnet("nothing", 1, func(s *binding.Subnet) { s.Selectors = []labels.Selector{labels.Nothing()} }),
 		subnet("pool", 1, func(s *binding.Subnet) { s.Definition, s.Namespaces = "a.kube-system", []string{"other"} }),
 	} {
 		all.Set(subnet(s.Name, 9, func(other *binding.Subnet) { other.Namespaces = []string{"default"} })) // replaced
@@ -59,6 +60,7 @@ func TestOf(t *testing.T) {
 		"not one of the Vpc's":     {pod: "of-vpc", namespace: "default", refuse: "may not use"},
 		"one of the Vpc's":         {pod: "of-vpc", namespace: "bank", names: []string{"of-vpc"}},
 		"broken":                   {namespace: "unlucky", refuse: "spec.cidrBlock"},
+		"selects nothing":          {pod: "nothing", namespace: "default", refuse: "may not use"},
 		"pool of a NAD":            {pod: "pool", namespace: "other", refuse: "no network for pods"},
 		"a pool binds no namspace": {namespace: "other", unbound: true},
 	} {

@@ -2,7 +2,6 @@ package node
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -105,6 +104,9 @@ func (g *natGateway) program(ctx context.Context, want *nat.Gateway) error {
 	if err := bring(ctx, g.fragment(items)); err != nil {
 		return fmt.Errorf("NAT gateway %s: table: %w", g.name, err)
 	}
+	if err := g.flush(items); err != nil {
+		return fmt.Errorf("NAT gateway %s: %w", g.name, err)
+	}
 	outside := g.net1(want)
 	if g.outside != nil && (g.outside.Parent != outside.Parent || g.outside.Mode != outside.Mode) {
 		if err := g.node.Pods.DeleteMacvlan(ctx, *g.outside); err != nil {
@@ -120,10 +122,10 @@ func (g *natGateway) program(ctx context.Context, want *nat.Gateway) error {
 	if err := link.WriteSettings(g.rec.Netns, want.Result.State.Sysctls); err != nil {
 		return fmt.Errorf("NAT gateway %s: %w", g.name, err)
 	}
-	if err := g.follow(items, &outside); err != nil {
+	if err := g.announce(&outside); err != nil {
 		return err
 	}
-	g.items, g.outside, g.hash = items, &outside, want.Hash
+	g.outside, g.hash = &outside, want.Hash
 	return nil
 }
 
@@ -147,13 +149,12 @@ func (g *natGateway) withdraw(ctx context.Context, asked func(*nft.Element) bool
 		e, element := item.(*nft.Element)
 		return !element || asked(e)
 	})
-	if withdrawn := changes(g.items, left); err == nil && len(withdrawn) > 0 {
-		err = link.Inside(g.rec.Netns, func() error { return flush(withdrawn) })
+	if err == nil {
+		err = g.flush(left)
 	}
 	if err != nil {
 		return fmt.Errorf("NAT gateway %s: withdraw deleted rules: %w", g.name, err)
 	}
-	g.items = left
 	return nil
 }
 
@@ -197,9 +198,19 @@ func (g *natGateway) routes(want *nat.Gateway) map[link.Key]link.Item {
 	return items
 }
 
-// follow completes a change of the state: connections of changed rules are flushed, and new addresses announced.
-func (g *natGateway) follow(items map[nft.Key]nft.Item, outside *link.Macvlan) error {
-	changed := changes(g.items, items)
+// flush removes from conntrack the connections of the elements that a commit of the table changed.
+func (g *natGateway) flush(items map[nft.Key]nft.Item) error {
+	if changed := changes(g.items, items); len(changed) > 0 {
+		if err := link.Inside(g.rec.Netns, func() error { return flush(changed) }); err != nil {
+			return err //nolint:wrapcheck // the caller names the gateway
+		}
+	}
+	g.items = items
+	return nil
+}
+
+// announce announces the addresses that net1 did not have before.
+func (g *natGateway) announce(outside *link.Macvlan) error {
 	announced := map[netip.Prefix]bool{}
 	if g.outside != nil {
 		for _, address := range g.outside.Addresses {
@@ -212,10 +223,7 @@ func (g *natGateway) follow(items map[nft.Key]nft.Item, outside *link.Macvlan) e
 			fresh = append(fresh, address.Addr())
 		}
 	}
-	err := link.Inside(g.rec.Netns, func() error {
-		return errors.Join(flush(changed), link.Announce(gateway.Outside, fresh...))
-	})
-	if err != nil {
+	if err := link.Inside(g.rec.Netns, func() error { return link.Announce(gateway.Outside, fresh...) }); err != nil {
 		return fmt.Errorf("NAT gateway %s: %w", g.name, err)
 	}
 	return nil
@@ -223,9 +231,6 @@ func (g *natGateway) follow(items map[nft.Key]nft.Item, outside *link.Macvlan) e
 
 // flush removes the connections that the elements translate from conntrack in the calling thread's namespace.
 func flush(elements []*nft.Element) error {
-	if len(elements) == 0 {
-		return nil
-	}
 	return link.Forget(func(c link.Connection) bool { //nolint:wrapcheck // the caller names the gateway
 		return slices.ContainsFunc(elements, func(e *nft.Element) bool { return concerns(e, &c) })
 	})

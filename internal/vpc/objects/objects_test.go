@@ -1,10 +1,12 @@
 package objects
 
 import (
+	"slices"
 	"strings"
 	"testing"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/labels"
 
 	kubeovn "weft.dev/weft/api/kubeovn/v1"
 )
@@ -165,6 +167,47 @@ func TestParseSubnet(t *testing.T) {
 				if acl.Match != matchAll || acl.Action != "drop" || acl.Priority != 7 || !acl.Ingress {
 					t.Errorf("hostile rule: %+v", acl)
 				}
+			}
+		})
+	}
+}
+
+// An empty list of selectors permits every namespace, so an invalid selector stays in it, and a Subnet that cannot be used keeps its own.
+func TestSelectorsOfBadSubnets(t *testing.T) {
+	team := metav1.LabelSelector{MatchLabels: map[string]string{"team": "a"}}
+	for name, test := range map[string]struct {
+		change  func(*kubeovn.SubnetSpec)
+		problem string
+		selects []string // teams
+	}{
+		"invalid value": {func(s *kubeovn.SubnetSpec) { s.NamespaceSelectors[0].MatchLabels["team"] = "Team A" }, "spec.namespaceSelectors[0]", nil},
+		"invalid operator": {func(s *kubeovn.SubnetSpec) {
+			in := metav1.LabelSelectorRequirement{Key: "team", Operator: "in", Values: []string{"a"}}
+			s.NamespaceSelectors[0] = metav1.LabelSelector{MatchExpressions: []metav1.LabelSelectorRequirement{in}}
+		}, "spec.namespaceSelectors[0]", nil},
+		"without a Vpc": {func(s *kubeovn.SubnetSpec) { s.Vpc = "" }, "spec.vpc", []string{"a"}},
+		"range":         {func(s *kubeovn.SubnetSpec) { s.CIDRBlock = "10.0.0.0/31" }, "spec.cidrBlock", []string{"a"}},
+		"exclude":       {func(s *kubeovn.SubnetSpec) { s.ExcludeIps = []string{"x"} }, "spec.excludeIps[0]", []string{"a"}},
+		"route table":   {func(s *kubeovn.SubnetSpec) { s.RouteTable = "a b" }, "spec.routeTable", []string{"a"}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			spec := kubeovn.SubnetSpec{Vpc: "v", CIDRBlock: "10.0.1.0/24", NamespaceSelectors: []metav1.LabelSelector{*team.DeepCopy()}}
+			test.change(&spec)
+			got, problems, _ := ParseSubnet(&kubeovn.Subnet{ObjectMeta: metav1.ObjectMeta{Name: "s"}, Spec: spec})
+			if !strings.Contains(problems.Error(), test.problem) {
+				t.Errorf("problems %q, want one of %s", problems.Error(), test.problem)
+			}
+			if len(got.Selectors) != 1 {
+				t.Fatalf("%d selectors, want 1", len(got.Selectors))
+			}
+			var selects []string
+			for _, team := range []string{"", "a", "b", "Team A"} {
+				if got.Selectors[0].Matches(labels.Set{"team": team}) {
+					selects = append(selects, team)
+				}
+			}
+			if !slices.Equal(selects, test.selects) {
+				t.Errorf("selects %q, want %q", selects, test.selects)
 			}
 		})
 	}

@@ -65,6 +65,7 @@ func ParseSubnet(subnet *kubeovn.Subnet) (s Subnet, problems Problems, ok bool) 
 		Namespaces: slices.Clone(spec.Namespaces), RouteTable: spec.RouteTable,
 		Private: spec.Private, EastWest: spec.AllowEWTraffic, TunnelKey: subnet.Status.TunnelKey, Unsupported: unsupportedSubnet(spec),
 	}
+	problems.binding(&s, spec) // also of a Subnet that cannot be used: the pods that it binds must not start on another network
 	switch {
 	case spec.Provider != "" && spec.Provider != kubeovn.ProviderOVN:
 		s.Definition, s.VPC = strings.TrimSuffix(spec.Provider, "."+kubeovn.ProviderOVN), ""
@@ -79,7 +80,6 @@ func ParseSubnet(subnet *kubeovn.Subnet) (s Subnet, problems Problems, ok bool) 
 		problems.add("spec.routeTable", "%s is not a name of a route table; use letters, digits, '-', '_' and '.'", quote(spec.RouteTable))
 		return s, problems, false
 	}
-	problems.binding(&s, spec)
 	for i, text := range spec.AllowSubnets {
 		if prefix, ok := problems.prefix4(fmt.Sprintf("spec.allowSubnets[%d]", i), text, "10.0.2.0/24"); ok {
 			s.Allow = append(s.Allow, prefix)
@@ -164,12 +164,13 @@ func (p *Problems) excludes(s *Subnet, texts []string) bool {
 	return ok
 }
 
+// binding reads the selectors of namespaces. An invalid one selects nothing. It stays in the list: an empty list permits all namespaces.
 func (p *Problems) binding(s *Subnet, spec *kubeovn.SubnetSpec) {
 	for i := range spec.NamespaceSelectors {
 		selector, err := metav1.LabelSelectorAsSelector(&spec.NamespaceSelectors[i])
 		if err != nil {
 			p.add(fmt.Sprintf("spec.namespaceSelectors[%d]", i), "%v", err)
-			continue
+			selector = labels.Nothing()
 		}
 		s.Selectors = append(s.Selectors, selector)
 	}

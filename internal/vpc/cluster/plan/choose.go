@@ -44,9 +44,14 @@ func (c *compiler) choose() []placed {
 	b := &placer{compiler: c, seen: map[string]placed{}}
 	c.changedPods(b.place)
 	b.more = slices.AppendSeq(b.more, maps.Keys(c.chosen))
+	done := map[*subnet]bool{} // pods that want such a subnet since then are placed already
 	for len(b.more) > 0 {
 		s := b.more[len(b.more)-1]
 		b.more = b.more[:len(b.more)-1]
+		if done[s] {
+			continue
+		}
+		done[s] = true
 		c.chooseSubnet(s)
 		for _, pod := range maps.Clone(c.wants[s.object.Name]) {
 			b.place(pod)

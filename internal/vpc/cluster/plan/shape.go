@@ -161,7 +161,7 @@ func (c *compiler) takePart() part {
 			c.keys.remove(&v.value.TunnelKey)
 			delete(c.vpcs, name)
 			for _, peering := range v.value.Peerings {
-				delete(c.peersOf[peering.Remote], name)
+				index(c.peersOf, peering.Remote, name, nil, false)
 			}
 		}
 	}
@@ -195,10 +195,7 @@ func (c *compiler) parseVPC(object *kubeovn.Vpc, before *vpc) *vpc {
 	v.exists = object.Name != kubeovn.DefaultVpc && slices.Contains(object.Finalizers, kubeovn.Finalizer)
 	c.vpcs[object.Name] = v
 	for _, peering := range v.value.Peerings {
-		if c.peersOf[peering.Remote] == nil {
-			c.peersOf[peering.Remote] = map[string]*vpc{}
-		}
-		c.peersOf[peering.Remote][object.Name] = v
+		index(c.peersOf, peering.Remote, object.Name, v, true)
 	}
 	return v
 }
