@@ -90,17 +90,16 @@ func (e *Echo) Close() error {
 	return err
 }
 
-// Ping sends one datagram to an Echo and returns the time until its answer, trying again until the deadline of ctx:
-// what it waits for is a path that opens.
+// Ping sends datagrams to an Echo until one is answered, and returns the time between the two. It gives up at the deadline of ctx. An answer
+// counts however late it is: a path that is slow is open.
 func Ping(ctx context.Context, path string, to netip.AddrPort) (time.Duration, error) {
 	conn, err := ListenUDP(path, netip.AddrPort{})
 	if err != nil {
 		return 0, err
 	}
 	defer func() { _ = conn.Close() }()
-	buffer := make([]byte, 8)
-	for n := uint64(0); ; n++ {
-		took, err := once(conn, to, n, buffer)
+	for began := time.Now(); ; {
+		took, err := once(conn, to, began)
 		if err == nil {
 			return took, nil
 		}
@@ -110,27 +109,23 @@ func Ping(ctx context.Context, path string, to netip.AddrPort) (time.Duration, e
 	}
 }
 
-// pingWait is how long one datagram's answer is waited for.
+// pingWait is the time until the next datagram.
 const pingWait = 200 * time.Millisecond
 
-func once(conn *net.UDPConn, to netip.AddrPort, n uint64, buffer []byte) (time.Duration, error) {
-	begin := time.Now()
-	if err := conn.SetReadDeadline(begin.Add(pingWait)); err != nil {
+// once sends a datagram with the time since began, and waits for an answer to any.
+func once(conn *net.UDPConn, to netip.AddrPort, began time.Time) (time.Duration, error) {
+	if err := conn.SetReadDeadline(time.Now().Add(pingWait)); err != nil {
 		return 0, err
 	}
-	message := binary.BigEndian.AppendUint64(nil, n)
+	message := binary.BigEndian.AppendUint64(nil, uint64(time.Since(began)))
 	if _, err := conn.WriteToUDPAddrPort(message, to); err != nil {
 		<-time.After(pingWait / 10) // no route yet: the caller's ctx bounds the tries
 		return 0, err
 	}
-	for {
-		if _, err := conn.Read(buffer); err != nil {
-			return 0, err
-		}
-		if binary.BigEndian.Uint64(buffer) == n {
-			return time.Since(begin), nil
-		}
+	if _, err := conn.Read(message); err != nil {
+		return 0, err
 	}
+	return time.Since(began) - time.Duration(binary.BigEndian.Uint64(message)), nil
 }
 
 // Stream sends numbered datagrams at a steady rate to an Echo and counts the answers.
