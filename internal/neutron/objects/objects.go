@@ -85,9 +85,9 @@ func Compile(n *stackubev1.Network, project string, rules *Rules) (cloud.Network
 // Adoptable returns why no pod can have an address of a network that networkID names: its pods' subnet is outside of all allowed ranges, or
 // within a reserved one. Where a part of the subnet is refused, pods get the other addresses. A network without a subnet has no error here.
 func Adoptable(n *stackubev1.Network, held *cloud.HeldNetwork, rules *Rules) error {
-	id, _, err := PodSubnet(n, held)
+	id, _, _ := PodSubnet(n, held) // empty with an error
 	at := slices.IndexFunc(held.Held, func(s subnets.Subnet) bool { return s.ID == id })
-	if err != nil || at < 0 {
+	if at < 0 {
 		return nil
 	}
 	cidr, err := netip.ParsePrefix(held.Held[at].CIDR)
