@@ -26,8 +26,8 @@ type FakePods struct {
 type fakeStanding struct {
 	Standing
 	path string
-	// upon is the namespace of the pod that uses the port; "" if none does.
-	upon string
+	// user is the namespace of the pod that uses the port; "" if none does.
+	user string
 	down bool
 	// shape is the shape of that pod's traffic.
 	shape Shape
@@ -78,8 +78,8 @@ func (p *FakePods) RemoveNamespace(path string) {
 		switch path {
 		case s.path:
 			delete(p.standing, name)
-		case s.upon:
-			s.upon = "" // its shape is on the veth peer, which stays
+		case s.user:
+			s.user = "" // its shape is on the veth peer, which stays
 			p.standing[name] = s
 		}
 	}
@@ -130,10 +130,10 @@ func (p *FakePods) putUpon(pair *Pair) error {
 	switch {
 	case !found || s.path != pair.Standing:
 		return fmt.Errorf("%w: pod link %s: host end: %w", ErrUnusable, pair.HostName, ErrNoDevice)
-	case s.upon != "" && s.upon != pair.Netns:
+	case s.user != "" && s.user != pair.Netns:
 		return fmt.Errorf("%w: pod link %s: %w", ErrUnusable, pair.HostName, ErrOccupied)
 	}
-	s.upon, s.shape = pair.Netns, pair.Shape
+	s.user, s.shape = pair.Netns, pair.Shape
 	p.standing[pair.HostName] = s
 	return nil
 }
@@ -162,7 +162,7 @@ func (p *FakePods) ListStanding(ctx context.Context, path string) (map[string]St
 	defer p.mutex.Unlock()
 	found := map[string]Stands{}
 	for name, s := range p.standing {
-		found[name] = Stands{MTU: standingMTU(s.MTU), TxOffloadOff: s.TxOffloadOff, Idle: s.path == path && s.upon == "" && s.shape == Shape{}}
+		found[name] = Stands{MTU: standingMTU(s.MTU), TxOffloadOff: s.TxOffloadOff, Idle: s.path == path && s.user == "" && s.shape == Shape{}}
 	}
 	return found, ctx.Err()
 }
@@ -177,10 +177,10 @@ func (p *FakePods) Unplug(ctx context.Context, pair Pair, began func()) error {
 	switch {
 	case !found:
 		return fmt.Errorf("pod link %s: host end: %w", pair.HostName, ErrNoDevice)
-	case s.upon != "" && s.upon != pair.Netns:
+	case s.user != "" && s.user != pair.Netns:
 		return fmt.Errorf("pod link %s: %w", pair.HostName, ErrOccupied)
 	}
-	s.upon, s.shape = "", Shape{}
+	s.user, s.shape = "", Shape{}
 	p.standing[pair.HostName] = s
 	return ctx.Err()
 }

@@ -184,7 +184,7 @@ func (p *Pods) CreateMacvlan(ctx context.Context, m Macvlan) (net.HardwareAddr, 
 		if err != nil {
 			return fmt.Errorf("looking at it: %w", err)
 		}
-		if alias := have.Attrs().Alias; !m.isUpon(have, parent) || alias != "" && alias != m.alias() {
+		if alias := have.Attrs().Alias; !m.isOn(have, parent) || alias != "" && alias != m.alias() {
 			return fmt.Errorf("%s (%s, alias %q) in the pod: %w", m.Name, have.Type(), alias, ErrForeign)
 		}
 		mac = have.Attrs().HardwareAddr
@@ -195,8 +195,8 @@ func (p *Pods) CreateMacvlan(ctx context.Context, m Macvlan) (net.HardwareAddr, 
 
 func (m *Macvlan) alias() string { return MacvlanAliasPrefix + m.Owner }
 
-// isUpon reports whether a link of the pod is a macvlan of the right mode on a device of the node.
-func (m *Macvlan) isUpon(link, parent netlink.Link) bool {
+// isOn reports whether a link of the pod is a macvlan of the right mode on a device of the node.
+func (m *Macvlan) isOn(link, parent netlink.Link) bool {
 	macvlan, ok := link.(*netlink.Macvlan)
 	return ok && macvlan.Mode == m.mode() && macvlan.ParentIndex == parent.Attrs().Index
 }
@@ -276,7 +276,7 @@ func (p *Pods) CheckMacvlan(ctx context.Context, m Macvlan) error {
 			return &Difference{object, "does not exist"}
 		case err != nil:
 			return fmt.Errorf("looking at it: %w", err)
-		case !m.isUpon(have, parent):
+		case !m.isOn(have, parent):
 			return &Difference{object, "is not a macvlan of mode " + cmp.Or(m.Mode, "private") + " on " + m.Parent}
 		case have.Attrs().Flags&net.FlagUp == 0:
 			return &Difference{object, "is down"}

@@ -34,16 +34,16 @@ func TestPodsRealNarrowMTU(t *testing.T) {
 	}
 
 	far, ports := nstest.New(t), nstest.New(t)
-	upon := testPair(far, 3)
-	upon.MTU, upon.Standing, upon.TxOffloadOff = 1000, ports, true
-	standing := Standing{Name: upon.HostName, MTU: upon.MTU, HostGroup: 77, TxOffloadOff: true}
+	pair = testPair(far, 3)
+	pair.MTU, pair.Standing, pair.TxOffloadOff = 1000, ports, true
+	standing := Standing{Name: pair.HostName, MTU: pair.MTU, HostGroup: 77, TxOffloadOff: true}
 	if err := pods.CreateStanding(ctx, ports, standing); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := pods.Create(ctx, upon); err != nil {
+	if _, err := pods.Create(ctx, pair); err != nil {
 		t.Fatal(err)
 	}
-	if err := pods.Check(ctx, upon); err != nil {
+	if err := pods.Check(ctx, pair); err != nil {
 		t.Error(err)
 	}
 

@@ -23,7 +23,7 @@ func (p *Pods) Check(ctx context.Context, pair Pair) error {
 	defer pod.close()
 	c := creation{Pods: p, pair: pair, pod: pod}
 	if pair.Standing != "" {
-		u, err := openUpon(c)
+		u, err := openOnPort(c)
 		if err != nil {
 			return fmt.Errorf("pod link %s: %w", pair.HostName, err)
 		}

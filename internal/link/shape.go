@@ -457,10 +457,10 @@ func (p *Pods) inPorts(ctx context.Context, path string, work func() error) erro
 // errUnshaped reports that a pod's traffic cannot be shaped.
 var errUnshaped = errors.New("bandwidth can be limited on pre-plugged ports only")
 
-func (u *upon) farEnd() *farEnd { return &farEnd{far: u.far, receiver: u.receiver, conn: u.farConn} }
+func (u *onPort) farEnd() *farEnd { return &farEnd{far: u.far, receiver: u.receiver, conn: u.farConn} }
 
 // shape shapes the veth peer before the pod's interface is on it. For a pod without a shape, put removes what is left of one.
-func (u *upon) shape() error {
+func (u *onPort) shape() error {
 	if u.pair.Shape == (Shape{}) {
 		return nil
 	}
@@ -471,7 +471,7 @@ func (u *upon) shape() error {
 }
 
 // compareShape returns a *Difference, or nil.
-func (u *upon) compareShape() (difference, err error) {
+func (u *onPort) compareShape() (difference, err error) {
 	if u.far == nil || u.pair.Shape == (Shape{}) && u.receiver == nil {
 		return nil, nil
 	}

@@ -303,8 +303,8 @@ func (p *Pods) farEnds(path string) (map[string]Stands, error) {
 	return found, err
 }
 
-// upon is one run of Create for a pod on a pre-plugged port.
-type upon struct {
+// onPort is one run of Create for a pod on a pre-plugged port.
+type onPort struct {
 	creation
 	ports   *namespace
 	farConn *conn
@@ -315,17 +315,17 @@ type upon struct {
 	noEntry error
 }
 
-// openUpon opens what Create, Check and Unplug need of a pre-plugged port's namespace.
-func openUpon(c creation) (*upon, error) {
+// openOnPort opens what Create, Check and Unplug need of a pre-plugged port's namespace.
+func openOnPort(c creation) (*onPort, error) {
 	ports, err := openNamespace(c.pair.Standing)
 	if err != nil {
 		// Without wrapping err: a missing namespace of pre-plugged ports must not look like a missing namespace of the pod.
 		return nil, fmt.Errorf("%w: %s: far end in %s: %w: %s", ErrUnusable, c.pair.HostName, c.pair.Standing, ErrNoDevice, err.Error())
 	}
-	return &upon{creation: c, ports: ports}, nil
+	return &onPort{creation: c, ports: ports}, nil
 }
 
-func (u *upon) close() {
+func (u *onPort) close() {
 	if u.farConn != nil {
 		u.farConn.close()
 	}
@@ -334,7 +334,7 @@ func (u *upon) close() {
 
 // createUpon is Create for a pod on a pre-plugged port. If it fails, it removes what it has created.
 func (p *Pods) createUpon(ctx context.Context, c creation) (*creation, error) {
-	u, err := openUpon(c)
+	u, err := openOnPort(c)
 	if err != nil {
 		return nil, err
 	}
@@ -347,7 +347,7 @@ func (p *Pods) createUpon(ctx context.Context, c creation) (*creation, error) {
 }
 
 // look enters the veth peers' namespace and reads both ends. It ends in the home namespace.
-func (u *upon) look() error {
+func (u *onPort) look() error {
 	err := u.lookAtHost()
 	if err == nil {
 		err = u.ports.enter()
@@ -371,7 +371,7 @@ func (u *upon) look() error {
 }
 
 // complete returns an error unless both ends exist and are Weft's.
-func (u *upon) complete() error {
+func (u *onPort) complete() error {
 	switch {
 	case u.host == nil:
 		return fmt.Errorf("%w: host end %s: %w", ErrUnusable, u.pair.HostName, ErrNoDevice)
@@ -384,7 +384,7 @@ func (u *upon) complete() error {
 }
 
 // run works on a locked thread that starts in the home namespace.
-func (u *upon) run() error {
+func (u *onPort) run() error {
 	err := u.look()
 	if err == nil {
 		err = u.complete()
@@ -413,14 +413,14 @@ func (u *upon) run() error {
 }
 
 // put creates the pod's interface, or finds the one that an earlier run has created.
-func (u *upon) put() error {
+func (u *onPort) put() error {
 	index := u.far.Attrs().Index
 	answers, err := u.farConn.do(newPassthru(index, linkEnd{name: u.pair.PodName, mtu: u.pair.mtu(), netns: int(u.pod.file.Fd())}))
 	if err != nil {
 		return err
 	}
 	if made := answers[0].err; made != nil {
-		return u.adoptUpon(made)
+		return u.adoptOnPort(made)
 	}
 	u.made = true
 	var list plan
@@ -433,14 +433,14 @@ func (u *upon) put() error {
 	return list.run(u.farConn)
 }
 
-// adoptUpon finds the pod's interface after its creation failed with the error why.
-func (u *upon) adoptUpon(why error) error {
+// adoptOnPort finds the pod's interface after its creation failed with the error why.
+func (u *onPort) adoptOnPort(why error) error {
 	answers, err := u.podConn.do(getLink(u.pair.PodName))
 	if err != nil {
 		return err
 	}
 	switch there := answers[0].link; {
-	case isUpon(there, u.far):
+	case isOn(there, u.far):
 		return nil
 	case there != nil:
 		return fmt.Errorf("%s (%s) in the pod: %w", u.pair.PodName, there.Type(), ErrForeign)
@@ -451,8 +451,8 @@ func (u *upon) adoptUpon(why error) error {
 	}
 }
 
-// isUpon reports whether a link is a macvlan whose device, in another namespace, has far's index.
-func isUpon(link, far netlink.Link) bool {
+// isOn reports whether a link is a macvlan whose device, in another namespace, has far's index.
+func isOn(link, far netlink.Link) bool {
 	return link != nil && far != nil && link.Type() == "macvlan" && link.Attrs().ParentIndex == far.Attrs().Index
 }
 
@@ -482,7 +482,7 @@ func (p *Pods) Unplug(ctx context.Context, pair Pair, began func()) error {
 	if err := errors.Join(pair.validate(), ctx.Err()); err != nil {
 		return fmt.Errorf("pod link %s: %w", pair.HostName, err)
 	}
-	u, err := openUpon(creation{Pods: p, pair: pair})
+	u, err := openOnPort(creation{Pods: p, pair: pair})
 	if err != nil {
 		return err
 	}
@@ -508,7 +508,7 @@ func (p *Pods) Unplug(ctx context.Context, pair Pair, began func()) error {
 }
 
 // remove works on a locked thread that starts in the home namespace. Without the pod's namespace its interface does not exist either.
-func (u *upon) remove() error {
+func (u *onPort) remove() error {
 	err := u.look()
 	if err == nil {
 		err = u.complete()
@@ -564,7 +564,7 @@ func (p *Pods) probe(conn *conn, index int) error {
 }
 
 // removeInPod removes the interface and stays in the pod's namespace.
-func (u *upon) removeInPod() (removed bool, err error) {
+func (u *onPort) removeInPod() (removed bool, err error) {
 	if err := u.pod.enter(); err != nil {
 		return false, fmt.Errorf("%w: %w", errNoEntry, err)
 	}
@@ -577,7 +577,7 @@ func (u *upon) removeInPod() (removed bool, err error) {
 	if err != nil {
 		return false, err
 	}
-	if !isUpon(answers[0].link, u.far) {
+	if !isOn(answers[0].link, u.far) {
 		return false, unlessGone(answers[0].err)
 	}
 	answers, err = conn.do(deleteLink(answers[0].link.Attrs().Index))
@@ -588,7 +588,7 @@ func (u *upon) removeInPod() (removed bool, err error) {
 }
 
 // check is creation.check for a pod on a pre-plugged port.
-func (u *upon) check() error {
+func (u *onPort) check() error {
 	if err := u.look(); err != nil {
 		return err
 	}
@@ -600,7 +600,7 @@ func (u *upon) check() error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(u.compare(func() bool { return isUpon(u.peer, u.far) }, "is not upon "), shape)
+	return errors.Join(u.compare(func() bool { return isOn(u.peer, u.far) }, "is not upon "), shape)
 }
 
 // IsStanding reports whether an owner is a pre-plugged port's.

@@ -157,8 +157,8 @@ func addresses(texts []string) []netip.Addr {
 	return list
 }
 
-// nobody returns a range that contains no client, for use if none of the given ranges is usable.
-func nobody() netip.Prefix { return netip.MustParsePrefix("255.255.255.255/32") }
+// noClient returns a range that contains no client, for use if none of the given ranges is usable.
+func noClient() netip.Prefix { return netip.MustParsePrefix("255.255.255.255/32") }
 
 // ranges parses IPv4 ranges. It returns none, which means no limit, if one of them contains all addresses. If ranges are given and none is
 // usable, no client is allowed. The API server accepts spaces around ranges.
@@ -177,7 +177,7 @@ func ranges(texts []string) []netip.Prefix {
 		}
 	}
 	if len(list) == 0 && len(texts) > 0 {
-		return []netip.Prefix{nobody()}
+		return []netip.Prefix{noClient()}
 	}
 	slices.SortFunc(list, netip.Prefix.Compare)
 	return list

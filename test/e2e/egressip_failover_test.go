@@ -175,7 +175,7 @@ func (s *egressScene) stay(t *testing.T) {
 	s.assigned(t, "n2 is not ready", apart)
 	s.sees(t, "n2 is not ready", "a1 "+egressThree+" b1 "+egressTwo)
 	s.cut(t, "n2", func(time.Time) {
-		s.sees(t, "n2 is dead", "a1 nobody b1 "+egressTwo)
+		s.sees(t, "n2 is dead", "a1 none b1 "+egressTwo)
 		s.assigned(t, "n2 is dead", apart)
 	})
 	took := s.sees(t, "n2 is back", "a1 "+egressThree+" b1 "+egressTwo)

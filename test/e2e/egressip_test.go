@@ -111,7 +111,7 @@ func (s *egressScene) host(t *testing.T, node string, ips ...string) {
 const outsidePort = 7792
 
 // closed means traffic that does not leave.
-const closed = "nobody"
+const closed = "none"
 
 func (s *egressScene) outside() netip.AddrPort { return port(s.cluster.Outside.IP, outsidePort) }
 
@@ -167,7 +167,8 @@ func (s *egressScene) seenAt(ctx context.Context, pod, protocol string, at netip
 	return answer.Source.String()
 }
 
-// sees waits until the host outside sees the pods' sources as listed, "a1 172.31.0.100 a2 nobody ...", by both protocols.
+// sees waits until the sources of the pods, as the host outside receives them by both protocols, are those listed: "a1 172.31.0.100 a2 none ...".
+// A pod without an answer has the source none.
 func (s *egressScene) sees(t *testing.T, when string, pairs string) time.Duration {
 	t.Helper()
 	words := strings.Fields(pairs)
@@ -207,7 +208,7 @@ func (s *egressScene) run(t *testing.T) {
 	b := " b1 " + n1 + " b2 " + n2
 	s.sees(t, "nobody wants any", "a1 "+n1+" a2 "+n2+b)
 	s.want(t, egressA, egressOne)
-	s.sees(t, "hosted by nobody", "a1 nobody a2 nobody"+b)
+	s.sees(t, "hosted by none", "a1 none a2 none"+b)
 	s.host(t, "n1", egressOne)
 	s.sees(t, "hosted by n1", "a1 "+egressOne+" a2 "+egressOne+b)
 	s.together(t)
@@ -215,11 +216,11 @@ func (s *egressScene) run(t *testing.T) {
 	s.transfer(t)
 	s.notReachable(t)
 	s.host(t, "n1")
-	s.sees(t, "off n1", "a1 nobody a2 nobody"+b)
+	s.sees(t, "off n1", "a1 none a2 none"+b)
 	s.host(t, "n2", egressOne)
 	s.sees(t, "moved to n2", "a1 "+egressOne+" a2 "+egressOne+b)
 	s.want(t, egressB, egressOne)
-	s.sees(t, "wanted by two projects", "a1 nobody a2 nobody b1 nobody b2 nobody")
+	s.sees(t, "wanted by two projects", "a1 none a2 none b1 none b2 none")
 	s.want(t, egressB)
 	s.sees(t, "wanted by one again", "a1 "+egressOne+" a2 "+egressOne+b)
 	s.want(t, egressA, egressOne, egressTwo)
@@ -429,7 +430,7 @@ func (s *egressScene) refused(t *testing.T) {
 		s.want(t, egressA, address)
 		s.host(t, n.Name, address)
 		s.notHeld(t, n.Name, address)
-		s.sees(t, "n1 does not hold "+address, "a1 nobody a2 nobody")
+		s.sees(t, "n1 does not hold "+address, "a1 none a2 none")
 		for from, netns := range map[string]string{"outside": s.cluster.Outside.Netns, "n2": s.cluster.Node(2).Netns, "a pod": s.pods["b2"].Netns} {
 			ctx, cancel := context.WithTimeout(t.Context(), generous)
 			if _, err := traffic.Ask(ctx, netns, "tcp", port(netip.MustParseAddr(address), nodePort)); err != nil {

@@ -11,12 +11,12 @@ import (
 	"weft.dev/weft/internal/cni"
 )
 
-// nobody is the unprivileged user (the overflow uid, proc(5), /proc/sys/kernel/overflowuid).
-const nobody = 65534
+// unprivileged is the uid of no account (the overflow uid, proc(5), /proc/sys/kernel/overflowuid).
+const unprivileged = 65534
 
-// TestNobodyIsRefused executes the plugin as nobody, with the directories' modes opened as by an administrator's mistake: the agent reads
+// TestUnprivilegedUserIsRefused executes the plugin as that user, with the directories' modes opened as by an administrator's mistake: the agent reads
 // the peer's uid from the kernel. It needs root.
-func TestNobodyIsRefused(t *testing.T) {
+func TestUnprivilegedUserIsRefused(t *testing.T) {
 	if os.Geteuid() != 0 {
 		t.Fatal("this test needs root")
 	}
@@ -30,10 +30,10 @@ func TestNobodyIsRefused(t *testing.T) {
 		}
 	}
 	cmd := n.command(t.Context(), "ADD", n.conf("1.1.0"))
-	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: nobody, Gid: nobody}}
+	cmd.SysProcAttr = &syscall.SysProcAttr{Credential: &syscall.Credential{Uid: unprivileged, Gid: unprivileged}}
 	stdout, err := cmd.Output()
 	if err == nil {
-		t.Error("nobody was served")
+		t.Error("an unprivileged user was served")
 	}
 	wantPrinted(t, string(stdout), cni.CodeForbidden, "not user 65534")
 	if requests := n.handler.Requests(); len(requests) != 0 {

@@ -13,14 +13,14 @@ import (
 
 // TestOpenRefusesOthers: Open refuses another user's directory, and one whose parent is another user's. It needs root.
 func TestOpenRefusesOthers(t *testing.T) {
-	const nobody = 65534
+	const unprivileged = 65534
 	base := t.TempDir()
 	own, parent := filepath.Join(base, "own"), filepath.Join(base, "parent")
 	mkdir(t, own, 0o700)
 	mkdir(t, parent, 0o755)
 	mkdir(t, filepath.Join(parent, "dir"), 0o700)
 	for _, dir := range []string{own, parent} {
-		if err := os.Chown(dir, nobody, nobody); err != nil {
+		if err := os.Chown(dir, unprivileged, unprivileged); err != nil {
 			t.Fatalf("this test needs root: %v", err)
 		}
 	}

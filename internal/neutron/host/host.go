@@ -196,7 +196,6 @@ func Routes(addresses []netip.Prefix) map[link.Key]link.Item {
 const (
 	priorityClose  = -450 // before defragmentation and connection tracking
 	priorityFilter = 0
-	priorityDNAT   = -99 // after kube-proxy's, which is at -100
 	priorityFirst  = 99  // before kube-proxy's, which is at 100
 	prioritySNAT   = 101 // after kube-proxy's
 )
@@ -235,8 +234,8 @@ func Rules(tunnels []uint16) map[nft.Key]nft.Item {
 		fmt.Sprintf(`iifname "%s" ct state invalid drop`, Device),
 		fmt.Sprintf(`iifname "%s" ct state new ct status & dnat == 0 drop`, Device))
 	add(hostPortSets()...)
-	for name, rules := range hostPortRules(tunnels) {
-		chain(name, rules...)
+	for _, c := range hostPortChains(tunnels) {
+		chain(c.Chain, c.Rules...)
 	}
 	chain(nft.Chain{Family: nft.FamilyInet, Name: "forward", Hook: nft.HookForward, Priority: priorityFilter},
 		toHostPort+" accept",

@@ -14,7 +14,6 @@ const (
 	priorityRaw    = -300
 	priorityFilter = 0
 	priorityFirst  = 99  // before kube-proxy's translation, which is at 100
-	priorityDNAT   = -99 // after kube-proxy's, which is at -100: a Service with the same address is more specific
 	prioritySNAT   = 101 // after kube-proxy's, which is at 100
 )
 
