@@ -17,14 +17,14 @@ const (
 	// receiveSize holds any answer to the requests made here; a link with all its attributes has about 2 kB.
 	receiveSize = 64 << 10
 	// batchMax limits the requests per datagram, so that their answers fit the socket's receive buffer (212,992 bytes by default, accounted
-	// with about 800 bytes per acknowledgement).
+	// with about 800 bytes per error).
 	batchMax = 100
 	// receiveTimeout is the timeout of an answer in seconds. The kernel answers within the sending call, so only a fault ever waits.
 	receiveTimeout = 10
 )
 
 // conn is an rtnetlink socket that sends several requests in one datagram: one round trip for all of them. The kernel processes them in
-// order and answers each, also after one has failed.
+// order, also after one has failed. It reports each error, but acknowledges only the last request: each acknowledgement costs a read.
 type conn struct {
 	mutex sync.Mutex
 	// turn serializes the datagrams of several sockets.
@@ -108,10 +108,12 @@ func (c *conn) do(requests ...*nl.NetlinkRequest) ([]answer, error) {
 func (c *conn) doPart(requests []*nl.NetlinkRequest) ([]answer, error) {
 	first := c.seq + 1
 	var datagram []byte
-	for _, request := range requests {
+	for i, request := range requests {
 		c.seq++
 		request.Seq = c.seq
-		request.Flags |= unix.NLM_F_ACK
+		if i == len(requests)-1 {
+			request.Flags |= unix.NLM_F_ACK
+		}
 		datagram = append(datagram, request.Serialize()...)
 		for len(datagram)%unix.NLMSG_ALIGNTO != 0 {
 			datagram = append(datagram, 0)
@@ -121,33 +123,31 @@ func (c *conn) doPart(requests []*nl.NetlinkRequest) ([]answer, error) {
 		return nil, fmt.Errorf("sending to netlink: %w", err)
 	}
 	answers := make([]answer, len(requests))
-	for open := len(requests); open > 0; {
-		acknowledged, err := c.receive(first, answers)
-		if err != nil {
+	for done := len(requests) == 0; !done; {
+		var err error
+		if done, err = c.receive(first, answers); err != nil {
 			return nil, err
 		}
-		open -= acknowledged
 	}
 	return answers, nil
 }
 
-// receive reads one datagram, stores its messages in answers, and returns how many requests it acknowledged.
-func (c *conn) receive(first uint32, answers []answer) (int, error) {
+// receive reads one datagram and stores its messages in answers. It reports whether it had the result of the last request.
+func (c *conn) receive(first uint32, answers []answer) (last bool, err error) {
 	size, from, err := unix.Recvfrom(c.fd, c.buf, 0)
 	if errors.Is(err, unix.EINTR) {
-		return 0, nil
+		return false, nil
 	}
 	if err != nil {
-		return 0, fmt.Errorf("receiving from netlink: %w", err)
+		return false, fmt.Errorf("receiving from netlink: %w", err)
 	}
 	if sender, ok := from.(*unix.SockaddrNetlink); !ok || sender.Pid != 0 {
-		return 0, nil // only the kernel answers
+		return false, nil // only the kernel answers
 	}
 	messages, err := syscall.ParseNetlinkMessage(c.buf[:size])
 	if err != nil {
-		return 0, fmt.Errorf("receiving from netlink: %w", err)
+		return false, fmt.Errorf("receiving from netlink: %w", err)
 	}
-	acknowledged := 0
 	for _, message := range messages {
 		index := int(int32(message.Header.Seq - first))
 		if index < 0 || index >= len(answers) {
@@ -155,18 +155,18 @@ func (c *conn) receive(first uint32, answers []answer) (int, error) {
 		}
 		switch message.Header.Type {
 		case unix.NLMSG_ERROR:
-			acknowledged++
+			last = last || index == len(answers)-1
 			answers[index].err = acknowledgement(message)
 		case unix.RTM_NEWLINK:
 			header := unix.NlMsghdr(message.Header)
 			answers[index].link, err = netlink.LinkDeserialize(&header, message.Data)
 			if err != nil {
-				return acknowledged, fmt.Errorf("reading a link from netlink: %w", err)
+				return last, fmt.Errorf("reading a link from netlink: %w", err)
 			}
 			answers[index].raw = slices.Clone(message.Data[unix.SizeofIfInfomsg:])
 		}
 	}
-	return acknowledged, nil
+	return last, nil
 }
 
 // acknowledgement turns an NLMSG_ERROR into an error, with the kernel's message if it sent one.

@@ -227,14 +227,36 @@ func (b *build) all() error {
 
 // ofKind iterates over the items of one type, sorted by key.
 func ofKind[T Item](items map[Key]Item) func(yield func(Key, T) bool) {
-	keys := slices.SortedFunc(maps.Keys(items), func(a, b Key) int { return strings.Compare(a.String(), b.String()) })
+	type keyed struct {
+		text string // computed once: a change may have thousands of elements
+		key  Key
+		item T
+	}
+	var found []keyed
+	for key, value := range items {
+		if item, ok := value.(T); ok {
+			found = append(found, keyed{key.String(), key, item})
+		}
+	}
+	slices.SortFunc(found, func(a, b keyed) int { return strings.Compare(a.text, b.text) })
 	return func(yield func(Key, T) bool) {
-		for _, key := range keys {
-			if item, ok := items[key].(T); ok && !yield(key, item) {
+		for _, f := range found {
+			if !yield(f.key, f.item) {
 				return
 			}
 		}
 	}
+}
+
+// setsOf returns the sets and maps among the items.
+func setsOf(items map[Key]Item) map[Key]Item {
+	found := map[Key]Item{}
+	for key, item := range items {
+		if key.Kind == KindSet || key.Kind == KindMap {
+			found[key] = item
+		}
+	}
+	return found
 }
 
 func chainObjectOf(key Key) *knftables.Chain {
@@ -303,10 +325,7 @@ func (e *Engine) chainLines(ctx context.Context, key Key) ([]string, error) {
 
 // sets adds sets and maps. If the type or flags change, the set is created again with its elements; nft rejects this while rules use it.
 func (b *build) sets() {
-	for key, item := range ofKind[Item](b.change.Set) {
-		if key.Kind != KindSet && key.Kind != KindMap {
-			continue
-		}
+	for key, item := range ofKind[Item](setsOf(b.change.Set)) {
 		if have, ok := b.engine.known[key]; ok && !have.Equal(item) {
 			b.remove(key, setObjectOf(have))
 			b.add(key, setObjectOf(item))
@@ -450,8 +469,8 @@ func (b *build) removals() {
 			b.remove(key, chainObjectOf(key))
 		}
 	}
-	for key, item := range ofKind[Item](b.change.Delete) {
-		if (key.Kind == KindSet || key.Kind == KindMap) && stands(key) {
+	for key, item := range ofKind[Item](setsOf(b.change.Delete)) {
+		if stands(key) {
 			b.remove(key, setObjectOf(item))
 		}
 	}

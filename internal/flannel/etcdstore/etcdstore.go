@@ -13,6 +13,7 @@ import (
 	"net/netip"
 	"os"
 	"path"
+	"slices"
 	"strings"
 	"time"
 
@@ -49,6 +50,8 @@ type Store struct {
 	config  netconf.Config
 	// own is the key that Acquire acquired.
 	own holding
+	// listed is the last listing that no later step has used: of thousands of leases, each listing takes a while.
+	listed *listing
 	// configRevision is the revision of the configuration in use; configSeen is the revision up to which a newer one was searched for.
 	configRevision, configSeen int64
 }
@@ -195,28 +198,42 @@ type record struct {
 	problem  error
 }
 
-// list returns all leases, and the revision of the answer.
-func (s *Store) list(ctx context.Context) ([]record, int64, error) {
+// listing is all leases as of a revision.
+type listing struct {
+	records  []record
+	revision int64
+}
+
+// list lists all leases.
+func (s *Store) list(ctx context.Context) (*listing, error) {
 	answer, err := s.client.Get(ctx, s.subnetsPrefix(), clientv3.WithPrefix())
 	if err != nil {
-		return nil, 0, err
+		return nil, err
 	}
-	out := make([]record, 0, len(answer.Kvs))
+	out := &listing{records: make([]record, 0, len(answer.Kvs)), revision: answer.Header.Revision}
 	for _, kv := range answer.Kvs {
-		out = append(out, s.record(string(kv.Key), string(kv.Value), clientv3.LeaseID(kv.Lease), kv.CreateRevision))
-		out[len(out)-1].modified = kv.ModRevision
+		r := s.record(string(kv.Key), string(kv.Value), clientv3.LeaseID(kv.Lease), kv.CreateRevision)
+		r.modified = kv.ModRevision
+		out.records = append(out.records, r)
 	}
-	return out, answer.Header.Revision, nil
+	return out, nil
+}
+
+// lastListing returns the listing of the step before, or a new one.
+func (s *Store) lastListing(ctx context.Context) (*listing, error) {
+	if last := s.listed; last != nil {
+		s.listed = nil
+		return last, nil
+	}
+	return s.list(ctx)
 }
 
 func (s *Store) record(key, value string, id clientv3.LeaseID, created int64) record {
-	r := record{key: strings.TrimPrefix(key, s.subnetsPrefix()), etcd: id, created: created, public: lease.PublicIPs(value)}
-	var err error
-	if r.subnets[0], r.subnets[1], err = lease.ParseKey(r.key); err != nil {
-		r.problem = err
-		return r
+	r := record{key: strings.TrimPrefix(key, s.subnetsPrefix()), etcd: id, created: created}
+	r.lease, r.public, r.problem = lease.FromEtcd(r.key, value, s.families())
+	if subnet, subnet6, err := lease.ParseKey(r.key); err == nil { // also if the value is invalid
+		r.subnets = [2]netip.Prefix{subnet, subnet6}
 	}
-	r.lease, r.problem = lease.FromEtcd(r.key, value, s.families())
 	return r
 }
 
@@ -227,11 +244,11 @@ func (s *Store) Public(context.Context) ([2]netip.Addr, error) { return [2]netip
 func (s *Store) Former(ctx context.Context, l lease.Lease) (lease.Lease, error) {
 	var out lease.Lease
 	err := s.again(ctx, "list leases", func(ctx context.Context) error {
-		records, _, err := s.list(ctx)
-		if err != nil {
+		var err error
+		if s.listed, err = s.list(ctx); err != nil {
 			return err
 		}
-		if r, ok := mine(records, l); ok {
+		if r, ok := mine(s.listed.records, l); ok {
 			out = r.lease
 		}
 		return nil
@@ -272,27 +289,37 @@ func (s *Store) Acquire(ctx context.Context, l lease.Lease) (lease.Lease, error)
 	return l, err
 }
 
+// acquire acquires subnets by a listing of the leases. If the listing is out of date, the put's condition does not hold. What follows the
+// leases then begins with this listing.
 func (s *Store) acquire(ctx context.Context, l lease.Lease) (lease.Lease, error) {
-	records, _, err := s.list(ctx)
+	all, err := s.lastListing(ctx)
 	if err != nil {
 		return lease.Lease{}, err
 	}
-	if r, ok := mine(records, l); ok {
+	if r, ok := mine(all.records, l); ok {
 		if s.fits(r.subnets) {
 			l.Subnet, l.Subnet6 = r.subnets[0], r.subnets[1]
-			return l, s.put(ctx, l, &r)
+			if err = s.put(ctx, l, &r); err == nil {
+				s.listed = all
+			}
+			return l, err
 		}
 		s.options.Log.Info("own lease does not fit the network configuration; it is given up", "key", r.key)
 		if _, err := s.client.Delete(ctx, s.subnetsPrefix()+r.key); err != nil {
 			return lease.Lease{}, err
 		}
+		all.records = slices.DeleteFunc(all.records, func(other record) bool { return other.key == r.key })
 	}
-	subnets, err := s.choose(records)
+	subnets, err := s.choose(all.records)
 	if err != nil {
 		return lease.Lease{}, err
 	}
 	l.Subnet, l.Subnet6 = subnets[0], subnets[1]
-	return l, s.put(ctx, l, nil)
+	if err = s.put(ctx, l, nil); err == nil {
+		all.records = append(all.records, record{key: lease.FormatKey(l.Subnet, l.Subnet6)})
+		s.listed = all
+	}
+	return l, err
 }
 
 // fits reports whether the configuration allows these subnets.

@@ -26,12 +26,12 @@ func (s *Store) Run(ctx context.Context, own lease.Lease, report func(lease.Upda
 	for {
 		var revision int64
 		err := s.again(ctx, "list leases", func(ctx context.Context) error {
-			records, at, err := s.list(ctx)
+			all, err := s.lastListing(ctx)
 			if err != nil {
 				return err
 			}
-			revision = at
-			return s.all(records, report)
+			revision = all.revision
+			return s.all(all.records, report)
 		})
 		if err != nil {
 			return err

@@ -88,15 +88,26 @@ func FormatValue(l *Lease) string {
 	return string(text)
 }
 
-// FromEtcd returns the lease of an etcd key's last part and its value. An invalid family is left out, and the error names the problem.
-func FromEtcd(key, value string, families Families) (Lease, error) {
+// FromEtcd returns the lease of an etcd key's last part and its value. An invalid family is left out, and the error names the problem. The
+// public addresses are those in the value, also if the rest is invalid: a node finds its own key by them.
+func FromEtcd(key, value string, families Families) (l Lease, public [2]netip.Addr, err error) {
+	var v etcdValue
+	malformed := json.Unmarshal([]byte(value), &v)
+	if malformed == nil {
+		public = v.public()
+	}
+	l, err = v.lease(key, malformed, families)
+	return l, public, err
+}
+
+// lease returns the lease of a key's last part with the value, which is malformed with that error.
+func (v *etcdValue) lease(key string, malformed error, families Families) (Lease, error) {
 	subnet, subnet6, err := ParseKey(key)
 	if err != nil {
 		return Lease{}, err
 	}
-	var v etcdValue
-	if err := json.Unmarshal([]byte(value), &v); err != nil {
-		return Lease{}, fmt.Errorf(`value of %s is not of the form {"PublicIP":"192.0.2.1","PublicIPv6":null,"BackendType":"vxlan","BackendData":{...}}: %w`, key, err)
+	if malformed != nil {
+		return Lease{}, fmt.Errorf(`value of %s is not of the form {"PublicIP":"192.0.2.1","PublicIPv6":null,"BackendType":"vxlan","BackendData":{...}}: %w`, key, malformed)
 	}
 	l := Lease{Backend: strings.ToLower(v.BackendType)}
 	var errs []error
@@ -124,13 +135,8 @@ func FromEtcd(key, value string, families Families) (Lease, error) {
 	return l, errors.Join(errs...)
 }
 
-// PublicIPs returns the addresses in the value of an etcd key, even if the rest is invalid: a node finds its own key by them.
-func PublicIPs(value string) [2]netip.Addr {
-	var v etcdValue
-	if json.Unmarshal([]byte(value), &v) != nil {
-		return [2]netip.Addr{}
-	}
-	var out [2]netip.Addr
+// public returns the valid addresses of the value.
+func (v *etcdValue) public() (out [2]netip.Addr) {
 	if addr, err := checkPublicIP(v.PublicIP, true); err == nil {
 		out[0] = addr
 	}

@@ -133,7 +133,7 @@ func TestEtcdTexts(t *testing.T) {
 	if value != want {
 		t.Errorf("value %s", value)
 	}
-	back, err := lease.FromEtcd(key, value, both)
+	back, _, err := lease.FromEtcd(key, value, both)
 	if diff := cmp.Diff(l, back, values); diff != "" || err != nil {
 		t.Error(diff, err)
 	}
@@ -154,7 +154,7 @@ func TestEtcdTexts(t *testing.T) {
 		{"10.5.53.0-24", `{"PublicIP":"192.0.2.1","BackendType":"vxlan"}`, "BackendData: is empty"},
 		{"10.5.53.0-24", `{"PublicIP":"192.0.2.1","BackendType":"wireguard","BackendData":{"PublicKey":"AAAA"}}`, "PublicKey \"AAAA\" is not a key"},
 	} {
-		if l, err := lease.FromEtcd(c.key, c.value, both); err == nil || !strings.Contains(err.Error(), c.want) || l.Subnet.IsValid() {
+		if l, _, err := lease.FromEtcd(c.key, c.value, both); err == nil || !strings.Contains(err.Error(), c.want) || l.Subnet.IsValid() {
 			t.Errorf("%s %s: %+v, %v; want %q", c.key, c.value, l, err, c.want)
 		}
 	}
@@ -271,11 +271,11 @@ func FuzzFromEtcd(f *testing.F) {
 	f.Add("0.0.0.0-0&2001:db8::-64", `{"PublicIP":"0.0.0.0","PublicIPv6":"2001:db8::1","BackendType":"host-gw"}`)
 	f.Add("10.0.0.0-24", `{"PublicIP":"10.0.0.1","BackendType":"extension","BackendData":"x"}`)
 	f.Fuzz(func(t *testing.T, key, value string) {
-		l, err := lease.FromEtcd(key, value, both)
+		l, _, err := lease.FromEtcd(key, value, both)
 		if err != nil || (!l.Subnet.IsValid() && !l.Subnet6.IsValid()) {
 			return
 		}
-		again, err := lease.FromEtcd(lease.FormatKey(l.Subnet, l.Subnet6), lease.FormatValue(&l), both)
+		again, _, err := lease.FromEtcd(lease.FormatKey(l.Subnet, l.Subnet6), lease.FormatValue(&l), both)
 		if err != nil || again != l {
 			t.Errorf("%+v becomes %+v, %v", l, again, err)
 		}

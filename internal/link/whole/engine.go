@@ -1,6 +1,7 @@
 package whole
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -8,6 +9,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"strings"
 	"sync"
 
 	"github.com/vishvananda/netlink"
@@ -15,6 +17,7 @@ import (
 	"golang.org/x/sys/unix"
 	"golang.zx2c4.com/wireguard/wgctrl"
 
+	"weft.dev/weft/internal/link"
 	"weft.dev/weft/internal/reconcile"
 )
 
@@ -34,8 +37,9 @@ type Options struct {
 type Engine struct {
 	options Options
 	handle  *netlink.Handle
-	socket  *nl.SocketHandle
-	wg      *wgctrl.Client // nil before the first WireGuard device
+	// requests is the socket of all changes but those by handle.
+	requests *link.Requests
+	wg       *wgctrl.Client // nil before the first WireGuard device
 
 	mu sync.Mutex
 	// known is what was read or committed last. It is used when a device is created again.
@@ -80,30 +84,21 @@ func NewEngine(options Options) (*Engine, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open a netlink socket: %w", err)
 	}
-	socket, err := nl.Subscribe(unix.NETLINK_ROUTE)
+	requests, err := link.DialRequests()
 	if err != nil {
 		handle.Close()
-		return nil, fmt.Errorf("open a netlink socket: %w", err)
+		return nil, err
 	}
-	if err := unix.SetNonblock(socket.GetFd(), false); err != nil {
-		options.Log.Debug("netlink socket stays non-blocking", "error", err)
-	}
-	return &Engine{options: options, handle: handle, socket: &nl.SocketHandle{Socket: socket}, known: map[Key]Item{}, ranges: options.Ranges}, nil
+	return &Engine{options: options, handle: handle, requests: requests, known: map[Key]Item{}, ranges: options.Ranges}, nil
 }
 
 // Close closes the engine's sockets. What is programmed stays.
 func (e *Engine) Close() {
 	e.handle.Close()
-	e.socket.Close()
+	e.requests.Close()
 	if e.wg != nil {
 		_ = e.wg.Close() // closing loses nothing: nothing is buffered
 	}
-}
-
-// step is one request of a commit.
-type step struct {
-	key Key
-	do  func() error
 }
 
 // Commit implements reconcile.Engine. Keys that failed are in a *reconcile.PartialError; everything else is in effect.
@@ -116,14 +111,10 @@ func (e *Engine) Commit(ctx context.Context, change reconcile.Change[Key, Item])
 	e.remember(change, nil) // before the requests, so that Watch interprets their events correctly
 	c := &commit{engine: e, indexes: devices, failed: map[Key]error{}}
 	for _, kind := range []Kind{KindVXLAN, KindIPIP, KindWireGuard, KindPeer, KindNeighbour, KindFDB, KindRoute} {
-		for _, item := range ordered(change.Set, kind) {
-			c.run(ctx, step{item.Key(), func() error { return c.set(item) }})
-		}
+		c.each(ctx, ordered(change.Set, kind), c.set, unix.NLM_F_CREATE|unix.NLM_F_REPLACE)
 	}
 	for _, kind := range []Kind{KindRoute, KindFDB, KindNeighbour, KindPeer, KindWireGuard, KindIPIP, KindVXLAN} {
-		for _, item := range ordered(change.Delete, kind) {
-			c.run(ctx, step{item.Key(), func() error { return c.remove(item) }})
-		}
+		c.each(ctx, ordered(change.Delete, kind), c.remove, 0)
 	}
 	e.remember(change, c.failed)
 	if len(c.failed) > 0 {
@@ -178,16 +169,22 @@ func (e *Engine) remember(change reconcile.Change[Key, Item], failed map[Key]err
 	}
 }
 
+// keyed is an item with its key, which takes a while to compute.
+type keyed struct {
+	key  Key
+	item Item
+}
+
 // ordered returns the items of a kind sorted by key, so that the same change makes the same requests.
-func ordered(items map[Key]Item, kind Kind) []Item {
-	var out []Item
+func ordered(items map[Key]Item, kind Kind) []keyed {
+	var out []keyed
 	for key, item := range items {
 		if key.Kind == kind {
-			out = append(out, item)
+			out = append(out, keyed{key, item})
 		}
 	}
-	slices.SortFunc(out, func(a, b Item) int {
-		return slices.Compare([]string{a.Key().Device, a.Key().Name}, []string{b.Key().Device, b.Key().Name})
+	slices.SortFunc(out, func(a, b keyed) int {
+		return cmp.Or(strings.Compare(a.key.Device, b.key.Device), strings.Compare(a.key.Name, b.key.Name))
 	})
 	return out
 }
@@ -199,15 +196,34 @@ type commit struct {
 	failed  map[Key]error
 }
 
-func (c *commit) run(ctx context.Context, s step) {
-	err := ctx.Err()
-	if err == nil {
-		err = s.do()
-	}
-	if err != nil {
-		c.failed[s.key] = fmt.Errorf("%s: %w", s.key, err)
+func (c *commit) fail(key Key, err error) { c.failed[key] = fmt.Errorf("%s: %w", key, err) }
+
+// entriesAtOnce limits the entries between two looks at the commit's context.
+const entriesAtOnce = 1000
+
+// each runs steps of one kind: entries with the request's flags, and everything else by do.
+func (c *commit) each(ctx context.Context, steps []keyed, do func(Item) error, flags int) {
+	for len(steps) > 0 {
+		count := min(len(steps), entriesAtOnce)
+		if err := ctx.Err(); err != nil {
+			count = len(steps)
+			for _, s := range steps {
+				c.fail(s.key, err)
+			}
+		} else if isEntry(steps[0].key.Kind) {
+			c.entries(steps[:count], flags)
+		} else {
+			count = 1
+			if err := do(steps[0].item); err != nil {
+				c.fail(steps[0].key, err)
+			}
+		}
+		steps = steps[count:]
 	}
 }
+
+// isEntry reports whether items of a kind are programmed by one request each.
+func isEntry(kind Kind) bool { return kind == KindNeighbour || kind == KindFDB || kind == KindRoute }
 
 // ErrNoDevice is the error for an entry whose device does not exist.
 var ErrNoDevice = errors.New("device does not exist")
@@ -227,7 +243,7 @@ func (c *commit) set(item Item) error {
 	case *Peer:
 		return c.engine.setPeer(item)
 	}
-	return c.entry(item, unix.NLM_F_CREATE|unix.NLM_F_REPLACE)
+	return fmt.Errorf("%T is not an item of this engine", item)
 }
 
 func (c *commit) remove(item Item) error {
@@ -237,42 +253,68 @@ func (c *commit) remove(item Item) error {
 	case *Peer:
 		return c.engine.removePeer(item)
 	}
-	err := c.entry(item, 0)
-	for _, gone := range []error{unix.ENOENT, unix.ESRCH, unix.ENODEV, unix.EADDRNOTAVAIL, ErrNoDevice} {
-		if errors.Is(err, gone) {
-			return nil
-		}
-	}
-	return err
+	return fmt.Errorf("%T is not an item of this engine", item)
 }
 
-// entry sets an entry, or deletes it when flags is 0.
-func (c *commit) entry(item Item, flags int) error {
+// entries sets entries, or deletes them when flags is 0. An entry that does not exist counts as deleted.
+func (c *commit) entries(steps []keyed, flags int) {
+	sent, requests := make([]keyed, 0, len(steps)), make([]*nl.NetlinkRequest, 0, len(steps))
+	for _, s := range steps {
+		request, err := c.request(s.item, flags)
+		if err == nil {
+			sent, requests = append(sent, s), append(requests, request)
+		} else if flags != 0 || !errors.Is(err, ErrNoDevice) {
+			c.fail(s.key, err)
+		}
+	}
+	errs, err := c.engine.requests.Do(requests...)
+	for i, s := range sent {
+		why := err
+		if err == nil {
+			why = errs[i]
+		}
+		if why != nil && (flags != 0 || !isAbsent(why)) {
+			c.fail(s.key, why)
+		}
+	}
+}
+
+// isAbsent reports whether the error of a deletion says that there is nothing to delete.
+func isAbsent(err error) bool {
+	for _, gone := range []error{unix.ENOENT, unix.ESRCH, unix.ENODEV, unix.EADDRNOTAVAIL} {
+		if errors.Is(err, gone) {
+			return true
+		}
+	}
+	return false
+}
+
+// request returns the request that sets an entry, or deletes it when flags is 0.
+func (c *commit) request(item Item, flags int) (*nl.NetlinkRequest, error) {
 	index := 0
 	if device := deviceOf(item); device != "" {
 		var err error
 		if index, err = c.index(device); err != nil {
-			return err
+			return nil, err
 		}
 	}
-	var request *nl.NetlinkRequest
 	switch item := item.(type) {
 	case *Neighbour:
-		request = neighbourRequest(item, index, flags)
+		return neighbourRequest(item, index, flags), nil
 	case *FDB:
-		request = fdbRequest(item, index, flags)
+		return fdbRequest(item, index, flags), nil
 	case *Route:
-		request = routeRequest(item, index, flags)
-	default:
-		return fmt.Errorf("%T is not an item of this engine", item)
+		return routeRequest(item, index, flags), nil
 	}
-	return c.engine.execute(request)
+	return nil, fmt.Errorf("%T is not an item of this engine", item)
 }
 
 func (e *Engine) execute(request *nl.NetlinkRequest) error {
-	request.Sockets = map[int]*nl.SocketHandle{unix.NETLINK_ROUTE: e.socket}
-	_, err := request.Execute(unix.NETLINK_ROUTE, 0)
-	return err
+	errs, err := e.requests.Do(request)
+	if err != nil {
+		return err
+	}
+	return errs[0]
 }
 
 func (e *Engine) indexes() (map[string]int, error) {

@@ -201,18 +201,33 @@ func TestRanges(t *testing.T) {
 	}
 }
 
-// TestOneFailureStopsNoOther: the key that cannot be programmed is named, and all others are in effect.
-func TestOneFailureStopsNoOther(t *testing.T) {
+// TestFailuresStopNoOther: the keys that cannot be programmed are named, and all others are in effect, also within one datagram and in
+// the next one.
+func TestFailuresStopNoOther(t *testing.T) {
 	space(t)
 	e := engine(t)
-	bad := &whole.Route{Dst: netip.MustParsePrefix("10.5.66.0/24"), Gateway: netip.MustParseAddr("203.0.113.1"), Device: "eth0"}
-	want := state(append(peer(2), device(), bad)...)
+	want, bad := state(append(peer(2), device())...), map[whole.Key]bool{}
+	for n := range 250 {
+		route := &whole.Route{
+			Dst: netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 5, byte(n), 128}), 25), Gateway: netip.AddrFrom4([4]byte{10, 5, byte(n), 128}),
+			Device: "flannel.1", OnLink: true,
+		}
+		if n%60 == 0 || n == 249 {
+			route.OnLink, bad[route.Key()] = false, true // the gateway cannot be reached
+		}
+		want[route.Key()] = route
+	}
 	err := e.Commit(t.Context(), reconcile.Change[whole.Key, whole.Item]{Set: want})
 	var partial *reconcile.PartialError[whole.Key]
-	if !errors.As(err, &partial) || len(partial.Failed) != 1 || partial.Failed[bad.Key()] == nil {
-		t.Fatalf("error %v", err)
+	if !errors.As(err, &partial) || len(partial.Failed) != len(bad) {
+		t.Fatalf("error %v, want one for each of %v", err, bad)
 	}
-	delete(want, bad.Key())
+	for key := range bad {
+		if partial.Failed[key] == nil {
+			t.Errorf("no error for %s", key)
+		}
+		delete(want, key)
+	}
 	if diff := reconcile.Diff(want, read(t, e)); !diff.Empty() {
 		t.Errorf("left: %v", diff)
 	}

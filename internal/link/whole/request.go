@@ -24,7 +24,7 @@ func kindOf(flags, set, remove int) int {
 }
 
 func neighbourRequest(n *Neighbour, index, flags int) *nl.NetlinkRequest {
-	request := nl.NewNetlinkRequest(kindOf(flags, unix.RTM_NEWNEIGH, unix.RTM_DELNEIGH), flags|unix.NLM_F_ACK)
+	request := nl.NewNetlinkRequest(kindOf(flags, unix.RTM_NEWNEIGH, unix.RTM_DELNEIGH), flags)
 	request.AddData(&netlink.Ndmsg{Family: uint8(family(n.Address)), Index: uint32(index), State: netlink.NUD_PERMANENT})
 	request.AddData(nl.NewRtAttr(unix.NDA_DST, n.Address.AsSlice()))
 	request.AddData(nl.NewRtAttr(unix.NDA_LLADDR, n.MAC[:]))
@@ -32,7 +32,7 @@ func neighbourRequest(n *Neighbour, index, flags int) *nl.NetlinkRequest {
 }
 
 func fdbRequest(f *FDB, index, flags int) *nl.NetlinkRequest {
-	request := nl.NewNetlinkRequest(kindOf(flags, unix.RTM_NEWNEIGH, unix.RTM_DELNEIGH), flags|unix.NLM_F_ACK)
+	request := nl.NewNetlinkRequest(kindOf(flags, unix.RTM_NEWNEIGH, unix.RTM_DELNEIGH), flags)
 	request.AddData(&netlink.Ndmsg{Family: unix.AF_BRIDGE, Index: uint32(index), State: netlink.NUD_PERMANENT, Flags: netlink.NTF_SELF})
 	request.AddData(nl.NewRtAttr(unix.NDA_DST, f.Remote.AsSlice()))
 	request.AddData(nl.NewRtAttr(unix.NDA_LLADDR, f.MAC[:]))
@@ -40,7 +40,7 @@ func fdbRequest(f *FDB, index, flags int) *nl.NetlinkRequest {
 }
 
 func routeRequest(r *Route, index, flags int) *nl.NetlinkRequest {
-	request := nl.NewNetlinkRequest(kindOf(flags, unix.RTM_NEWROUTE, unix.RTM_DELROUTE), flags|unix.NLM_F_ACK)
+	request := nl.NewNetlinkRequest(kindOf(flags, unix.RTM_NEWROUTE, unix.RTM_DELROUTE), flags)
 	message := nl.NewRtMsg()
 	message.Family = uint8(family(r.Dst.Addr()))
 	message.Dst_len = uint8(r.Dst.Bits())
@@ -73,7 +73,7 @@ func routeRequest(r *Route, index, flags int) *nl.NetlinkRequest {
 // newVXLANRequest creates a device. Over IPv4 outer checksums are off (RFC 7348, section 4.1); without the attribute the kernel turns them
 // on.
 func newVXLANRequest(v *VXLAN, underlay int) *nl.NetlinkRequest {
-	request := nl.NewNetlinkRequest(unix.RTM_NEWLINK, unix.NLM_F_CREATE|unix.NLM_F_EXCL|unix.NLM_F_ACK)
+	request := nl.NewNetlinkRequest(unix.RTM_NEWLINK, unix.NLM_F_CREATE|unix.NLM_F_EXCL)
 	request.AddData(nl.NewIfInfomsg(unix.AF_UNSPEC))
 	request.AddData(nl.NewRtAttr(unix.IFLA_IFNAME, nl.ZeroTerminated(v.Name)))
 	request.AddData(nl.NewRtAttr(unix.IFLA_MTU, nl.Uint32Attr(uint32(v.MTU))))

@@ -2,6 +2,7 @@ package whole
 
 import (
 	"fmt"
+	"net"
 	"net/netip"
 	"strings"
 )
@@ -52,7 +53,7 @@ type MAC [6]byte
 
 // String returns the address as six pairs of digits.
 func (m MAC) String() string {
-	return fmt.Sprintf("%02x:%02x:%02x:%02x:%02x:%02x", m[0], m[1], m[2], m[3], m[4], m[5])
+	return net.HardwareAddr(m[:]).String()
 }
 
 // DefaultPort is the UDP port of a VXLAN device whose Port is 0: the kernel's own default.
@@ -186,8 +187,13 @@ func (r *Route) String() string {
 
 // deviceOf returns the device of an item: the one it is on, or the item's own.
 func deviceOf(item Item) string {
-	if r, ok := item.(*Route); ok {
-		return r.Device
+	switch item := item.(type) { // without their keys, which take a while to compute
+	case *Neighbour:
+		return item.Device
+	case *FDB:
+		return item.Device
+	case *Route:
+		return item.Device
 	}
 	return item.Key().Device
 }
