@@ -19,6 +19,7 @@ import (
 	networkv1 "weft.dev/weft/api/openshift/v1"
 	"weft.dev/weft/internal/egressfirewall"
 	"weft.dev/weft/internal/overlay"
+	"weft.dev/weft/internal/overlay/firewalls"
 	"weft.dev/weft/internal/realised"
 	"weft.dev/weft/internal/resolver"
 	"weft.dev/weft/internal/watermark"
@@ -274,17 +275,17 @@ func (e *egressFirewalls) advance(ctx context.Context, network *overlay.Network)
 	for _, name := range e.names.Take() {
 		e.learn(ctx, name)
 	}
-	change := overlay.FirewallChange{Firewalls: e.index.Changed()}
+	change := firewalls.Change{Firewalls: e.index.Changed()}
 	e.judge()
 	if !e.known {
-		change = overlay.FirewallChange{Reset: true, Firewalls: e.index.All()}
+		change = firewalls.Change{Reset: true, Firewalls: e.index.All()}
 	}
 	if len(change.Firewalls) == 0 && !change.Reset && !e.unsettled {
 		return nil
 	}
 	e.reportClosed(ctx, change.Firewalls)
 	e.known, e.unsettled = true, true
-	if err := network.UpdateFirewalls(ctx, change); err != nil {
+	if err := network.Firewalls.Update(ctx, change); err != nil {
 		return fmt.Errorf("%w: %w", errUnprogrammed, err)
 	}
 	e.unsettled = false

@@ -469,7 +469,7 @@ func linkWith(address netip.Addr) (netlink.Link, netip.Prefix, error) {
 // kernel is the node's own kernel, which tracks the connections to host ports.
 type kernel struct{}
 
-// ForgetHostPorts implements overlay.HostConnections. TCP is left out: a client that connects again begins a new connection. Packets of UDP
+// ForgetHostPorts implements hostports.Connections. TCP is left out: a client that connects again begins a new connection. Packets of UDP
 // and SCTP would continue with the former one.
 func (kernel) ForgetHostPorts(ports ...cni.HostPort) error {
 	var udp, sctp []netip.AddrPort
@@ -485,5 +485,5 @@ func (kernel) ForgetHostPorts(ports ...cni.HostPort) error {
 	return errors.Join(link.ForgetTo(unix.IPPROTO_UDP, udp...), link.ForgetTo(unix.IPPROTO_SCTP, sctp...))
 }
 
-// ForgetTranslatedTo implements overlay.HostConnections.
+// ForgetTranslatedTo implements hostports.Connections.
 func (kernel) ForgetTranslatedTo(pods ...netip.Addr) error { return link.ForgetLedTo(pods...) }

@@ -47,6 +47,18 @@ func ParseBandwidth(raw json.RawMessage) (Bandwidth, error) {
 	return Bandwidth{Ingress: ingress, Egress: egress}, nil
 }
 
+// Bandwidth returns the limits in the runtime's request, which the runtime takes from the pod's annotations. An error names the pod.
+func (r *Request) Bandwidth() (Bandwidth, error) {
+	if r.NetConf == nil {
+		return Bandwidth{}, nil
+	}
+	limits, err := ParseBandwidth(r.NetConf.RuntimeConfig.Bandwidth)
+	if err != nil {
+		return limits, fmt.Errorf("pod %s/%s: %w", r.Args.PodNamespace, r.Args.PodName, err)
+	}
+	return limits, nil
+}
+
 func parseLimit(direction string, raw json.RawMessage) (uint64, error) {
 	if len(raw) == 0 || isNull(raw) {
 		return 0, nil

@@ -16,6 +16,7 @@ import (
 	"weft.dev/weft/internal/link"
 	"weft.dev/weft/internal/network"
 	"weft.dev/weft/internal/openflow"
+	"weft.dev/weft/internal/overlay/hostports"
 	"weft.dev/weft/internal/ovsdb"
 	"weft.dev/weft/internal/placement"
 	"weft.dev/weft/internal/reconcile"
@@ -34,17 +35,21 @@ func (n *Network) Plan(ctx context.Context, req *cni.Request, _ placement.Decisi
 	if err := n.awaitVNID(ctx, s, req.Args.PodNamespace); err != nil {
 		return attach.Record{}, err
 	}
-	ports, err := n.hostPorts(req)
+	ports, err := n.hostPorts.Requested(req)
 	if err != nil {
 		return attach.Record{}, err
 	}
-	second, err := n.egressRouter(ctx, req)
+	second, err := n.routers.Requested(ctx, req)
 	if err != nil {
 		return attach.Record{}, err
 	}
-	limits, err := n.bandwidth(req)
+	limits, err := req.Bandwidth()
 	if err != nil {
 		return attach.Record{}, err
+	}
+	if limits.Limited() && n.engines.Shapers == nil {
+		return attach.Record{}, cni.Errorf(cni.CodeUnsupportedField, "pod %s/%s: bandwidth limits need pre-plugged ports, and this agent has none: set --spare-ports",
+			req.Args.PodNamespace, req.Args.PodName)
 	}
 	rec := attach.Record{
 		Network: NetworkName, Gateway: []netip.Addr{s.pipeline.Gateway}, MTU: s.mtu, HostPorts: ports, Macvlan: second, Bandwidth: limits,
@@ -75,7 +80,7 @@ func (n *Network) Connect(ctx context.Context, rec *attach.Record) (*types100.Re
 	}
 	rec.State = attach.Attached
 	result := plan.Result(rec, &s.attachments, created.HostMAC)
-	return result, n.programMacvlan(ctx, rec, result)
+	return result, n.routers.Create(ctx, rec, result)
 }
 
 // unsupported returns an error if the runtime's configuration asks for something that this network does not support.
@@ -187,7 +192,7 @@ func (n *Network) program(ctx context.Context, s *settings, rec *attach.Record) 
 	defer cancel()
 	rest, restCtx := errgroup.WithContext(ctx)
 	rest.Go(func() error { return n.programFlows(restCtx, s, rec) })
-	rest.Go(func() error { return n.programHostPorts(restCtx, rec) })
+	rest.Go(func() error { return publish(restCtx, &n.hostPorts, rec) })
 	linkCtx, linked := timing.Start(ctx, stepLink)
 	created, err := n.engines.Pods.Create(linkCtx, pair)
 	linked(err)
@@ -227,7 +232,7 @@ func (n *Network) programUpon(ctx context.Context, s *settings, rec *attach.Reco
 	n.engines.Rows.Set(map[reconcile.Owner]map[ovsdb.Key]ovsdb.Row{owner(rec.Key()): n.podRows(rec)}) // changes nothing in the switch
 	flows, flowsCtx := errgroup.WithContext(ctx)
 	flows.Go(func() error { return n.programFlows(flowsCtx, s, rec) })
-	flows.Go(func() error { return n.programHostPorts(flowsCtx, rec) })
+	flows.Go(func() error { return publish(flowsCtx, &n.hostPorts, rec) })
 	if err := n.putAttached(ctx, rec); err != nil {
 		return created, errors.Join(err, flows.Wait())
 	}
@@ -297,4 +302,15 @@ func (n *Network) programFlows(ctx context.Context, s *settings, rec *attach.Rec
 		}
 		s = now
 	}
+}
+
+// publish programs an attachment's host ports, if it has any, as a step.
+func publish(ctx context.Context, ports *hostports.Ports, rec *attach.Record) error {
+	if len(rec.HostPorts) == 0 {
+		return nil
+	}
+	ctx, done := startCommit(ctx, stepHostPorts)
+	err := ports.Program(ctx, rec)
+	done(err)
+	return err
 }

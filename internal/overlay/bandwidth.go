@@ -3,7 +3,6 @@ package overlay
 import (
 	"context"
 	"errors"
-	"fmt"
 	"maps"
 	"slices"
 	"strings"
@@ -13,21 +12,6 @@ import (
 	"weft.dev/weft/internal/cni"
 	"weft.dev/weft/internal/link"
 )
-
-// bandwidth returns the limits in the runtime's request. The runtime takes them from the pod's annotations.
-func (n *Network) bandwidth(req *cni.Request) (cni.Bandwidth, error) {
-	if req.NetConf == nil {
-		return cni.Bandwidth{}, nil
-	}
-	limits, err := cni.ParseBandwidth(req.NetConf.RuntimeConfig.Bandwidth)
-	if err != nil {
-		return limits, fmt.Errorf("pod %s/%s: %w", req.Args.PodNamespace, req.Args.PodName, err)
-	}
-	if limits.Limited() && n.engines.Shapers == nil {
-		return limits, cni.Errorf(cni.CodeUnsupportedField, "pod %s/%s: bandwidth limits need pre-plugged ports, and this agent has none: set --spare-ports", req.Args.PodNamespace, req.Args.PodName)
-	}
-	return limits, nil
-}
 
 // standFor creates a pre-plugged port for a pod with limited bandwidth when none is free. Traffic is shaped on the port's veth peer,
 // outside the pod's namespace, where the pod cannot remove the shaping.

@@ -5,6 +5,7 @@ import (
 	"errors"
 
 	"weft.dev/weft/internal/attach"
+	"weft.dev/weft/internal/attach/plan"
 	"weft.dev/weft/internal/cni"
 	"weft.dev/weft/internal/link"
 )
@@ -21,8 +22,8 @@ func (n *Network) Check(ctx context.Context, rec attach.Record) error {
 	}
 	o := owner(rec.Key())
 	return errors.Join(
-		inPod(n.checkPair(ctx, &rec, pair)),
-		inPod(n.checkMacvlan(ctx, &rec)),
+		inPod(checkPair(ctx, n.engines.Pods, &rec, pair)),
+		inPod(n.routers.Check(ctx, &rec)),
 		s.pipeline.CheckPod(pod(&rec)),
 		n.engines.Rows.Failure(o),
 		n.engines.Flows.Failure(o),
@@ -43,4 +44,17 @@ func (n *Network) Limits() error {
 		n.engines.Rules.Failure(ownerCluster), n.engines.Rows.Failure(ownerCluster),
 		n.engines.Links.Failure(ownerCluster), n.engines.Flows.Failure(ownerCluster),
 	)
+}
+
+// checkPair checks an attachment's own interface. An egress router may have changed its default route after its start.
+func checkPair(ctx context.Context, pods link.PodLinks, rec *attach.Record, pair link.Pair) error {
+	err := pods.Check(ctx, pair)
+	if rec.Macvlan == nil || err == nil {
+		return err
+	}
+	pair.PodRoutes = plan.WithoutDefault(pair.PodRoutes)
+	if pods.Check(ctx, pair) == nil {
+		return nil
+	}
+	return err
 }

@@ -15,6 +15,7 @@ import (
 	"weft.dev/weft/internal/link"
 	"weft.dev/weft/internal/nft"
 	"weft.dev/weft/internal/openflow"
+	"weft.dev/weft/internal/overlay/feature"
 	"weft.dev/weft/internal/overlay/pipeline"
 	"weft.dev/weft/internal/ovsdb"
 	"weft.dev/weft/internal/reconcile"
@@ -118,7 +119,7 @@ func (n *Network) setPods(s *settings) {
 	// These go together with the pods' flows, which carry the numbers of their firewalls and say whether they are isolated. Without the rules
 	// of policies, isolated pods would receive nothing.
 	flows := n.adaptPolicies(s)
-	maps.Copy(flows, n.firewalls.adapt(s, n.live))
+	maps.Copy(flows, n.Firewalls.Adapt(feature.View{Config: &s.pipeline, Live: n.live}))
 	maps.Copy(flows, n.multicast.Adapt(s.multicastView(), n.live))
 	for key, rec := range n.live {
 		if err := s.pipeline.CheckPod(pod(&rec)); err != nil {
@@ -184,6 +185,21 @@ func (n *Network) open(rec attach.Record) {
 		if flows, _ := n.multicast.Place(s.multicastView(), rec); len(flows) > 0 {
 			n.engines.Flows.Set(flows)
 		}
+	}
+}
+
+// inhabit adds to the number of a namespace's pods on this node; pods may be negative. The caller holds opening.
+func (n *Network) inhabit(namespace string, pods int) {
+	var config *pipeline.Config
+	if s := n.settings.Load(); s != nil {
+		config = &s.pipeline
+	}
+	flows, changed := n.Firewalls.Inhabit(config, namespace, pods)
+	if len(flows) > 0 {
+		n.engines.Flows.Set(flows)
+	}
+	if changed && n.opts.Inhabited != nil {
+		n.opts.Inhabited()
 	}
 }
 

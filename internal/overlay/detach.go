@@ -19,11 +19,11 @@ import (
 func (n *Network) Close(ctx context.Context, rec attach.Record) error {
 	key := rec.Key()
 	n.shut(key)
-	ports := n.withdrawHostPorts(rec)
+	ports := n.hostPorts.Withdraw(rec)
 	began := n.links.add(&rec)
 	// Once the DEL is answered, the next egress router may have the same address. If the pod's namespace cannot be entered, the macvlan stays,
 	// and the runtime repeats the DEL.
-	left := n.removeMacvlans(ctx, []attach.Record{rec})
+	left := n.routers.Remove(ctx, rec)
 	if left != nil {
 		left = cni.Errorf(cni.CodeIO, "attachment %s: its second interface is left in the node's network: %w", key, left)
 	}
@@ -89,7 +89,7 @@ func (n *Network) remove(ctx context.Context, recs []attach.Record) error {
 			links = append(links, rec.HostInterface)
 		}
 	}
-	hostPorts := n.withdrawHostPorts(recs...) // another pod may have them already, even if the rest fails
+	hostPorts := n.hostPorts.Withdraw(recs...) // another pod may have them already, even if the rest fails
 	failure := func(o reconcile.Owner) error { return named(string(o), n.engines.Flows.Failure(o)) }
 	if err := errors.Join(n.engines.Flows.Apply(ctx, flows), n.multicast.Withdrawn(keys, failure)); err != nil {
 		return fmt.Errorf("closing ports: %w", err)
@@ -99,8 +99,8 @@ func (n *Network) remove(ctx context.Context, recs []attach.Record) error {
 	both.Go(func() error { return named("removing ports", n.engines.Rows.Apply(ctx, rows)) })
 	both.Go(func() error { return named("removing links", n.engines.Pods.Delete(ctx, links...)) })
 	both.Go(func() error { return named("removing interfaces", n.unplugAll(ctx, standing)) })
-	both.Go(func() error { return named("removing macvlans", n.removeMacvlans(ctx, recs)) })
-	both.Go(func() error { return named("removing host ports", n.removeHostPorts(ctx, recs, hostPorts)) })
+	both.Go(func() error { return named("removing macvlans", n.routers.Remove(ctx, recs...)) })
+	both.Go(func() error { return named("removing host ports", n.hostPorts.Remove(ctx, recs, hostPorts)) })
 	if err := both.Wait(); err != nil {
 		return err
 	}

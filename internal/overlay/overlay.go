@@ -25,6 +25,9 @@ import (
 	"weft.dev/weft/internal/network"
 	"weft.dev/weft/internal/nft"
 	"weft.dev/weft/internal/openflow"
+	"weft.dev/weft/internal/overlay/egressrouter"
+	"weft.dev/weft/internal/overlay/firewalls"
+	"weft.dev/weft/internal/overlay/hostports"
 	"weft.dev/weft/internal/overlay/multicast"
 	"weft.dev/weft/internal/overlay/pipeline"
 	"weft.dev/weft/internal/ovsdb"
@@ -103,7 +106,7 @@ type Engines struct {
 	// Macvlans creates egress routers' second interfaces. Nil: pods that need one are refused.
 	Macvlans link.Macvlans
 	// Kernel is the node's own conntrack, for host ports. Nil: no connection is flushed.
-	Kernel HostConnections
+	Kernel hostports.Connections
 	// Datapath is the switch's datapath. Nil: it needs no purge to follow new flows.
 	Datapath Datapath
 }
@@ -168,8 +171,10 @@ type Network struct {
 	standing *standing
 	ends     *ends
 	tenants  *tenants
-	// firewalls are the namespaces' egress firewalls.
-	firewalls *firewalls
+	// Firewalls are the namespaces' egress firewalls.
+	Firewalls *firewalls.Firewalls
+	routers   egressrouter.Routers
+	hostPorts hostports.Ports
 	// multicast decides which projects have multicast.
 	multicast *multicast.Projects
 
@@ -234,7 +239,9 @@ func New(engines Engines, store *attach.Store, opts Options) *Network {
 	n.standing = newStanding(n)
 	n.ends = newEnds(n)
 	n.tenants = newTenants(n, opts.MoveStep)
-	n.firewalls = newFirewalls()
+	n.Firewalls = firewalls.New(changer{n})
+	n.routers = egressrouter.Routers{Macvlans: engines.Macvlans, Privileged: opts.Privileged, BootID: opts.BootID}
+	n.hostPorts = hostports.Ports{Loop: engines.Rules, Kernel: engines.Kernel, Reserved: opts.Reserved, BootID: opts.BootID, Log: opts.Log}
 	n.multicast = multicast.New()
 	n.Waiting("the agent is starting")
 	return n
@@ -270,7 +277,7 @@ func (n *Network) Update(ctx context.Context, view View) error {
 	if err != nil {
 		return err
 	}
-	next.tenants, next.firewalls, next.multicast = n.tenants, n.firewalls, n.multicast
+	next.tenants, next.firewalls, next.multicast = n.tenants, n.Firewalls, n.multicast
 	n.prepareEgress(next)
 	if !n.started {
 		if err := n.start(ctx, next); err != nil {
@@ -318,7 +325,9 @@ func (n *Network) start(ctx context.Context, s *settings) error {
 	remotes := n.compileRemotes(s, s.view.Remotes, true)
 	n.engines.Rules.Set(remotes.rules)
 	n.inheritEgress(s, former)
-	n.setHostPorts()
+	n.opening.Lock()
+	n.hostPorts.Set(n.live)
+	n.opening.Unlock()
 	n.setEgress(s)
 	if err := n.engines.Rules.Start(ctx, s.rules()); err != nil {
 		return fmt.Errorf("node rules: %w", err)

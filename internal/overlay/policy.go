@@ -83,6 +83,10 @@ func settled(ctx context.Context, flows *reconcile.Loop[openflow.Key, openflow.E
 // ByPolicies reports whether the view's network isolates by NetworkPolicies. Then UpdatePolicies must have stored all objects first.
 func (v *View) ByPolicies() bool { return v.Cluster.Mode == clusternetwork.ModeNetworkPolicy }
 
+// Guarded reports whether namespaces may have egress firewalls in the view's network. Then Firewalls.Update must have stored all of them
+// first.
+func (v *View) Guarded() bool { return v.Cluster.Mode.HasVNIDs() }
+
 // judges reports whether the switch decides which pods may send to which.
 func (s *settings) judges() bool { return s.policies() || s.isolates() }
 

@@ -112,5 +112,5 @@ func (n *Network) agrees(ctx context.Context, s *settings, rec *attach.Record, p
 	if prePlugged {
 		pair.Standing = n.opts.Ports
 	}
-	return errors.Join(s.pipeline.CheckPod(pod(rec)), n.checkPair(ctx, rec, pair))
+	return errors.Join(s.pipeline.CheckPod(pod(rec)), checkPair(ctx, n.engines.Pods, rec, pair))
 }

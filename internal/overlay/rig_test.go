@@ -26,7 +26,9 @@ import (
 	"weft.dev/weft/internal/link"
 	"weft.dev/weft/internal/nft"
 	"weft.dev/weft/internal/openflow"
+	"weft.dev/weft/internal/overlay/firewalls"
 	"weft.dev/weft/internal/overlay/host"
+	"weft.dev/weft/internal/overlay/hostports"
 	"weft.dev/weft/internal/overlay/pipeline"
 	"weft.dev/weft/internal/ovsdb"
 	"weft.dev/weft/internal/placement"
@@ -258,6 +260,14 @@ func (l *life) Check(ctx context.Context, req *cni.Request) error { return l.han
 
 func (l *life) Status(ctx context.Context, req *cni.Request) error { return l.handler.Status(ctx, req) }
 
+// FirewallChange is a change of egress firewalls.
+type FirewallChange = firewalls.Change
+
+// UpdateFirewalls updates egress firewalls.
+func (l *life) UpdateFirewalls(ctx context.Context, change FirewallChange) error {
+	return l.Firewalls.Update(ctx, change)
+}
+
 func (n *node) begin(t tb) *life {
 	t.Helper()
 	return n.beginIn(t, bootID)
@@ -443,7 +453,7 @@ func (l *life) whole(t tb, req *cni.Request) {
 		t.Errorf("%s has no flows", rec.Key())
 	}
 	rules, _ := l.node.rules.Read(context.Background())
-	for key, element := range hostPortRules(&rec) {
+	for key, element := range hostports.Rules(&rec) {
 		if rules[key] == nil || !element.Equal(rules[key]) {
 			t.Errorf("%s lacks host port %s, has %v", rec.Key(), element, rules[key])
 		}

@@ -13,6 +13,7 @@ import (
 	"weft.dev/weft/internal/link"
 	"weft.dev/weft/internal/nft"
 	"weft.dev/weft/internal/openflow"
+	"weft.dev/weft/internal/overlay/firewalls"
 	"weft.dev/weft/internal/overlay/host"
 	"weft.dev/weft/internal/overlay/multicast"
 	"weft.dev/weft/internal/overlay/pipeline"
@@ -36,7 +37,7 @@ type settings struct {
 	// tenants are the namespaces' VNIDs, firewalls their egress firewalls, and multicast says which have multicast. Unlike the other fields
 	// these change.
 	tenants   *tenants
-	firewalls *firewalls
+	firewalls *firewalls.Firewalls
 	multicast *multicast.Projects
 	// egress says which namespaces use egress IPs.
 	egress egressOf

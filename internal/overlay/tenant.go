@@ -314,7 +314,7 @@ func (t *tenants) of(namespace string) (reached []uint32, sends uint32, has bool
 // pod returns an attachment as the pipeline needs it; false if its namespace has no VNID: its port stays closed.
 func (s *settings) pod(rec *attach.Record) (pipeline.Pod, bool) {
 	p := pod(rec)
-	p.Firewall = s.firewallOf(rec)
+	p.Firewall = s.firewalls.Number(&s.pipeline, rec.PodNamespace)
 	p.Egress = s.egress.groups[rec.PodNamespace]
 	if !s.hasVNIDs() {
 		return p, true

@@ -3,6 +3,7 @@ package overlay
 import (
 	"math"
 
+	"weft.dev/weft/internal/attach"
 	"weft.dev/weft/internal/ipam"
 )
 
@@ -36,4 +37,15 @@ func (n *Network) Usage() Usage {
 		u.Total = int(min(pool.Capacity(), math.MaxInt32)) //nolint:gosec // bounded
 	}
 	return u
+}
+
+// Inhabited returns the namespaces that have pods on this node. Only their egress firewalls are needed here.
+func (n *Network) Inhabited() map[string]struct{} {
+	names := map[string]struct{}{}
+	for _, rec := range n.store.List() {
+		if rec.Network == NetworkName && rec.BootID == n.opts.BootID && rec.State != attach.Closing {
+			names[rec.PodNamespace] = struct{}{}
+		}
+	}
+	return names
 }

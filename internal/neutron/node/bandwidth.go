@@ -3,7 +3,6 @@ package node
 import (
 	"context"
 	"errors"
-	"fmt"
 	"time"
 
 	"weft.dev/weft/internal/attach"
@@ -11,18 +10,6 @@ import (
 	"weft.dev/weft/internal/cni"
 	"weft.dev/weft/internal/link"
 )
-
-// bandwidth returns the limits that a pod requests.
-func bandwidth(req *cni.Request) (cni.Bandwidth, error) {
-	if req.NetConf == nil {
-		return cni.Bandwidth{}, nil
-	}
-	limits, err := cni.ParseBandwidth(req.NetConf.RuntimeConfig.Bandwidth)
-	if err != nil {
-		return limits, fmt.Errorf("pod %s/%s: %w", req.Args.PodNamespace, req.Args.PodName, err)
-	}
-	return limits, nil
-}
 
 // create creates a pod's interface. A limited pod's interface is on a veth pair whose peer is in a separate namespace of the node: there
 // its traffic is shaped, out of the pod's reach and with both datapaths (link.Shape). The pair belongs to the attachment; what an

@@ -221,7 +221,7 @@ func addressClaim(p netip.Prefix) string { return "neutron address " + p.Addr().
 
 // Plan implements network.Network: it chooses a ready port, and waits for one if there is none.
 func (n *Network) Plan(ctx context.Context, req *cni.Request, at placement.Decision, inUse attach.InUse) (attach.Record, error) {
-	limits, err := bandwidth(req)
+	limits, err := req.Bandwidth()
 	if err != nil {
 		return attach.Record{}, err
 	}

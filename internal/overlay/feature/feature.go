@@ -1,0 +1,51 @@
+// Package feature is the interface between the overlay and its features: egress firewalls, egress IPs, projects, multicast. A feature keeps
+// its own state under its own lock, and compiles flows of its own and parts of pods' flows. The overlay hands them over together with what
+// else the pods' flows depend on.
+package feature
+
+import (
+	"context"
+	"iter"
+
+	"weft.dev/weft/internal/attach"
+	"weft.dev/weft/internal/openflow"
+	"weft.dev/weft/internal/overlay/pipeline"
+	"weft.dev/weft/internal/reconcile"
+)
+
+// Flows are fragments of the switch's flows, by owner; empty for withdrawn ones.
+type Flows = map[reconcile.Owner]map[openflow.Key]openflow.Entry
+
+// Network is the overlay as its features change it.
+type Network interface {
+	// Begin begins the update of a feature. Until end is called, the network's View stays the same.
+	Begin() (end func())
+	// Change calls compile, and hands over the flows that it returns together with the flows of the attachments that it returns, in one
+	// change and without waiting. No attachment is opened or closed meanwhile, and the flows of ADDs under way are compiled again. It returns
+	// the owners whose flows it handed over. Before the network is programmed it returns none, and does not call compile.
+	Change(compile func(v View) (Flows, []attach.Record)) []reconcile.Owner
+	// Settled waits until the switch has tried the flows of these owners, and returns why some of them are not in effect.
+	Settled(ctx context.Context, owners iter.Seq[reconcile.Owner]) error
+	// Purge purges the datapath as due, and as earlier changes require.
+	Purge(ctx context.Context, due Due) error
+}
+
+// View is what a feature compiles from.
+type View struct {
+	// Config compiles the flows.
+	Config *pipeline.Config
+	// Live are the attachments whose ports are open or being opened. Read-only.
+	Live map[attach.Key]attach.Record
+}
+
+// Due says when the datapath is purged.
+type Due int
+
+const (
+	// Never: the change needs no purge.
+	Never Due = iota
+	// Soon: after Options.PurgeRest at the latest.
+	Soon
+	// Now: before Purge returns.
+	Now
+)
