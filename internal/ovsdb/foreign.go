@@ -3,6 +3,7 @@ package ovsdb
 import (
 	"context"
 	"fmt"
+	"slices"
 
 	"weft.dev/weft/internal/ovsdb/session"
 )
@@ -38,4 +39,48 @@ func (e *Engine) Foreign(ctx context.Context, bridge string) (Foreign, error) {
 		return Foreign{}, fmt.Errorf("look at bridge %s: %w", bridge, err)
 	}
 	return found, nil
+}
+
+const (
+	// installedID is set to "true" by ovn-controller in an Interface once the flows of its logical port are in effect (ovn-controller(8)).
+	installedID = "ovn-installed"
+	// deadTag is the VLAN of ports that Neutron's agent has not bound (DEAD_VLAN_TAG of neutron.plugins.ml2.drivers.openvswitch).
+	deadTag = 4095
+)
+
+// AwaitBound waits until the program that controls br-int has bound at least one of the ports, and returns those that it has bound:
+// ovn-controller marks an Interface, and Neutron's agent gives a Port a VLAN tag after its flows. Both remove this information together with
+// the row, so that a port which was removed and added again has to be bound again.
+func (e *Engine) AwaitBound(ctx context.Context, ports []string) ([]string, error) {
+	var bound []string
+	err := e.keeper.Do(ctx, func(s *session.Session) error {
+		if err := s.Sync(ctx); err != nil {
+			return err
+		}
+		return s.Await(ctx, func() bool {
+			bound = boundOf(session.Rows[portRow](s, tablePort), session.Rows[interfaceRow](s, tableInterface), ports)
+			return len(bound) > 0
+		})
+	})
+	if err != nil {
+		return nil, fmt.Errorf("wait for ports to be bound: %w", err)
+	}
+	return bound, nil
+}
+
+// boundOf returns those of the ports that are bound, sorted.
+func boundOf(rows map[string]*portRow, interfaces map[string]*interfaceRow, ports []string) []string {
+	var bound []string
+	for _, row := range rows {
+		if row.Tag != nil && *row.Tag != deadTag && slices.Contains(ports, row.Name) {
+			bound = append(bound, row.Name)
+		}
+	}
+	for _, row := range interfaces {
+		if row.ExternalIDs[installedID] == "true" && slices.Contains(ports, row.Name) {
+			bound = append(bound, row.Name)
+		}
+	}
+	slices.Sort(bound)
+	return slices.Compact(bound)
 }

@@ -307,6 +307,51 @@ func TestRealOVNsIDsStay(t *testing.T) {
 	}
 }
 
+// A port is bound when OVN has marked it, or when Neutron's agent has given it a VLAN tag, except that of dead ports. A port that is removed
+// and added again is not.
+func TestRealAwaitBound(t *testing.T) {
+	s := newReal(t)
+	b, ctx := s.bench(), suiteContext(t)
+	names := []string{"pod1", "pod2", "pod3"}
+	for i, name := range names {
+		b.link(t, name)
+		must(t, b.engine.Commit(ctx, set(br0(), pod(name, uint16(3+i)))))
+	}
+	s.VSCtl("set", "port", "pod3", "tag=4095")
+	bound := func(want ...string) {
+		t.Helper()
+		if got, err := s.engine.AwaitBound(ctx, names); err != nil || !slices.Equal(got, want) {
+			t.Errorf("%v are bound, want %v: %v", got, want, err)
+		}
+	}
+	unbound := func() {
+		t.Helper()
+		short, cancel := context.WithTimeout(ctx, 100*time.Millisecond)
+		defer cancel()
+		if got, err := s.engine.AwaitBound(short, names); !errors.Is(err, context.DeadlineExceeded) {
+			t.Errorf("%v are bound: %v", got, err)
+		}
+	}
+	unbound()
+	asked := make(chan []string, 1)
+	go func() {
+		got, _ := s.engine.AwaitBound(ctx, names)
+		asked <- got
+	}()
+	s.VSCtl("set", "interface", "pod1", "external_ids:ovn-installed=true")
+	if got := <-asked; !slices.Equal(got, []string{"pod1"}) {
+		t.Errorf("%v are bound, want pod1", got)
+	}
+	s.VSCtl("set", "port", "pod2", "tag=7")
+	bound("pod1", "pod2")
+	for i, name := range names[:2] {
+		port := pod(name, uint16(3+i))
+		must(t, b.engine.Commit(ctx, del(port)))
+		must(t, b.engine.Commit(ctx, set(port)))
+	}
+	unbound()
+}
+
 // A controller that another client sets is found. It is removed when the bridge is written.
 func TestRealControllerOfOthers(t *testing.T) {
 	s := newReal(t)

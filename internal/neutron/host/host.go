@@ -107,6 +107,9 @@ func Digits(uuid string) string {
 	return digits[:min(uuidDigits, len(digits))]
 }
 
+// IntegrationPort returns the name of a port's end on br-int.
+func IntegrationPort(uuid string) string { return patchFar + Digits(uuid) }
+
 // Tables are the network's tables of nftables.
 func Tables() []nft.Table {
 	return []nft.Table{{Family: nft.FamilyInet, Name: table}, {Family: nft.FamilyARP, Name: table}}
@@ -142,7 +145,7 @@ func Rows(datapath string) map[ovsdb.Key]ovsdb.Row {
 
 // PortRows returns the patch ports that connect br-n to a Neutron port. The end on br-int has what OVN and Neutron's agent need to bind it.
 func PortRows(owner reconcile.Owner, uuid string, mac net.HardwareAddr, left Left) map[ovsdb.Key]ovsdb.Row {
-	near, far := patchNear+Digits(uuid), patchFar+Digits(uuid)
+	near, far := patchNear+Digits(uuid), IntegrationPort(uuid)
 	return rowsOf(
 		nearRow(owner, uuid, left),
 		&ovsdb.Port{
@@ -157,7 +160,7 @@ func PortRows(owner reconcile.Owner, uuid string, mac net.HardwareAddr, left Lef
 func nearRow(owner reconcile.Owner, uuid string, left Left) *ovsdb.Port {
 	return &ovsdb.Port{
 		Bridge: pipeline.Bridge, Name: patchNear + Digits(uuid), Type: ovsdb.TypePatch, OFPort: uint16(left.Slot.Patch()), //nolint:gosec // Valid
-		Options: map[string]string{"peer": patchFar + Digits(uuid)}, ExternalIDs: left.Mark.ids(owner),
+		Options: map[string]string{"peer": IntegrationPort(uuid)}, ExternalIDs: left.Mark.ids(owner),
 	}
 }
 

@@ -83,7 +83,7 @@ func newNetwork(ctx context.Context, n *node.Node, deps network.Deps, rest time.
 			deps.Events.Warning(policy, "PolicyNotAsSpecified", "Enforce", note)
 		}
 	}
-	made.ports.describe = made.describe
+	made.ports.describe, made.ports.awaitBound = made.describe, vswitch.Database.AwaitBound
 	if n.Elsewhere != nil {
 		made.ports.elsewhere = func(addr netip.Addr) (string, error) { return n.Elsewhere(addr, host.Device) }
 	}
@@ -103,6 +103,7 @@ func (n *Network) Run(ctx context.Context) error {
 	var group sync.WaitGroup
 	group.Go(func() { n.compiler.run(ctx) })
 	group.Go(func() { n.keepShapes(ctx) })
+	group.Go(func() { n.ports.followBindings(ctx) })
 	n.ports.run(ctx)
 	group.Wait()
 	return nil
@@ -297,7 +298,7 @@ func (n *Network) noPort(ctx context.Context, object *stackubev1.Network) error 
 		object = &now
 	}
 	all, inactive := n.ports.count(string(object.UID))
-	words := fmt.Sprintf("no port of Network %s/%s is free on this node (it has %d, %d of them not ACTIVE)", object.Namespace, object.Name, all, inactive)
+	words := fmt.Sprintf("no port of Network %s/%s is free on this node (it has %d, %d of them not ACTIVE, or not bound on br-int since their last pods)", object.Namespace, object.Name, all, inactive)
 	if object.Status.State != "" && object.Status.State != stackubev1.StateActive || object.Status.Message != "" {
 		words += fmt.Sprintf("; the Network is %s: %s", object.Status.State, object.Status.Message)
 	}

@@ -10,6 +10,7 @@ import (
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -273,6 +274,34 @@ func TestHostilePod(t *testing.T) {
 	}
 	must(t, n.pings(victim)) // and the victim still answers
 	_ = b
+}
+
+// A port that a pod has left is used again only once ovn-controller has bound it again, whatever Neutron reported before: without, a pod
+// would start and reach nothing.
+func TestPortIsBoundAgain(t *testing.T) {
+	s := newSite(t, 1)
+	blue := s.network("blue")
+	s.port(blue, 0, 1, 1)
+	s.serve()
+	n := s.nodes[0]
+	n.add(t, "blue", "a")
+	n.chassis.StopController()
+	n.del(t, "blue", "a")
+	eventually(t, "the port is plugged again", func() error {
+		if all, inactive := n.Network.ports.count(string(blue.UID)); inactive != 1 {
+			return fmt.Errorf("%d of %d ports are not bound", inactive, all)
+		}
+		return nil
+	})
+	ctx, cancel := context.WithTimeout(t.Context(), time.Second)
+	defer cancel()
+	_, err := n.Plan(ctx, n.request(cni.CommandAdd, "blue", "b", ""), placement.Decision{Network: Name, Part: "blue"}, attach.InUse{})
+	if cni.AsError(err).Code != cni.CodeTryAgainLater || !strings.Contains(err.Error(), "it has 1, 1 of them not ACTIVE, or not bound") {
+		t.Errorf("ADD on a port that is not bound: %v", err)
+	}
+	n.chassis.StartController(t)
+	_, address := n.add(t, "blue", "b")
+	must(t, n.pings(address))
 }
 
 // A port that its controller deletes is unplugged once its pod is removed, and not before.

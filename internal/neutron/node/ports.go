@@ -6,8 +6,10 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 
@@ -58,6 +60,9 @@ type port struct {
 	// zone and new flows on br-int.
 	used     bool
 	released time.Time
+	// bound reports that the program that controls br-int has bound the port since it was last plugged. It counts only for a port that was
+	// plugged again: until then, spec.active is what Neutron reported before.
+	bound bool
 	// sent is the last status written, and sentAt when.
 	sent   *weftv1.NeutronPortStatus
 	sentAt time.Time
@@ -84,6 +89,8 @@ type ports struct {
 	describe func(ctx context.Context) error
 	// elsewhere returns why the node cannot route an address to a pod: "" if it can.
 	elsewhere func(addr netip.Addr) (string, error)
+	// awaitBound waits until at least one of the ports of br-int is bound, and returns the bound ones.
+	awaitBound func(ctx context.Context, names []string) ([]string, error)
 
 	mu  sync.Mutex
 	all map[string]*port
@@ -93,13 +100,15 @@ type ports struct {
 	former map[string]host.Left
 	// changed is closed and replaced when a port may have become free.
 	changed chan struct{}
+	// replugged is called when there are other ports to wait for until they are bound.
+	replugged func()
 }
 
 func newPorts(name string, rest time.Duration, rows *node.RowLoop, objects client.Reader, api client.Client) *ports {
 	return &ports{
 		node: name, rest: rest, rows: rows, objects: objects, api: api, wake: make(chan struct{}, 1),
 		describe: func(context.Context) error { return nil }, elsewhere: func(netip.Addr) (string, error) { return "", nil },
-		all: map[string]*port{}, slots: map[host.Slot]string{}, former: map[string]host.Left{}, changed: make(chan struct{}),
+		all: map[string]*port{}, slots: map[host.Slot]string{}, former: map[string]host.Left{}, changed: make(chan struct{}), replugged: func() {},
 	}
 }
 
@@ -314,7 +323,7 @@ func (ps *ports) unplug(ctx context.Context) error {
 			continue
 		}
 		if p.used {
-			p.used, p.released = false, time.Now().Truncate(time.Second)
+			p.used, p.bound, p.released = false, false, time.Now().Truncate(time.Second)
 		}
 		if p.object == nil {
 			delete(ps.all, p.uuid)
@@ -345,6 +354,7 @@ func (ps *ports) plug(ctx context.Context) error {
 	for _, p := range all {
 		p.plugged = ps.rows.Failure(p.owner()) == nil && ctx.Err() == nil
 	}
+	ps.replugged()
 	ps.wakeWaiting()
 	return err //nolint:wrapcheck // it names the rows
 }
@@ -481,7 +491,47 @@ func (ps *ports) choose(network string, claimed func(uuid string, s *spec) bool)
 // plugged: the controller deletes a port in OpenStack that is reported as unplugged.
 func (p *port) free(network string) bool {
 	return p.object != nil && p.object.Spec.Network.UID == network && p.object.DeletionTimestamp.IsZero() && p.object.Status.Plugged &&
-		p.plugged && p.object.Spec.Active && p.holder == nil && !p.used && p.problem == nil && p.unroutable == nil
+		p.plugged && p.active() && p.holder == nil && !p.used && p.problem == nil && p.unroutable == nil
+}
+
+// active reports whether the port can be expected to work: Neutron has reported it as ACTIVE, and if it was plugged again since, it is bound.
+func (p *port) active() bool { return p.object.Spec.Active && (p.bound || p.released.IsZero()) }
+
+// unbound returns the ports that were plugged again and are not known to be bound, by their names on br-int. cancel is called when there may
+// be others.
+func (ps *ports) unbound(cancel func()) map[string]*port {
+	ps.mu.Lock()
+	defer ps.mu.Unlock()
+	ps.replugged = cancel
+	names := map[string]*port{}
+	for _, p := range ps.all {
+		if p.plugged && !p.released.IsZero() && !p.bound {
+			names[host.IntegrationPort(p.uuid)] = p
+		}
+	}
+	return names
+}
+
+// followBindings notes which ports are bound until ctx ends.
+func (ps *ports) followBindings(ctx context.Context) {
+	for ctx.Err() == nil {
+		waiting, cancel := context.WithCancel(ctx)
+		names := ps.unbound(cancel)
+		bound, err := ps.awaitBound(waiting, slices.Collect(maps.Keys(names)))
+		ended := err != nil && waiting.Err() == nil // the database is closed
+		cancel()
+		if ended {
+			return
+		}
+		ps.mu.Lock()
+		for _, name := range bound {
+			if p := names[name]; p.plugged && !p.used {
+				p.bound = true
+			}
+		}
+		ps.wakeWaiting()
+		ps.mu.Unlock()
+	}
 }
 
 // count returns how many ports of a network the node has, and how many of them are plugged but not active yet.
@@ -493,7 +543,7 @@ func (ps *ports) count(network string) (all, inactive int) {
 			continue
 		}
 		all++
-		if p.plugged && !p.object.Spec.Active {
+		if p.plugged && p.holder == nil && !p.active() {
 			inactive++
 		}
 	}
