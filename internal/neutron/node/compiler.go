@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"maps"
 	"slices"
 	"strings"
 	"sync"
@@ -14,6 +15,8 @@ import (
 
 	"weft.dev/weft/internal/attach"
 	"weft.dev/weft/internal/cni"
+	"weft.dev/weft/internal/openflow"
+	"weft.dev/weft/internal/reconcile"
 )
 
 // compiler keeps the flows of the networks that have pods on this node in step with the objects and the attachments. Each network is
@@ -55,6 +58,8 @@ type job struct {
 	running bool
 	// judge is that of what was handed over; nil: no policy.
 	judge *judge
+	// handed has the fragments that the switch's loop has from this network. They are not changed any more.
+	handed fragments
 	// err is why nothing was handed over.
 	err error
 	// logged is the problem that was logged last.
@@ -71,6 +76,9 @@ type batch struct {
 	// made is nil if nothing could be compiled, because of err. Otherwise err has what is invalid.
 	made  fragments
 	judge *judge
+	// handed are the job's at the beginning, and same the owners whose fragments in made are equal to these.
+	handed fragments
+	same   map[reconcile.Owner]bool
 	err   error
 	// numbered are the groups in made.
 	numbered map[groupKey]bool
@@ -147,7 +155,7 @@ func (c *compiler) begin(s scope) *batch {
 		return nil
 	}
 	j.running = true
-	b := &batch{scope: s, asked: j.asked, numbered: map[groupKey]bool{}}
+	b := &batch{scope: s, asked: j.asked, numbered: map[groupKey]bool{}, handed: maps.Clone(j.handed), same: map[reconcile.Owner]bool{}}
 	for _, a := range c.attached {
 		if a.scope == s {
 			b.attached = append(b.attached, a)
@@ -177,6 +185,10 @@ func (b *batch) compile(ctx context.Context, c *compiler) {
 			b.made, b.judge, b.err = w.compile()
 		}
 	}
+	for owner, fragment := range b.made {
+		before, had := b.handed[owner]
+		b.same[owner] = had && maps.EqualFunc(before, fragment, openflow.Entry.Equal)
+	}
 }
 
 // handOver hands over what was compiled, except what has been closed since, and ends the compilation. It returns what has to be reported.
@@ -191,7 +203,7 @@ func (c *compiler) handOver(ctx context.Context, b *batch) []refusal {
 	}
 	j.running, j.served, j.err = false, b.asked, nil
 	if b.made != nil {
-		c.set(b.made)
+		c.hand(b, j)
 		j.judge = b.judge
 		c.groups.keep(b.scope, b.numbered)
 	} else {
@@ -206,6 +218,23 @@ func (c *compiler) handOver(ctx context.Context, b *batch) []refusal {
 		delete(c.jobs, b.scope)
 	}
 	return refused
+}
+
+// hand hands over the fragments that differ from those of the last time, so that comparing them again takes no time under mu. The caller
+// holds mu.
+func (c *compiler) hand(b *batch, j *job) {
+	changed, kept := fragments{}, fragments{}
+	for owner, fragment := range b.made {
+		if before, had := j.handed[owner]; had && b.same[owner] { // not closed since the comparison
+			kept[owner] = before
+			continue
+		}
+		changed[owner], kept[owner] = fragment, fragment
+	}
+	j.handed = kept
+	if len(changed) > 0 {
+		c.set(changed)
+	}
 }
 
 // mostLogged limits a logged problem, in bytes. A tenant can cause one for each pod and policy.
@@ -394,8 +423,18 @@ func (c *compiler) close(rec *attach.Record) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.shut[rec.Key()] = true
-	delete(c.attached, rec.Key())
+	c.leave(rec.Key())
 	c.set(fragments{ownerOf(rec): nil})
+}
+
+// leave deletes an attachment, whose flows have to be handed over again if it comes back. The caller holds mu.
+func (c *compiler) leave(key attach.Key) {
+	if a := c.attached[key]; a != nil {
+		if j := c.jobs[a.scope]; j != nil {
+			delete(j.handed, ownerOf(&a.rec))
+		}
+	}
+	delete(c.attached, key)
 }
 
 // withdraw deletes removed attachments. Their networks are compiled without them.
@@ -403,7 +442,7 @@ func (c *compiler) withdraw(recs []attach.Record) {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	for i := range recs {
-		delete(c.attached, recs[i].Key())
+		c.leave(recs[i].Key())
 		if d, err := detailsOf(&recs[i]); err == nil { // an unreadable one was never compiled
 			c.ask(scopeOf(&recs[i], &d))
 		}

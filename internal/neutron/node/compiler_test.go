@@ -343,6 +343,52 @@ func TestEventsConcernTheirNamespace(t *testing.T) {
 	}
 }
 
+// What has not changed is not handed over again: comparing it would keep DELs and the ADDs of other networks waiting.
+func TestOnlyChangesAreHandedOver(t *testing.T) {
+	web, slice := serviceOf("blue", "web", 80)
+	cache := fakeCache(t, web, slice)
+	var handed []fragments
+	c := newCompiler("n1", cache, slog.New(slog.DiscardHandler), func(f fragments) { handed = append(handed, f) })
+	blue := scope{"blue", "blue"}
+	recs := map[int]*attach.Record{1: podNumber(t, "blue", 1, 1), 2: podNumber(t, "blue", 2, 1)}
+	for _, rec := range recs {
+		c.admit(rec, blue)
+	}
+	// compiled returns the owners that a compilation hands over.
+	compiled := func() (owners []reconcile.Owner) {
+		handed = nil
+		c.namespaceChanged("blue", false)
+		c.serveAll(t.Context())
+		for _, f := range handed {
+			owners = slices.AppendSeq(owners, maps.Keys(f))
+		}
+		return owners
+	}
+	if first := compiled(); len(first) != 3 {
+		t.Errorf("the first compilation hands over %v", first)
+	}
+	if again := compiled(); len(again) != 0 {
+		t.Errorf("without a change, %v are handed over", again)
+	}
+	c.admit(podNumber(t, "blue", 3, 1), blue)
+	if added := compiled(); !slices.Equal(added, []reconcile.Owner{ownerOf(podNumber(t, "blue", 3, 1))}) {
+		t.Errorf("after an ADD, %v are handed over", added)
+	}
+	if err := cache.Delete(t.Context(), web); err != nil {
+		t.Fatal(err)
+	}
+	if changed := compiled(); !slices.Contains(changed, blue.owner()) {
+		t.Errorf("without its Service, %v are handed over", changed)
+	}
+	// A pod that is closed, and opened again with the same flows, gets them again.
+	c.close(recs[1])
+	c.reopen(recs[1].Key())
+	c.admit(recs[1], blue)
+	if opened := compiled(); !slices.Equal(opened, []reconcile.Owner{ownerOf(recs[1])}) {
+		t.Errorf("a pod that is opened again: %v are handed over", opened)
+	}
+}
+
 // The event of a pod during the compilation of its namespace's first policy requests another compilation.
 func TestPodChangesDuringACompilation(t *testing.T) {
 	cache := fakeCache(t)
