@@ -37,6 +37,8 @@ type Port struct {
 	Attached bool      // to a pod
 	Since    time.Time // when the last pod left it; if there was none, when it was created
 	Used     bool      // a pod was attached to it
+	Active   bool      // OpenStack reports the port as ACTIVE
+	Stuck    bool      // the port has been plugged for long, and is not ACTIVE
 }
 
 // Plan has the changes of a place.
@@ -47,21 +49,33 @@ type Plan struct {
 	Again time.Time
 }
 
-// Decide plans a place.
+// Decide plans a place. Stuck ports are replaced, at most mostSpare at a time, and deleted once enough other ports are ACTIVE: while none
+// becomes ACTIVE, for instance because ovn-controller does not run on the node, the number of ports is limited, and none is deleted.
 func Decide(demand Demand, ports []Port, now time.Time) Plan {
 	want := demand.Waiting + spare(demand.Pods)
 	var plan Plan
 	var free []Port
+	var stuck []string
+	active := 0
 	for _, p := range ports {
 		switch {
 		case p.Attached:
 		case p.Used && now.Sub(p.Since) < Rest:
 			plan.again(p.Since.Add(Rest))
+		case p.Stuck:
+			stuck = append(stuck, p.ID)
 		default:
 			free = append(free, p)
+			if p.Active {
+				active++
+			}
 		}
 	}
-	plan.Create = max(0, want-len(free))
+	plan.Create = max(0, want-len(free)-max(0, len(stuck)-mostSpare))
+	if active >= want {
+		slices.Sort(stuck)
+		plan.Delete = stuck
+	}
 	// The ports unused for longest are deleted first.
 	slices.SortFunc(free, func(a, b Port) int { return cmp.Or(a.Since.Compare(b.Since), cmp.Compare(a.ID, b.ID)) })
 	for _, p := range free[:max(0, len(free)-want)] {

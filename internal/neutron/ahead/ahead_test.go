@@ -25,6 +25,9 @@ func TestDecide(t *testing.T) {
 	free := func(int, *Port) {}
 	attached := func(_ int, p *Port) { p.Attached = true }
 	used := func(_ int, p *Port) { p.Used = true }
+	stuck := func(_ int, p *Port) { p.Stuck = true }
+	// Of three ports, one is stuck.
+	oneStuck := func(i int, p *Port) { p.Stuck, p.Active = i == 0, i > 0 }
 	for _, c := range []struct {
 		name   string
 		demand Demand
@@ -45,6 +48,11 @@ func TestDecide(t *testing.T) {
 		{"not needed for long", Demand{}, ports(3, free), Keep, 0, 3, 0},
 		{"one too many", Demand{Pods: 2}, ports(3, free), Keep, 0, 1, 0},
 		{"attached ports stay", Demand{}, ports(3, attached), 2 * Keep, 0, 0, 0},
+		{"stuck ports are replaced", Demand{Pods: 1, Waiting: 1}, ports(3, stuck), 0, 3, 0, 0},
+		{"at most 16 of them", Demand{Pods: 20, Waiting: 20}, ports(22, stuck), 0, 16, 0, 0},
+		{"and not again while none is ACTIVE", Demand{Pods: 20, Waiting: 20}, ports(38, stuck), 0, 0, 0, 0},
+		{"a stuck port is deleted once it is replaced", Demand{Pods: 2}, ports(3, oneStuck), 0, 0, 1, 0},
+		{"and not before", Demand{Pods: 2, Waiting: 1}, ports(3, oneStuck), 0, 1, 0, 0},
 	} {
 		plan := Decide(c.demand, c.ports, start.Add(c.after))
 		again := time.Time{}
@@ -65,6 +73,8 @@ func TestDecideSettles(t *testing.T) {
 		all := ports(rapid.IntRange(0, 60).Draw(t, "ports"), func(_ int, p *Port) {
 			p.Attached = rapid.Bool().Draw(t, "attached")
 			p.Used = p.Attached || rapid.Bool().Draw(t, "used")
+			p.Active = rapid.Bool().Draw(t, "active")
+			p.Stuck = !p.Active && rapid.Bool().Draw(t, "stuck")
 			p.Since = start.Add(time.Duration(rapid.IntRange(0, 3600).Draw(t, "since")) * time.Second)
 		})
 		now := start.Add(time.Duration(rapid.IntRange(3600, 7200).Draw(t, "now")) * time.Second)
@@ -74,7 +84,7 @@ func TestDecideSettles(t *testing.T) {
 		}
 		for _, id := range plan.Delete {
 			at := slices.IndexFunc(all, func(p Port) bool { return p.ID == id })
-			if p := all[at]; p.Attached || now.Sub(p.Since) < Keep {
+			if p := all[at]; p.Attached || now.Sub(p.Since) < Keep && !p.Stuck {
 				t.Fatalf("deletes %+v", p)
 			}
 			all = slices.Delete(all, at, at+1)
@@ -85,13 +95,17 @@ func TestDecideSettles(t *testing.T) {
 		if next := Decide(demand, all, now); next.Create != 0 || len(next.Delete) != 0 {
 			t.Fatalf("after the plan %+v there is another, %+v", plan, next)
 		}
-		usable := 0
+		usable, stuck := 0, 0
 		for _, p := range all {
-			if !p.Attached && (!p.Used || now.Sub(p.Since) >= Rest) {
+			switch {
+			case p.Attached || p.Used && now.Sub(p.Since) < Rest:
+			case p.Stuck:
+				stuck++
+			default:
 				usable++
 			}
 		}
-		if usable < demand.Waiting {
+		if usable+max(0, stuck-mostSpare) < demand.Waiting {
 			t.Fatalf("%d pods wait for %d ports", demand.Waiting, usable)
 		}
 	})

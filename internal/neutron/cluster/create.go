@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"slices"
 	"time"
 
 	"weft.dev/weft/internal/neutron/ahead"
@@ -23,7 +24,15 @@ func (r *round) plan(ctx context.Context) (time.Duration, error) {
 			errs = append(errs, r.deleteOf(ctx, node, nil))
 			continue
 		}
-		decided := ahead.Decide(r.v.demand[node], append(r.v.portsOf(node), r.unseen(node)...), now)
+		held := r.v.portsOf(node, func(id string) bool {
+			since, waits := r.k.inactive[id]
+			return waits && now.Sub(since) >= stuckAfter
+		})
+		if at := slices.IndexFunc(held, func(p ahead.Port) bool { return p.Stuck }); at >= 0 {
+			problem = fmt.Sprintf("node %s: %s is plugged and has not become ACTIVE for %s; other ports are created in its place: openstack port show %[2]s, and see the log of ovn-controller or of Neutron's agent on the node",
+				node, held[at].ID, stuckAfter)
+		}
+		decided := ahead.Decide(r.v.demand[node], append(held, r.unseen(node)...), now)
 		if !decided.Again.IsZero() {
 			next = min(next, max(decided.Again.Sub(now), soonest))
 		}

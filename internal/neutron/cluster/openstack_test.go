@@ -29,6 +29,8 @@ type fakeOpenStack struct {
 	pending int
 	// monitors is set to have TCP listeners monitored.
 	monitors bool
+	// failing makes created load balancers fail, and away every request.
+	failing, away bool
 
 	mu   sync.Mutex
 	next int
@@ -83,6 +85,9 @@ func (f *fakeOpenStack) addLocked(collection string, o object) string {
 		if f.pending > 0 {
 			o["provisioning_status"], o["left"] = "PENDING_CREATE", f.pending
 		}
+		if f.failing {
+			o["provisioning_status"] = "ERROR"
+		}
 	case "floatingips":
 		if o["floating_ip_address"] == nil {
 			o["floating_ip_address"] = fmt.Sprintf("192.0.2.%d", 100+f.next)
@@ -107,6 +112,24 @@ func (f *fakeOpenStack) addLocked(collection string, o object) string {
 	}
 	f.held[collection] = append(f.held[collection], o)
 	return id
+}
+
+// absent makes every request fail, or none.
+func (f *fakeOpenStack) absent(away bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.away = away
+}
+
+// set changes a field of an object.
+func (f *fakeOpenStack) set(collection, id, field string, value any) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for _, o := range f.held[collection] {
+		if o["id"] == id {
+			o[field] = value
+		}
+	}
 }
 
 // all returns the objects of a collection.
@@ -134,6 +157,10 @@ func (f *fakeOpenStack) one(collection, id string) object {
 func (f *fakeOpenStack) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	if f.away {
+		w.WriteHeader(http.StatusServiceUnavailable)
+		return
+	}
 	parts := strings.Split(strings.TrimPrefix(strings.TrimPrefix(req.URL.Path, "/v2.0/"), "lbaas/"), "/")
 	parts = slices.DeleteFunc(parts, func(s string) bool { return s == "" })
 	if len(parts) > 2 { // a part of an object: pools/ID/members

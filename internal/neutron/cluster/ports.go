@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -53,7 +54,9 @@ type known struct {
 	// waiting counts the plugged ports that are not ACTIVE yet; since is when that number last changed.
 	waiting int
 	since   time.Time
-	problem string // that an event reported
+	// inactive has, for each of them, when a round first saw it plugged and not ACTIVE.
+	inactive map[string]time.Time
+	problem  string // that an event reported
 	// foreign is the first of the ports that have Weft's mark and that Weft did not create.
 	foreign string
 }
@@ -74,6 +77,9 @@ const (
 	soonest = 500 * time.Millisecond
 	latest  = 30 * time.Second
 )
+
+// stuckAfter is how long a plugged port may take to become ACTIVE before another is created in its place. Usual are seconds.
+const stuckAfter = 2 * time.Minute
 
 // Reconcile brings the ports of one Network into step.
 func (r *portReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
@@ -149,13 +155,14 @@ func (r *portReconciler) read(ctx context.Context, os *session, v *view) (*known
 	if k == nil || k.network.ID != v.network.Status.NetworkID {
 		k = &known{}
 	}
-	waiting := 0
+	inactive := map[string]time.Time{}
 	for i := range v.ports {
 		if p := &v.ports[i]; v.current(p) && p.Status.Plugged && !p.Spec.Active {
-			waiting++
+			inactive[p.Name] = cmp.Or(k.inactive[p.Name], now)
 		}
 	}
-	if waiting != k.waiting {
+	k.inactive = inactive
+	if waiting := len(inactive); waiting != k.waiting {
 		k.waiting, k.since = waiting, now
 	}
 	if !k.at.IsZero() && now.Sub(k.at) < r.untilRead(k) {

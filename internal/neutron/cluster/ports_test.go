@@ -27,6 +27,7 @@ type rig struct {
 	client client.Client
 	open   *connection
 	events *events.FakeRecorder
+	clock  time.Time // of services
 }
 
 func newRig(t *testing.T, there ...client.Object) *rig {
@@ -179,6 +180,79 @@ func TestForgedPorts(t *testing.T) {
 	}
 	if said := r.said(); strings.Count(said, "ForeignPort") != 1 {
 		t.Errorf("events: %s", said)
+	}
+}
+
+// A port that does not become ACTIVE for minutes is replaced, and deleted once its replacement is ACTIVE.
+func TestPortsThatDoNotBecomeActive(t *testing.T) {
+	r := newRig(t, slices.Concat(blue(), node("n1"), []client.Object{
+		&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "blue", Name: "web", UID: "pod"}, Spec: corev1.PodSpec{NodeName: "n1"}},
+	})...)
+	r.addBlue()
+	now := time.Now()
+	ports := r.ports(func() time.Time { return now })
+	var list weftv1.NeutronPortList
+	// step reconciles after a time, and plugs the ports; those that are not dead become ACTIVE.
+	step := func(after time.Duration, dead map[string]bool) {
+		t.Helper()
+		now = now.Add(after)
+		if _, err := ports.Reconcile(t.Context(), request("blue")); err != nil {
+			t.Fatal(err)
+		}
+		if err := r.client.List(t.Context(), &list); err != nil {
+			t.Fatal(err)
+		}
+		for i := range list.Items {
+			p := &list.Items[i]
+			p.Status.Plugged = p.DeletionTimestamp.IsZero()
+			if err := r.client.Status().Update(t.Context(), p); err != nil {
+				t.Fatal(err)
+			}
+			if !dead[p.Name] {
+				r.cloud.set("ports", p.Name, "status", "ACTIVE")
+			}
+		}
+	}
+	step(0, nil)
+	first := len(list.Items)
+	if first != 3 {
+		t.Fatalf("%d ports for a pod that waits, want 3", first)
+	}
+	dead := map[string]bool{list.Items[0].Name: true, list.Items[1].Name: true}
+	for id := range dead {
+		r.cloud.set("ports", id, "status", "DOWN")
+	}
+	for range 3 {
+		step(latest, dead)
+	}
+	if len(list.Items) != first || r.said() != "" {
+		t.Errorf("%d ports before %s, want %d", len(list.Items), stuckAfter, first)
+	}
+	for range 3 {
+		step(latest, dead)
+	}
+	if said := r.said(); !strings.Contains(said, "has not become ACTIVE for 2m0s") {
+		t.Errorf("events: %s", said)
+	}
+	for range 3 {
+		step(latest, dead)
+	}
+	live := 0
+	for i := range list.Items {
+		switch p := &list.Items[i]; {
+		case dead[p.Name] && p.DeletionTimestamp.IsZero():
+			t.Errorf("port %s is kept", p.Name)
+		case !dead[p.Name] && p.Spec.Active:
+			live++
+		}
+	}
+	if live != first {
+		t.Errorf("%d ports are ACTIVE, want %d", live, first)
+	}
+	for id := range dead {
+		if r.cloud.one("ports", id) != nil {
+			t.Errorf("port %s is kept in OpenStack", id)
+		}
 	}
 }
 

@@ -80,7 +80,11 @@ func (r *serviceReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ct
 		return ctrl.Result{}, err
 	}
 	if !objects.Balanced(s) || network == nil {
-		return settle(r.remove(ctx, s))
+		result, err := r.remove(ctx, s)
+		if err != nil {
+			r.waits.unknown(req.NamespacedName)
+		}
+		return settle(result, err)
 	}
 	if network.Status.NetworkID == "" {
 		return ctrl.Result{}, nil // the Network's change queues this Service again
@@ -95,9 +99,10 @@ func (r *serviceReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ct
 	if err != nil {
 		r.log.WarnContext(ctx, "load balancer not in step", "service", req.String(), "error", err)
 		r.events.Eventf(s, nil, corev1.EventTypeWarning, "LoadBalancer", "EnsureLoadBalancer", "%s", cluster.Note(err.Error()))
-		if errors.Is(err, errService) {
-			return ctrl.Result{RequeueAfter: reread}, nil
+		if result.RequeueAfter > 0 {
+			return result, nil
 		}
+		r.waits.unknown(req.NamespacedName)
 	}
 	return settle(result, err)
 }
@@ -118,7 +123,8 @@ func (r *serviceReconciler) networkOf(ctx context.Context, s *corev1.Service) (*
 // errService marks errors that only a change of the Service fixes.
 var errService = errors.New("the Service cannot be served")
 
-// ensure requests the next change in Octavia, and writes the addresses to the Service once there is none.
+// ensure requests the next change in Octavia, and writes the addresses to the Service once there is none. An error with a result is final
+// until then.
 func (r *serviceReconciler) ensure(ctx context.Context, s *corev1.Service, n *stackubev1.Network) (result ctrl.Result, err error) {
 	os, err := r.cloud.get(ctx)
 	if err != nil {
@@ -126,14 +132,22 @@ func (r *serviceReconciler) ensure(ctx context.Context, s *corev1.Service, n *st
 	}
 	defer func() { r.cloud.failed(os, err) }()
 	want, err := r.wanted(ctx, os, s, n)
+	if errors.Is(err, errService) {
+		result.RequeueAfter = reread
+	}
 	if err != nil {
 		return result, err
+	}
+	key := client.ObjectKeyFromObject(s)
+	if left := r.waits.barred(key, &s.Spec); left > 0 {
+		return ctrl.Result{RequeueAfter: left}, nil
 	}
 	held, progress, err := os.AdvanceBalancer(ctx, want)
 	if errors.Is(err, cloud.ErrBalancer) && len(s.Status.LoadBalancer.Ingress) == 0 {
 		// It has failed before it served anything: it is created again.
 		_, gone := os.WithdrawBalancer(ctx, &held.LoadBalancer)
-		err = errors.Join(err, gone)
+		result.RequeueAfter = r.waits.failed(key, &s.Spec)
+		return result, errors.Join(fmt.Errorf("%w; it is created again in %s, and at once if the Service changes", err, result.RequeueAfter), gone)
 	}
 	if err != nil {
 		return result, err
@@ -141,7 +155,7 @@ func (r *serviceReconciler) ensure(ctx context.Context, s *corev1.Service, n *st
 	if progress != cloud.InStep {
 		return r.again(s, progress == cloud.Pending), nil
 	}
-	r.waits.end(client.ObjectKeyFromObject(s))
+	r.waits.end(key)
 	address := held.VipAddress
 	if held.FloatingIP.IsValid() {
 		address = held.FloatingIP.String()

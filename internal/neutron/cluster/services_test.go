@@ -33,7 +33,10 @@ func web(change func(*corev1.Service)) *corev1.Service {
 }
 
 func (r *rig) services() *serviceReconciler {
-	return &serviceReconciler{client: r.client, cloud: r.open, events: r.events, log: discard()}
+	r.clock = time.Now()
+	return &serviceReconciler{
+		client: r.client, cloud: r.open, events: r.events, log: discard(), waits: waits{now: func() time.Time { return r.clock }},
+	}
 }
 
 // inStep reconciles a Service until it is not queued again, and returns the last error.
@@ -46,6 +49,7 @@ func (r *rig) inStep(t *testing.T, services *serviceReconciler) error {
 		if err != nil || result.RequeueAfter == 0 || result.RequeueAfter >= reread {
 			return err
 		}
+		r.clock = r.clock.Add(result.RequeueAfter)
 	}
 	t.Fatal("the load balancer is never in step")
 	return nil
@@ -297,6 +301,97 @@ func TestFailedLoadBalancers(t *testing.T) {
 		if said := r.said(); !strings.Contains(said, "ERROR") {
 			t.Errorf("events: %s", said)
 		}
+	}
+}
+
+// A load balancer that Octavia always fails to create is created less and less often, also while its endpoints change, and at once when the
+// Service changes. Once Octavia succeeds, the Service is served.
+func TestLoadBalancersThatAlwaysFail(t *testing.T) {
+	r := newRig(t, append(blue(), web(nil))...)
+	r.addBlue()
+	services, at := r.services(), request("blue")
+	at.Name = "web"
+	r.cloud.failing = true
+	created := func() (count int) {
+		for _, c := range r.cloud.octaviaChanges() {
+			if c == "POST loadbalancers" {
+				count++
+			}
+		}
+		return count
+	}
+	begin := r.clock
+	for event := begin; r.clock.Sub(begin) < time.Hour; {
+		result, err := services.Reconcile(t.Context(), at)
+		if err != nil || result.RequeueAfter <= 0 {
+			t.Fatalf("%v: %v", result, err)
+		}
+		if !event.After(r.clock) {
+			event = r.clock.Add(10 * time.Second) // an endpoint changes
+		}
+		r.clock = r.clock.Add(min(result.RequeueAfter, event.Sub(r.clock)))
+	}
+	const most = 24 // 8 until the interval is 5 minutes, then 12 in an hour
+	if count := created(); count < 4 || count > most {
+		t.Errorf("created %d times within an hour, want at most %d", count, most)
+	}
+	if said := r.said(); !strings.Contains(said, "ERROR in Octavia; it is created again in 5m0s") {
+		t.Errorf("events: %s", said)
+	}
+
+	s := &corev1.Service{}
+	if err := r.client.Get(t.Context(), at.NamespacedName, s); err != nil {
+		t.Fatal(err)
+	}
+	s.Spec.Ports[0].Port = 81
+	if err := r.client.Update(t.Context(), s); err != nil {
+		t.Fatal(err)
+	}
+	before := created()
+	for range 2 { // the last one may still have to be seen as failed
+		if _, err := services.Reconcile(t.Context(), at); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if created() == before {
+		t.Error("a changed Service waits")
+	}
+	r.cloud.mu.Lock()
+	r.cloud.failing = false
+	r.cloud.mu.Unlock()
+	if err := r.inStep(t, services); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.client.Get(t.Context(), at.NamespacedName, s); err != nil || len(s.Status.LoadBalancer.Ingress) != 1 {
+		t.Errorf("the Service has %v: %v", s.Status.LoadBalancer, err)
+	}
+	if len(services.waits.all) > 0 {
+		t.Errorf("waits: %v", services.waits.all)
+	}
+}
+
+// A long absence of OpenStack is not reported as a long change of a load balancer.
+func TestPendingAfterAnAbsence(t *testing.T) {
+	r := newRig(t, append(blue(), web(nil))...)
+	r.addBlue()
+	r.cloud.pending = 4
+	services, at := r.services(), request("blue")
+	at.Name = "web"
+	if _, err := services.Reconcile(t.Context(), at); err != nil {
+		t.Fatal(err)
+	}
+	r.cloud.absent(true)
+	if _, err := services.Reconcile(t.Context(), at); err == nil {
+		t.Fatal("no error of an OpenStack that is away")
+	}
+	r.said()
+	r.cloud.absent(false)
+	r.clock = r.clock.Add(time.Hour)
+	if err := r.inStep(t, services); err != nil {
+		t.Fatal(err)
+	}
+	if said := r.said(); strings.Contains(said, "under way for more than") {
+		t.Errorf("events: %s", said)
 	}
 }
 

@@ -216,13 +216,16 @@ func (v *view) nodes() []string {
 	return sorted
 }
 
-// portsOf returns a node's ports as the plan needs them.
-func (v *view) portsOf(node string) []ahead.Port {
+// portsOf returns a node's ports as the plan needs them. stuck reports whether a port that is not ACTIVE is stuck.
+func (v *view) portsOf(node string, stuck func(id string) bool) []ahead.Port {
 	var all []ahead.Port
 	for i := range v.ports {
 		p := &v.ports[i]
 		if p.Spec.Node == node && v.current(p) {
-			all = append(all, ahead.Port{ID: p.Name, Attached: p.Status.Pod != nil, Since: since(p).Time, Used: p.Status.ReleasedAt != nil})
+			all = append(all, ahead.Port{
+				ID: p.Name, Attached: p.Status.Pod != nil, Since: since(p).Time, Used: p.Status.ReleasedAt != nil,
+				Active: p.Spec.Active, Stuck: p.Status.Pod == nil && !p.Spec.Active && stuck(p.Name),
+			})
 		}
 	}
 	return all
