@@ -49,8 +49,8 @@ const (
 )
 
 // AwaitBound waits until the program that controls br-int has bound at least one of the ports, and returns those that it has bound:
-// ovn-controller marks an Interface, and Neutron's agent gives a Port a VLAN tag after its flows. Both remove this information together with
-// the row, so that a port which was removed and added again has to be bound again.
+// ovn-controller marks an Interface, and Neutron's agent gives a Port a VLAN tag (_bind_devices of ovs_neutron_agent.py). Both are deleted
+// with the row, so that a port which was removed and added again has to be bound again.
 func (e *Engine) AwaitBound(ctx context.Context, ports []string) ([]string, error) {
 	var bound []string
 	err := e.keeper.Do(ctx, func(s *session.Session) error {
