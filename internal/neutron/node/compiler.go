@@ -79,7 +79,7 @@ type batch struct {
 	// handed are the job's at the beginning, and same the owners whose fragments in made are equal to these.
 	handed fragments
 	same   map[reconcile.Owner]bool
-	err   error
+	err    error
 	// numbered are the groups in made.
 	numbered map[groupKey]bool
 }
