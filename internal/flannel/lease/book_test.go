@@ -106,12 +106,12 @@ func TestBookJudgesFew(t *testing.T) {
 			Subnet: netip.MustParsePrefix(subnet), PublicIP: netip.AddrFrom4([4]byte{192, 0, 2, node}), Data: lease.VXLAN{MAC: lease.MAC{2, node}},
 		}}
 	}
-	book := lease.NewBook(lease.Own{Network: netip.MustParsePrefix("10.5.0.0/16")})
+	book := lease.NewBook(lease.Own{Network: netip.MustParsePrefix("10.5.0.0/16"), Lease: at("10.5.200.0/24", 200).Lease})
 	book.Update(lease.Update{Set: map[string]lease.Claim{"early": at("10.5.1.0/24", 1)}})
 	if book.Known() || book.Has("early") {
 		t.Error("a lease is accepted before all are known")
 	}
-	all := lease.Update{All: true, Set: map[string]lease.Claim{"everything": at("0.0.0.0/0", 250), "pods": at("10.0.0.0/8", 251)}}
+	all := lease.Update{All: true, Set: map[string]lease.Claim{"everything": at("0.0.0.0/0", 250), "pods": at("10.0.0.0/8", 251), "network": at("10.5.0.0/16", 252)}}
 	for node := byte(1); node < 100; node++ {
 		all.Set[strconv.Itoa(int(node))] = at(fmt.Sprintf("10.5.%d.0/24", node), node)
 	}

@@ -111,6 +111,8 @@ func (o *Own) check(i int, f family) error {
 	switch {
 	case !network.IsValid() || !network.Contains(f.subnet.Addr()) || f.subnet.Bits() < network.Bits():
 		return fmt.Errorf("subnet %s is outside the network %s", f.subnet, network)
+	case own.subnet.IsValid() && f.subnet.Overlaps(own.subnet):
+		return fmt.Errorf("subnet %s overlaps that of this node", f.subnet)
 	case f.publicIP == own.publicIP:
 		return fmt.Errorf("public address %s of subnet %s is this node's own", f.publicIP, f.subnet)
 	case network.Contains(f.publicIP):
