@@ -21,22 +21,24 @@ type ipObjects struct {
 	objects ctrlcache.Cache
 	api     client.Reader
 
-	mu      sync.Mutex
+	mu sync.Mutex
+	// ofPod are the IP objects of each pod, by objects.PodKey and their names.
+	ofPod   map[string]map[string]*kubeovn.IP
 	changed chan struct{} // closed at the next change
 }
 
 func newIPObjects(objects ctrlcache.Cache, api client.Reader) *ipObjects {
-	return &ipObjects{objects: objects, api: api, changed: make(chan struct{})}
+	return &ipObjects{objects: objects, api: api, ofPod: map[string]map[string]*kubeovn.IP{}, changed: make(chan struct{})}
 }
 
-// watch begins to watch, and returns once all IP objects of the node are known.
+// watch watches until ctx ends. It returns once the cache has all IP objects of the node.
 func (a *ipObjects) watch(ctx context.Context) error {
 	informer, err := a.objects.GetInformer(ctx, &kubeovn.IP{}, ctrlcache.BlockUntilSynced(true))
 	if err != nil {
 		return fmt.Errorf("watch IP objects: %w", err)
 	}
 	_, err = informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
-		AddFunc: func(any) { a.signal() }, UpdateFunc: func(any, any) { a.signal() }, DeleteFunc: func(any) { a.signal() },
+		AddFunc: func(ip any) { a.change(nil, ip) }, UpdateFunc: a.change, DeleteFunc: func(ip any) { a.change(ip, nil) },
 	})
 	if err != nil {
 		return fmt.Errorf("watch IP objects: %w", err)
@@ -44,17 +46,43 @@ func (a *ipObjects) watch(ctx context.Context) error {
 	return nil
 }
 
-func (a *ipObjects) signal() {
+// change takes an object of the watch in place of another one; nil: there is none.
+func (a *ipObjects) change(before, now any) {
+	if gone, is := before.(cache.DeletedFinalStateUnknown); is {
+		before = gone.Obj
+	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	if ip, is := before.(*kubeovn.IP); is {
+		key := objects.HolderOf(ip)
+		if delete(a.ofPod[key], ip.Name); len(a.ofPod[key]) == 0 {
+			delete(a.ofPod, key)
+		}
+	}
+	if ip, is := now.(*kubeovn.IP); is {
+		key := objects.HolderOf(ip)
+		if a.ofPod[key] == nil {
+			a.ofPod[key] = map[string]*kubeovn.IP{}
+		}
+		a.ofPod[key][ip.Name] = ip
+	}
 	close(a.changed)
 	a.changed = make(chan struct{})
 }
 
-func (a *ipObjects) next() <-chan struct{} {
+// find returns the IP object of a pod, one of a former pod of its name, and a channel that is closed when there may be others.
+func (a *ipObjects) find(namespace, pod, uid string) (ip, former *kubeovn.IP, changed <-chan struct{}) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	return a.changed
+	var own []*kubeovn.IP
+	for _, one := range a.ofPod[objects.PodKey(namespace, pod)] {
+		if one.Spec.PodUID == uid && one.DeletionTimestamp == nil {
+			own = append(own, one)
+		} else {
+			former = one
+		}
+	}
+	return objects.FirstIP(own, func(*kubeovn.IP) bool { return true }), former, a.changed
 }
 
 // Of implements Addresses.
@@ -67,12 +95,7 @@ func (a *ipObjects) Of(ctx context.Context, namespace, pod, uid string) (Address
 		uid = string(object.UID)
 	}
 	for {
-		changed := a.next()
-		var here kubeovn.IPList
-		if err := a.objects.List(ctx, &here, client.UnsafeDisableDeepCopy); err != nil {
-			return Address{}, fmt.Errorf("list IP objects: %w", err)
-		}
-		ip, former := find(&here, namespace, pod, uid)
+		ip, former, changed := a.find(namespace, pod, uid)
 		if ip != nil {
 			return addressOf(ip)
 		}
@@ -85,21 +108,6 @@ func (a *ipObjects) Of(ctx context.Context, namespace, pod, uid string) (Address
 		case <-changed:
 		}
 	}
-}
-
-// find returns the IP object of a pod, and one of a former pod with its name.
-func find(list *kubeovn.IPList, namespace, pod, uid string) (ip, former *kubeovn.IP) {
-	var own []*kubeovn.IP
-	for i := range list.Items {
-		switch one := &list.Items[i]; {
-		case one.Spec.Namespace != namespace || one.Spec.PodName != pod:
-		case one.Spec.PodUID == uid && one.DeletionTimestamp == nil:
-			own = append(own, one)
-		default:
-			former = one
-		}
-	}
-	return objects.FirstIP(own, func(*kubeovn.IP) bool { return true }), former
 }
 
 // addressOf reads an IP object.
