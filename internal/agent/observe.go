@@ -182,9 +182,19 @@ type kube struct {
 	ever bool
 }
 
-// wrap returns the configuration of a client whose requests are measured.
+// requestRate and requestBurst limit an agent's requests to the API server for each kind of object: the kubelet has the same limits.
+// client-go's default of 5 requests a second would delay the reports of a node on which much changes.
+const (
+	requestRate  = 50
+	requestBurst = 100
+)
+
+// wrap returns the configuration of a client whose requests are limited and measured.
 func (k *kube) wrap(config *rest.Config) *rest.Config {
 	config = rest.CopyConfig(config)
+	if config.QPS == 0 {
+		config.QPS, config.Burst = requestRate, requestBurst
+	}
 	config.Wrap(func(next http.RoundTripper) http.RoundTripper { return &kubeTransport{kube: k, next: next} })
 	return config
 }

@@ -3,7 +3,10 @@ package cluster
 import (
 	"context"
 	"fmt"
+	"sync"
 
+	"golang.org/x/sync/errgroup"
+	appsv1 "k8s.io/api/apps/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -11,43 +14,43 @@ import (
 	"weft.dev/weft/internal/vpc/cluster/plan"
 )
 
+// concurrentWrites limits the requests to the API server at a time.
+const concurrentWrites = 8
+
 // writer writes the objects of one plan. One object's error does not keep the others from being written. The planner gets what was written
 // before the watch reports it.
 type writer struct {
 	*reconciler
+	plan *plan.Plan
+
+	// mu guards what follows, and the reconciler. It is not held during a request.
+	mu   sync.Mutex
 	errs []error
 	// versions are those of objects written in this plan: an object may be written twice, for its finalizers and its status.
 	versions map[key]string
 }
 
-// write writes the plan's objects.
+// write writes the plan's objects. Those of one kind are written concurrently.
 func (r *reconciler) write(ctx context.Context, p *plan.Plan) []error {
-	w := &writer{reconciler: r, versions: map[key]string{}}
+	w := &writer{reconciler: r, plan: p, versions: map[key]string{}}
 	c := r.tools.Client
-	for _, ip := range p.Delete {
-		w.remove(ctx, ip)
+	each(p.Delete, func(ip *kubeovn.IP) { w.remove(ctx, ip) })
+	each(p.Create, func(ip *kubeovn.IP) { w.put(ctx, "create", ip, func() error { return c.Create(ctx, ip) }) })
+	update := func(object plan.Object) bool {
+		return w.put(ctx, "update", object, func() error { return c.Update(ctx, object) })
 	}
-	for _, ip := range p.Create {
-		w.put(ctx, "create", ip, func() error { return c.Create(ctx, ip) })
-	}
-	for _, v := range p.Vpcs {
-		w.put(ctx, "update", v, func() error { return c.Update(ctx, v) })
-	}
-	for _, s := range p.Subnets {
-		w.put(ctx, "update", s, func() error { return c.Update(ctx, s) })
-	}
-	for _, object := range p.Updates {
-		w.put(ctx, "update", object, func() error { return c.Update(ctx, object) })
-	}
-	for _, set := range p.DeleteWorkloads {
-		w.remove(ctx, set)
-	}
-	for _, set := range p.UpdateWorkloads {
-		w.put(ctx, "update", set, func() error { return c.Update(ctx, set) })
-	}
-	for _, set := range p.CreateWorkloads {
+	each(p.Vpcs, func(v *kubeovn.Vpc) { update(v) })
+	each(p.Subnets, func(s *kubeovn.Subnet) { update(s) })
+	each(p.Updates, func(object plan.Object) {
+		if !update(object) {
+			w.withhold(object)
+		}
+	})
+	each(p.DeleteWorkloads, func(set *appsv1.StatefulSet) { w.remove(ctx, set) })
+	each(p.UpdateWorkloads, func(set *appsv1.StatefulSet) { update(set) })
+	each(p.CreateWorkloads, func(set *appsv1.StatefulSet) {
 		w.put(ctx, "create", set, func() error { return c.Create(ctx, set) })
-	}
+	})
 	statuses := p.Statuses
 	for _, v := range p.VpcStatus {
 		statuses = append(statuses, v)
@@ -55,33 +58,61 @@ func (r *reconciler) write(ctx context.Context, p *plan.Plan) []error {
 	for _, s := range p.SubnetStatus {
 		statuses = append(statuses, s)
 	}
-	for _, object := range statuses {
+	each(statuses, func(object plan.Object) {
 		w.put(ctx, "update the status of", object, func() error { return c.Status().Update(ctx, object) })
-	}
+	})
 	return w.errs
 }
 
-// put writes an object.
-func (w *writer) put(ctx context.Context, verb string, object client.Object, call func() error) {
+// each calls do for each object, for some concurrently.
+func each[T any](list []T, do func(T)) {
+	var group errgroup.Group
+	group.SetLimit(concurrentWrites)
+	for _, object := range list {
+		group.Go(func() error {
+			do(object)
+			return nil
+		})
+	}
+	_ = group.Wait() // do returns no error
+}
+
+// withhold removes from the plan what must not be written because the object was not.
+func (w *writer) withhold(object plan.Object) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.plan.Withhold(object)
+}
+
+// put writes an object, and reports whether it was written.
+func (w *writer) put(ctx context.Context, verb string, object client.Object, call func() error) bool {
+	w.mu.Lock()
 	if version := w.versions[keyOf(object)]; version != "" {
 		object.SetResourceVersion(version)
 	}
-	if err := call(); err != nil {
+	w.mu.Unlock()
+	err := call()
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if err != nil {
 		w.failed(object, fmt.Errorf("%s %T %s: %w", verb, object, object.GetName(), err))
-		return
+		return false
 	}
 	w.log.InfoContext(ctx, "wrote", "verb", verb, "object", fmt.Sprintf("%T/%s", object, object.GetName()))
 	w.versions[keyOf(object)] = object.GetResourceVersion()
 	if object.GetDeletionTimestamp() != nil && len(object.GetFinalizers()) == 0 {
 		w.tell(object, true)
-		return
+		return true
 	}
 	w.knows(object)
+	return true
 }
 
 // remove deletes an object, if it is unchanged since it was read.
 func (w *writer) remove(ctx context.Context, object client.Object) {
 	err := w.tools.Client.Delete(ctx, object, client.Preconditions{UID: new(object.GetUID()), ResourceVersion: new(object.GetResourceVersion())})
+	w.mu.Lock()
+	defer w.mu.Unlock()
 	if err != nil && !apierrors.IsNotFound(err) {
 		w.failed(object, fmt.Errorf("delete %T %s: %w", object, object.GetName(), err))
 		return

@@ -82,6 +82,16 @@ type Network struct {
 	FIPs  map[string]objects.FIP
 	// Problems are those of invalid rules, by Owner.
 	Problems map[string]objects.Problems
+
+	eipsOf map[string][]*EIP   // by the gateway that they name
+	rules  map[string]*ruleset // by the EIP that they name
+}
+
+// ruleset are the valid rules of an EIP.
+type ruleset struct {
+	snats []objects.SNAT
+	dnats []objects.DNAT
+	fips  []objects.FIP
 }
 
 type compiler struct {
@@ -94,10 +104,13 @@ type compiler struct {
 // Parse reads the objects: the specifications of gateways and EIPs, and which rules name which EIP. It compiles no state.
 func Parse(o *Objects) *Network { return parse(o).Network }
 
-// Compile returns all gateways.
-func Compile(o *Objects) *Network {
+// Compile returns all gateways. It compiles the state only of the named ones, or, without names, of all.
+func Compile(o *Objects, names ...string) *Network {
 	c := parse(o)
-	for _, g := range c.Gateways {
+	for name, g := range c.Gateways {
+		if len(names) > 0 && !slices.Contains(names, name) {
+			continue
+		}
 		if g.Problem = c.assemble(g); g.Problem == (Problem{}) {
 			g.Result = gateway.Compile(&g.in)
 			g.Hash = g.hash()
@@ -111,7 +124,7 @@ func parse(o *Objects) *compiler {
 		objects: o, vpcs: map[string]objects.VPC{}, subnets: map[string]objects.Subnet{},
 		Network: &Network{
 			Gateways: map[string]*Gateway{}, EIPs: map[string]*EIP{}, SNATs: map[string]objects.SNAT{}, DNATs: map[string]objects.DNAT{},
-			FIPs: map[string]objects.FIP{}, Problems: map[string]objects.Problems{},
+			FIPs: map[string]objects.FIP{}, Problems: map[string]objects.Problems{}, eipsOf: map[string][]*EIP{}, rules: map[string]*ruleset{},
 		},
 	}
 	for i := range o.Vpcs {
@@ -135,8 +148,9 @@ func parse(o *Objects) *compiler {
 		e := &EIP{Object: &o.EIPs[i]}
 		e.Value, e.Problems = objects.ParseEIP(e.Object)
 		c.EIPs[e.Object.Name] = e
+		c.eipsOf[e.Value.Gateway] = append(c.eipsOf[e.Value.Gateway], e)
 	}
-	c.rules()
+	c.parseRules()
 	return c
 }
 
@@ -167,25 +181,39 @@ func (c *compiler) parseSubnets() {
 	}
 }
 
-func (c *compiler) rules() {
+func (c *compiler) parseRules() {
 	for i := range c.objects.SNATs {
 		if rule, problems := objects.ParseSNAT(&c.objects.SNATs[i]); c.keep(rule.Meta, rule.EIP, problems) {
 			c.SNATs[rule.Owner()] = rule
+			of := c.of(rule.EIP)
+			of.snats = append(of.snats, rule)
 		}
 	}
 	for i := range c.objects.DNATs {
 		if rule, problems := objects.ParseDNAT(&c.objects.DNATs[i]); c.keep(rule.Meta, rule.EIP, problems) {
 			c.DNATs[rule.Owner()] = rule
+			of := c.of(rule.EIP)
+			of.dnats = append(of.dnats, rule)
 		}
 	}
 	for i := range c.objects.FIPs {
 		if rule, problems := objects.ParseFIP(&c.objects.FIPs[i]); c.keep(rule.Meta, rule.EIP, problems) {
 			c.FIPs[rule.Owner()] = rule
+			of := c.of(rule.EIP)
+			of.fips = append(of.fips, rule)
 		}
 	}
 	for _, e := range c.EIPs {
 		slices.Sort(e.Rules)
 	}
+}
+
+// of returns the rules of an EIP.
+func (c *compiler) of(eip string) *ruleset {
+	if c.rules[eip] == nil {
+		c.rules[eip] = &ruleset{}
+	}
+	return c.rules[eip]
 }
 
 // keep records which EIP a rule names, or its problems.
@@ -258,21 +286,25 @@ func (c *compiler) addresses(g *Gateway) {
 			in.Own = own
 		}
 	}
-	for _, e := range c.EIPs {
+	for _, e := range c.eipsOf[g.Value.Name] {
 		v := &e.Value
-		leaves := e.Object.DeletionTimestamp != nil && len(e.Rules) == 0
-		if v.Gateway == g.Value.Name && v.External == g.Value.External && usable(v.Addr, &in.External) && !leaves {
+		if v.External == g.Value.External && usable(v.Addr, &in.External) && !e.leaves() {
 			in.EIPs = append(in.EIPs, *v)
 		}
 	}
 	c.rulesOf(in)
 }
 
-// Asks returns which elements of a gateway's maps the rules require, even if the gateway itself cannot be compiled (gateway.Asks).
+// leaves reports whether the EIP is being deleted and no rule names it.
+func (e *EIP) leaves() bool { return e.Object.DeletionTimestamp != nil && len(e.Rules) == 0 }
+
+// Asks returns which elements of a gateway's maps the rules require, even if the gateway itself cannot be compiled (gateway.Asks). While the
+// gateway's object exists, EIPs of other external Subnets are not its own.
 func (n *Network) Asks(name string) func(*nft.Element) bool {
 	in := &gateway.Input{}
-	for _, e := range n.EIPs {
-		if e.Value.Gateway == name && e.Value.Addr.IsValid() {
+	g := n.Gateways[name]
+	for _, e := range n.eipsOf[name] {
+		if e.Value.Addr.IsValid() && !e.leaves() && (g == nil || e.Value.External == g.Value.External) {
 			in.EIPs = append(in.EIPs, e.Value)
 		}
 	}
@@ -289,23 +321,9 @@ func (n *Network) rulesOf(in *gateway.Input) {
 		taken[e.Addr] = true
 		return double
 	})
-	here := map[string]bool{}
 	for i := range in.EIPs {
-		here[in.EIPs[i].Name] = true
-	}
-	for _, rule := range n.SNATs {
-		if here[rule.EIP] {
-			in.SNATs = append(in.SNATs, rule)
-		}
-	}
-	for _, rule := range n.DNATs {
-		if here[rule.EIP] {
-			in.DNATs = append(in.DNATs, rule)
-		}
-	}
-	for _, rule := range n.FIPs {
-		if here[rule.EIP] {
-			in.FIPs = append(in.FIPs, rule)
+		if of := n.rules[in.EIPs[i].Name]; of != nil {
+			in.SNATs, in.DNATs, in.FIPs = append(in.SNATs, of.snats...), append(in.DNATs, of.dnats...), append(in.FIPs, of.fips...)
 		}
 	}
 	slices.SortFunc(in.SNATs, func(a, b objects.SNAT) int { return a.Compare(b.Age) })

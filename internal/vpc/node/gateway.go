@@ -5,11 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"net/netip"
-	"slices"
-	"strconv"
 	"sync"
-
-	"golang.org/x/sys/unix"
 
 	"weft.dev/weft/internal/attach"
 	"weft.dev/weft/internal/link"
@@ -201,7 +197,8 @@ func (g *natGateway) routes(want *nat.Gateway) map[link.Key]link.Item {
 // flush removes from conntrack the connections of the elements that a commit of the table changed.
 func (g *natGateway) flush(items map[nft.Key]nft.Item) error {
 	if changed := changes(g.items, items); len(changed) > 0 {
-		if err := link.Inside(g.rec.Netns, func() error { return flush(changed) }); err != nil {
+		concerned := concerns(changed)
+		if err := link.Inside(g.rec.Netns, func() error { return link.Forget(concerned) }); err != nil {
 			return err //nolint:wrapcheck // the caller names the gateway
 		}
 	}
@@ -229,13 +226,6 @@ func (g *natGateway) announce(outside *link.Macvlan) error {
 	return nil
 }
 
-// flush removes the connections that the elements translate from conntrack in the calling thread's namespace.
-func flush(elements []*nft.Element) error {
-	return link.Forget(func(c link.Connection) bool { //nolint:wrapcheck // the caller names the gateway
-		return slices.ContainsFunc(elements, func(e *nft.Element) bool { return concerns(e, &c) })
-	})
-}
-
 // changes returns the elements that are in one of two tables only.
 func changes(before, after map[nft.Key]nft.Item) []*nft.Element {
 	var all []*nft.Element
@@ -248,24 +238,6 @@ func changes(before, after map[nft.Key]nft.Item) []*nft.Element {
 		}
 	}
 	return all
-}
-
-// concerns reports whether an element of the gateway's maps decides, or decided, how the connection is translated.
-func concerns(e *nft.Element, c *link.Connection) bool {
-	addr := func(text string) netip.Addr {
-		a, _ := netip.ParseAddr(text)
-		return a
-	}
-	switch {
-	case e.Set == gateway.FloatingIn && len(e.Match) == 1:
-		return c.To == addr(e.Match[0])
-	case e.Set == gateway.Ports && len(e.Match) == 3:
-		port, err := strconv.ParseUint(e.Match[2], 10, 16)
-		protocol := map[string]uint8{"tcp": unix.IPPROTO_TCP, "udp": unix.IPPROTO_UDP}[e.Match[1]]
-		return err == nil && c.To == addr(e.Match[0]) && c.Protocol == protocol && c.Port == uint16(port)
-	}
-	prefix, ok := gateway.Source(e)
-	return ok && prefix.Contains(c.From) && c.From != c.Back
 }
 
 // stop ends the gateway's traffic: without net1 its addresses do not answer any more.

@@ -40,14 +40,23 @@ type gateways struct {
 	open     map[attach.Key]*natGateway
 	// closed are attachments whose traffic was stopped.
 	closed map[attach.Key]bool
-	// reported are the hashes that the pods' conditions have.
-	reported map[attach.Key]string
+	// programmed are the hashes of what is in effect, and reported those that the pods' conditions have.
+	programmed map[attach.Key]programmed
+	reported   map[attach.Key]string
+	// report wakes the goroutine that reports.
+	report chan struct{}
+}
+
+// programmed is what is in effect in a gateway.
+type programmed struct {
+	rec  attach.Record
+	hash string
 }
 
 func newGateways(n *node.Node, deps network.Deps) *gateways {
 	return &gateways{
-		node: n, deps: deps, wake: make(chan struct{}, 1), open: map[attach.Key]*natGateway{}, closed: map[attach.Key]bool{},
-		reported: map[attach.Key]string{},
+		node: n, deps: deps, wake: make(chan struct{}, 1), report: make(chan struct{}, 1),
+		open: map[attach.Key]*natGateway{}, closed: map[attach.Key]bool{}, programmed: map[attach.Key]programmed{}, reported: map[attach.Key]string{},
 	}
 }
 
@@ -59,9 +68,11 @@ func gatewayKinds() []client.Object {
 	}
 }
 
-func (g *gateways) signal() {
+func (g *gateways) signal() { signal(g.wake) }
+
+func signal(wake chan struct{}) {
 	select {
-	case g.wake <- struct{}{}:
+	case wake <- struct{}{}:
 	default:
 	}
 }
@@ -92,8 +103,8 @@ func (g *gateways) watch(ctx context.Context) error {
 	return nil
 }
 
-// compile returns all gateways, from the current objects.
-func (g *gateways) compile(ctx context.Context) (*nat.Network, error) {
+// compile returns the named gateways, from the current objects.
+func (g *gateways) compile(ctx context.Context, names ...string) (*nat.Network, error) {
 	if err := g.watch(ctx); err != nil {
 		return nil, err
 	}
@@ -115,11 +126,13 @@ func (g *gateways) compile(ctx context.Context) (*nat.Network, error) {
 	return nat.Compile(&nat.Objects{
 		Vpcs: vpcs.Items, Subnets: subnets.Items, Gateways: gates.Items, EIPs: eips.Items, SNATs: snats.Items, DNATs: dnats.Items, FIPs: fips.Items,
 		Definitions: nat.Definitions(definitions),
-	}), nil
+	}, names...), nil
 }
 
-// get returns the gateway of an attachment, opened.
-func (g *gateways) get(ctx context.Context, rec *attach.Record) (*natGateway, error) {
+// get returns the gateway of an attachment, opened. The attachment may have been removed since the caller read its record: unless its ADD is
+// in progress (adding), get opens only what is attached. It checks this with the lock that disconnect takes, after the attachment was marked
+// as closing: either disconnect finds the opened gateway, or get finds no attachment.
+func (g *gateways) get(ctx context.Context, rec *attach.Record, adding bool) (*natGateway, error) {
 	g.mu.Lock()
 	have, closed := g.open[rec.Key()], g.closed[rec.Key()]
 	g.mu.Unlock()
@@ -137,7 +150,12 @@ func (g *gateways) get(ctx context.Context, rec *attach.Record) (*natGateway, er
 	if other := g.open[rec.Key()]; g.closed[rec.Key()] || other != nil && other.rec.Netns == rec.Netns { // another call was faster
 		g.mu.Unlock()
 		made.close()
-		return g.get(ctx, rec)
+		return g.get(ctx, rec, adding)
+	}
+	if !adding && !g.isAttached(rec) {
+		g.mu.Unlock()
+		made.close()
+		return nil, errClosed
 	}
 	g.open[rec.Key()] = made
 	g.mu.Unlock()
@@ -147,10 +165,15 @@ func (g *gateways) get(ctx context.Context, rec *attach.Record) (*natGateway, er
 	return made, nil
 }
 
+// isAttached reports whether the record is that of an attachment, with the same namespace.
+func (g *gateways) isAttached(rec *attach.Record) bool {
+	return slices.ContainsFunc(g.deps.Records.Attached(), func(now attach.Record) bool { return now.Key() == rec.Key() && now.Netns == rec.Netns })
+}
+
 // connect programs a gateway's whole state before its ADD is answered.
 func (g *gateways) connect(ctx context.Context, rec *attach.Record) error {
 	name := gatewayOf(rec)
-	all, err := g.compile(ctx)
+	all, err := g.compile(ctx, name)
 	if err != nil {
 		return cni.Errorf(cni.CodeTryAgainLater, "NAT gateway %s: %w", name, err)
 	}
@@ -164,7 +187,7 @@ func (g *gateways) connect(ctx context.Context, rec *attach.Record) error {
 	g.mu.Lock()
 	delete(g.closed, rec.Key())
 	g.mu.Unlock()
-	made, err := g.get(ctx, rec)
+	made, err := g.get(ctx, rec, true)
 	if err != nil {
 		return err
 	}
@@ -180,6 +203,7 @@ func (g *gateways) disconnect(ctx context.Context, rec *attach.Record) error {
 	g.mu.Lock()
 	have := g.open[rec.Key()]
 	delete(g.open, rec.Key())
+	delete(g.programmed, rec.Key())
 	delete(g.reported, rec.Key())
 	g.closed[rec.Key()] = true
 	g.mu.Unlock()
@@ -213,14 +237,28 @@ func (g *gateways) attached() map[attach.Key]attach.Record {
 	return recs
 }
 
-// run keeps the gateways in step with the objects until ctx ends.
+// run keeps the gateways in step with the objects, and reports what is in effect, until ctx ends. A report delays no change.
 func (g *gateways) run(ctx context.Context) {
 	defer g.closeAll()
+	var group sync.WaitGroup
+	defer group.Wait()
+	group.Go(func() {
+		repeat(ctx, g.report, g.reportAll, func(err error) {
+			g.deps.Log.Warn("reports of NAT gateways could not be written, trying again", "error", err)
+		})
+	})
+	repeat(ctx, g.wake, g.step, func(err error) {
+		g.deps.Log.Warn("NAT gateways are not in step, trying again", "error", err)
+	})
+}
+
+// repeat calls do at first, when it is woken, and again after an error, which it passes to failed, until ctx ends.
+func repeat(ctx context.Context, wake <-chan struct{}, do func(context.Context) error, failed func(error)) {
 	delay := firstRetry
 	for {
 		var again <-chan time.Time
-		if err := g.step(ctx); err != nil && ctx.Err() == nil {
-			g.deps.Log.Warn("NAT gateways are not in step, trying again", "error", err)
+		if err := do(ctx); err != nil && ctx.Err() == nil {
+			failed(err)
 			timer := time.NewTimer(delay)
 			again, delay = timer.C, min(2*delay, lastRetry)
 		} else {
@@ -229,7 +267,7 @@ func (g *gateways) run(ctx context.Context) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-g.wake:
+		case <-wake:
 		case <-again:
 		}
 	}
@@ -245,13 +283,17 @@ func (g *gateways) closeAll() {
 	}
 }
 
-// step programs the changes, and reports them. A gateway that cannot be programmed does not affect the others.
+// step programs the changes. A gateway that cannot be programmed does not affect the others.
 func (g *gateways) step(ctx context.Context) error {
 	recs := g.attached()
 	if len(recs) == 0 {
 		return nil
 	}
-	all, err := g.compile(ctx)
+	names := make([]string, 0, len(recs))
+	for _, rec := range recs {
+		names = append(names, gatewayOf(&rec))
+	}
+	all, err := g.compile(ctx, names...)
 	if err != nil {
 		return err
 	}
@@ -268,7 +310,7 @@ func (g *gateways) step(ctx context.Context) error {
 // not require any more is withdrawn nevertheless.
 func (g *gateways) follow(ctx context.Context, rec *attach.Record, all *nat.Network) error {
 	name := gatewayOf(rec)
-	made, err := g.get(ctx, rec)
+	made, err := g.get(ctx, rec, false)
 	if err != nil {
 		return err
 	}
@@ -279,17 +321,33 @@ func (g *gateways) follow(ctx context.Context, rec *attach.Record, all *nat.Netw
 	if err := made.program(ctx, want); err != nil {
 		return err
 	}
-	return g.report(ctx, rec, want.Hash)
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.open[rec.Key()] == made {
+		g.programmed[rec.Key()] = programmed{*rec, want.Hash}
+		signal(g.report)
+	}
+	return nil
 }
 
-// report writes the hash of what is programmed to the condition of the gateway's pod, for which its readiness waits.
-func (g *gateways) report(ctx context.Context, rec *attach.Record, hash string) error {
+// reportAll reports what is in effect and not reported yet. Of several changes during a report, only the last is reported.
+func (g *gateways) reportAll(ctx context.Context) error {
 	g.mu.Lock()
-	reported := g.reported[rec.Key()]
+	due := maps.Clone(g.programmed)
+	maps.DeleteFunc(due, func(key attach.Key, now programmed) bool { return g.reported[key] == now.hash })
 	g.mu.Unlock()
-	if reported == hash {
-		return nil
+	var errs []error
+	for _, now := range due {
+		errs = append(errs, g.reportOne(ctx, &now.rec, now.hash))
 	}
+	return errors.Join(errs...)
+}
+
+// reportOne writes the hash of what is programmed to the condition of the gateway's pod, for which its readiness waits.
+func (g *gateways) reportOne(ctx context.Context, rec *attach.Record, hash string) error {
+	g.mu.Lock()
+	before := g.reported[rec.Key()]
+	g.mu.Unlock()
 	meta := map[string]any{}
 	if rec.PodUID != "" {
 		meta["uid"] = rec.PodUID // a later pod of this name is another one
@@ -302,15 +360,17 @@ func (g *gateways) report(ctx context.Context, rec *attach.Record, hash string) 
 	}
 	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: rec.PodNamespace, Name: rec.PodName}}
 	var now corev1.Pod // after a restart of the agent the pod has it already
-	if err := g.deps.API.Get(ctx, client.ObjectKeyFromObject(pod), &now); err != nil || !has(&now, hash) {
+	if before != "" || g.deps.API.Get(ctx, client.ObjectKeyFromObject(pod), &now) != nil || !has(&now, hash) {
 		err := g.deps.API.Status().Patch(ctx, pod, client.RawPatch(types.StrategicMergePatchType, patch))
 		if client.IgnoreNotFound(err) != nil {
 			return fmt.Errorf("report on pod %s/%s: %w", rec.PodNamespace, rec.PodName, err)
 		}
 	}
 	g.mu.Lock()
-	g.reported[rec.Key()] = hash
-	g.mu.Unlock()
+	defer g.mu.Unlock()
+	if _, there := g.programmed[rec.Key()]; there {
+		g.reported[rec.Key()] = hash
+	}
 	return nil
 }
 

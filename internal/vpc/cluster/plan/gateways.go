@@ -64,19 +64,26 @@ func (c *compiler) gatewayAddresses() {
 	for _, fixed := range []bool{true, false} {
 		for _, e := range c.eipsByAge {
 			if e.Value.Wanted.IsValid() == fixed && len(e.Problems) == 0 {
-				c.give(e.Value.External, e.Value.Wanted, e.Value.Owner(), e.Object.Status.IP, inEffect(e.Object))
+				c.give(e.Value.External, e.Value.Wanted, e.Value.Owner(), e.Object.Status.IP, e.Object.DeletionTimestamp == nil)
 			}
 		}
 	}
 	for _, g := range c.gatesByAge {
 		if !g.Value.NoOwn && g.Problem == (nat.Problem{}) {
-			c.give(g.Value.External, netip.Addr{}, g.Value.Owner(), g.Object.Status.IP, inEffect(g.Object))
+			c.give(g.Value.External, netip.Addr{}, g.Value.Owner(), g.Object.Status.IP, g.Object.DeletionTimestamp == nil)
 		}
 	}
 }
 
 // lanIPs reserves the addresses that gateways have in chosen subnets.
 func (c *compiler) lanIPs() {
+	if c.natChanged && len(c.lanRefused) > 0 {
+		there := map[string]bool{}
+		for _, g := range c.gatesByAge {
+			there[g.Value.Owner()] = true
+		}
+		maps.DeleteFunc(c.lanRefused, func(owner string, _ nat.Problem) bool { return !there[owner] })
+	}
 	for _, g := range c.gatesByAge {
 		if s := c.byName[g.Value.Subnet]; s != nil {
 			if _, chosen := c.chosen[s]; !chosen {
@@ -96,11 +103,6 @@ func (c *compiler) refusal(owner string) nat.Problem {
 		return outside
 	}
 	return c.lanRefused[owner]
-}
-
-// inEffect reports whether an object has its finalizer and is not being deleted: only such objects are assigned addresses.
-func inEffect(object Object) bool {
-	return object.GetDeletionTimestamp() == nil && slices.Contains(object.GetFinalizers(), kubeovn.Finalizer)
 }
 
 // lanIP reserves a gateway's address in its VPC, before any pod can get it.
@@ -128,8 +130,9 @@ func (c *compiler) hold(external, text, owner string) {
 	}
 }
 
-// give assigns an address to an object, unless its status has one that it owns.
-func (c *compiler) give(external string, wanted netip.Addr, owner, have string, inEffect bool) {
+// give assigns an address to an object, unless its status has one that it owns, or the object is being deleted (lives). The plan also has the
+// object's finalizer, which is written first (Plan.Withhold).
+func (c *compiler) give(external string, wanted netip.Addr, owner, have string, lives bool) {
 	s := c.byName[external]
 	switch {
 	case s == nil || s.pool == nil:
@@ -148,7 +151,7 @@ func (c *compiler) give(external string, wanted netip.Addr, owner, have string, 
 		}
 		return
 	}
-	if inEffect && s.object.DeletionTimestamp == nil {
+	if lives && s.object.DeletionTimestamp == nil {
 		c.giveNew(s, wanted, owner)
 	}
 }

@@ -11,6 +11,7 @@ package plan
 import (
 	"maps"
 	"net/netip"
+	"reflect"
 	"slices"
 
 	appsv1 "k8s.io/api/apps/v1"
@@ -22,6 +23,7 @@ import (
 
 	kubeovn "weft.dev/weft/api/kubeovn/v1"
 	"weft.dev/weft/internal/vpc/binding"
+	"weft.dev/weft/internal/vpc/nat"
 	"weft.dev/weft/internal/vpc/northbound"
 	"weft.dev/weft/internal/vpc/objects"
 )
@@ -79,6 +81,17 @@ type Plan struct {
 	Closed map[string]northbound.Closed
 	// Waiting has the reasons why pods that are bound to a Subnet have no address, by "<namespace>/<name>".
 	Waiting map[string]string
+}
+
+// Withhold removes from the plan what must not be written if the finalizer of an object of NAT gateways could not be written: its status,
+// which assigns its address, and a gateway's new workload.
+func (p *Plan) Withhold(object Object) {
+	p.Statuses = slices.DeleteFunc(p.Statuses, func(o Object) bool {
+		return reflect.TypeOf(o) == reflect.TypeOf(object) && o.GetName() == object.GetName()
+	})
+	if _, gateway := object.(*kubeovn.VpcNatGateway); gateway {
+		p.CreateWorkloads = slices.DeleteFunc(p.CreateWorkloads, func(set *appsv1.StatefulSet) bool { return set.Name == nat.WorkloadName(object.GetName()) })
+	}
 }
 
 // Assigns reports whether the plan assigns something that no two objects may have.

@@ -29,7 +29,7 @@ func (c *compiler) hasWorkload(gateway string) bool {
 // workload plans the StatefulSet of a gateway. An existing one stays unchanged while its gateway cannot be compiled.
 func (c *compiler) workload(g *nat.Gateway) {
 	have := c.objects.workloads[nat.WorkloadName(g.Value.Name)]
-	wanted := inEffect(g.Object) && c.objects.config.Enabled
+	wanted := g.Object.DeletionTimestamp == nil && c.objects.config.Enabled
 	if !wanted || g.Problem != (nat.Problem{}) || c.objects.config.Image == "" {
 		if have != nil && !wanted && have.DeletionTimestamp == nil {
 			c.plan.DeleteWorkloads = append(c.plan.DeleteWorkloads, have)

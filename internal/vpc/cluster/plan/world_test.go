@@ -221,7 +221,14 @@ func (w *world) refuse(p *plan.Plan) {
 	}
 	p.Create, p.Delete = refused(w, p.Create), refused(w, p.Delete)
 	p.Vpcs, p.VpcStatus, p.Subnets, p.SubnetStatus = refused(w, p.Vpcs), refused(w, p.VpcStatus), refused(w, p.Subnets), refused(w, p.SubnetStatus)
-	p.Updates, p.Statuses = refused(w, p.Updates), refused(w, p.Statuses)
+	written := slices.Clone(p.Updates)
+	p.Updates = refused(w, p.Updates)
+	for _, object := range written {
+		if !slices.Contains(p.Updates, object) {
+			p.Withhold(object)
+		}
+	}
+	p.Statuses = refused(w, p.Statuses)
 	p.CreateWorkloads, p.UpdateWorkloads = refused(w, p.CreateWorkloads), refused(w, p.UpdateWorkloads)
 	p.DeleteWorkloads = refused(w, p.DeleteWorkloads)
 }

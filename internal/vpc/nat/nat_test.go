@@ -1,0 +1,51 @@
+package nat_test
+
+import (
+	"testing"
+	"time"
+
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	kubeovn "weft.dev/weft/api/kubeovn/v1"
+	"weft.dev/weft/internal/nft"
+	"weft.dev/weft/internal/vpc/gateway"
+	"weft.dev/weft/internal/vpc/nat"
+)
+
+func made(name string, second int64) metav1.ObjectMeta {
+	return metav1.ObjectMeta{Name: name, UID: types.UID(name), CreationTimestamp: metav1.NewTime(time.Unix(second, 0))}
+}
+
+// A gateway without a usable definition keeps the translations of its rules, whatever older EIPs of the same address there are that its
+// state would not have: one of another external Subnet, and one that is being deleted.
+func TestAsksOfShadowedEIPs(t *testing.T) {
+	const address = "192.168.100.230"
+	eip := func(name string, second int64, external string) kubeovn.IptablesEIP {
+		return kubeovn.IptablesEIP{
+			ObjectMeta: made(name, second), Spec: kubeovn.IptablesEIPSpec{NatGwDp: "gw", ExternalSubnet: external},
+			Status: kubeovn.IptablesEIPStatus{IP: address},
+		}
+	}
+	leaving := eip("leaving", 2, "ext")
+	leaving.DeletionTimestamp = &metav1.Time{Time: time.Unix(9, 0)}
+	network := nat.Compile(&nat.Objects{
+		Gateways: []kubeovn.VpcNatGateway{{ObjectMeta: made("gw", 1), Spec: kubeovn.VpcNatGatewaySpec{
+			Vpc: "v", Subnet: "s", LanIP: "10.0.1.254", ExternalSubnets: []string{"ext"},
+		}}},
+		EIPs: []kubeovn.IptablesEIP{eip("elsewhere", 1, "other"), leaving, eip("own", 3, "ext")},
+		FIPs: []kubeovn.IptablesFIPRule{{ObjectMeta: made("f", 4), Spec: kubeovn.IptablesFIPRuleSpec{EIP: "own", InternalIP: "10.0.1.5"}}},
+	})
+	if network.Gateways["gw"].Problem == (nat.Problem{}) {
+		t.Fatal("the gateway compiles")
+	}
+	asked := network.Asks("gw")
+	element := &nft.Element{Family: nft.FamilyIPv4, Table: gateway.Table, Set: gateway.FloatingIn, Match: []string{address}, Value: []string{"10.0.1.5"}, Owner: "IptablesFIPRule/f"}
+	if !asked(element) {
+		t.Error("the translation of a rule that exists is withdrawn")
+	}
+	element.Value = []string{"10.0.1.6"}
+	if asked(element) {
+		t.Error("a translation that no rule requires is kept")
+	}
+}
