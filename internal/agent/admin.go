@@ -77,7 +77,7 @@ func (a *agent) state(ctx context.Context) admin.State {
 	}
 	usage := r.network.Usage()
 	s.Attachments, s.AddressesUsed, s.AddressesTotal = usage.Attachments, usage.Used, usage.Total
-	if version := r.network.TenantsRealised(); version > 0 {
+	if version := r.network.Projects.Realised(); version > 0 {
 		s.VNIDsVersion = strconv.FormatUint(version, 10)
 	}
 	s.VXLANPorts = a.objects.port.reported()

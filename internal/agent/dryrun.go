@@ -101,10 +101,10 @@ func (a *agent) dryProgram(ctx context.Context, network *overlay.Network, e *eng
 // forgetsNothing leaves the switch's conntrack entries in place.
 type forgetsNothing struct{}
 
-// Forget implements overlay.Connections.
+// Forget implements balancer.Connections.
 func (forgetsNothing) Forget(context.Context, []openflow.CTFlush) error { return nil }
 
-// Flush implements overlay.Connections.
+// Flush implements balancer.Connections.
 func (forgetsNothing) Flush(context.Context, []openflow.CTFlush) error { return nil }
 
 // readOnly returns an engine for a loop: the engine itself, or in a dry run one that reads but does not write.

@@ -21,6 +21,7 @@ import (
 	"weft.dev/weft/internal/link"
 	"weft.dev/weft/internal/liveness"
 	"weft.dev/weft/internal/overlay"
+	"weft.dev/weft/internal/overlay/egress"
 )
 
 // egressIPs computes the egress IPs through which traffic leaves, and updates the network. It follows NetNamespaces in the modes that have
@@ -126,7 +127,7 @@ func (e *egressIPs) end(ctx context.Context, network *overlay.Network) error {
 		e.alive.Watch(nil)
 		e.judge()
 	}
-	return errors.Join(err, network.UpdateEgressIPs(ctx, overlay.EgressIPs{}))
+	return errors.Join(err, network.EgressIPs.Update(ctx, egress.IPs{}))
 }
 
 // step updates the network from the current objects and from which nodes answer.
@@ -163,7 +164,7 @@ func (e *egressIPs) advance(ctx context.Context, network *overlay.Network, dirty
 	e.site.others, e.site.gateways = others, gateways
 	all := e.ways(subnets.Items)
 	e.alive.Watch(e.asked(network.Inhabited()))
-	if err := network.UpdateEgressIPs(ctx, all); err != nil {
+	if err := network.EgressIPs.Update(ctx, all); err != nil {
 		return fmt.Errorf("%w: %w", errUnprogrammed, err)
 	}
 	return nil
@@ -228,7 +229,7 @@ type peer struct {
 }
 
 // ways computes from all objects how traffic leaves.
-func (e *egressIPs) ways(subnets []networkv1.HostSubnet) overlay.EgressIPs {
+func (e *egressIPs) ways(subnets []networkv1.HostSubnet) egress.IPs {
 	var nodes []egressip.Node
 	peers := map[string]peer{}
 	for i := range subnets {
@@ -244,7 +245,7 @@ func (e *egressIPs) ways(subnets []networkv1.HostSubnet) overlay.EgressIPs {
 		})
 	}
 	plan := egressip.NewPlan(slices.Collect(maps.Values(e.known)), nodes)
-	all := overlay.EgressIPs{Ways: map[uint32]overlay.EgressWay{}, Namespaces: map[string]uint32{}}
+	all := egress.IPs{Ways: map[uint32]egress.Way{}, Namespaces: map[string]uint32{}}
 	e.choices = map[uint32]*choice{}
 	for vnid, way := range plan.Ways {
 		here, others := e.split(way.Holders, peers)
@@ -255,7 +256,7 @@ func (e *egressIPs) ways(subnets []networkv1.HostSubnet) overlay.EgressIPs {
 		if len(others) > 1 { // with one node there is no choice
 			e.choices[vnid] = &choice{others: others}
 		}
-		all.Ways[vnid] = overlay.EgressWay{Nodes: e.answering(others)}
+		all.Ways[vnid] = egress.Way{Nodes: e.answering(others)}
 	}
 	e.judge()
 	for name, ns := range e.known {
@@ -273,11 +274,11 @@ func (e *egressIPs) ways(subnets []networkv1.HostSubnet) overlay.EgressIPs {
 
 // hold returns the way out through an address of this node. No traffic leaves through it until a probe has shown that no foreign host uses
 // it.
-func (e *egressIPs) hold(address netip.Addr, peers map[string]peer) overlay.EgressWay {
+func (e *egressIPs) hold(address netip.Addr, peers map[string]peer) egress.Way {
 	if free, _ := e.probes.free(e.site.uplink, address, hostAddresses(peers)); !free {
-		return overlay.EgressWay{}
+		return egress.Way{}
 	}
-	return overlay.EgressWay{Address: address}
+	return egress.Way{Address: address}
 }
 
 // refusedBy returns the egress IPs that a node cannot hold. For another node they come from its status, for this node from its current
@@ -429,13 +430,13 @@ func (a *agent) followInhabited(ctx context.Context, network *overlay.Network) e
 	})
 }
 
-// uplinkHost implements overlay.Uplink by the node's own interface and kernel.
+// uplinkHost implements egress.Uplink by the node's own interface and kernel.
 type uplinkHost struct{}
 
-// Announce implements overlay.Uplink.
+// Announce implements egress.Uplink.
 func (uplinkHost) Announce(device string, addresses ...netip.Addr) error {
 	return link.Announce(device, addresses...)
 }
 
-// Forget implements overlay.Uplink.
+// Forget implements egress.Uplink.
 func (uplinkHost) Forget(addresses ...netip.Addr) error { return link.ForgetTranslated(addresses...) }

@@ -17,7 +17,7 @@ import (
 	"weft.dev/weft/internal/admin"
 	"weft.dev/weft/internal/clusternetwork"
 	"weft.dev/weft/internal/egressip"
-	"weft.dev/weft/internal/overlay"
+	"weft.dev/weft/internal/overlay/egress"
 )
 
 func egressHost(name, hostIP, subnet string, ips ...string) networkv1.HostSubnet {
@@ -50,69 +50,69 @@ func TestEgressWays(t *testing.T) {
 		}
 		return ns
 	}
-	type ways = map[uint32]overlay.EgressWay
+	type ways = map[uint32]egress.Way
 	for _, test := range []struct {
 		name       string
 		mode       clusternetwork.Mode
 		namespaces []egressip.Namespace
 		hosts      []networkv1.HostSubnet
-		want       overlay.EgressIPs
+		want       egress.IPs
 		refused    string
 	}{
 		{
 			"its own address before others'", clusternetwork.ModeMultitenant,
 			[]egressip.Namespace{wants("a", 10, "192.0.2.102", "192.0.2.101"), wants("b", 11)},
 			[]networkv1.HostSubnet{n1, n2},
-			overlay.EgressIPs{Ways: ways{10: {Address: addr("192.0.2.101")}}, Namespaces: map[string]uint32{"a": 10}},
+			egress.IPs{Ways: ways{10: {Address: addr("192.0.2.101")}}, Namespaces: map[string]uint32{"a": 10}},
 			"",
 		},
 		{
 			"a share for each of the others", clusternetwork.ModeMultitenant,
 			[]egressip.Namespace{wants("a", 10, "192.0.2.103", "192.0.2.102")},
 			[]networkv1.HostSubnet{n1, n2, n3},
-			overlay.EgressIPs{Ways: ways{10: {Nodes: []netip.Addr{addr("192.0.2.3"), addr("192.0.2.2")}}}, Namespaces: map[string]uint32{"a": 10}},
+			egress.IPs{Ways: ways{10: {Nodes: []netip.Addr{addr("192.0.2.3"), addr("192.0.2.2")}}}, Namespaces: map[string]uint32{"a": 10}},
 			"",
 		},
 		{
 			"joined projects leave together", clusternetwork.ModeMultitenant,
 			[]egressip.Namespace{wants("a", 10, "192.0.2.102"), wants("b", 10)},
 			[]networkv1.HostSubnet{n2},
-			overlay.EgressIPs{Ways: ways{10: {Nodes: []netip.Addr{addr("192.0.2.2")}}}, Namespaces: map[string]uint32{"a": 10, "b": 10}},
+			egress.IPs{Ways: ways{10: {Nodes: []netip.Addr{addr("192.0.2.2")}}}, Namespaces: map[string]uint32{"a": 10, "b": 10}},
 			"",
 		},
 		{
 			"where VNIDs isolate nobody, who has the same by chance does not", clusternetwork.ModeNetworkPolicy,
 			[]egressip.Namespace{wants("a", 10, "192.0.2.102"), wants("b", 10)},
 			[]networkv1.HostSubnet{n2},
-			overlay.EgressIPs{Ways: ways{10: {Nodes: []netip.Addr{addr("192.0.2.2")}}}, Namespaces: map[string]uint32{"a": 10}},
+			egress.IPs{Ways: ways{10: {Nodes: []netip.Addr{addr("192.0.2.2")}}}, Namespaces: map[string]uint32{"a": 10}},
 			"",
 		},
 		{
 			"hosted by none, or by a host that cannot be used: closed", clusternetwork.ModeMultitenant,
 			[]egressip.Namespace{wants("a", 10, "192.0.2.199"), wants("b", 11, "192.0.2.110")},
 			[]networkv1.HostSubnet{n2, egressHost("odd", "nonsense", "", "192.0.2.110")},
-			overlay.EgressIPs{Ways: ways{10: {}, 11: {}}, Namespaces: map[string]uint32{"a": 10, "b": 11}},
+			egress.IPs{Ways: ways{10: {}, 11: {}}, Namespaces: map[string]uint32{"a": 10, "b": 11}},
 			"",
 		},
 		{
 			"an address of another network is not held", clusternetwork.ModeMultitenant,
 			[]egressip.Namespace{wants("a", 10, "198.51.100.1")},
 			[]networkv1.HostSubnet{egressHost("n1", "192.0.2.1", "10.128.0.0/23", "198.51.100.1")},
-			overlay.EgressIPs{Ways: ways{10: {}}, Namespaces: map[string]uint32{"a": 10}},
+			egress.IPs{Ways: ways{10: {}}, Namespaces: map[string]uint32{"a": 10}},
 			"is not in 192.0.2.0/24",
 		},
 		{
 			"nor one that the node has for something else", clusternetwork.ModeMultitenant,
 			[]egressip.Namespace{wants("a", 10, "192.0.2.50")},
 			[]networkv1.HostSubnet{egressHost("n1", "192.0.2.1", "10.128.0.0/23", "192.0.2.50")},
-			overlay.EgressIPs{Ways: ways{10: {}}, Namespaces: map[string]uint32{"a": 10}},
+			egress.IPs{Ways: ways{10: {}}, Namespaces: map[string]uint32{"a": 10}},
 			"is already an address of the node",
 		},
 		{
 			"nor is another node's", clusternetwork.ModeMultitenant,
 			[]egressip.Namespace{wants("a", 10, "192.0.2.2")},
 			[]networkv1.HostSubnet{egressHost("n1", "192.0.2.1", "10.128.0.0/23", "192.0.2.2"), n2},
-			overlay.EgressIPs{Ways: ways{10: {}}, Namespaces: map[string]uint32{"a": 10}},
+			egress.IPs{Ways: ways{10: {}}, Namespaces: map[string]uint32{"a": 10}},
 			"is the address of node n2",
 		},
 	} {
@@ -249,7 +249,7 @@ func TestEgressWaysWithoutRefused(t *testing.T) {
 	}
 	told := 0
 	e.tell = func() { told++ }
-	want := map[uint32]overlay.EgressWay{10: {Nodes: []netip.Addr{addr("192.0.2.3")}}, 11: {Address: addr("192.0.2.101")}, 12: {}}
+	want := map[uint32]egress.Way{10: {Nodes: []netip.Addr{addr("192.0.2.3")}}, 11: {Address: addr("192.0.2.101")}, 12: {}}
 	for range 2 {
 		got := e.ways([]networkv1.HostSubnet{n1, n2, n3})
 		if diff := cmp.Diff(want, got.Ways, cmpopts.EquateComparable(netip.Addr{}), cmpopts.EquateEmpty()); diff != "" {

@@ -23,6 +23,7 @@ import (
 	"weft.dev/weft/internal/openflow"
 	"weft.dev/weft/internal/openflow/ofproto"
 	"weft.dev/weft/internal/overlay"
+	"weft.dev/weft/internal/overlay/balancer"
 	"weft.dev/weft/internal/overlay/pipeline"
 	"weft.dev/weft/internal/reconcile"
 	"weft.dev/weft/internal/service"
@@ -138,12 +139,12 @@ func (s *services) step(ctx context.Context, network *overlay.Network) error {
 		s.nodes = s.nodes || nodes
 		return err
 	}
-	return network.UpdateServices(ctx, change)
+	return network.Services.Update(ctx, change)
 }
 
 // change compiles what changed. It adds the names of all Services that had to be compiled to dirty.
-func (s *services) change(ctx context.Context, dirty map[types.NamespacedName]struct{}, nodes bool) (overlay.ServiceChange, error) {
-	change := overlay.ServiceChange{Services: map[reconcile.Owner]overlay.Service{}}
+func (s *services) change(ctx context.Context, dirty map[types.NamespacedName]struct{}, nodes bool) (balancer.Change, error) {
+	change := balancer.Change{Services: map[reconcile.Owner]balancer.Service{}}
 	if nodes {
 		place, addresses, err := s.nodeFacts(ctx)
 		if err != nil {
@@ -184,28 +185,28 @@ func (s *services) everything(ctx context.Context, names map[types.NamespacedNam
 }
 
 // compile returns a Service in the form that this node's pods use; empty if it does not exist.
-func (s *services) compile(ctx context.Context, name types.NamespacedName) (overlay.Service, error) {
+func (s *services) compile(ctx context.Context, name types.NamespacedName) (balancer.Service, error) {
 	var object corev1.Service
 	err := s.cache.Get(ctx, name, &object)
 	if apierrors.IsNotFound(err) {
 		delete(s.known, name)
 		s.idling.gone(name)
-		return overlay.Service{}, nil
+		return balancer.Service{}, nil
 	}
 	if err != nil {
-		return overlay.Service{}, fmt.Errorf("reading Service %s: %w", name, err)
+		return balancer.Service{}, fmt.Errorf("reading Service %s: %w", name, err)
 	}
 	s.known[name] = struct{}{}
 	svc, virtual := service.FromService(&object)
 	if !virtual {
 		s.idling.gone(name)
-		return overlay.Service{}, nil
+		return balancer.Service{}, nil
 	}
 	svc.Waking = s.awaits(&object)
 	var list discoveryv1.EndpointSliceList
 	err = s.cache.List(ctx, &list, client.InNamespace(name.Namespace), client.MatchingFields{indexService: name.Name}, client.UnsafeDisableDeepCopy)
 	if err != nil {
-		return overlay.Service{}, fmt.Errorf("EndpointSlices of %s: %w", name, err)
+		return balancer.Service{}, fmt.Errorf("EndpointSlices of %s: %w", name, err)
 	}
 	var found []service.Slice
 	for i := range list.Items {
@@ -217,7 +218,7 @@ func (s *services) compile(ctx context.Context, name types.NamespacedName) (over
 	if slices.ContainsFunc(addresses, func(v service.VirtualAddress) bool { return v.Verdict == service.Forward }) {
 		s.idling.served(name)
 	}
-	return overlay.Service{Addresses: addresses, Created: object.CreationTimestamp.Time}, nil
+	return balancer.Service{Addresses: addresses, Created: object.CreationTimestamp.Time}, nil
 }
 
 // awaits reports whether a Service's clients wait for its pods after it was idled. When the wait ends, the Service is compiled again.
@@ -316,7 +317,7 @@ func wait(ctx context.Context, length time.Duration) error {
 // forgetTimeout bounds the wait for the datapath.
 const forgetTimeout = 10 * time.Second
 
-// Forget implements overlay.Connections. Until the datapath uses the new flows, a packet would create the same conntrack entry again. A
+// Forget implements balancer.Connections. Until the datapath uses the new flows, a packet would create the same conntrack entry again. A
 // round of the datapath that is in progress may already have passed the flow in question, so there is a second round. The first one removes
 // most entries.
 func (c *connections) Forget(ctx context.Context, what []openflow.CTFlush) error {
@@ -333,7 +334,7 @@ func (c *connections) Forget(ctx context.Context, what []openflow.CTFlush) error
 	return nil
 }
 
-// Flush implements overlay.Connections.
+// Flush implements balancer.Connections.
 func (c *connections) Flush(ctx context.Context, what []openflow.CTFlush) error {
 	for _, flush := range what {
 		if err := c.flows.FlushCT(ctx, flush); err != nil {

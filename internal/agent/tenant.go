@@ -16,6 +16,7 @@ import (
 	networkv1 "weft.dev/weft/api/openshift/v1"
 	"weft.dev/weft/internal/clusternetwork"
 	"weft.dev/weft/internal/overlay"
+	"weft.dev/weft/internal/overlay/projects"
 	"weft.dev/weft/internal/realised"
 )
 
@@ -113,7 +114,7 @@ func (t *tenants) step(ctx context.Context, network *overlay.Network) error {
 	if t.ahead != nil {
 		t.ahead(ctx, network, dirty)
 	}
-	if err := network.UpdateTenants(ctx, change); err != nil { // the network retries by itself
+	if err := network.Projects.Update(ctx, change); err != nil { // the network retries by itself
 		t.mark.Done(err)
 		t.handed = true
 		return err
@@ -125,7 +126,7 @@ func (t *tenants) step(ctx context.Context, network *overlay.Network) error {
 // finish records that what was handed over is in effect, once it is: a namespace changes its VNID in several steps. The caller holds
 // stepping.
 func (t *tenants) finish(network *overlay.Network) {
-	t.handed = network.TenantsPending()
+	t.handed = network.Projects.Pending()
 	if !t.handed {
 		t.mark.Done(nil)
 	}
@@ -144,8 +145,8 @@ func (t *tenants) look(network *overlay.Network) {
 
 // change returns the differences between the given NetNamespaces and what the network has received. The first time, these are all of them,
 // including those deleted while nothing was watched.
-func (t *tenants) change(ctx context.Context, dirty map[string]struct{}) (overlay.TenantChange, error) {
-	change := overlay.TenantChange{VNIDs: map[string]uint32{}}
+func (t *tenants) change(ctx context.Context, dirty map[string]struct{}) (projects.Change, error) {
+	change := projects.Change{VNIDs: map[string]uint32{}}
 	for name := range dirty {
 		var nn networkv1.NetNamespace
 		err := t.cache.Get(ctx, client.ObjectKey{Name: name}, &nn, client.UnsafeDisableDeepCopy)
@@ -191,7 +192,7 @@ func versionOf(nn *networkv1.NetNamespace) uint64 {
 
 // complete returns an error while pods on the node would be closed because they have no VNID, and may still get one.
 func (t *tenants) complete(network *overlay.Network, now time.Time) error {
-	if network.HasVNIDs() {
+	if network.Projects.InUse() {
 		return nil
 	}
 	t.stepping.Lock()

@@ -21,6 +21,7 @@ import (
 	"weft.dev/weft/internal/attach"
 	"weft.dev/weft/internal/clusternetwork"
 	"weft.dev/weft/internal/overlay"
+	"weft.dev/weft/internal/overlay/projects"
 )
 
 // fakeObjects is a cache of NetNamespaces.
@@ -51,7 +52,7 @@ func (f *fakeObjects) put(name string, netID uint32, version string) {
 func TestTenantChange(t *testing.T) {
 	f := &fakeObjects{objects: map[string]*networkv1.NetNamespace{}}
 	x := newTenants(f, nil, slog.New(slog.DiscardHandler), func() {})
-	look := func(names ...string) overlay.TenantChange {
+	look := func(names ...string) projects.Change {
 		t.Helper()
 		dirty := map[string]struct{}{}
 		for _, name := range names {
@@ -68,7 +69,7 @@ func TestTenantChange(t *testing.T) {
 		slices.Sort(change.Gone)
 		return change
 	}
-	want := func(what string, got, want overlay.TenantChange) {
+	want := func(what string, got, want projects.Change) {
 		t.Helper()
 		if want.VNIDs == nil {
 			want.VNIDs = map[string]uint32{}
@@ -79,15 +80,15 @@ func TestTenantChange(t *testing.T) {
 	}
 	f.put("a", 10, "100")
 	f.put("b", 20, "99")
-	want("the first", look("a", "b", "c"), overlay.TenantChange{VNIDs: map[string]uint32{"a": 10, "b": 20}, Version: 100})
+	want("the first", look("a", "b", "c"), projects.Change{VNIDs: map[string]uint32{"a": 10, "b": 20}, Version: 100})
 	f.put("a", 10, "101") // only its status has changed
 	f.put("new", 30, "102")
-	want("a new one", look("a", "new"), overlay.TenantChange{VNIDs: map[string]uint32{"new": 30}})
+	want("a new one", look("a", "new"), projects.Change{VNIDs: map[string]uint32{"new": 30}})
 	f.put("b", 10, "103")
-	want("a move", look("b"), overlay.TenantChange{VNIDs: map[string]uint32{"b": 10}, Version: 103})
+	want("a move", look("b"), projects.Change{VNIDs: map[string]uint32{"b": 10}, Version: 103})
 	delete(f.objects, "a")
 	f.objects["new"].NetName = "somebody-else"
-	want("gone, and spoilt", look("a", "new", "never"), overlay.TenantChange{Gone: []string{"a", "new"}})
+	want("gone, and spoilt", look("a", "new", "never"), projects.Change{Gone: []string{"a", "new"}})
 	f.err = errors.New("away")
 	if _, err := x.change(t.Context(), map[string]struct{}{"b": {}}); err == nil {
 		t.Error("what cannot be read counts as gone")
@@ -116,7 +117,7 @@ func TestWaitingForVNIDs(t *testing.T) {
 	if err := x.complete(network, now); err == nil || !strings.Contains(err.Error(), "namespaces a, b before") {
 		t.Errorf("without VNIDs: %v", err)
 	}
-	if err := network.UpdateTenants(t.Context(), overlay.TenantChange{VNIDs: map[string]uint32{"a": 1}}); err != nil {
+	if err := network.Projects.Update(t.Context(), projects.Change{VNIDs: map[string]uint32{"a": 1}}); err != nil {
 		t.Fatal(err)
 	}
 	if err := x.complete(network, now.Add(startPatience-1)); err == nil || !strings.Contains(err.Error(), "namespaces b before") {
@@ -128,7 +129,7 @@ func TestWaitingForVNIDs(t *testing.T) {
 	if err := x.complete(network, now.Add(2*startPatience-1)); err != nil {
 		t.Errorf("for ever: %v", err)
 	}
-	if err := network.UpdateTenants(t.Context(), overlay.TenantChange{VNIDs: map[string]uint32{"b": 2}}); err != nil {
+	if err := network.Projects.Update(t.Context(), projects.Change{VNIDs: map[string]uint32{"b": 2}}); err != nil {
 		t.Fatal(err)
 	}
 	if err := x.complete(network, now); err != nil {

@@ -32,8 +32,10 @@ func (n *Network) Plan(ctx context.Context, req *cni.Request, _ placement.Decisi
 	if err := unsupported(req); err != nil {
 		return attach.Record{}, err
 	}
-	if err := n.awaitVNID(ctx, s, req.Args.PodNamespace); err != nil {
-		return attach.Record{}, err
+	if s.hasVNIDs() {
+		if err := n.Projects.Await(ctx, req.Args.PodNamespace); err != nil {
+			return attach.Record{}, err
+		}
 	}
 	ports, err := n.hostPorts.Requested(req)
 	if err != nil {

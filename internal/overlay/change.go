@@ -2,12 +2,17 @@ package overlay
 
 import (
 	"context"
+	"errors"
 	"iter"
 	"maps"
 	"slices"
+	"time"
 
 	"weft.dev/weft/internal/attach"
+	"weft.dev/weft/internal/overlay/balancer"
 	"weft.dev/weft/internal/overlay/feature"
+	"weft.dev/weft/internal/overlay/pipeline"
+	"weft.dev/weft/internal/overlay/projects"
 	"weft.dev/weft/internal/reconcile"
 )
 
@@ -22,6 +27,15 @@ func (c changer) Begin() (end func()) {
 	return c.network.updating.Unlock
 }
 
+// View implements feature.Network.
+func (c changer) View() (v feature.View, on bool) {
+	s := c.network.settings.Load()
+	if s == nil {
+		return feature.View{}, false
+	}
+	return s.featureView(nil), true
+}
+
 // Change implements feature.Network.
 func (c changer) Change(compile func(v feature.View) (feature.Flows, []attach.Record)) []reconcile.Owner {
 	n := c.network
@@ -33,7 +47,7 @@ func (c changer) Change(compile func(v feature.View) (feature.Flows, []attach.Re
 	}
 	again := *s // a copy, so that ADDs under way compile again
 	n.settings.Store(&again)
-	flows, changed := compile(feature.View{Config: &again.pipeline, Live: n.live})
+	flows, changed := compile(again.featureView(n.live))
 	for i := range changed {
 		flows[owner(changed[i].Key())] = n.podFlows(&again, &changed[i])
 	}
@@ -45,7 +59,12 @@ func (c changer) Change(compile func(v feature.View) (feature.Flows, []attach.Re
 
 // Settled implements feature.Network.
 func (c changer) Settled(ctx context.Context, owners iter.Seq[reconcile.Owner]) error {
-	return settled(ctx, c.network.engines.Flows, owners)
+	flows := c.network.engines.Flows
+	err := flows.Apply(ctx, nil) // the next commit includes all that was handed over
+	for o := range owners {
+		err = errors.Join(err, named(string(o), flows.Failure(o)))
+	}
+	return err
 }
 
 // Purge implements feature.Network.
@@ -58,4 +77,28 @@ func (c changer) Purge(ctx context.Context, due feature.Due) error {
 	}
 	n.purges.Due(due == feature.Now)
 	return n.purges.Flush(ctx)
+}
+
+// newProjects returns the projects of a network.
+func newProjects(n *Network) *projects.Projects {
+	return projects.New(changer{n}, projects.Options{
+		Running: n.running, Realised: n.opts.TenantsRealised, Now: n.opts.Now, Log: n.opts.Log,
+		Step: func() time.Duration { return n.opts.MoveStep },
+		Moved: func(_ feature.View, pods []attach.Record) feature.Flows {
+			flows, _ := n.multicast.Place(n.settings.Load().multicastView(), pods...)
+			return flows
+		},
+	})
+}
+
+// newBalancer returns the Services of a network.
+func newBalancer(n *Network, groups *pipeline.GroupIDs) *balancer.Balancer {
+	return balancer.New(changer{n}, balancer.Engines{
+		Flows: n.engines.Flows, Connections: n.engines.Connections, Groups: groups,
+		Warnings: func(owner reconcile.Owner, warnings []error) {
+			if n.opts.ServiceWarnings != nil {
+				n.opts.ServiceWarnings(owner, warnings)
+			}
+		},
+	})
 }

@@ -15,7 +15,6 @@ import (
 	"weft.dev/weft/internal/link"
 	"weft.dev/weft/internal/nft"
 	"weft.dev/weft/internal/openflow"
-	"weft.dev/weft/internal/overlay/feature"
 	"weft.dev/weft/internal/overlay/pipeline"
 	"weft.dev/weft/internal/ovsdb"
 	"weft.dev/weft/internal/reconcile"
@@ -119,7 +118,7 @@ func (n *Network) setPods(s *settings) {
 	// These go together with the pods' flows, which carry the numbers of their firewalls and say whether they are isolated. Without the rules
 	// of policies, isolated pods would receive nothing.
 	flows := n.adaptPolicies(s)
-	maps.Copy(flows, n.Firewalls.Adapt(feature.View{Config: &s.pipeline, Live: n.live}))
+	maps.Copy(flows, n.Firewalls.Adapt(s.featureView(n.live)))
 	maps.Copy(flows, n.multicast.Adapt(s.multicastView(), n.live))
 	for key, rec := range n.live {
 		if err := s.pipeline.CheckPod(pod(&rec)); err != nil {

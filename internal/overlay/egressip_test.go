@@ -235,7 +235,7 @@ func TestRestartKeepsEgressIPs(t *testing.T) {
 		t.Errorf("a restart committed: %v, before %v", got, commits)
 	}
 	next.stop()
-	if u.tries() > 0 || len(next.egress.forget.take()) > 0 {
+	if u.tries() > 0 || len(next.EgressIPs.Flushing()) > 0 {
 		t.Error("a restart forgets connections")
 	}
 }
@@ -263,7 +263,7 @@ func TestEgressIPIsTriedAgain(t *testing.T) {
 	other.Node.Network = netip.MustParsePrefix("192.0.2.0/24")
 	l.update(t, other)
 	calls := u.called()
-	l.announce([]netip.Addr{nodeB}) // not held; everything queued before is announced by the time of this one
+	l.EgressIPs.Announce([]netip.Addr{nodeB}) // not held; everything queued before is announced by the time of this one
 	eventually(t, "announcements are made", func() bool { return u.called() > calls })
 	if u.knows(&u.announced, addressOne) || strings.Contains(l.node.state(t), "egress-sources 10") {
 		t.Error("with another View the address is announced, or translated to")
@@ -283,51 +283,6 @@ func TestEgressIPIsTriedAgain(t *testing.T) {
 	u.err = nil
 	u.mu.Unlock()
 	eventually(t, "connections are forgotten", func() bool { return u.knows(&u.forgotten, addressOne) })
-}
-
-// The connections of an address are flushed if a namespace loses it, no matter which project gets it. None are flushed if a project only
-// gets another VNID, or another namespace joins it.
-func TestEgressIPChangesHands(t *testing.T) {
-	type held = map[uint32]netip.Addr
-	one, two := addressOne, netip.MustParseAddr("192.0.2.101")
-	state := func(addresses held, namespaces map[string]uint32) *EgressIPs {
-		e := &EgressIPs{Ways: map[uint32]EgressWay{}, Namespaces: namespaces}
-		for vnid, address := range addresses {
-			e.Ways[vnid] = EgressWay{Address: address}
-		}
-		return e
-	}
-	joined := state(held{10: one}, map[string]uint32{"a": 10, "b": 10})
-	for _, test := range []struct {
-		name          string
-		before, after *EgressIPs
-		gone          []netip.Addr
-	}{
-		{"nothing", joined, joined, nil},
-		{"another number", joined, state(held{12: one}, map[string]uint32{"a": 12, "b": 12}), nil},
-		{"another joins", joined, state(held{10: one}, map[string]uint32{"a": 10, "b": 10, "c": 10}), nil},
-		{"one of those that were joined is isolated", joined, state(held{10: one, 11: {}}, map[string]uint32{"a": 10, "b": 11}), []netip.Addr{one}},
-		{"one of them wants none any more", joined, state(held{10: one}, map[string]uint32{"a": 10}), []netip.Addr{one}},
-		{
-			"from one project to another",
-			state(held{10: one, 11: {}}, map[string]uint32{"a": 10, "b": 11}),
-			state(held{10: {}, 11: one}, map[string]uint32{"a": 10, "b": 11}),
-			[]netip.Addr{one},
-		},
-		{
-			"two swap",
-			state(held{10: one, 11: two}, map[string]uint32{"a": 10, "b": 11}),
-			state(held{10: two, 11: one}, map[string]uint32{"a": 10, "b": 11}),
-			[]netip.Addr{one, two},
-		},
-		{"it is elsewhere", joined, state(held{10: {}}, map[string]uint32{"a": 10, "b": 10}), []netip.Addr{one}},
-	} {
-		_, gone := moved(test.before, test.after)
-		slices.SortFunc(gone, netip.Addr.Compare)
-		if !slices.Equal(gone, test.gone) {
-			t.Errorf("%s: connections of %v are forgotten, want %v", test.name, gone, test.gone)
-		}
-	}
 }
 
 // If an address moves to another project, its connections are flushed.

@@ -50,7 +50,7 @@ func (n *Network) UpdateMulticast(ctx context.Context, change multicast.Change) 
 func (s *settings) multicastView() *multicast.View {
 	v := &multicast.View{Config: &s.pipeline}
 	if s.hasVNIDs() {
-		v.VNIDs = s.tenants.of
+		v.VNIDs = s.projects.Reached
 	}
 	return v
 }

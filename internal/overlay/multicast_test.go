@@ -275,7 +275,7 @@ func TestMulticastProperty(t *testing.T) {
 			have[name] = multicast.Namespace{VNID: 10}
 			told.VNIDs[name] = 10
 		}
-		l.tenants.step = 0
+		l.opts.MoveStep = 0
 		l.tenancy(t, told)
 		l.update(t, isolated())
 		pods := map[string]string{}
@@ -305,11 +305,7 @@ func TestMulticastProperty(t *testing.T) {
 			t.Fatal(err)
 		}
 		l.settled(t)
-		eventually(t, "all moves are over", func() bool {
-			l.tenants.mu.Lock()
-			defer l.tenants.mu.Unlock()
-			return len(l.tenants.moving)+len(l.tenants.pending) == 0
-		})
+		eventually(t, "all moves are over", func() bool { return !l.TenantsPending() })
 		l.wantChoir(t, "in the end", choirOf(have, pods))
 	})
 }

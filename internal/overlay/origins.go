@@ -107,13 +107,12 @@ func (n *Network) objects(o reconcile.Owner) []Object {
 
 // projects returns the NetNamespaces with the VNID and an egress IP.
 func (n *Network) projects(vnid string) []Object {
-	s := n.settings.Load()
 	number, err := strconv.ParseUint(vnid, 10, 32)
-	if s == nil || err != nil {
+	if err != nil {
 		return nil
 	}
 	var objects []Object
-	for _, namespace := range s.egress.namespaces[uint32(number)] {
+	for _, namespace := range n.EgressIPs.Namespaces(uint32(number)) {
 		objects = append(objects, Object{Kind: "NetNamespace", Name: namespace})
 	}
 	return objects

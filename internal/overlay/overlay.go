@@ -25,16 +25,18 @@ import (
 	"weft.dev/weft/internal/network"
 	"weft.dev/weft/internal/nft"
 	"weft.dev/weft/internal/openflow"
+	"weft.dev/weft/internal/overlay/balancer"
+	"weft.dev/weft/internal/overlay/egress"
 	"weft.dev/weft/internal/overlay/egressrouter"
 	"weft.dev/weft/internal/overlay/firewalls"
 	"weft.dev/weft/internal/overlay/hostports"
 	"weft.dev/weft/internal/overlay/multicast"
 	"weft.dev/weft/internal/overlay/pipeline"
+	"weft.dev/weft/internal/overlay/projects"
 	"weft.dev/weft/internal/ovsdb"
 	"weft.dev/weft/internal/policy"
 	"weft.dev/weft/internal/policy/enforcer"
 	"weft.dev/weft/internal/reconcile"
-	"weft.dev/weft/internal/service"
 )
 
 // NetworkName is the name of this network in attachment records.
@@ -100,9 +102,9 @@ type Engines struct {
 	// Shapers limits the bandwidth of pods. Nil: bandwidth limits are refused.
 	Shapers link.Shapers
 	// Connections are the connections that the switch tracks for Services.
-	Connections Connections
+	Connections balancer.Connections
 	// Uplink is the node's own interface, for egress IPs. Nil: no egress IP is announced and no connection is flushed.
-	Uplink Uplink
+	Uplink egress.Uplink
 	// Macvlans creates egress routers' second interfaces. Nil: pods that need one are refused.
 	Macvlans link.Macvlans
 	// Kernel is the node's own conntrack, for host ports. Nil: no connection is flushed.
@@ -133,11 +135,13 @@ type Options struct {
 	Ports string
 	// Spare is the number of pre-plugged ports that are kept free.
 	Spare int
-	// MoveStep is how long each step of a project's move between VNIDs takes. Default DefaultMoveStep.
+	// MoveStep is how long each step of a project's move between VNIDs takes. Default projects.DefaultStep.
 	MoveStep time.Duration
+	// Now returns the time. Default time.Now.
+	Now func() time.Time
 	// PurgeRest is the least time between purges of the datapath that may wait. Default DefaultPurgeRest.
 	PurgeRest time.Duration
-	// TenantsRealised is called when the result of Network.TenantsRealised may have changed. It must not block. Nil: not called.
+	// TenantsRealised is called when the result of Projects.Realised may have changed. It must not block. Nil: not called.
 	TenantsRealised func()
 	// Inhabited is called when the result of Network.Inhabited may have changed. It must not block. Nil: not called.
 	Inhabited func()
@@ -170,9 +174,11 @@ type Network struct {
 	// standing are the pre-plugged ports.
 	standing *standing
 	ends     *ends
-	tenants  *tenants
-	// Firewalls are the namespaces' egress firewalls.
+	// The features are updated each on its own.
 	Firewalls *firewalls.Firewalls
+	EgressIPs *egress.Addresses
+	Services  *balancer.Balancer
+	Projects  *projects.Projects
 	routers   egressrouter.Routers
 	hostPorts hostports.Ports
 	// multicast decides which projects have multicast.
@@ -191,10 +197,6 @@ type Network struct {
 	// remotes are the remote hosts that have fragments; leftOut has the reasons why the others have none.
 	remotes map[reconcile.Owner]pipeline.Remote
 	leftOut map[reconcile.Owner]string
-	// services is the state of Services.
-	services services
-	// egress is the state of egress IPs.
-	egress  egressIPs
 	started bool
 	// incomplete says that the last Update failed: the next one compiles everything.
 	incomplete bool
@@ -226,20 +228,22 @@ func New(engines Engines, store *attach.Store, opts Options) *Network {
 	if opts.PurgeRest == 0 {
 		opts.PurgeRest = DefaultPurgeRest
 	}
+	if opts.MoveStep == 0 {
+		opts.MoveStep = projects.DefaultStep
+	}
 	n := &Network{
 		engines: engines, store: store, opts: opts, running: make(chan struct{}),
 		remotes: map[reconcile.Owner]pipeline.Remote{}, leftOut: map[reconcile.Owner]string{}, live: map[attach.Key]attach.Record{},
-		services: newServices(), egress: newEgressIPs(),
-	}
-	if opts.MoveStep == 0 {
-		opts.MoveStep = DefaultMoveStep
 	}
 	n.enforcer = newEnforcer(n)
 	n.links = newUnlinker(n)
 	n.standing = newStanding(n)
 	n.ends = newEnds(n)
-	n.tenants = newTenants(n, opts.MoveStep)
+	n.Projects = newProjects(n)
 	n.Firewalls = firewalls.New(changer{n})
+	groups := &pipeline.GroupIDs{}
+	n.EgressIPs = egress.New(changer{n}, egress.Engines{Links: engines.Links, Rules: engines.Rules, Groups: groups, Uplink: engines.Uplink, Log: opts.Log})
+	n.Services = newBalancer(n, groups)
 	n.routers = egressrouter.Routers{Macvlans: engines.Macvlans, Privileged: opts.Privileged, BootID: opts.BootID}
 	n.hostPorts = hostports.Ports{Loop: engines.Rules, Kernel: engines.Kernel, Reserved: opts.Reserved, BootID: opts.BootID, Log: opts.Log}
 	n.multicast = multicast.New()
@@ -254,10 +258,9 @@ func (n *Network) Run(ctx context.Context) error {
 	group.Go(func() error { return n.links.run(ctx) })
 	group.Go(func() error { return n.ends.run(ctx) })
 	group.Go(func() error { return n.standing.run(ctx) })
-	group.Go(func() error { return n.tenants.run(ctx) })
+	group.Go(func() error { return n.Projects.Run(ctx) })
 	group.Go(func() error { return n.purges.Run(ctx) })
-	group.Go(func() error { return n.announceEgress(ctx) })
-	group.Go(func() error { return n.forgetEgress(ctx) })
+	group.Go(func() error { return n.EgressIPs.Run(ctx) })
 	return group.Wait()
 }
 
@@ -277,13 +280,12 @@ func (n *Network) Update(ctx context.Context, view View) error {
 	if err != nil {
 		return err
 	}
-	next.tenants, next.firewalls, next.multicast = n.tenants, n.Firewalls, n.multicast
-	n.prepareEgress(next)
+	next.projects, next.firewalls, next.egress, next.multicast = n.Projects, n.Firewalls, n.EgressIPs, n.multicast
 	if !n.started {
 		if err := n.start(ctx, next); err != nil {
 			return err
 		}
-		n.egress.forget.begin()
+		n.EgressIPs.Flush()
 		n.enforcer.ReportProblems()
 		// The flows now committed may differ from those before the restart, including those that close ports.
 		n.purges.Due(next.judges() || len(view.ClosedPorts) > 0)
@@ -299,7 +301,7 @@ func (n *Network) Update(ctx context.Context, view View) error {
 		return err
 	}
 	n.incomplete = false
-	n.egress.forget.begin()
+	n.EgressIPs.Flush()
 	n.enforcer.ReportProblems()
 	return n.purges.Flush(ctx)
 }
@@ -312,7 +314,7 @@ func (n *Network) start(ctx context.Context, s *settings) error {
 	var both errgroup.Group
 	both.Go(func() error { return n.resume(ctx, s) })
 	both.Go(func() (err error) {
-		former, err = n.formerRules(ctx)
+		former, err = n.EgressIPs.Former(ctx)
 		return err
 	})
 	if err := both.Wait(); err != nil {
@@ -324,11 +326,11 @@ func (n *Network) start(ctx context.Context, s *settings) error {
 	// start does not wait for the fragments of pods and remote hosts: a pod that has lost its link must not block the others.
 	remotes := n.compileRemotes(s, s.view.Remotes, true)
 	n.engines.Rules.Set(remotes.rules)
-	n.inheritEgress(s, former)
+	n.EgressIPs.Inherit(s.featureView(nil), former)
 	n.opening.Lock()
 	n.hostPorts.Set(n.live)
 	n.opening.Unlock()
-	n.setEgress(s)
+	n.engines.Flows.Set(n.EgressIPs.Adapt(s.featureView(nil)))
 	if err := n.engines.Rules.Start(ctx, s.rules()); err != nil {
 		return fmt.Errorf("node rules: %w", err)
 	}
@@ -341,8 +343,7 @@ func (n *Network) start(ctx context.Context, s *settings) error {
 		return fmt.Errorf("node links: %w", err)
 	}
 	n.engines.Flows.Set(remotes.flows)
-	n.setServices(s)
-	n.services.stale = map[reconcile.Owner][]service.Stale{} // nothing was served before
+	n.engines.Flows.Set(n.Services.Adapt(s.featureView(nil), true))
 	if err := n.engines.Flows.Start(ctx, s.flows()); err != nil {
 		return fmt.Errorf("flows: %w", err)
 	}
@@ -373,7 +374,7 @@ func (n *Network) refresh(ctx context.Context, was, s *settings) error {
 	n.follow(s)
 	remotes := n.compileRemotes(s, s.view.Remotes, true)
 	n.engines.Rules.Set(remotes.rules)
-	n.setEgress(s)
+	n.engines.Flows.Set(n.EgressIPs.Adapt(s.featureView(nil)))
 	rules := n.engines.Rules.Apply(ctx, s.rules())
 	// This order loses no packet that is allowed both before and after a change of the mode: packets from other nodes are handled by the new
 	// mode before the pods' flows stop saying which packets they admit, and the flow that admits everything is removed last.
@@ -390,7 +391,7 @@ func (n *Network) refresh(ctx context.Context, was, s *settings) error {
 	n.engines.Links.Set(s.links())
 	rows := n.engines.Rows.Apply(ctx, s.rows())
 	links := n.engines.Links.Apply(ctx, s.links())
-	n.setServices(s)
+	n.engines.Flows.Set(n.Services.Adapt(s.featureView(nil), false))
 	flows := n.engines.Flows.Apply(ctx, s.flows())
 	return errors.Join(
 		named("node rules", rules), named("switch", rows), named("node links", links), named("flows", flows),

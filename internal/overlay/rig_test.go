@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -26,7 +27,6 @@ import (
 	"weft.dev/weft/internal/link"
 	"weft.dev/weft/internal/nft"
 	"weft.dev/weft/internal/openflow"
-	"weft.dev/weft/internal/overlay/firewalls"
 	"weft.dev/weft/internal/overlay/host"
 	"weft.dev/weft/internal/overlay/hostports"
 	"weft.dev/weft/internal/overlay/pipeline"
@@ -192,6 +192,8 @@ type node struct {
 	uplink Uplink
 	// privileged is Options.Privileged of its agents.
 	privileged func(context.Context, cni.Args) (bool, error)
+	// ahead is how far its clock is ahead.
+	ahead atomic.Int64
 	// kernel records the conntrack flushes of the node's own kernel.
 	kernel *kernel
 
@@ -212,6 +214,9 @@ func newNode(dir string) *node {
 	n.ruleEngine = &breakable[nft.Key, nft.Item]{Engine: n.rules}
 	return n
 }
+
+// now returns the time of its agents.
+func (n *node) now() time.Time { return time.Now().Add(time.Duration(n.ahead.Load())) }
 
 // commits returns the numbers of commits to the engines.
 func (n *node) commits() [4]int {
@@ -260,14 +265,6 @@ func (l *life) Check(ctx context.Context, req *cni.Request) error { return l.han
 
 func (l *life) Status(ctx context.Context, req *cni.Request) error { return l.handler.Status(ctx, req) }
 
-// FirewallChange is a change of egress firewalls.
-type FirewallChange = firewalls.Change
-
-// UpdateFirewalls updates egress firewalls.
-func (l *life) UpdateFirewalls(ctx context.Context, change FirewallChange) error {
-	return l.Firewalls.Update(ctx, change)
-}
-
 func (n *node) begin(t tb) *life {
 	t.Helper()
 	return n.beginIn(t, bootID)
@@ -295,7 +292,7 @@ func (n *node) beginIn(t tb, boot string) *life {
 			return placement.Decision{Network: NetworkName}, nil
 		},
 	})
-	l := &life{handler: handler, Network: New(engines, store, Options{BootID: boot, Records: handler.Records(NetworkName), RuntimeCache: n.cache, Ports: portsNetns, Spare: n.spare, Privileged: n.privileged, Reserved: reserved}), node: n, store: store}
+	l := &life{handler: handler, Network: New(engines, store, Options{BootID: boot, Records: handler.Records(NetworkName), RuntimeCache: n.cache, Ports: portsNetns, Spare: n.spare, Privileged: n.privileged, Reserved: reserved, Now: n.now}), node: n, store: store}
 	l.standing.rest = 0
 	leave := handler.Serve(NetworkName, l.Network, l.HandedOver())
 	ctx, cancel := context.WithCancel(context.Background())
@@ -341,7 +338,7 @@ func (l *life) restart(t *testing.T) *life {
 
 func (l *life) update(t tb, view View) {
 	t.Helper()
-	if _, _, has := l.tenants.of("default"); view.ByPolicies() && !has {
+	if _, _, has := l.Projects.Reached("default"); view.ByPolicies() && !has {
 		if err := l.UpdateTenants(context.Background(), TenantChange{VNIDs: map[string]uint32{"default": 0}}); err != nil {
 			t.Fatal(err)
 		}

@@ -361,7 +361,7 @@ func TestServicesConverge(t *testing.T) {
 	if have, want := l.node.flows.String(), fresh.node.flows.String(); have != want {
 		t.Errorf("has\n%s\nwant\n%s", have, want)
 	}
-	if n := len(l.Network.services.known); n != len(last) {
+	if n := l.Services.Len(); n != len(last) {
 		t.Errorf("%d Services are known, want %d", n, len(last))
 	}
 }

@@ -13,10 +13,13 @@ import (
 	"weft.dev/weft/internal/link"
 	"weft.dev/weft/internal/nft"
 	"weft.dev/weft/internal/openflow"
+	"weft.dev/weft/internal/overlay/egress"
+	"weft.dev/weft/internal/overlay/feature"
 	"weft.dev/weft/internal/overlay/firewalls"
 	"weft.dev/weft/internal/overlay/host"
 	"weft.dev/weft/internal/overlay/multicast"
 	"weft.dev/weft/internal/overlay/pipeline"
+	"weft.dev/weft/internal/overlay/projects"
 	"weft.dev/weft/internal/ovsdb"
 	"weft.dev/weft/internal/reconcile"
 )
@@ -34,13 +37,11 @@ type settings struct {
 	pipeline    pipeline.Config
 	host        host.Config
 	attachments plan.Settings
-	// tenants are the namespaces' VNIDs, firewalls their egress firewalls, and multicast says which have multicast. Unlike the other fields
-	// these change.
-	tenants   *tenants
+	// These features change, unlike the other fields.
+	projects  *projects.Projects
 	firewalls *firewalls.Firewalls
 	multicast *multicast.Projects
-	// egress says which namespaces use egress IPs.
-	egress egressOf
+	egress    *egress.Addresses
 }
 
 // newSettings returns the settings of a View, or an error that says what is wrong and how to correct it.
@@ -172,6 +173,17 @@ func (s *settings) rules() map[reconcile.Owner]map[nft.Key]nft.Item {
 	return map[reconcile.Owner]map[nft.Key]nft.Item{ownerCluster: s.host.Rules()}
 }
 
+// featureView returns what features compile from.
+func (s *settings) featureView(live map[attach.Key]attach.Record) feature.View {
+	return feature.View{Config: &s.pipeline, Uplink: s.view.Node.Uplink, Live: live}
+}
+
+// isolates reports whether VNIDs isolate pods.
+func (s *settings) isolates() bool { return s.pipeline.Mode == pipeline.ModeMultitenant }
+
+// hasVNIDs reports whether packets carry their sender's VNID. Then pods of a namespace without one are closed.
+func (s *settings) hasVNIDs() bool { return s.isolates() || s.policies() }
+
 // remote returns a remote host as the pipeline needs it.
 func remote(subnet *clusternetwork.HostSubnet) pipeline.Remote {
 	return pipeline.Remote{UID: string(subnet.UID), Name: subnet.Host, NodeIP: subnet.HostIP, Subnet: subnet.Subnet, FixedVNID: subnet.VNID}
@@ -184,6 +196,19 @@ func pod(rec *attach.Record) pipeline.Pod {
 		p.Addrs = append(p.Addrs, address.Addr())
 	}
 	return p
+}
+
+// pod returns an attachment as the pipeline needs it; false if its namespace has no VNID: its port stays closed.
+func (s *settings) pod(rec *attach.Record) (p pipeline.Pod, open bool) {
+	p = pod(rec)
+	p.Firewall = s.firewalls.Number(&s.pipeline, rec.PodNamespace)
+	p.Egress = s.egress.Group(rec.PodNamespace)
+	if !s.hasVNIDs() {
+		return p, true
+	}
+	p.Multicast = s.multicast != nil && s.multicast.Sends(s.multicastView(), rec)
+	p.VNID, p.Admits, open = s.projects.VNIDs(rec.PodNamespace)
+	return p, open
 }
 
 func (s *settings) podFlows(rec *attach.Record) map[openflow.Key]openflow.Entry {

@@ -46,7 +46,7 @@ func isolate(t *testing.T, n *node, told TenantChange) *life {
 	t.Helper()
 	l := n.begin(t)
 	t.Cleanup(l.stop)
-	l.tenants.step = time.Hour
+	l.opts.MoveStep = time.Hour
 	l.tenancy(t, told)
 	l.update(t, isolated())
 	eventually(t, "VNIDs are realised", func() bool {
@@ -60,23 +60,13 @@ func isolate(t *testing.T, n *node, told TenantChange) *life {
 // takeStep makes the next step of all moves due, and waits until it is taken.
 func (l *life) takeStep(t *testing.T) {
 	t.Helper()
-	l.tenants.mu.Lock()
-	for _, p := range l.tenants.known {
-		if !p.due.IsZero() {
-			p.due = time.Now()
-		}
+	l.node.ahead.Add(int64(time.Hour))
+	if err := l.UpdateTenants(context.Background(), TenantChange{}); err != nil { // so that the clock is read
+		t.Fatal(err)
 	}
-	l.tenants.mu.Unlock()
-	l.tenants.wakeUp()
 	eventually(t, "the step is taken", func() bool {
-		l.tenants.mu.Lock()
-		defer l.tenants.mu.Unlock()
-		for _, p := range l.tenants.known {
-			if !p.due.IsZero() && !p.due.After(time.Now()) {
-				return false
-			}
-		}
-		return len(l.tenants.pending) == 0
+		programming, next := l.Projects.Progress()
+		return !programming && (next.IsZero() || next.After(l.node.now()))
 	})
 }
 
@@ -274,11 +264,11 @@ func TestModeChange(t *testing.T) {
 		t.Errorf("without a VNID: %v", names)
 	}
 	l.tenancy(t, vnids("a", 10, "b", 20))
-	if l.node.state(t) != flat || l.HasVNIDs() || len(l.WithoutVNID()) > 0 {
+	if l.node.state(t) != flat || l.Projects.InUse() || len(l.WithoutVNID()) > 0 {
 		t.Error("in a flat network VNIDs make a difference")
 	}
 	l.update(t, isolated())
-	if got := l.tells(t, a) + ", " + l.tells(t, b); got != "sends 0xa admits 0xa, sends 0x14 admits 0x14" || !l.HasVNIDs() {
+	if got := l.tells(t, a) + ", " + l.tells(t, b); got != "sends 0xa admits 0xa, sends 0x14 admits 0x14" || !l.Projects.InUse() {
 		t.Error(got)
 	}
 	if want, have := fresh(t, t.TempDir(), isolated(), l.store.List(), vnids("a", 10, "b", 20)), l.node.state(t); want != have {
@@ -306,7 +296,7 @@ func TestMoveIsTriedAgain(t *testing.T) {
 	l := isolate(t, newNode(t.TempDir()), vnids("a", 10))
 	a := l.of("a", "s1")
 	l.add(t, a)
-	l.tenants.step = time.Nanosecond
+	l.opts.MoveStep = time.Nanosecond
 	l.node.flowEngine.refuse(func(reconcile.Change[openflow.Key, openflow.Entry]) error { return errors.New("full") })
 	change := vnids("a", 11)
 	change.Version = 5
@@ -330,7 +320,7 @@ func TestTenantsProperty(t *testing.T) {
 		n := newNode(tempDir(r, base))
 		l := n.begin(r)
 		defer func() { l.stop() }()
-		l.tenants.step = time.Nanosecond
+		l.opts.MoveStep = time.Nanosecond
 		view, have, pods := sample(), map[string]uint32{}, map[string]*cni.Request{}
 		l.update(r, view)
 		namespaces, names := []string{"a", "b", "c"}, []string{"s0", "s1", "s2", "s3"}
@@ -364,17 +354,13 @@ func TestTenantsProperty(t *testing.T) {
 			case "restart":
 				l.stop()
 				l = n.begin(r)
-				l.tenants.step = time.Nanosecond
+				l.opts.MoveStep = time.Nanosecond
 				l.tenancy(r, everything())
 				l.update(r, view)
 			}
 		}
 		l.settled(r)
-		eventually(r, "nothing moves", func() bool {
-			l.tenants.mu.Lock()
-			defer l.tenants.mu.Unlock()
-			return len(l.tenants.moving)+len(l.tenants.pending) == 0
-		})
+		eventually(r, "nothing moves", func() bool { return !l.TenantsPending() })
 		if want, now := fresh(r, tempDir(r, base), view, l.store.List(), everything()), n.state(r); want != now {
 			r.Fatalf("state\n%s\nwant\n%s", now, want)
 		}

@@ -2,6 +2,7 @@ package overlay
 
 import (
 	"math"
+	"slices"
 
 	"weft.dev/weft/internal/attach"
 	"weft.dev/weft/internal/ipam"
@@ -48,4 +49,19 @@ func (n *Network) Inhabited() map[string]struct{} {
 		}
 	}
 	return names
+}
+
+// WithoutVNID returns the namespaces of attached pods that have no VNID, sorted. In a mode with VNIDs their pods are closed.
+func (n *Network) WithoutVNID() []string {
+	var names []string
+	for _, rec := range n.store.List() {
+		if rec.Network != NetworkName || rec.State != attach.Attached || rec.BootID != n.opts.BootID {
+			continue
+		}
+		if _, _, has := n.Projects.VNIDs(rec.PodNamespace); !has {
+			names = append(names, rec.PodNamespace)
+		}
+	}
+	slices.Sort(names)
+	return slices.Compact(names)
 }

@@ -1,4 +1,4 @@
-// Package feature is the interface between the overlay and its features: egress firewalls, egress IPs, projects, multicast. A feature keeps
+// Package feature is the interface between the overlay and its features: egress firewalls, egress IPs, projects, Services. A feature keeps
 // its own state under its own lock, and compiles flows of its own and parts of pods' flows. The overlay hands them over together with what
 // else the pods' flows depend on.
 package feature
@@ -20,6 +20,8 @@ type Flows = map[reconcile.Owner]map[openflow.Key]openflow.Entry
 type Network interface {
 	// Begin begins the update of a feature. Until end is called, the network's View stays the same.
 	Begin() (end func())
+	// View returns what features compile from, without the attachments; false before the network is programmed.
+	View() (v View, on bool)
 	// Change calls compile, and hands over the flows that it returns together with the flows of the attachments that it returns, in one
 	// change and without waiting. No attachment is opened or closed meanwhile, and the flows of ADDs under way are compiled again. It returns
 	// the owners whose flows it handed over. Before the network is programmed it returns none, and does not call compile.
@@ -34,6 +36,8 @@ type Network interface {
 type View struct {
 	// Config compiles the flows.
 	Config *pipeline.Config
+	// Uplink is the node's own interface.
+	Uplink string
 	// Live are the attachments whose ports are open or being opened. Read-only.
 	Live map[attach.Key]attach.Record
 }

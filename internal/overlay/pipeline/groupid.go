@@ -3,20 +3,24 @@ package pipeline
 import (
 	"crypto/sha256"
 	"encoding/binary"
+	"sync"
 )
 
 // GroupIDs assigns numbers to groups by a hash of the name, so that the same objects have the same numbers on every node and after a
 // restart. If hashes collide (with 10,000 names, two do in one cluster out of a hundred), the first name gets the number. Sort names before
 // the first use, so that this is the same after a restart too.
 //
-// The zero value is ready. It is not for concurrent use.
+// The zero value is ready. Its methods may be called concurrently.
 type GroupIDs struct {
+	mu     sync.Mutex
 	byName map[string]uint32
 	byID   map[uint32]string
 }
 
 // ID returns the number of a name. It is kept until Release.
 func (g *GroupIDs) ID(name string) uint32 {
+	g.mu.Lock()
+	defer g.mu.Unlock()
 	if id, ok := g.byName[name]; ok {
 		return id
 	}
@@ -36,6 +40,8 @@ func (g *GroupIDs) ID(name string) uint32 {
 
 // Release frees the number of a name. Another name may get it.
 func (g *GroupIDs) Release(name string) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
 	delete(g.byID, g.byName[name])
 	delete(g.byName, name)
 }

@@ -1,11 +1,8 @@
-package overlay
+package balancer
 
 import (
 	"cmp"
-	"context"
-	"errors"
 	"fmt"
-	"maps"
 	"net/netip"
 	"reflect"
 	"slices"
@@ -17,146 +14,14 @@ import (
 	"weft.dev/weft/internal/service"
 )
 
-// Service is a Service as this node serves it to its pods.
-type Service struct {
-	// Addresses are its virtual addresses, as package service compiles them.
-	Addresses []service.VirtualAddress
-	// Created is the object's creation time: if two Services name the same address, the older one keeps it.
-	Created time.Time
-}
-
-// ServiceChange is a change of Services or of nodes' addresses.
-type ServiceChange struct {
-	// Services are the Services that changed, by owner (service.Owner). One without addresses is withdrawn.
-	Services map[reconcile.Owner]Service
-	// Nodes are the addresses of all nodes; nil: unchanged.
-	Nodes *pipeline.NodeAddresses
-}
-
-// Connections are the connections that the switch tracks.
-type Connections interface {
-	// Forget flushes connections, once every packet meets the flows that were committed before.
-	Forget(ctx context.Context, what []openflow.CTFlush) error
-	// Flush flushes connections at once.
-	Flush(ctx context.Context, what []openflow.CTFlush) error
-}
-
-// UpdateServices programs a change of Services, and flushes the connections that would otherwise go on to endpoints that are gone. Before
-// the first Update it only stores the change: all Services must be stored before, because a missing one is not served. After an error, a
-// call with an empty change retries.
-func (n *Network) UpdateServices(ctx context.Context, change ServiceChange) error {
-	due, err := n.programServices(ctx, change)
-	return errors.Join(err, named("connections of Services", n.forget(ctx, due)))
-}
-
-// programServices programs the fragments of the Services that a change affects, and returns the connections to flush afterwards.
-func (n *Network) programServices(ctx context.Context, change ServiceChange) (map[reconcile.Owner][]service.Stale, error) {
-	n.updating.Lock()
-	defer n.updating.Unlock()
-	owners := n.services.update(change)
-	if !n.started {
-		return nil, nil
-	}
-	pending := n.services.pending
-	maps.Copy(pending, owners)
-	err := n.engines.Flows.Apply(ctx, n.compileServices(n.settings.Load(), pending))
-	if ctx.Err() != nil || errors.Is(err, reconcile.ErrUnavailable) {
-		return nil, named("Services", err)
-	}
-	for owner := range pending { // one that fails does not block the others
-		if n.engines.Flows.Failure(owner) == nil {
-			n.services.settle(owner)
-			delete(pending, owner)
-		}
-	}
-	due := map[reconcile.Owner][]service.Stale{}
-	for owner, stale := range n.services.stale {
-		if _, waits := pending[owner]; !waits {
-			due[owner] = stale
-			delete(n.services.stale, owner)
-		}
-	}
-	return due, named("Services", err)
-}
-
-// setServices hands over the fragments of all Services, without waiting.
-func (n *Network) setServices(s *settings) {
-	n.engines.Flows.Set(n.compileServices(s, n.services.all()))
-}
-
-// forget flushes outdated connections. It holds no lock meanwhile: the switch may take long. What could not be flushed stays due.
-func (n *Network) forget(ctx context.Context, due map[reconcile.Owner][]service.Stale) error {
-	if len(due) == 0 {
-		return nil
-	}
-	s := n.settings.Load()
-	var flushes []openflow.CTFlush
-	for _, owner := range slices.Sorted(maps.Keys(due)) {
-		for _, stale := range due[owner] {
-			flushes = append(flushes, s.pipeline.Flush(stale))
-		}
-	}
-	err := n.engines.Connections.Forget(ctx, flushes)
-	if err == nil {
-		return nil
-	}
-	n.updating.Lock()
-	defer n.updating.Unlock()
-	for owner, stale := range due {
-		n.services.outdate(owner, stale)
-	}
-	return err
-}
-
-// compileServices returns the fragments of the owners given.
-func (n *Network) compileServices(s *settings, owners map[reconcile.Owner]struct{}) map[reconcile.Owner]map[openflow.Key]openflow.Entry {
-	fragments := make(map[reconcile.Owner]map[openflow.Key]openflow.Entry, len(owners))
-	for _, owner := range slices.Sorted(maps.Keys(owners)) { // sorted, so that groups have the same numbers after a restart
-		if owner == pipeline.OwnerNodes {
-			fragments[owner] = s.pipeline.Nodes(n.services.nodes)
-			continue
-		}
-		if owner == pipeline.OwnerTargets {
-			continue // below, once all Services are compiled
-		}
-		compiled, warnings := n.services.compile(&s.pipeline, owner)
-		fragments[owner] = compiled
-		n.warn(owner, warnings)
-	}
-	fragments[pipeline.OwnerTargets] = s.pipeline.Targets(slices.SortedFunc(maps.Keys(n.services.targets), compareTargets))
-	return fragments
-}
-
-func compareTargets(a, b pipeline.Target) int {
-	return cmp.Or(netip.Prefix.Compare(a.At, b.At), cmp.Compare(a.Protocol, b.Protocol), cmp.Compare(a.Port, b.Port))
-}
-
-// warn reports once which parts of a Service the switch does not serve.
-func (n *Network) warn(owner reconcile.Owner, warnings []error) {
-	text := ""
-	if len(warnings) > 0 {
-		text = errors.Join(warnings...).Error()
-	}
-	if n.services.warned[owner] == text {
-		return
-	}
-	delete(n.services.warned, owner)
-	if text != "" {
-		n.services.warned[owner] = text
-	}
-	if n.opts.ServiceWarnings != nil {
-		n.opts.ServiceWarnings(owner, warnings)
-	}
-}
-
-// services is the state of Services. It is not for concurrent use.
-type services struct {
+// table is the state of Services. It is not for concurrent use.
+type table struct {
 	known map[reconcile.Owner]*knownService
 	// claims are the Services that name an address; the first one has it.
 	claims map[place][]claim
 	nodes  pipeline.NodeAddresses
 	isNode map[netip.Addr]bool
-	groups pipeline.GroupIDs
+	groups *pipeline.GroupIDs
 	// targets count the Services with an endpoint there.
 	targets map[pipeline.Target]int
 	// pending are the owners whose fragments may not be in effect yet.
@@ -211,15 +76,16 @@ func rank(kind service.Kind) int {
 	}
 }
 
-func newServices() services {
-	return services{
-		known: map[reconcile.Owner]*knownService{}, claims: map[place][]claim{}, isNode: map[netip.Addr]bool{},
+func newTable(groups *pipeline.GroupIDs) table {
+	return table{
+		groups: groups,
+		known:  map[reconcile.Owner]*knownService{}, claims: map[place][]claim{}, isNode: map[netip.Addr]bool{},
 		targets: map[pipeline.Target]int{}, pending: map[reconcile.Owner]struct{}{}, stale: map[reconcile.Owner][]service.Stale{}, warned: map[reconcile.Owner]string{},
 	}
 }
 
 // all returns the owners of all fragments.
-func (x *services) all() map[reconcile.Owner]struct{} {
+func (x *table) all() map[reconcile.Owner]struct{} {
 	owners := map[reconcile.Owner]struct{}{pipeline.OwnerNodes: {}}
 	for owner := range x.known {
 		owners[owner] = struct{}{}
@@ -228,7 +94,7 @@ func (x *services) all() map[reconcile.Owner]struct{} {
 }
 
 // update stores a change, and returns the owners whose fragments may differ.
-func (x *services) update(change ServiceChange) map[reconcile.Owner]struct{} {
+func (x *table) update(change Change) map[reconcile.Owner]struct{} {
 	affected := map[reconcile.Owner]struct{}{}
 	if change.Nodes != nil && !reflect.DeepEqual(x.nodes, *change.Nodes) {
 		x.setNodes(*change.Nodes, affected)
@@ -256,7 +122,7 @@ func (x *services) update(change ServiceChange) map[reconcile.Owner]struct{} {
 }
 
 // setNodes stores the nodes' addresses. Services that name addresses of their own choice may lose some to nodes.
-func (x *services) setNodes(nodes pipeline.NodeAddresses, affected map[reconcile.Owner]struct{}) {
+func (x *table) setNodes(nodes pipeline.NodeAddresses, affected map[reconcile.Owner]struct{}) {
 	x.nodes = nodes
 	x.isNode = make(map[netip.Addr]bool, len(nodes.Local)+len(nodes.Others))
 	for _, addr := range slices.Concat(nodes.Local, nodes.Others) {
@@ -271,7 +137,7 @@ func (x *services) setNodes(nodes pipeline.NodeAddresses, affected map[reconcile
 }
 
 // release removes a claim, and adds the owner that has the place now.
-func (x *services) release(at place, owner reconcile.Owner, affected map[reconcile.Owner]struct{}) {
+func (x *table) release(at place, owner reconcile.Owner, affected map[reconcile.Owner]struct{}) {
 	claims := x.claims[at]
 	first := len(claims) > 0 && claims[0].owner == owner
 	claims = slices.DeleteFunc(claims, func(c claim) bool { return c.owner == owner })
@@ -286,7 +152,7 @@ func (x *services) release(at place, owner reconcile.Owner, affected map[reconci
 }
 
 // claim adds a claim, and adds the owner that lost the place.
-func (x *services) claim(at place, c claim, affected map[reconcile.Owner]struct{}) {
+func (x *table) claim(at place, c claim, affected map[reconcile.Owner]struct{}) {
 	claims := x.claims[at]
 	i, _ := slices.BinarySearchFunc(claims, c, claim.compare)
 	if i == 0 && len(claims) > 0 {
@@ -296,7 +162,7 @@ func (x *services) claim(at place, c claim, affected map[reconcile.Owner]struct{
 }
 
 // refused returns why a Service does not get an address that it names, nil if it gets it.
-func (x *services) refused(c *pipeline.Config, v *service.VirtualAddress) error {
+func (x *table) refused(c *pipeline.Config, v *service.VirtualAddress) error {
 	if err := c.CheckVirtualAddress(v); err != nil {
 		return err
 	}
@@ -310,7 +176,7 @@ func (x *services) refused(c *pipeline.Config, v *service.VirtualAddress) error 
 }
 
 // compile returns the fragment of a Service, empty for one that is gone, and why parts of it are left out.
-func (x *services) compile(c *pipeline.Config, owner reconcile.Owner) (map[openflow.Key]openflow.Entry, []error) {
+func (x *table) compile(c *pipeline.Config, owner reconcile.Owner) (map[openflow.Key]openflow.Entry, []error) {
 	known := x.known[owner]
 	var effective []service.VirtualAddress
 	var warnings []error
@@ -324,7 +190,7 @@ func (x *services) compile(c *pipeline.Config, owner reconcile.Owner) (map[openf
 	x.outdate(owner, service.Outdated(known.effective, effective))
 	known.effective = effective
 	x.aim(c, known)
-	rules := c.ServiceRules(effective, &x.groups)
+	rules := c.ServiceRules(effective, x.groups)
 	if known.groups == nil {
 		known.groups = map[string]struct{}{}
 	}
@@ -335,7 +201,7 @@ func (x *services) compile(c *pipeline.Config, owner reconcile.Owner) (map[openf
 }
 
 // outdate notes connections to flush once the owner's flows are in effect.
-func (x *services) outdate(owner reconcile.Owner, connections []service.Stale) {
+func (x *table) outdate(owner reconcile.Owner, connections []service.Stale) {
 	for _, stale := range connections {
 		if !slices.Contains(x.stale[owner], stale) {
 			x.stale[owner] = append(x.stale[owner], stale)
@@ -344,7 +210,7 @@ func (x *services) outdate(owner reconcile.Owner, connections []service.Stale) {
 }
 
 // aim updates targets to a Service's endpoints.
-func (x *services) aim(c *pipeline.Config, known *knownService) {
+func (x *table) aim(c *pipeline.Config, known *knownService) {
 	targets := map[pipeline.Target]struct{}{}
 	for i := range known.effective {
 		v := &known.effective[i]
@@ -369,7 +235,7 @@ func (x *services) aim(c *pipeline.Config, known *knownService) {
 }
 
 // settle releases the numbers of groups that are no longer in the switch.
-func (x *services) settle(owner reconcile.Owner) {
+func (x *table) settle(owner reconcile.Owner) {
 	known := x.known[owner]
 	if known == nil {
 		return
@@ -387,4 +253,8 @@ func (x *services) settle(owner reconcile.Owner) {
 	if len(known.Addresses) == 0 {
 		delete(x.known, owner)
 	}
+}
+
+func compareTargets(a, b pipeline.Target) int {
+	return cmp.Or(netip.Prefix.Compare(a.At, b.At), cmp.Compare(a.Protocol, b.Protocol), cmp.Compare(a.Port, b.Port))
 }

@@ -1,0 +1,215 @@
+// Package balancer programs Services in the switch: new connections of pods to a Service's addresses go to one of its endpoints. It keeps
+// its own state under its own lock, which it holds across no I/O.
+package balancer
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"weft.dev/weft/internal/openflow"
+	"weft.dev/weft/internal/overlay/feature"
+	"weft.dev/weft/internal/overlay/pipeline"
+	"weft.dev/weft/internal/reconcile"
+	"weft.dev/weft/internal/service"
+)
+
+// Service is a Service as this node serves it to its pods.
+type Service struct {
+	// Addresses are its virtual addresses, as package service compiles them.
+	Addresses []service.VirtualAddress
+	// Created is the object's creation time: if two Services name the same address, the older one keeps it.
+	Created time.Time
+}
+
+// Change is a change of Services or of nodes' addresses.
+type Change struct {
+	// Services are the Services that changed, by owner (service.Owner). One without addresses is withdrawn.
+	Services map[reconcile.Owner]Service
+	// Nodes are the addresses of all nodes; nil: unchanged.
+	Nodes *pipeline.NodeAddresses
+}
+
+// Connections are the connections that the switch tracks.
+type Connections interface {
+	// Forget flushes connections, once every packet meets the flows that were committed before.
+	Forget(ctx context.Context, what []openflow.CTFlush) error
+	// Flush flushes connections at once.
+	Flush(ctx context.Context, what []openflow.CTFlush) error
+}
+
+// Engines are what Services are programmed with.
+type Engines struct {
+	Flows       *reconcile.Loop[openflow.Key, openflow.Entry]
+	Connections Connections
+	// Groups are the numbers of the switch's groups.
+	Groups *pipeline.GroupIDs
+	// Warnings is called with the parts of a Service that the switch on this node does not serve, and with no warnings once all are served. It
+	// must not block.
+	Warnings func(owner reconcile.Owner, warnings []error)
+}
+
+// Balancer programs the Services that the switch serves to the pods of this node. Its methods may be called concurrently.
+type Balancer struct {
+	network feature.Network
+	engines Engines
+	// turn has room for the one Update that programs a change.
+	turn chan struct{}
+
+	mu sync.Mutex
+	table
+}
+
+// New returns the Balancer of a network, without any Service.
+func New(network feature.Network, engines Engines) *Balancer {
+	return &Balancer{network: network, engines: engines, turn: make(chan struct{}, 1), table: newTable(engines.Groups)}
+}
+
+// Update programs a change of Services, and flushes the connections that would otherwise go on to endpoints that are gone. Before the
+// network is programmed it only stores the change: all Services must be stored before, because a missing one is not served. After an
+// error, a call with an empty change retries.
+func (x *Balancer) Update(ctx context.Context, change Change) error {
+	due, err := x.program(ctx, change)
+	return errors.Join(err, named("connections of Services", x.forget(ctx, due)))
+}
+
+// program programs the fragments of the Services that a change affects, and returns the connections to flush afterwards.
+func (x *Balancer) program(ctx context.Context, change Change) (map[reconcile.Owner][]service.Stale, error) {
+	defer x.network.Begin()()
+	select {
+	case x.turn <- struct{}{}:
+		defer func() { <-x.turn }()
+	case <-ctx.Done():
+		return nil, named("Services", ctx.Err())
+	}
+	fragments := x.take(change)
+	if fragments == nil {
+		return nil, nil
+	}
+	err := x.engines.Flows.Apply(ctx, fragments)
+	if ctx.Err() != nil || errors.Is(err, reconcile.ErrUnavailable) {
+		return nil, named("Services", err)
+	}
+	return x.settled(), named("Services", err)
+}
+
+// take stores a change, and returns the fragments that may not be in effect; nil before the network is programmed.
+func (x *Balancer) take(change Change) feature.Flows {
+	v, on := x.network.View()
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	owners := x.update(change)
+	if !on {
+		return nil
+	}
+	maps.Copy(x.pending, owners)
+	return x.fragments(v, x.pending)
+}
+
+// settled notes the Services whose flows are in effect, and returns the connections to flush for them.
+func (x *Balancer) settled() map[reconcile.Owner][]service.Stale {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	for owner := range x.pending { // one that fails does not block the others
+		if x.engines.Flows.Failure(owner) == nil {
+			x.settle(owner)
+			delete(x.pending, owner)
+		}
+	}
+	due := map[reconcile.Owner][]service.Stale{}
+	for owner, stale := range x.stale {
+		if _, waits := x.pending[owner]; !waits {
+			due[owner] = stale
+			delete(x.stale, owner)
+		}
+	}
+	return due
+}
+
+// Len returns how many Services it keeps.
+func (x *Balancer) Len() int {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	return len(x.known)
+}
+
+// Adapt returns the flows of all Services for another View. For the first View nothing was served before, and no connection is flushed.
+func (x *Balancer) Adapt(v feature.View, first bool) feature.Flows {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	flows := x.fragments(v, x.all())
+	if first {
+		clear(x.stale)
+	}
+	return flows
+}
+
+// forget flushes outdated connections. It holds no lock meanwhile: the switch may take long. What could not be flushed stays due.
+func (x *Balancer) forget(ctx context.Context, due map[reconcile.Owner][]service.Stale) error {
+	if len(due) == 0 {
+		return nil
+	}
+	v, _ := x.network.View()
+	var flushes []openflow.CTFlush
+	for _, owner := range slices.Sorted(maps.Keys(due)) {
+		for _, stale := range due[owner] {
+			flushes = append(flushes, v.Config.Flush(stale))
+		}
+	}
+	err := x.engines.Connections.Forget(ctx, flushes)
+	if err == nil {
+		return nil
+	}
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	for owner, stale := range due {
+		x.outdate(owner, stale)
+	}
+	return err
+}
+
+// fragments returns the fragments of the owners given. The caller holds mu.
+func (x *Balancer) fragments(v feature.View, owners map[reconcile.Owner]struct{}) feature.Flows {
+	fragments := make(feature.Flows, len(owners))
+	for _, owner := range slices.Sorted(maps.Keys(owners)) { // sorted, so that groups have the same numbers after a restart
+		if owner == pipeline.OwnerNodes {
+			fragments[owner] = v.Config.Nodes(x.nodes)
+			continue
+		}
+		if owner == pipeline.OwnerTargets {
+			continue // below, once all Services are compiled
+		}
+		compiled, warnings := x.compile(v.Config, owner)
+		fragments[owner] = compiled
+		x.warn(owner, warnings)
+	}
+	fragments[pipeline.OwnerTargets] = v.Config.Targets(slices.SortedFunc(maps.Keys(x.targets), compareTargets))
+	return fragments
+}
+
+// warn reports once which parts of a Service the switch does not serve. The caller holds mu.
+func (x *Balancer) warn(owner reconcile.Owner, warnings []error) {
+	text := ""
+	if len(warnings) > 0 {
+		text = errors.Join(warnings...).Error()
+	}
+	if x.warned[owner] == text {
+		return
+	}
+	delete(x.warned, owner)
+	if text != "" {
+		x.warned[owner] = text
+	}
+	x.engines.Warnings(owner, warnings)
+}
+
+func named(what string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("%s: %w", what, err)
+}

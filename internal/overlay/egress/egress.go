@@ -1,0 +1,391 @@
+// Package egress programs egress IPs on a node: which addresses the node holds, and how the traffic of projects with egress IPs leaves. It
+// keeps its own state under its own lock, which it holds across no I/O.
+package egress
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"net/netip"
+	"reflect"
+	"slices"
+	"sync"
+
+	"golang.org/x/sync/errgroup"
+
+	"weft.dev/weft/internal/attach"
+	"weft.dev/weft/internal/link"
+	"weft.dev/weft/internal/nft"
+	"weft.dev/weft/internal/overlay/feature"
+	"weft.dev/weft/internal/overlay/host"
+	"weft.dev/weft/internal/overlay/pipeline"
+	"weft.dev/weft/internal/reconcile"
+)
+
+// IPs says how the traffic of all namespaces with egress IPs leaves the cluster, from the view of this node.
+type IPs struct {
+	// Ways are the ways of projects, by VNID.
+	Ways map[uint32]Way
+	// Namespaces are the VNIDs of the ways of namespaces' pods. Traffic of all other namespaces leaves by its node's address.
+	Namespaces map[string]uint32
+}
+
+// Way says how the traffic of one project leaves.
+type Way struct {
+	// Address is the project's egress IP that this node holds; invalid: none.
+	Address netip.Addr
+	// Nodes are, if this node holds none, the addresses of nodes that do; each gets a share of the connections. Empty: the traffic is dropped.
+	Nodes []netip.Addr
+}
+
+// Uplink is the node's own interface and the host's conntrack, as egress IPs need them.
+type Uplink interface {
+	// Announce announces to the network that addresses are here now.
+	Announce(device string, addresses ...netip.Addr) error
+	// Forget flushes the host's connections that are translated to addresses that are no longer here.
+	Forget(addresses ...netip.Addr) error
+}
+
+// Engines are the loops that egress IPs are programmed with.
+type Engines struct {
+	Links *reconcile.Loop[link.Key, link.Item]
+	Rules *reconcile.Loop[nft.Key, nft.Item]
+	// Groups are the numbers of the switch's groups.
+	Groups *pipeline.GroupIDs
+	// Uplink is nil if no egress IP is announced and no connection is flushed.
+	Uplink Uplink
+	Log    *slog.Logger
+}
+
+// Addresses are the egress IPs as this node programs them. Its methods may be called concurrently.
+type Addresses struct {
+	network feature.Network
+	engines Engines
+	// forget flushes connections. come receives addresses to announce.
+	forget *forgetter
+	come   chan []netip.Addr
+	// turn has room for the one Update that programs a change.
+	turn chan struct{}
+
+	mu     sync.RWMutex
+	wanted IPs
+	// programmed is what was handed over.
+	programmed IPs
+	// incomplete says that the last change may not be in effect: the next one compiles everything.
+	incomplete bool
+	// broken are projects whose address could not be put on the interface. Nothing is translated to it, and the next update tries them again.
+	broken map[uint32]struct{}
+	// groups are the groups of namespaces with egress IPs, as in their pods' flows.
+	groups map[string]uint32
+}
+
+// New returns Addresses of a network, without any egress IP.
+func New(network feature.Network, engines Engines) *Addresses {
+	return &Addresses{
+		network: network, engines: engines, forget: newForgetter(), come: make(chan []netip.Addr, 1), turn: make(chan struct{}, 1),
+		broken: map[uint32]struct{}{}, groups: map[string]uint32{},
+	}
+}
+
+// Run announces egress IPs, and flushes the connections of those that left, until ctx ends.
+func (a *Addresses) Run(ctx context.Context) error {
+	if a.engines.Uplink == nil {
+		return nil
+	}
+	var group errgroup.Group
+	group.Go(func() error { return a.announceAll(ctx) })
+	group.Go(func() error { return a.flush(ctx) })
+	return group.Wait()
+}
+
+// Group returns the number of the group by which the traffic of a namespace's pods leaves; 0: by the node's address.
+func (a *Addresses) Group(namespace string) uint32 {
+	if a == nil {
+		return 0
+	}
+	a.mu.RLock()
+	defer a.mu.RUnlock()
+	return a.groups[namespace]
+}
+
+// Namespaces returns the namespaces that share the egress IPs of a VNID, sorted.
+func (a *Addresses) Namespaces(vnid uint32) []string {
+	a.mu.RLock()
+	defer a.mu.RUnlock()
+	var names []string
+	for name, of := range a.wanted.Namespaces {
+		if of == vnid {
+			names = append(names, name)
+		}
+	}
+	slices.Sort(names)
+	return names
+}
+
+// Update programs a change of egress IPs. Before the network is programmed it only stores the change: all egress IPs must be stored before,
+// because traffic without one leaves by the node's own address. After an error, the same change may be passed again.
+func (a *Addresses) Update(ctx context.Context, e IPs) error {
+	defer a.network.Begin()()
+	select {
+	case a.turn <- struct{}{}:
+		defer func() { <-a.turn }()
+	case <-ctx.Done():
+		return fmt.Errorf("egress addresses: %w", ctx.Err())
+	}
+	v, on := a.network.View()
+	all, differs := a.take(e, on)
+	if !on || !differs {
+		return nil
+	}
+	return named("egress addresses", a.move(ctx, v, all))
+}
+
+// take stores what is wanted. all says that the former change may not be in effect.
+func (a *Addresses) take(e IPs, on bool) (all, differs bool) {
+	if len(e.Ways) == 0 {
+		e = IPs{}
+	}
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if !a.incomplete && len(a.broken) == 0 && reflect.DeepEqual(a.wanted, e) {
+		return false, false
+	}
+	a.wanted = e
+	all = a.incomplete
+	a.incomplete = a.incomplete || on
+	return all, true
+}
+
+// move programs the difference. A new address is on the interface, and translated to, before any flow leads there. A removed one stays on
+// the interface until no flow leads there.
+func (a *Addresses) move(ctx context.Context, v feature.View, all bool) error {
+	c := a.change(v, all)
+	unheld, err := a.hold(ctx, &c)
+	err = errors.Join(err, named("node rules", a.engines.Rules.Apply(ctx, withSome(c.rules))))
+	a.Announce(c.come)
+	handed := a.network.Change(func(v feature.View) (feature.Flows, []attach.Record) {
+		pods := a.regroup(v)
+		c.leads = c.leads || len(pods) > 0
+		return c.flows, pods
+	})
+	err = errors.Join(err, named("flows", a.network.Settled(ctx, slices.Values(handed))))
+	due := feature.Never
+	if c.leads { // the datapath must not use a closed way any more
+		due = feature.Now
+	}
+	err = errors.Join(err, a.network.Purge(ctx, due),
+		named("node rules", a.engines.Rules.Apply(ctx, c.rules)), named("node links", a.engines.Links.Apply(ctx, c.links)))
+	a.settle(&c, err != nil)
+	if err == nil {
+		a.forget.begin()
+	}
+	return errors.Join(unheld, err)
+}
+
+// regroup updates the groups of namespaces, and returns the attachments whose flows change.
+func (a *Addresses) regroup(v feature.View) (pods []attach.Record) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	now := a.groupsOf()
+	for _, rec := range v.Live {
+		if a.groups[rec.PodNamespace] != now[rec.PodNamespace] {
+			pods = append(pods, rec)
+		}
+	}
+	a.groups = now
+	return pods
+}
+
+// groupsOf returns the groups of the namespaces that are to have egress IPs. The caller holds mu.
+func (a *Addresses) groupsOf() map[string]uint32 {
+	groups := make(map[string]uint32, len(a.wanted.Namespaces))
+	for _, vnid := range slices.Sorted(maps.Keys(a.wanted.Ways)) { // sorted, so that groups have the same numbers after a restart
+		a.group(vnid)
+	}
+	for _, namespace := range slices.Sorted(maps.Keys(a.wanted.Namespaces)) {
+		groups[namespace] = a.group(a.wanted.Namespaces[namespace])
+	}
+	return groups
+}
+
+// group returns the number of a project's group.
+func (a *Addresses) group(vnid uint32) uint32 {
+	return a.engines.Groups.ID(string(pipeline.EgressOwner(vnid)))
+}
+
+// Adapt hands over the rules and links of all egress IPs for another View, without waiting, and returns their flows.
+func (a *Addresses) Adapt(v feature.View) feature.Flows {
+	c := a.change(v, true)
+	a.mu.Lock()
+	a.groups = a.groupsOf()
+	for vnid := range a.broken {
+		c.unhold(vnid, a.wanted.Ways[vnid].Address)
+	}
+	incomplete := a.incomplete
+	a.mu.Unlock()
+	a.engines.Links.Set(c.links)
+	a.engines.Rules.Set(c.rules)
+	a.Announce(c.come)
+	a.settle(&c, incomplete)
+	return c.flows
+}
+
+// change is the difference between wanted egress IPs and those that were handed over.
+type change struct {
+	flows feature.Flows
+	rules map[reconcile.Owner]map[nft.Key]nft.Item
+	links map[reconcile.Owner]map[link.Key]link.Item
+	// come are addresses that are new on this node. gone are those that are no longer here, or not for all namespaces that used them.
+	come, gone []netip.Addr
+	// ended are projects that no longer have an egress IP.
+	ended []uint32
+	// leads says that some traffic leaves by another way than before.
+	leads bool
+}
+
+// change compiles the ways that differ from those that were handed over, or all.
+func (a *Addresses) change(v feature.View, all bool) change {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.groupsOf() // so that the numbers are given in order
+	c := change{
+		flows: feature.Flows{},
+		rules: map[reconcile.Owner]map[nft.Key]nft.Item{},
+		links: map[reconcile.Owner]map[link.Key]link.Item{},
+	}
+	for vnid := range a.programmed.Ways {
+		if _, still := a.wanted.Ways[vnid]; !still {
+			o := pipeline.EgressOwner(vnid)
+			c.flows[o], c.rules[o], c.links[o] = nil, nil, nil
+			c.ended, c.leads = append(c.ended, vnid), true
+		}
+	}
+	for vnid, way := range a.wanted.Ways {
+		was, known := a.programmed.Ways[vnid]
+		same := known && !all && reflect.DeepEqual(was, way)
+		if _, broken := a.broken[vnid]; same && !broken {
+			continue
+		}
+		c.leads = c.leads || !same
+		c.compile(v, vnid, way, a.group(vnid))
+	}
+	c.come, c.gone = moved(&a.programmed, &a.wanted)
+	for vnid := range a.broken { // it may succeed this time
+		if way := a.wanted.Ways[vnid]; way.Address.IsValid() && !slices.Contains(c.come, way.Address) {
+			c.come = append(c.come, way.Address)
+		}
+	}
+	return c
+}
+
+// compile adds the fragments of a project's way; all are empty for one that does not exist.
+func (c *change) compile(v feature.View, vnid uint32, way Way, group uint32) {
+	o := pipeline.EgressOwner(vnid)
+	w := pipeline.EgressWay{VNID: vnid, Here: way.Address.IsValid(), Nodes: way.Nodes}
+	c.flows[o], c.rules[o], c.links[o] = v.Config.EgressIP(w, group), nil, nil
+	if len(c.flows[o]) > 0 && w.Here {
+		held := host.EgressIP{VNID: vnid, Address: way.Address, MAC: pipeline.EgressMAC(vnid), Uplink: v.Uplink}
+		c.rules[o], c.links[o] = held.Rules(), held.Links()
+	}
+}
+
+// unhold has nothing translated to a project's address that is not on the interface, and stops its announcement.
+func (c *change) unhold(vnid uint32, address netip.Addr) {
+	c.rules[pipeline.EgressOwner(vnid)] = nil
+	c.come = slices.DeleteFunc(c.come, func(come netip.Addr) bool { return come == address })
+}
+
+// settle notes what was handed over.
+func (a *Addresses) settle(c *change, incomplete bool) {
+	a.mu.Lock()
+	a.programmed, a.incomplete = a.wanted, incomplete
+	a.mu.Unlock()
+	for _, vnid := range c.ended {
+		a.engines.Groups.Release(string(pipeline.EgressOwner(vnid)))
+	}
+	a.forget.note(c.gone...)
+}
+
+// hold puts addresses on the interface. Nothing is translated to an address for which that fails, which unheld reports: another machine may
+// have it, and would be cut off.
+func (a *Addresses) hold(ctx context.Context, c *change) (unheld, err error) {
+	coming := withSome(c.links)
+	err = named("node links", a.engines.Links.Apply(ctx, coming))
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	clear(a.broken)
+	if err == nil {
+		return nil, nil
+	}
+	var failures []error
+	for vnid, way := range a.wanted.Ways {
+		o := pipeline.EgressOwner(vnid)
+		if _, comes := coming[o]; !comes {
+			continue
+		}
+		if failure := a.engines.Links.Failure(o); failure != nil {
+			a.broken[vnid] = struct{}{}
+			c.unhold(vnid, way.Address)
+			delete(c.links, o) // the link stays desired
+			failures = append(failures, named("node links of "+string(o), failure))
+		}
+	}
+	if len(failures) == 0 { // it is unknown which project failed
+		return nil, err
+	}
+	return errors.Join(failures...), nil
+}
+
+// users returns the namespaces that use each address that this node holds.
+func (e *IPs) users() map[netip.Addr]map[string]struct{} {
+	users := map[netip.Addr]map[string]struct{}{}
+	for _, way := range e.Ways {
+		if way.Address.IsValid() {
+			users[way.Address] = map[string]struct{}{}
+		}
+	}
+	for namespace, vnid := range e.Namespaces {
+		if way := e.Ways[vnid]; way.Address.IsValid() {
+			users[way.Address][namespace] = struct{}{}
+		}
+	}
+	return users
+}
+
+// moved returns the addresses that this node holds and did not hold before, and those that it no longer holds, or not for all namespaces
+// that used them. The VNIDs of projects do not matter.
+func moved(before, after *IPs) (come, gone []netip.Addr) {
+	had, has := before.users(), after.users()
+	for address := range has {
+		if had[address] == nil {
+			come = append(come, address)
+		}
+	}
+	for address, users := range had {
+		left := has[address] == nil
+		for namespace := range users {
+			_, still := has[address][namespace]
+			left = left || !still
+		}
+		if left {
+			gone = append(gone, address)
+		}
+	}
+	return come, gone
+}
+
+// withSome returns the fragments that are not empty.
+func withSome[K comparable, V any](fragments map[reconcile.Owner]map[K]V) map[reconcile.Owner]map[K]V {
+	some := maps.Clone(fragments)
+	maps.DeleteFunc(some, func(_ reconcile.Owner, fragment map[K]V) bool { return len(fragment) == 0 })
+	return some
+}
+
+func named(what string, err error) error {
+	if err == nil {
+		return nil
+	}
+	return fmt.Errorf("%s: %w", what, err)
+}
