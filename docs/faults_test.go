@@ -36,9 +36,28 @@ func TestKubeStackFaultsHaveTests(t *testing.T) {
 
 // The table of flannel's faults is in order and complete, and names tests that exist.
 func TestFlannelFaultsHaveTests(t *testing.T) {
-	for i, number := range tableOfTests(t, "## What flannel got wrong") {
+	const faults = 38
+	rows := tableOfTests(t, "## What flannel got wrong")
+	if len(rows) != faults {
+		t.Errorf("the table has %d rows, want %d", len(rows), faults)
+	}
+	for i, number := range rows {
 		if number != i+1 {
 			t.Errorf("row %d has the number %d", i+1, number)
+		}
+	}
+}
+
+// The table of what a replacement of flannel would get wrong has all 30, each with tests, and the tests exist.
+func TestFlannelTrapsHaveTests(t *testing.T) {
+	const traps = 30
+	rows := tableOfTests(t, "### What a replacement of flannel would get wrong")
+	if len(rows) != traps {
+		t.Errorf("the table has %d rows, want %d", len(rows), traps)
+	}
+	for i, number := range rows {
+		if number != i+1 {
+			t.Errorf("row %d is number %d", i+1, number)
 		}
 	}
 }
@@ -73,6 +92,7 @@ func tableOfTests(t *testing.T, heading string) (numbers []int) {
 		t.Fatalf("testing.md has no %q", heading)
 	}
 	section, _, _ = strings.Cut(section, "\n## ")
+	section, _, _ = strings.Cut(section, "\n### ")
 	row := regexp.MustCompile(`(?m)^\| (\d+) \| (.+) \| (.+) \|$`)
 	name := regexp.MustCompile("`([a-z0-9/]+)/(Test[A-Za-z0-9]+)`")
 	for _, fields := range row.FindAllStringSubmatch(section, -1) {

@@ -111,7 +111,7 @@ func (e *engines) openKernel(opts Options, tell *recorder) error {
 	if e.pods, err = link.NewPods(); err != nil {
 		return err
 	}
-	if e.rules, err = nft.NewEngine(nft.Options{Tables: care.Tables, Unmanaged: care.Unmanaged, Foreign: true}); err != nil {
+	if e.rules, err = nft.NewEngine(nft.Options{Tables: care.Tables, Unmanaged: care.Unmanaged, Apart: care.Apart, Foreign: true}); err != nil {
 		return err
 	}
 	e.linkLoop = reconcile.NewLoop(readOnly(e.dry, e.links), reconcile.Options[link.Key, link.Item]{Name: nameLinks, Log: opts.Log, Observe: observe, Settled: e.settled, Keep: e.handovers.KeepLink})

@@ -143,7 +143,7 @@ func (f *firewall) look(ctx context.Context) error {
 	f.looking.Lock()
 	defer f.looking.Unlock()
 	f.mu.Lock()
-	passages := f.passages
+	passages, overlaid := f.passages, len(f.needs[overlay.NetworkName]) > 0
 	f.mu.Unlock()
 	if len(passages) == 0 {
 		return nil
@@ -157,7 +157,11 @@ func (f *firewall) look(ctx context.Context) error {
 		f.settled()
 		return err
 	}
-	jumps, warnings := nft.Open(survey.Drops, string(ownerFirewall), "; put such rules into chain "+host.AdminChain+" of table inet weft")
+	instead := ""
+	if overlaid {
+		instead = "; put such rules into chain " + host.AdminChain + " of table inet weft"
+	}
+	jumps, warnings := nft.Open(survey.Drops, string(ownerFirewall), instead)
 	if blind := f.blind(); blind != "" {
 		warnings = append(warnings, blind)
 	}
@@ -200,7 +204,7 @@ func (f *firewall) blind() string {
 		return ""
 	}
 	return "legacy iptables is in use beside nftables, and its rules cannot be seen from here: " +
-		"look at iptables-legacy -S for what drops packets of tun0, or change to iptables-nft"
+		"look at iptables-legacy -S for what drops pods' packets, or change to iptables-nft"
 }
 
 // leftover describes the rules that OpenShift SDN left; "" for none.

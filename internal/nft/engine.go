@@ -35,6 +35,8 @@ type Options struct {
 	// whose name is that of the chain with a hyphen appended ("<chain>-...") are left alone as well. They are removed only with their table.
 	// The zero value: the engine manages everything in Tables.
 	Unmanaged []Chain
+	// Apart are tables of Weft that other engines manage. A survey does not examine them, and no rule is added to their chains.
+	Apart []Table
 	// Foreign also reads the rules with Mark in the base chains of other tables; a commit of a ForeignJump turns it on.
 	Foreign bool
 }
@@ -45,8 +47,9 @@ type Engine struct {
 	path    string
 	foreign atomic.Bool
 	shared  listings
-	// unmanaged are the keys of Options.Unmanaged. It does not change.
+	// unmanaged are the keys of Options.Unmanaged, apart those of Options.Apart. They do not change.
 	unmanaged unmanaged
+	apart     map[tableKey]bool
 
 	mutex  sync.Mutex
 	tables map[tableKey]bool // managed
@@ -73,10 +76,14 @@ var _ reconcile.Engine[Key, Item] = (*Engine)(nil)
 func NewEngine(options Options) (*Engine, error) {
 	e := &Engine{
 		tables: map[tableKey]bool{}, records: map[tableKey]map[string]record{}, unmanaged: newUnmanaged(options.Unmanaged),
+		apart: map[tableKey]bool{},
 	}
 	e.foreign.Store(options.Foreign)
 	for _, table := range options.Tables {
 		e.tables[table.Key().table()] = true
+	}
+	for _, table := range options.Apart {
+		e.apart[table.Key().table()] = true
 	}
 	var err error
 	if e.netns, err = openNamespace(options.Netns); err != nil {

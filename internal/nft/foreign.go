@@ -62,7 +62,7 @@ func (b *build) foreign() {
 	}
 }
 
-// foreignChains lists the base chains of type filter of tables that are not managed, and counts all chains of each table. Chains that
+// foreignChains lists the base chains of type filter of other programs' tables, and counts all chains of each table. Chains that
 // translate see only the first packet of a connection, and are not meant for dropping.
 func (e *Engine) foreignChains(ctx context.Context) (bases []chainObject, chains map[tableKey]int, err error) {
 	text, err := e.ask(ctx, "-j", "list", "chains")
@@ -75,8 +75,9 @@ func (e *Engine) foreignChains(ctx context.Context) (bases []chainObject, chains
 	}
 	chains = map[tableKey]int{}
 	for _, chain := range all.chains {
-		chains[tableKey{chain.Family, chain.Table}]++
-		if chain.Hook != "" && chain.Type != TypeNAT && !e.cares(tableKey{chain.Family, chain.Table}) {
+		table := tableKey{chain.Family, chain.Table}
+		chains[table]++
+		if chain.Hook != "" && chain.Type != TypeNAT && !e.cares(table) && !e.apart[table] {
 			bases = append(bases, chain)
 		}
 	}

@@ -26,6 +26,8 @@ type Care struct {
 	// Tables are nftables tables. Unmanaged are chains in them whose rules are an administrator's.
 	Tables    []nft.Table
 	Unmanaged []nft.Chain
+	// Apart are nftables tables of the network that its own loops maintain.
+	Apart []nft.Table
 	// Devices are devices that the network configures; other programs may create them.
 	Devices []link.Key
 	// Bridges are bridges of Open vSwitch. None: the network does not need it; a node needs it if any of its networks does.
@@ -55,6 +57,7 @@ func Union(all ...Care) Care {
 	for _, c := range all {
 		u.Tables = append(u.Tables, c.Tables...)
 		u.Unmanaged = append(u.Unmanaged, c.Unmanaged...)
+		u.Apart = append(u.Apart, c.Apart...)
 		u.Devices = append(u.Devices, c.Devices...)
 		u.Bridges = append(u.Bridges, c.Bridges...)
 		for _, s := range c.Sysctls {

@@ -8,6 +8,7 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"strings"
 	"testing"
 
 	networkingv1 "k8s.io/api/networking/v1"
@@ -64,6 +65,7 @@ func TestNetwork(t *testing.T) {
 		t.Fatal(err)
 	}
 	eventually(ctx, t, "when the policy is gone", func() error { return ping(ctx, near, far) })
+	foreignDrops(ctx, t, c, near, far)
 	for _, pod := range []*lab.Pod{near, far} {
 		if err := c.DelPod(ctx, pod); err != nil {
 			t.Error(err)
@@ -72,6 +74,24 @@ func TestNetwork(t *testing.T) {
 	if err := c.Crashed(ctx); err != nil {
 		t.Error(err)
 	}
+}
+
+// foreignDrops lets another program, such as docker, drop all forwarded packets on the nodes: the agents open its chain for pods.
+func foreignDrops(ctx context.Context, t *testing.T, c *lab.Cluster, near, far *lab.Pod) {
+	t.Helper()
+	for _, n := range c.Nodes() {
+		if _, err := output(ctx, n.Enter("iptables-nft", "-P", "FORWARD", "DROP")...); err != nil {
+			t.Fatal(err)
+		}
+		eventually(ctx, t, "chain FORWARD of "+n.Name+" is open for pods", func() error {
+			rules, err := output(ctx, n.Enter("iptables-nft", "-S", "FORWARD")...)
+			if err == nil && strings.Count(rules, "10.244.0.0/16") != 2 {
+				err = errors.New(rules)
+			}
+			return err
+		})
+	}
+	eventually(ctx, t, "beside a program that drops all forwarded packets", func() error { return errors.Join(ping(ctx, near, far), ping(ctx, far, near)) })
 }
 
 // TestBesideFlanneld: pods of a node with Weft's agent and of one with the original flanneld and its plugin reach each other, in both

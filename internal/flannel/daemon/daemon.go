@@ -69,6 +69,8 @@ type State struct {
 	// MTU is that of pods' interfaces; with Masq the node masquerades packets that leave the network.
 	MTU  int
 	Masq bool
+	// Forward requests that other programs' rules let packets forwarded from and to the networks pass.
+	Forward bool
 }
 
 // Daemon is one node's daemon.
@@ -325,7 +327,7 @@ func (d *Daemon) establish(ctx context.Context, p *presence) error {
 	d.wait("programming the node's rules") // before the devices: the tunnel is closed to hosts that are not nodes
 	d.firewall.passages = nil
 	if d.options.Open && flags.Forward {
-		d.firewall.passages = passages(config.Network, config.IPv6Network)
+		d.firewall.passages = Passages(config.Network, config.IPv6Network)
 		d.firewall.look(ctx) // first, so that what an earlier process opened stays open
 	}
 	if err := d.rules.Start(ctx, d.rule(p)); err != nil {
@@ -359,7 +361,7 @@ func (d *Daemon) establish(ctx context.Context, p *presence) error {
 	if d.options.Established != nil {
 		d.options.Established(State{
 			Networks: [2]netip.Prefix{config.Network, config.IPv6Network}, Subnets: [2]netip.Prefix{own.Subnet, own.Subnet6},
-			MTU: p.view.MTU(), Masq: flags.Masq, Tunnel: tunnel(config),
+			MTU: p.view.MTU(), Masq: flags.Masq, Forward: flags.Forward, Tunnel: tunnel(config),
 		})
 	}
 	d.wait("setting the node's condition")
@@ -383,7 +385,7 @@ func tunnel(config netconf.Config) host.Tunnel {
 // nodeRules returns the configuration of the node's rules.
 func (d *Daemon) nodeRules(p *presence) *host.Config {
 	flags, own := d.options.Flags, p.own.Lease
-	rules := &host.Config{Masquerade: flags.Masq, SequentialPorts: flags.SequentialPorts, Forward: flags.Forward, Tunnel: tunnel(p.config)}
+	rules := &host.Config{Masquerade: flags.Masq, SequentialPorts: flags.SequentialPorts, Tunnel: tunnel(p.config)}
 	rules.Families[0] = host.Family{Network: p.config.Network, Subnet: own.Subnet, Local: p.view.Uplink.Addr}
 	rules.Families[1] = host.Family{Network: p.config.IPv6Network, Subnet: own.Subnet6, Local: p.view.Uplink.Addr6}
 	return rules

@@ -122,11 +122,11 @@ func value(t *testing.T, etcd *flanneltest.Etcd, n *flanneltest.Node, public, ma
 // entries are the entries of a node for its peers.
 func entries(n *flanneltest.Node) string {
 	out := n.IP("route show proto 88")
-	for _, device := range []string{"flannel.1", "flannel.7"} {
-		if _, err := n.Run("ip", "link", "show", device); err == nil {
-			out += n.IP("neigh show dev "+device+" nud permanent") + n.IP("link show "+device)
-			fdb, _ := n.Run("bridge", "fdb", "show", "dev", device)
-			out += fdb
+	for _, device := range []string{"flannel.1", "flannel.7"} { // a device that does not exist has none; a daemon may just be replacing it
+		for _, command := range []string{"ip neigh show nud permanent dev ", "ip -d link show ", "bridge fdb show dev "} { // -d: also whether it learns
+			if shown, err := n.Run(strings.Fields(command + device)...); err == nil {
+				out += shown
+			}
 		}
 	}
 	return out
@@ -425,16 +425,27 @@ func TestIPv6Only(t *testing.T) {
 }
 
 // TestRace: nodes that start together get different subnets, although there are only as many subnets as nodes; flanneld ends if another
-// node was faster.
+// node was faster. etcd answers all nodes at the same time: each has the list of free subnets before another has taken one.
 func TestRace(t *testing.T) {
 	weft, _ := programs(t)
 	u := flanneltest.NewUnderlay(t)
 	etcd := u.Etcd()
 	etcd.Put(configKey, `{"Network":"10.5.0.0/22","SubnetLen":24,"Backend":{"Type":"host-gw"}}`)
 	nodes := []*flanneltest.Node{u.Node(), u.Node(), u.Node()}
-	for _, n := range nodes {
-		startWeft(n, weft, etcd)
-	}
+	etcd.Hold(func() {
+		for _, n := range nodes {
+			startWeft(n, weft, etcd)
+		}
+		for _, n := range nodes {
+			flanneltest.Eventually(t, n.Name+" has connected", func() error {
+				out, err := n.Run("ss", "-Htn", "state", "established", "dport", "2379")
+				if err == nil && out == "" {
+					err = errors.New("no connection")
+				}
+				return err
+			})
+		}
+	})
 	taken := map[string]bool{}
 	for _, n := range nodes {
 		taken[n.Subnet("FLANNEL_SUBNET")] = true
@@ -442,6 +453,28 @@ func TestRace(t *testing.T) {
 	if len(taken) != len(nodes) {
 		t.Errorf("subnets %v", taken)
 	}
+}
+
+// TestDirectRouteGoes: the direct route of a removed peer goes, although the peer's address is routed through a gateway by then. flanneld
+// looks at the routes again when it removes a peer, and then searches for the peer's tunnel entries.
+func TestDirectRouteGoes(t *testing.T) {
+	weft, _ := programs(t)
+	u := flanneltest.NewUnderlay(t)
+	etcd := u.Etcd()
+	etcd.Put(configKey, `{"Network":"10.5.0.0/16",`+below+`"Backend":{"Type":"vxlan","DirectRouting":true}}`)
+	n1 := u.Node()
+	startWeft(n1, weft, etcd)
+	n1.Subnet("FLANNEL_SUBNET")
+	const subnet = "10.5.200.0/24"
+	peer := subnetsPrefix + "10.5.200.0-24"
+	etcd.Put(peer, `{"PublicIP":"192.0.2.200","BackendType":"vxlan","BackendData":{"VNI":1,"VtepMAC":"02:00:00:00:00:c8"}}`)
+	has(t, n1, subnet, true)
+	if route := n1.IP("route show " + subnet); !strings.Contains(route, "via 192.0.2.200 dev eth0") {
+		t.Errorf("route %q, want one by eth0", route)
+	}
+	n1.IP("route add 192.0.2.200/32 via 192.0.2.254")
+	etcd.Delete(peer)
+	has(t, n1, subnet, false)
 }
 
 // TestCompaction: changes made while etcd could not be reached take effect once it is back, also if etcd has compacted their history.

@@ -29,8 +29,8 @@ type firewall struct {
 	warnings []string
 }
 
-// passages returns the passages of packets forwarded from and to networks.
-func passages(networks ...netip.Prefix) []nft.Passage {
+// Passages returns the passages of packets forwarded from and to networks.
+func Passages(networks ...netip.Prefix) []nft.Passage {
 	var out []nft.Passage
 	for _, network := range networks {
 		if !network.IsValid() {

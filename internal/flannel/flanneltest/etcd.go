@@ -4,6 +4,7 @@ import (
 	"encoding/base64"
 	"encoding/json"
 	"fmt"
+	"syscall"
 )
 
 // Etcd is an etcd on the underlay.
@@ -74,6 +75,14 @@ func (e *Etcd) start(port int) {
 		_, err := e.u.Space.Run("curl", "-sf", e.present+"/health")
 		return err
 	})
+}
+
+// Hold runs do while etcd answers nothing. Then it answers all requests that have arrived.
+func (e *Etcd) Hold(do func()) {
+	e.u.t.Helper()
+	e.process.Signal(syscall.SIGSTOP)
+	defer e.process.Signal(syscall.SIGCONT)
+	do()
 }
 
 // Away runs do, which changes the data, while nodes cannot reach etcd, and then compacts the history.

@@ -1,6 +1,9 @@
-// Package host compiles flannel's rules of a node: masquerading of packets that leave the network, and acceptance of packets forwarded from
-// or to it. Their effect is that of flannel's iptables rules. In addition, tunnel packets are accepted only from nodes. The package is
-// pure.
+// Package host compiles flannel's rules of a node: masquerading of packets that leave the network, with the effect of flannel's iptables
+// rules. In addition, tunnel packets are accepted only from nodes. The package is pure.
+//
+// There is no chain like FLANNEL-FWD, which accepts packets forwarded from and to the network. In iptables an accepting rule skips the rest
+// of the table, drops and its policy included. In nftables it ends only its own base chain: other tables' chains still drop the packet. What
+// FLANNEL-FWD is for is done in those chains (--iptables-forward-rules; nft.Survey finds them).
 package host
 
 import (
@@ -59,8 +62,6 @@ type Config struct {
 	// Masquerade translates the source of packets that leave the network to the node's address (--ip-masq), with a random port unless
 	// SequentialPorts.
 	Masquerade, SequentialPorts bool
-	// Forward accepts packets forwarded from or to the network (--iptables-forward-rules).
-	Forward bool
 	// Tunnel identifies the tunnel packets of nodes.
 	Tunnel Tunnel
 }
@@ -142,12 +143,6 @@ func (c *Config) rulesOf(i int, f Family) map[nft.Key]nft.Item {
 	}
 	if c.Masquerade {
 		add(nft.Chain{Name: "postrouting", Type: nft.TypeNAT, Hook: nft.HookPostrouting, Priority: prioritySNAT}, c.masquerade(w.l3, f, w.multicast))
-	}
-	if c.Forward {
-		add(nft.Chain{Name: "forward", Type: nft.TypeFilter, Hook: nft.HookForward, Priority: priorityFilter}, []string{
-			fmt.Sprintf("%s saddr %s accept", w.l3, f.Network),
-			fmt.Sprintf("%s daddr %s accept", w.l3, f.Network),
-		})
 	}
 	return items
 }

@@ -15,10 +15,8 @@ func TestRules(t *testing.T) {
 	c := host.Config{Families: [2]host.Family{
 		{Network: netip.MustParsePrefix("10.5.0.0/16"), Subnet: netip.MustParsePrefix("10.5.1.0/24"), Local: netip.MustParseAddr("192.0.2.1")},
 		{Network: netip.MustParsePrefix("2001:db8::/48"), Subnet: netip.MustParsePrefix("2001:db8:0:1::/64")},
-	}, Masquerade: true, Forward: true, Tunnel: host.Tunnel{Port: 8472}}
-	want := `ip forward: ip saddr 10.5.0.0/16 accept
-ip forward: ip daddr 10.5.0.0/16 accept
-ip postrouting: meta mark & 0x4000 == 0x4000 return
+	}, Masquerade: true, Tunnel: host.Tunnel{Port: 8472}}
+	want := `ip postrouting: meta mark & 0x4000 == 0x4000 return
 ip postrouting: ip saddr 10.5.1.0/24 ip daddr 10.5.0.0/16 return
 ip postrouting: ip saddr 10.5.0.0/16 ip daddr 10.5.1.0/24 return
 ip postrouting: ip saddr != 10.5.0.0/16 ip daddr 10.5.1.0/24 return
@@ -27,8 +25,6 @@ ip postrouting: ip saddr != 10.5.0.0/16 ip daddr 10.5.0.0/16 masquerade fully-ra
 ip tunnel: udp dport 8472 ip saddr != @nodes fib daddr type != unicast counter drop
 ip tunnel-input: udp dport 8472 ct status dnat counter drop
 ip tunnel-output: udp dport 8472 ip daddr @nodes ip saddr != 192.0.2.1 counter drop
-ip6 forward: ip6 saddr 2001:db8::/48 accept
-ip6 forward: ip6 daddr 2001:db8::/48 accept
 ip6 postrouting: meta mark & 0x4000 == 0x4000 return
 ip6 postrouting: ip6 saddr 2001:db8:0:1::/64 ip6 daddr 2001:db8::/48 return
 ip6 postrouting: ip6 saddr 2001:db8::/48 ip6 daddr 2001:db8:0:1::/64 return
@@ -39,6 +35,10 @@ ip6 tunnel: udp dport 8472 ip6 saddr != @nodes fib daddr type != unicast counter
 ip6 tunnel-input: udp dport 8472 ct status dnat counter drop`
 	if got := text(c.Rules()); got != want {
 		t.Errorf("got\n%s", got)
+	}
+	c.SequentialPorts = true
+	if got := text(c.Rules()); got != strings.ReplaceAll(want, " fully-random", "") {
+		t.Errorf("with sequential ports\n%s", got)
 	}
 	c = host.Config{Families: [2]host.Family{c.Families[0]}}
 	if got := text(c.Rules()); got != "" || len(c.Rules()) != 1 {

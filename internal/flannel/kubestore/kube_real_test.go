@@ -248,6 +248,11 @@ func TestOwnNode(t *testing.T) {
 	if out, err := n1.Run("curl", "-s", "http://127.0.0.1:8081/readyz"); err != nil || !strings.Contains(out, "waiting for a subnet") {
 		t.Errorf("%q, %v", out, err)
 	}
+	for _, condition := range c.get("n1").Status.Conditions {
+		if condition.Reason == "FlannelIsUp" {
+			t.Errorf("condition %+v of a node that has no subnet yet", condition)
+		}
+	}
 	c.patch("n1", `{"spec":{"podCIDR":"10.5.1.0/24","podCIDRs":["10.5.1.0/24"]}}`)
 	if subnet := n1.Subnet("FLANNEL_SUBNET"); subnet != "10.5.1.1/24" {
 		t.Errorf("subnet %s", subnet)

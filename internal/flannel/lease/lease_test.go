@@ -83,6 +83,9 @@ func TestFromNode(t *testing.T) {
 		wantErr      string
 	}{
 		{"good", good(func(*lease.Node) {}), true, true, ""},
+		{"other spacing, order and case", good(func(n *lease.Node) {
+			n.Annotations[k.Data] = "{ \"vtepmac\": \"AA:01:02:03:04:05\",\n\"New\": [1], \"vni\" : 1 }"
+		}), true, true, ""},
 		{"one family missing", good(func(n *lease.Node) { n.PodCIDRs = n.PodCIDRs[:1] }), true, false, ""},
 		{"bad MAC leaves the other family", good(func(n *lease.Node) { n.Annotations[k.Data] = `{"VNI":1,"VtepMAC":"01:00:5e:00:00:01"}` }), false, true, "annotation flannel.alpha.coreos.com/backend-data: VtepMAC 01:00:5e:00:00:01 is not a unicast address"},
 		{"zero MAC", good(func(n *lease.Node) { n.Annotations[k.Data] = `{"VNI":1,"VtepMAC":"00:00:00:00:00:00"}` }), false, true, "not a unicast"},

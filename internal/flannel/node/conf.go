@@ -13,6 +13,7 @@ import (
 	"weft.dev/weft/internal/flannel/delegate"
 	"weft.dev/weft/internal/flannel/host"
 	"weft.dev/weft/internal/flannel/subnetenv"
+	"weft.dev/weft/internal/nft"
 )
 
 // pluginType is the CNI type in flannel's configurations.
@@ -118,6 +119,7 @@ type bridge struct {
 	Routes                               []route
 	Ranges                               []netip.Prefix
 	Tunnel                               host.Tunnel
+	Passages                             []nft.Passage // that other programs' rules have to let pass
 	network, dataDir, cacheDir, delegate string
 }
 
@@ -196,6 +198,9 @@ func (c *conf) bridge(state *daemon.State) (*bridge, error) {
 		Name: cmp.Or(d.Bridge, defaultBridge), Gateway: d.IsGateway || d.IsDefaultGateway, Default: d.IsDefaultGateway, Hairpin: d.HairpinMode,
 		Promisc: d.PromiscMode, MTU: d.MTU, network: c.plugin.Name, dataDir: cmp.Or(d.IPAM.DataDir, defaultDataDir),
 		cacheDir: c.plugin.DataDir, delegate: string(raw), Tunnel: state.Tunnel,
+	}
+	if state.Forward {
+		b.Passages = daemon.Passages(state.Networks[:]...)
 	}
 	for _, set := range d.IPAM.Ranges {
 		for _, r := range set {

@@ -54,7 +54,7 @@ func Kind(opts KindOptions) network.Kind {
 	}
 	return network.Kind{
 		Name: Name, Present: present, Presence: []client.Object{&corev1.ConfigMap{}},
-		Care: machine.Care{Tables: Tables(), Sysctls: []machine.Sysctl{{Path: "net/ipv4/ip_forward", Value: "1"}}},
+		Care: machine.Care{Tables: Tables(), Apart: apart(), Sysctls: []machine.Sysctl{{Path: "net/ipv4/ip_forward", Value: "1"}}},
 		Objects: []network.Object{
 			{Kind: &corev1.ConfigMap{}, Namespaced: true, By: ctrlcache.ByObject{Namespaces: namespaces}},
 			{Kind: &corev1.Pod{}, Namespaced: true, Strip: strip},

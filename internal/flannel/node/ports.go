@@ -4,8 +4,10 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 
 	"weft.dev/weft/internal/attach"
+	"weft.dev/weft/internal/flannel/host"
 	"weft.dev/weft/internal/nft"
 	"weft.dev/weft/internal/nft/nftnl"
 	"weft.dev/weft/internal/reconcile"
@@ -137,6 +139,11 @@ func linkLocal(mac net.HardwareAddr) netip.Addr {
 
 // Tables are the network's tables that the agent's loop maintains.
 func Tables() []nft.Table { return []nft.Table{{Family: nft.FamilyInet, Name: hostTable}} }
+
+// apart are the network's tables that loops of its own maintain: the tables of the judge and of the ports, and the lease's.
+func apart() []nft.Table {
+	return slices.DeleteFunc(append(AllTables()[len(Tables()):], host.Tables()...), func(t nft.Table) bool { return host.Flanneld(t.Name) })
+}
 
 // AllTables are all nftables tables that the agent creates for the network's pods.
 func AllTables() []nft.Table {

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"net"
+	"net/netip"
 	"path/filepath"
 	"testing"
 	"time"
@@ -203,4 +204,66 @@ func TestInterfaceGone(t *testing.T) {
 	if err := h.Check(t.Context(), check); err == nil {
 		t.Error("CHECK finds nothing wrong with the pod that has no interface")
 	}
+}
+
+// TestNewSubnet: with another podCIDR the bridge gets the new gateway's address, and keeps the former one while pods of the former subnet
+// run; an address that something else left on the bridge goes.
+func TestNewSubnet(t *testing.T) {
+	s := newStage(t)
+	if err := s.space.Do(func(ns.NetNS) error {
+		stale, err := netlink.ParseAddr("10.244.99.1/24")
+		bridge := &netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: "cni0"}}
+		return errors.Join(err, netlink.LinkAdd(bridge), netlink.AddrAdd(bridge, stale))
+	}); err != nil {
+		t.Fatal(err)
+	}
+	h, stop := serveUntil(t, s)
+	before := space(t)
+	if _, err := add(t, h, "before", before); err != nil {
+		t.Fatal(err)
+	}
+	onBridge(t, s, map[string]bool{"10.244.99.1": false, "10.244.3.1": true})
+	stop()
+	former := s.state.Subnets[0]
+	s.state.Subnets[0] = netip.MustParsePrefix("10.244.7.0/24")
+	h = serve(t, s)
+	after := space(t)
+	result, err := add(t, h, "after", after)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if address, _ := netip.AddrFromSlice(result.IPs[0].Address.IP); !s.state.Subnets[0].Contains(address.Unmap()) {
+		t.Errorf("a new pod has %s, which is not in %s", address, s.state.Subnets[0])
+	}
+	onBridge(t, s, map[string]bool{"10.244.3.1": true, "10.244.7.1": true})
+	for pod, subnet := range map[ns.NetNS]netip.Prefix{before: former, after: s.state.Subnets[0]} {
+		if err := reaches(t, pod.Path(), subnet.Addr().Next(), true); err != nil {
+			t.Errorf("a pod of %s and its gateway: %v", subnet, err)
+		}
+	}
+}
+
+// onBridge waits until the bridge has, or does not have, addresses.
+func onBridge(t *testing.T, s *stage, want map[string]bool) {
+	t.Helper()
+	eventually(t, "the addresses of the bridge", func() error {
+		have := map[string]bool{}
+		err := s.space.Do(func(ns.NetNS) error {
+			bridge, err := netlink.LinkByName("cni0")
+			if err != nil {
+				return err
+			}
+			addresses, err := netlink.AddrList(bridge, netlink.FAMILY_V4)
+			for _, address := range addresses {
+				have[address.IP.String()] = true
+			}
+			return err
+		})
+		for address, wanted := range want {
+			if have[address] != wanted {
+				err = errors.Join(err, fmt.Errorf("%s: %t, want %t", address, have[address], wanted))
+			}
+		}
+		return err
+	})
 }

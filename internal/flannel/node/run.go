@@ -169,10 +169,12 @@ func (n *Network) establish(ctx context.Context, b *bridge, again bool) error {
 		return fmt.Errorf("program table bridge %s: %w", portsTable, err)
 	}
 	node := n.opts.Node
+	if err := node.Pass(ctx, Name, b.Passages); err != nil { // first, so that what an earlier process opened stays open
+		return err
+	}
 	if err := node.Rules.Start(ctx, map[reconcile.Owner]map[nft.Key]nft.Item{owner: hostRules(b, n.opts.ClosedPorts)}); err != nil {
 		return fmt.Errorf("program table inet %s: %w", hostTable, err)
 	}
-	// Other programs' rules are not opened (Node.Pass): the judge's table drops too, and would be taken for another program's.
 	if err := node.Links.Start(ctx, map[reconcile.Owner]map[link.Key]link.Item{owner: n.bridgeItems(b)}); err != nil {
 		return fmt.Errorf("program bridge %s: %w", b.Name, err)
 	}

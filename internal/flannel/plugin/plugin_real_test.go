@@ -180,6 +180,30 @@ func TestFailedDelIsTriedAgain(t *testing.T) {
 	}
 }
 
+// TestDamagedCache: DEL reports a file that it cannot read and keeps it; flannel's plugin succeeds, and the address leaks.
+func TestDamagedCache(t *testing.T) {
+	ours, r := program, newRig(t)
+	r.must(call{ours, "ADD", "c", "eth0", r.node.Sandbox("s").Path()}, r.conf(kube))
+	path := filepath.Join(r.caches(), "c")
+	whole, err := os.ReadFile(path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	if err := os.WriteFile(path, whole[:10], 0o600); err != nil {
+		t.Fatal(err)
+	}
+	if out, err := r.do(call{ours, "DEL", "c", "eth0", ""}, r.conf(kube)); err == nil || !strings.Contains(err.Error(), path) {
+		t.Errorf("DEL with a damaged file: %s, %v; want an error that names %s", out, err, path)
+	}
+	if err := os.WriteFile(path, whole, 0o600); err != nil {
+		t.Fatal(err)
+	}
+	r.must(call{ours, "DEL", "c", "eth0", ""}, r.conf(kube))
+	if len(r.held())+len(r.files()) > 0 {
+		t.Errorf("left: %v %v", r.held(), r.files())
+	}
+}
+
 // TestCheck makes the delegate check: what is missing in the pod is found.
 func TestCheck(t *testing.T) {
 	ours, r := program, newRig(t)
@@ -239,6 +263,40 @@ func TestNotReady(t *testing.T) {
 		if err == nil || !strings.Contains(err.Error(), c.want) {
 			t.Errorf("%s with %q: %s, %v; want %s", c.command, c.env, out, err, c.want)
 		}
+	}
+	if len(r.files()) > 0 {
+		t.Errorf("left: %v", r.files())
+	}
+}
+
+// TestDelegatesError: the error of a delegate is on standard output, in one JSON object with the delegate's own code; the delegate's DEL is
+// executed, and nothing remains.
+func TestDelegatesError(t *testing.T) {
+	ours, r := program, newRig(t)
+	r.path = t.TempDir()
+	const delegate = `#!/bin/sh
+echo "$CNI_COMMAND" >> "$CNI_PATH/commands"
+[ "$CNI_COMMAND" = ADD ] || exit 0
+echo '{"cniVersion":"1.0.0","code":114,"msg":"no such parent","details":"of the delegate"}'
+exit 1
+`
+	if err := os.WriteFile(filepath.Join(r.path, "bridge"), []byte(delegate), 0o700); err != nil { //nolint:gosec // a program
+		t.Fatal(err)
+	}
+	out, err := r.do(call{ours, "ADD", "c", "eth0", r.node.Path()}, r.conf(`"cniVersion":"1.0.0",`))
+	if err == nil {
+		t.Fatalf("ADD succeeds: %s", out)
+	}
+	_, printed, _ := strings.Cut(err.Error(), "exit status 1: ")
+	var failure struct {
+		Code         int
+		Msg, Details string
+	}
+	if err := json.Unmarshal([]byte(printed), &failure); err != nil || failure.Code != 114 || !strings.Contains(failure.Msg, "no such parent") || failure.Details != "of the delegate" {
+		t.Errorf("%q: %+v, %v; want the delegate's code 114 and its texts", printed, failure, err)
+	}
+	if commands, err := os.ReadFile(filepath.Join(r.path, "commands")); err != nil || string(commands) != "ADD\nDEL\n" {
+		t.Errorf("the delegate executed %q, %v; want ADD and DEL", commands, err)
 	}
 	if len(r.files()) > 0 {
 		t.Errorf("left: %v", r.files())
