@@ -267,7 +267,11 @@ func setPromisc(index int, on bool) *nl.NetlinkRequest {
 
 func (s *session) commitBridgePort(port *BridgePort, what *step) error {
 	remove := what.remove
-	device, err := s.find(port.Device)
+	found, err := s.conn.do(getLink(port.Device), getLink(port.Bridge))
+	if err != nil {
+		return err
+	}
+	device, err := found[0].device(port.Device)
 	if remove && errors.Is(err, ErrNoDevice) {
 		return nil // the port was removed with the device
 	}
@@ -275,7 +279,7 @@ func (s *session) commitBridgePort(port *BridgePort, what *step) error {
 		return err
 	}
 	index, master := device.Attrs().Index, device.Attrs().MasterIndex
-	bridge, err := s.find(port.Bridge)
+	bridge, err := found[1].device(port.Bridge)
 	if remove {
 		if err != nil || master != bridge.Attrs().Index {
 			return nil //nolint:nilerr // without its bridge the device is no port of it

@@ -182,6 +182,7 @@ func (e *Engine) Read(ctx context.Context) (map[Key]Item, error) {
 type session struct {
 	engine *Engine
 	path   string
+	// handle opens a socket for each of its requests, unless the session reads everything: most commits need none.
 	handle *netlink.Handle
 	conn   *conn
 }
@@ -198,7 +199,7 @@ func (e *Engine) in(path string, work func(*session) error) error {
 		where = opened
 	}
 	return onThread(where, func() error {
-		s := &session{engine: e, path: path, conn: e.conn}
+		s := &session{engine: e, path: path, conn: e.conn, handle: &netlink.Handle{}}
 		var err error
 		if path != "" {
 			if s.conn, err = dial(); err != nil {
@@ -206,16 +207,17 @@ func (e *Engine) in(path string, work func(*session) error) error {
 			}
 			defer s.conn.close()
 		}
-		if s.handle, err = netlink.NewHandle(unix.NETLINK_ROUTE); err != nil {
-			return fmt.Errorf("opening a netlink socket: %w", err)
-		}
-		defer s.handle.Close()
 		return work(s)
 	})
 }
 
 // read adds what is managed in the session's namespace.
 func (s *session) read(state map[Key]Item) error {
+	var err error
+	if s.handle, err = netlink.NewHandle(unix.NETLINK_ROUTE); err != nil {
+		return fmt.Errorf("opening a netlink socket: %w", err)
+	}
+	defer s.handle.Close()
 	links, err := listLinks(s.handle)
 	if err != nil {
 		return err

@@ -2,16 +2,19 @@ package link
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"os"
+	"slices"
+	"syscall"
 
 	"golang.org/x/sys/unix"
 )
 
-// WatchForwarding calls changed whenever IP forwarding, or another setting that the kernel reports with it (RTM_NEWNETCONF of
-// rtnetlink(7)), has changed in the calling thread's namespace, until ctx ends. The channel is closed when watching has ended, also after a
-// socket failure.
+// WatchForwarding calls changed whenever IP forwarding, or another setting of all devices that the kernel reports with it (RTM_NEWNETCONF
+// of rtnetlink(7)), has changed in the calling thread's namespace, until ctx ends. New devices, such as pods', are not reported. The channel
+// is closed when watching has ended, also after a socket failure.
 func WatchForwarding(ctx context.Context, changed func()) (<-chan struct{}, error) {
 	fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.NETLINK_ROUTE)
 	if err != nil {
@@ -31,12 +34,40 @@ func WatchForwarding(ctx context.Context, changed func()) (<-chan struct{}, erro
 		defer stop()
 		buffer := make([]byte, receiveSize)
 		for {
-			_, err := socket.Read(buffer)
-			if err != nil && !errors.Is(err, unix.ENOBUFS) && !errors.Is(err, unix.EINTR) {
+			size, err := socket.Read(buffer)
+			switch {
+			case err == nil:
+				if ofAllDevices(buffer[:size]) {
+					changed()
+				}
+			case errors.Is(err, unix.ENOBUFS), errors.Is(err, unix.EINTR): // events may be lost
+				changed()
+			default:
 				return
 			}
-			changed()
 		}
 	}()
 	return ended, nil
+}
+
+// NETCONFA_IFINDEX and its value NETCONFA_IFINDEX_ALL of linux/netconf.h, and the padded size of struct netconfmsg.
+const (
+	netconfIndex  = 1
+	netconfAll    = -1
+	netconfHeader = 4
+)
+
+// ofAllDevices reports whether a datagram has a message about the settings of all devices, or one that cannot be parsed.
+func ofAllDevices(datagram []byte) bool {
+	messages, err := syscall.ParseNetlinkMessage(datagram)
+	if err != nil {
+		return true
+	}
+	return slices.ContainsFunc(messages, func(message syscall.NetlinkMessage) bool {
+		if len(message.Data) < netconfHeader || !wellFormed(message.Data[netconfHeader:]) {
+			return true
+		}
+		index := byType(message.Data[netconfHeader:])[netconfIndex]
+		return len(index) != 4 || int32(binary.NativeEndian.Uint32(index)) == netconfAll
+	})
 }

@@ -8,10 +8,12 @@ import (
 	"testing"
 	"time"
 
+	"github.com/vishvananda/netlink"
+
 	"weft.dev/weft/internal/link/nstest"
 )
 
-// The kernel reports that forwarding was switched, in the namespace where the watch began.
+// The kernel reports that forwarding was switched, in the namespace where the watch began. A new device is not reported.
 func TestRealWatchForwarding(t *testing.T) {
 	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
 	defer cancel()
@@ -23,6 +25,9 @@ func TestRealWatchForwarding(t *testing.T) {
 		ended, err = WatchForwarding(watching, func() { changed <- struct{}{} })
 		return err
 	})
+	nstest.Do(t, home, func() error {
+		return netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "new0"}, PeerName: "new1"})
+	})
 	for _, value := range []string{"1", "0"} {
 		nstest.Do(t, home, func() error { return os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte(value), 0) })
 		select {
@@ -33,4 +38,7 @@ func TestRealWatchForwarding(t *testing.T) {
 	}
 	stop()
 	<-ended
+	if more := len(changed); more > 0 {
+		t.Errorf("%d reports too many", more)
+	}
 }
