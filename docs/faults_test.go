@@ -71,6 +71,15 @@ func TestKubeOVNFaultsHaveTests(t *testing.T) {
 	}
 }
 
+// The table of what must hold for VPCs is in order and complete, and names tests that exist.
+func TestVPCsHaveTests(t *testing.T) {
+	for i, number := range tableOfTests(t, "## What must hold for VPCs") {
+		if number != i+1 {
+			t.Errorf("row %d has the number %d", i+1, number)
+		}
+	}
+}
+
 // The table of what an attack found is in order, and names tests that exist.
 func TestAttacksHaveTests(t *testing.T) {
 	const last = 26

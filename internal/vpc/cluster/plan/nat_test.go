@@ -3,6 +3,7 @@ package plan_test
 import (
 	"fmt"
 	"maps"
+	"reflect"
 	"slices"
 	"strings"
 	"testing"
@@ -11,6 +12,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"pgregory.net/rapid"
 
 	kubeovn "weft.dev/weft/api/kubeovn/v1"
@@ -56,6 +58,8 @@ func (w *world) gatewaysOf(t fataler, p *plan.Plan) bool {
 	for _, set := range append(p.CreateWorkloads, p.UpdateWorkloads...) {
 		w.workloads[set.Name] = set
 		pod := &corev1.Pod{ObjectMeta: created(set.Name+"-0", 60), Spec: corev1.PodSpec{NodeName: "node1"}}
+		w.replaced++ // a StatefulSet whose template changes replaces its pod
+		pod.UID = types.UID(fmt.Sprint("uid-", pod.Name, w.replaced))
 		pod.Namespace, pod.Annotations = kubeovn.ConfigNamespace, set.Spec.Template.Annotations
 		w.pods[pod.Name] = pod
 	}
@@ -167,8 +171,61 @@ func (w *world) conditions() string {
 	return strings.Join(lines, "\n")
 }
 
-// Every order of creating and deleting the objects of a gateway, with the ConfigMaps removed and added in between, ends in the same state:
-// all rules are in effect, and after the last deletion nothing is left.
+// alter changes one of the users' objects, if it exists, to something else, valid or not.
+func (w *world) alter(r *rapid.T) {
+	r.Helper()
+	for _, c := range []struct {
+		object plan.Object
+		change func()
+	}{
+		{w.vpcs["test-vpc-1"], func() { w.vpcs["test-vpc-1"].Spec.StaticRoutes = nil }},
+		{w.subnets["net1"], func() {
+			s := &w.subnets["net1"].Spec
+			s.ExcludeIps, s.Private = []string{"10.0.1.5", "10.0.1.77"}, true
+		}},
+		{w.subnets["ovn-vpc-external-network"], func() { w.subnets["ovn-vpc-external-network"].Spec.Gateway = "192.168.100.2" }},
+		{w.gateways["gw1"], func() {
+			w.gateways["gw1"].Spec.LanIP = rapid.SampledFrom([]string{"10.0.1.200", "10.0.1.77", "10.9.9.9"}).Draw(r, "lanIp")
+		}},
+		{w.eips["eip2"], func() { w.eips["eip2"].Spec.NatGwDp = "none" }},
+		{w.snats["snat02"], func() {
+			w.snats["snat02"].Spec.InternalCIDR = rapid.SampledFrom([]string{"10.0.0.0/8", "10.1.1.0/24", "?"}).Draw(r, "internalCIDR")
+		}},
+		{w.fips["fip01"], func() { w.fips["fip01"].Spec.EIP = rapid.SampledFrom([]string{"eip1", "eip2", "none"}).Draw(r, "eip") }},
+		{w.dnats["web"], func() { w.dnats["web"].Spec.EIP, w.dnats["web"].Spec.Protocol = "eip3", "udp" }},
+	} {
+		if !reflect.ValueOf(c.object).IsNil() && rapid.IntRange(0, 3).Draw(r, "altered") == 0 {
+			c.change()
+			c.object.SetGeneration(c.object.GetGeneration() + 1)
+		}
+	}
+	if name := "ovn-vpc-external-network.kube-system"; w.definitions[name] != "" && rapid.IntRange(0, 3).Draw(r, "definition") == 0 {
+		w.definitions[name] = rapid.SampledFrom([]string{"{", `{"type":"macvlan","master":"ens38"}`}).Draw(r, "content")
+	}
+}
+
+// restore gives the objects the specifications that they have in another world.
+func (w *world) restore(from *world) {
+	restored := func(object, final plan.Object) {
+		if !reflect.DeepEqual(reflect.ValueOf(object).Elem().FieldByName("Spec").Interface(), reflect.ValueOf(final).Elem().FieldByName("Spec").Interface()) {
+			reflect.ValueOf(object).Elem().FieldByName("Spec").Set(reflect.ValueOf(final.DeepCopyObject()).Elem().FieldByName("Spec"))
+			object.SetGeneration(object.GetGeneration() + 1)
+		}
+	}
+	restored(w.vpcs["test-vpc-1"], from.vpcs["test-vpc-1"])
+	restored(w.gateways["gw1"], from.gateways["gw1"])
+	restored(w.eips["eip2"], from.eips["eip2"])
+	restored(w.snats["snat02"], from.snats["snat02"])
+	restored(w.fips["fip01"], from.fips["fip01"])
+	restored(w.dnats["web"], from.dnats["web"])
+	for name, s := range w.subnets {
+		restored(s, from.subnets[name])
+	}
+	w.definitions = maps.Clone(from.definitions)
+}
+
+// Every order of creating, changing and deleting the objects of a gateway, with the ConfigMaps removed and added in between, ends in the same
+// state: all rules are in effect, and after the last deletion nothing is left.
 func TestGatewayOrders(t *testing.T) {
 	first := newWorld(t)
 	for _, make := range first.users() {
@@ -206,7 +263,14 @@ func TestGatewayOrders(t *testing.T) {
 			for range rapid.IntRange(0, 3).Draw(r, "plans") {
 				w.step(r)
 			}
+			if rapid.IntRange(0, 3).Draw(r, "alter") == 0 {
+				w.alter(r)
+			}
 		}
+		for range rapid.IntRange(0, 3).Draw(r, "plans") {
+			w.step(r)
+		}
+		w.restore(first)
 		w.settle(r)
 		// The gateway's own address depends on when it was created, so the EIPs of the test are fixed, and hashes are equal.
 		if have := w.conditions(); have != want {

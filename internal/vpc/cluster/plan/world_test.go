@@ -52,6 +52,9 @@ type world struct {
 	definitions map[string]string
 	config      objects.NATConfig
 
+	// replaced counts the gateways' pods.
+	replaced int
+
 	// refuses selects the objects of a plan that the API server refuses to write; nil: none.
 	refuses func(plan.Object) bool
 
