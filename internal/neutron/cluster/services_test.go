@@ -80,6 +80,9 @@ func TestLoadBalancersOfOneName(t *testing.T) {
 		if all := r.cloud.all("loadbalancers"); len(all) != 2 {
 			t.Errorf("load balancers: %v", all)
 		}
+		if all := r.cloud.all("floatingips"); len(all) != 1 {
+			t.Errorf("floating IPs: %v", all)
+		}
 		s := &corev1.Service{}
 		if err := r.client.Get(t.Context(), at.NamespacedName, s); err != nil || len(s.Status.LoadBalancer.Ingress) != 1 {
 			t.Errorf("the Service has %v: %v", s.Status.LoadBalancer, err)
@@ -95,6 +98,9 @@ func TestLoadBalancersOfOneName(t *testing.T) {
 		}
 		if all := r.cloud.all("loadbalancers"); len(all) != 1 || all[0]["id"] != foreign {
 			t.Errorf("load balancers that are left: %v", all)
+		}
+		if all := r.cloud.all("floatingips"); len(all) != 0 {
+			t.Errorf("floating IPs that are left: %v", all)
 		}
 	}
 }

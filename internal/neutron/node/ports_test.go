@@ -1,6 +1,8 @@
 package node
 
 import (
+	"errors"
+	"fmt"
 	"net/netip"
 	"strings"
 	"testing"
@@ -61,6 +63,39 @@ func TestPortsThatTheNodeRoutesElsewhere(t *testing.T) {
 	ps.refuse(chosen.uuid, ps.routable(&chosen.spec))
 	if chosen, _, _ := ps.choose("u", func(string, *spec) bool { return false }); chosen != nil {
 		t.Errorf("chosen: %+v", chosen)
+	}
+}
+
+// Of two ports whose names on the switch are equal, one is served, and the other reports why it is not.
+func TestPortsWithTheSameDeviceNames(t *testing.T) {
+	scheme := runtime.NewScheme()
+	if err := weftv1.AddToScheme(scheme); err != nil {
+		t.Fatal(err)
+	}
+	builder := fake.NewClientBuilder().WithScheme(scheme)
+	for i, name := range []string{"00000001-0000-4000-8000-000000000001", "00000001-0000-4000-8000-000000000002"} {
+		builder = builder.WithObjects(&weftv1.NeutronPort{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: weftv1.NeutronPortSpec{
+			Network: weftv1.NeutronPortNetwork{Namespace: "blue", Name: "blue", UID: "u"}, Node: "n1", MAC: "0a:58:0a:f4:00:05", Active: true,
+			Addresses: []weftv1.NeutronPortAddress{{Address: fmt.Sprintf("10.244.0.%d/24", 5+i)}},
+		}})
+	}
+	ps := newPorts("n1", 0, nil, builder.Build(), nil)
+	for range 2 {
+		if err := ps.read(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		served, refused := 0, 0
+		for _, p := range ps.all {
+			switch {
+			case p.wanted && p.problem == nil:
+				served++
+			case !p.wanted && errors.Is(p.problem, errTwice):
+				refused++
+			}
+		}
+		if served != 1 || refused != 1 {
+			t.Errorf("%d ports are served and %d refused, want one of each: %v", served, refused, ps.all)
+		}
 	}
 }
 
