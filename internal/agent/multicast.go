@@ -84,7 +84,7 @@ func (m *multicastNamespaces) advance(ctx context.Context, network *overlay.Netw
 	}
 	change.Reset = !m.received
 	m.received, m.unsettled = true, true
-	if err := network.UpdateMulticast(ctx, change); err != nil {
+	if err := network.Multicast.Update(ctx, change); err != nil {
 		return fmt.Errorf("%w: %w", errUnprogrammed, err)
 	}
 	m.unsettled = false

@@ -45,9 +45,11 @@ func (c changer) Change(compile func(v feature.View) (feature.Flows, []attach.Re
 	if s == nil {
 		return nil
 	}
-	again := *s // a copy, so that ADDs under way compile again
-	n.settings.Store(&again)
+	// The settings are replaced by a copy, so that ADDs under way compile again. This comes after compile, which may change what pods' flows
+	// depend on: an ADD that compiled before then finds other settings afterwards.
+	again := *s
 	flows, changed := compile(again.featureView(n.live))
+	n.settings.Store(&again)
 	for i := range changed {
 		flows[owner(changed[i].Key())] = n.podFlows(&again, &changed[i])
 	}
@@ -84,8 +86,8 @@ func newProjects(n *Network) *projects.Projects {
 	return projects.New(changer{n}, projects.Options{
 		Running: n.running, Realised: n.opts.TenantsRealised, Now: n.opts.Now, Log: n.opts.Log,
 		Step: func() time.Duration { return n.opts.MoveStep },
-		Moved: func(_ feature.View, pods []attach.Record) feature.Flows {
-			flows, _ := n.multicast.Place(n.settings.Load().multicastView(), pods...)
+		Moved: func(v feature.View, pods []attach.Record) feature.Flows {
+			flows, _ := n.Multicast.Place(n.Multicast.View(v.Config), pods...)
 			return flows
 		},
 	})

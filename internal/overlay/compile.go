@@ -1,7 +1,6 @@
 package overlay
 
 import (
-	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -10,104 +9,25 @@ import (
 	"strings"
 
 	"weft.dev/weft/internal/attach"
+	"weft.dev/weft/internal/attach/plan"
 	"weft.dev/weft/internal/clusternetwork"
 	"weft.dev/weft/internal/ipam"
 	"weft.dev/weft/internal/link"
-	"weft.dev/weft/internal/nft"
 	"weft.dev/weft/internal/openflow"
 	"weft.dev/weft/internal/overlay/pipeline"
+	"weft.dev/weft/internal/overlay/recovery"
+	"weft.dev/weft/internal/overlay/remotes"
 	"weft.dev/weft/internal/ovsdb"
 	"weft.dev/weft/internal/reconcile"
 )
 
-// fragments are what remote hosts contribute to the engines, by owner; empty for hosts that are gone.
-type fragments struct {
-	rules map[reconcile.Owner]map[nft.Key]nft.Item
-	flows map[reconcile.Owner]map[openflow.Key]openflow.Entry
-}
-
-// compileRemotes returns the fragments of the remote hosts that differ from those of the previous call, or of all. If the subnets of two
-// overlap, only the first gets a fragment; otherwise chance would decide which of them receives a packet.
-func (n *Network) compileRemotes(s *settings, hosts []clusternetwork.HostSubnet, all bool) fragments {
-	f := fragments{
-		rules: map[reconcile.Owner]map[nft.Key]nft.Item{},
-		flows: map[reconcile.Owner]map[openflow.Key]openflow.Entry{},
-	}
-	usable := n.usable(s, hosts)
-	names := make(map[reconcile.Owner]string, len(hosts))
-	for i := range hosts {
-		names[remote(&hosts[i]).Owner()] = hosts[i].Host
-	}
-	n.hosts.Store(&names)
-	for o := range n.remotes {
-		if _, still := usable[o]; !still {
-			f.flows[o], f.rules[o] = nil, nil
-		}
-	}
-	for o, r := range usable {
-		if was, known := n.remotes[o]; all || !known || was != r {
-			f.flows[o], f.rules[o] = s.pipeline.Remote(r), s.host.RemoteRules(r.NodeIP)
-		}
-	}
-	changed := all || !maps.Equal(n.remotes, usable)
-	n.remotes = usable
-	if changed {
-		maps.Copy(f.flows, n.multicast.Nodes(s.multicastView(), n.remotes))
+// compileRemotes returns the fragments of the remote hosts that differ from those of the previous call, or of all.
+func (n *Network) compileRemotes(s *settings, hosts []clusternetwork.HostSubnet, all bool) remotes.Fragments {
+	f, changed := n.hosts.Update(remotes.Config{Pipeline: &s.pipeline, Host: &s.host, All: all, Log: n.opts.Log}, hosts)
+	if all || changed {
+		maps.Copy(f.Flows, n.Multicast.Nodes(n.Multicast.View(&s.pipeline), n.hosts.Usable()))
 	}
 	return f
-}
-
-// usable returns the remote hosts that fragments can be compiled from. It logs once why another one is left out.
-func (n *Network) usable(s *settings, hosts []clusternetwork.HostSubnet) map[reconcile.Owner]pipeline.Remote {
-	ordered := slices.Clone(hosts)
-	slices.SortFunc(ordered, precedence)
-	remotes := make([]pipeline.Remote, 0, len(hosts))
-	for i := range ordered {
-		remotes = append(remotes, remote(&ordered[i]))
-	}
-	var taken []pipeline.Remote
-	usable, leftOut := make(map[reconcile.Owner]pipeline.Remote, len(remotes)), map[reconcile.Owner]string{}
-	for _, r := range remotes {
-		err := s.pipeline.CheckRemote(r)
-		if err == nil {
-			taken, err = take(taken, r)
-		}
-		if err == nil {
-			usable[r.Owner()] = r
-			continue
-		}
-		leftOut[r.Owner()] = err.Error()
-		if n.leftOut[r.Owner()] != err.Error() {
-			n.opts.Log.Error("remote host left out", "error", err)
-		}
-	}
-	n.leftOut = leftOut
-	return usable
-}
-
-// precedence orders remote hosts. The cluster's nodes come first: their subnets were assigned to them, and an object written for another
-// host must not take one away. The order is the same on all nodes.
-func precedence(a, b clusternetwork.HostSubnet) int {
-	made := func(h clusternetwork.HostSubnet) int {
-		if h.NodeUID != "" {
-			return 0
-		}
-		return 1
-	}
-	return cmp.Or(cmp.Compare(made(a), made(b)), cmp.Compare(a.UID, b.UID))
-}
-
-// take adds a remote host to taken unless it overlaps one of them. taken is ordered by subnet and has no overlaps.
-func take(taken []pipeline.Remote, r pipeline.Remote) ([]pipeline.Remote, error) {
-	at, _ := slices.BinarySearchFunc(taken, r, func(a, b pipeline.Remote) int {
-		return a.Subnet.Addr().Compare(b.Subnet.Addr())
-	})
-	for _, other := range taken[max(0, at-1):min(at+1, len(taken))] {
-		if other.Subnet.Overlaps(r.Subnet) {
-			return taken, fmt.Errorf("HostSubnet %s: subnet %s overlaps %s of HostSubnet %s", r.Name, r.Subnet, other.Subnet, other.Name)
-		}
-	}
-	return slices.Insert(taken, at, r), nil
 }
 
 // setPods hands over the fragments of all attachments without waiting. Failure reports their fate.
@@ -119,7 +39,7 @@ func (n *Network) setPods(s *settings) {
 	// of policies, isolated pods would receive nothing.
 	flows := n.adaptPolicies(s)
 	maps.Copy(flows, n.Firewalls.Adapt(s.featureView(n.live)))
-	maps.Copy(flows, n.multicast.Adapt(s.multicastView(), n.live))
+	maps.Copy(flows, n.Multicast.Adapt(n.Multicast.View(&s.pipeline), n.live))
 	for key, rec := range n.live {
 		if err := s.pipeline.CheckPod(pod(&rec)); err != nil {
 			n.opts.Log.Error("port of a pod stays closed", "attachment", key.String(), "error", err)
@@ -181,7 +101,7 @@ func (n *Network) open(rec attach.Record) {
 	}
 	n.enforcer.Attach(&rec)
 	if s := n.settings.Load(); s != nil {
-		if flows, _ := n.multicast.Place(s.multicastView(), rec); len(flows) > 0 {
+		if flows, _ := n.Multicast.Place(n.Multicast.View(&s.pipeline), rec); len(flows) > 0 {
 			n.engines.Flows.Set(flows)
 		}
 	}
@@ -215,7 +135,7 @@ func (n *Network) shut(keys ...attach.Key) {
 		}
 	}
 	if s := n.settings.Load(); s != nil {
-		if flows := n.multicast.Leave(s.multicastView(), keys...); len(flows) > 0 {
+		if flows := n.Multicast.Leave(n.Multicast.View(&s.pipeline), keys...); len(flows) > 0 {
 			n.purges.Later()
 			n.engines.Flows.Set(flows)
 		}
@@ -235,7 +155,7 @@ func (n *Network) resume(ctx context.Context, s *settings) error {
 		return fmt.Errorf("HostSubnet %s: %w", s.view.Local.Host, err)
 	}
 	if n.pool == nil {
-		if err := errors.Join(n.rebuildRecords(ctx, s), n.takeOver(ctx)); err != nil {
+		if err := errors.Join(n.recover(ctx, s), n.takeOver(ctx)); err != nil {
 			return err
 		}
 	}
@@ -256,6 +176,25 @@ func (n *Network) resume(ctx context.Context, s *settings) error {
 	}
 	n.ofports.Resume(own.OFPort)
 	return nil
+}
+
+// recover rebuilds unreadable records whose interfaces agree with the runtime's cache.
+func (n *Network) recover(ctx context.Context, s *settings) error {
+	r := recovery.Recovery{
+		Network: NetworkName, Gateway: s.pipeline.Gateway, BootID: n.opts.BootID, Cache: n.opts.RuntimeCache, Store: n.store,
+		Records: n.opts.Records, Standing: n.engines.Standing, Ports: n.opts.Ports, Log: n.opts.Log,
+		Agrees: func(ctx context.Context, rec *attach.Record, prePlugged bool) error {
+			pair, err := plan.Pair(rec, &s.attachments)
+			if err != nil {
+				return err
+			}
+			if prePlugged {
+				pair.Standing = n.opts.Ports
+			}
+			return errors.Join(s.pipeline.CheckPod(pod(rec)), checkPair(ctx, n.engines.Pods, rec, pair))
+		},
+	}
+	return r.Run(ctx)
 }
 
 // takeOver takes over records, pre-plugged ports and pods' links from before the restart. It deletes links of no pod, and reaps those

@@ -91,7 +91,7 @@ func (n *Network) remove(ctx context.Context, recs []attach.Record) error {
 	}
 	hostPorts := n.hostPorts.Withdraw(recs...) // another pod may have them already, even if the rest fails
 	failure := func(o reconcile.Owner) error { return named(string(o), n.engines.Flows.Failure(o)) }
-	if err := errors.Join(n.engines.Flows.Apply(ctx, flows), n.multicast.Withdrawn(keys, failure)); err != nil {
+	if err := errors.Join(n.engines.Flows.Apply(ctx, flows), n.Multicast.Withdrawn(keys, failure)); err != nil {
 		return fmt.Errorf("closing ports: %w", err)
 	}
 	// In parallel: one waits for netlink, the other for the switch.

@@ -2,10 +2,14 @@ package overlay
 
 import (
 	"context"
+	"testing"
 
+	"weft.dev/weft/internal/attach"
 	"weft.dev/weft/internal/overlay/balancer"
 	"weft.dev/weft/internal/overlay/egress"
+	"weft.dev/weft/internal/overlay/feature"
 	"weft.dev/weft/internal/overlay/firewalls"
+	"weft.dev/weft/internal/overlay/multicast"
 	"weft.dev/weft/internal/overlay/projects"
 )
 
@@ -36,6 +40,26 @@ func (l *life) UpdateTenants(ctx context.Context, change TenantChange) error {
 	return l.Projects.Update(ctx, change)
 }
 
+func (l *life) UpdateMulticast(ctx context.Context, change multicast.Change) error {
+	return l.Multicast.Update(ctx, change)
+}
+
 func (l *life) TenantsRealised() uint64 { return l.Projects.Realised() }
 
 func (l *life) TenantsPending() bool { return l.Projects.Pending() }
+
+// The settings are replaced after a feature has changed its state. An ADD takes unchanged settings as proof that its flows are current, so
+// flows compiled before the change must have been compiled with the former settings.
+func TestFeaturesChangeBeforeSettings(t *testing.T) {
+	l := start(t)
+	was := l.settings.Load()
+	changer{l.Network}.Change(func(feature.View) (feature.Flows, []attach.Record) {
+		if l.settings.Load() != was {
+			t.Error("the settings are replaced before the feature changes")
+		}
+		return nil, nil
+	})
+	if l.settings.Load() == was {
+		t.Error("the settings are not replaced: an ADD under way keeps the former flows")
+	}
+}

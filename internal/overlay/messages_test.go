@@ -1,8 +1,11 @@
 package overlay
 
 import (
+	"log/slog"
 	"strings"
 	"testing"
+
+	"weft.dev/weft/internal/overlay/remotes"
 )
 
 // The error about a remote host names its object, and not the object's UID.
@@ -14,15 +17,13 @@ func TestRemoteHostsAreNamed(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	l.updating.Lock()
-	defer l.updating.Unlock()
-	l.usable(s, view.Remotes)
+	l.hosts.Update(remotes.Config{Pipeline: &s.pipeline, Host: &s.host, Log: slog.New(slog.DiscardHandler)}, view.Remotes)
 	for uid, want := range map[string]string{
 		"uid-overlaps": "HostSubnet overlaps: subnet 10.128.2.0/24 overlaps 10.128.2.0/23 of HostSubnet b",
 		"uid-own":      "HostSubnet own: host address 192.0.2.1 is this node's own",
 	} {
 		found := ""
-		for owner, why := range l.leftOut {
+		for owner, why := range l.hosts.LeftOut() {
 			if strings.HasSuffix(string(owner), uid) {
 				found = why
 			}

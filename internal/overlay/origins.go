@@ -92,28 +92,28 @@ func (n *Network) objects(o reconcile.Owner) []Object {
 	case kind == "egressfirewall":
 		return []Object{{Kind: "EgressNetworkPolicy", Namespace: name}}
 	case kind == "hostsubnet":
-		if hosts := n.hosts.Load(); hosts != nil && (*hosts)[o] != "" {
-			return []Object{{Kind: "HostSubnet", Name: (*hosts)[o]}}
+		if host := n.hosts.Name(o); host != "" {
+			return []Object{{Kind: "HostSubnet", Name: host}}
 		}
 	case kind == "egressip":
-		return n.projects(name)
+		return projectsOf(name, n.EgressIPs.Namespaces)
 	case o == pipeline.OwnerMulticastNodes:
 		return []Object{{Kind: "HostSubnet"}}
 	case kind == "multicast":
-		return n.multicastProjects(name)
+		return projectsOf(name, n.Multicast.Namespaces)
 	}
 	return nil
 }
 
-// projects returns the NetNamespaces with the VNID and an egress IP.
-func (n *Network) projects(vnid string) []Object {
+// projectsOf returns the NetNamespaces with the VNID that have a feature.
+func projectsOf(vnid string, namespaces func(vnid uint32) []string) []Object {
 	number, err := strconv.ParseUint(vnid, 10, 32)
 	if err != nil {
 		return nil
 	}
 	var objects []Object
-	for _, namespace := range n.EgressIPs.Namespaces(uint32(number)) {
-		objects = append(objects, Object{Kind: "NetNamespace", Name: namespace})
+	for _, name := range namespaces(uint32(number)) {
+		objects = append(objects, Object{Kind: "NetNamespace", Name: name})
 	}
 	return objects
 }

@@ -33,6 +33,7 @@ import (
 	"weft.dev/weft/internal/overlay/multicast"
 	"weft.dev/weft/internal/overlay/pipeline"
 	"weft.dev/weft/internal/overlay/projects"
+	"weft.dev/weft/internal/overlay/remotes"
 	"weft.dev/weft/internal/ovsdb"
 	"weft.dev/weft/internal/policy"
 	"weft.dev/weft/internal/policy/enforcer"
@@ -181,23 +182,19 @@ type Network struct {
 	Projects  *projects.Projects
 	routers   egressrouter.Routers
 	hostPorts hostports.Ports
-	// multicast decides which projects have multicast.
-	multicast *multicast.Projects
+	Multicast *multicast.Feature
 
 	// settings is nil until the first View is programmed. Until then no pod is attached.
 	settings atomic.Pointer[settings]
 	// waiting says what the network waits for while settings is nil.
 	waiting atomic.Pointer[string]
 
-	// hosts are the names of remote hosts, by owner.
-	hosts atomic.Pointer[map[reconcile.Owner]string]
+	// hosts are the remote hosts.
+	hosts *remotes.Hosts
 
 	// updating serialises Update, and guards the fields below.
 	updating sync.Mutex
-	// remotes are the remote hosts that have fragments; leftOut has the reasons why the others have none.
-	remotes map[reconcile.Owner]pipeline.Remote
-	leftOut map[reconcile.Owner]string
-	started bool
+	started  bool
 	// incomplete says that the last Update failed: the next one compiles everything.
 	incomplete bool
 	// crossing says that pods are closed while the network changes from one isolating mode to another.
@@ -233,7 +230,7 @@ func New(engines Engines, store *attach.Store, opts Options) *Network {
 	}
 	n := &Network{
 		engines: engines, store: store, opts: opts, running: make(chan struct{}),
-		remotes: map[reconcile.Owner]pipeline.Remote{}, leftOut: map[reconcile.Owner]string{}, live: map[attach.Key]attach.Record{},
+		live: map[attach.Key]attach.Record{}, hosts: remotes.New(),
 	}
 	n.enforcer = newEnforcer(n)
 	n.links = newUnlinker(n)
@@ -246,7 +243,7 @@ func New(engines Engines, store *attach.Store, opts Options) *Network {
 	n.Services = newBalancer(n, groups)
 	n.routers = egressrouter.Routers{Macvlans: engines.Macvlans, Privileged: opts.Privileged, BootID: opts.BootID}
 	n.hostPorts = hostports.Ports{Loop: engines.Rules, Kernel: engines.Kernel, Reserved: opts.Reserved, BootID: opts.BootID, Log: opts.Log}
-	n.multicast = multicast.New()
+	n.Multicast = multicast.NewFeature(changer{n}, n.Projects.Reached, n.hosts.Usable)
 	n.Waiting("the agent is starting")
 	return n
 }
@@ -280,7 +277,7 @@ func (n *Network) Update(ctx context.Context, view View) error {
 	if err != nil {
 		return err
 	}
-	next.projects, next.firewalls, next.egress, next.multicast = n.Projects, n.Firewalls, n.EgressIPs, n.multicast
+	next.projects, next.firewalls, next.egress, next.multicast = n.Projects, n.Firewalls, n.EgressIPs, n.Multicast
 	if !n.started {
 		if err := n.start(ctx, next); err != nil {
 			return err
@@ -324,8 +321,8 @@ func (n *Network) start(ctx context.Context, s *settings) error {
 		n.enforcer.Compile(n.flowCompiler(s), podRanges(s.view.Remotes))
 	}
 	// start does not wait for the fragments of pods and remote hosts: a pod that has lost its link must not block the others.
-	remotes := n.compileRemotes(s, s.view.Remotes, true)
-	n.engines.Rules.Set(remotes.rules)
+	remote := n.compileRemotes(s, s.view.Remotes, true)
+	n.engines.Rules.Set(remote.Rules)
 	n.EgressIPs.Inherit(s.featureView(nil), former)
 	n.opening.Lock()
 	n.hostPorts.Set(n.live)
@@ -342,7 +339,7 @@ func (n *Network) start(ctx context.Context, s *settings) error {
 	if err := n.engines.Links.Start(ctx, s.links()); err != nil {
 		return fmt.Errorf("node links: %w", err)
 	}
-	n.engines.Flows.Set(remotes.flows)
+	n.engines.Flows.Set(remote.Flows)
 	n.engines.Flows.Set(n.Services.Adapt(s.featureView(nil), true))
 	if err := n.engines.Flows.Start(ctx, s.flows()); err != nil {
 		return fmt.Errorf("flows: %w", err)
@@ -372,13 +369,13 @@ func (n *Network) refresh(ctx context.Context, was, s *settings) error {
 		}
 	}
 	n.follow(s)
-	remotes := n.compileRemotes(s, s.view.Remotes, true)
-	n.engines.Rules.Set(remotes.rules)
+	remote := n.compileRemotes(s, s.view.Remotes, true)
+	n.engines.Rules.Set(remote.Rules)
 	n.engines.Flows.Set(n.EgressIPs.Adapt(s.featureView(nil)))
 	rules := n.engines.Rules.Apply(ctx, s.rules())
 	// This order loses no packet that is allowed both before and after a change of the mode: packets from other nodes are handled by the new
 	// mode before the pods' flows stop saying which packets they admit, and the flow that admits everything is removed last.
-	n.engines.Flows.Set(remotes.flows)
+	n.engines.Flows.Set(remote.Flows)
 	if n.crossing || s.policies() && !was.policies() { // until pods' flows say which pods are isolated, these let everything through
 		if err := n.engines.Flows.Apply(ctx, s.flows()); err != nil {
 			return named("flows", err)
@@ -402,13 +399,13 @@ func (n *Network) refresh(ctx context.Context, was, s *settings) error {
 func (n *Network) refreshRemotes(ctx context.Context, s *settings, hosts []clusternetwork.HostSubnet) error {
 	changed := n.compileRemotes(s, hosts, false)
 	n.followNodes(s, hosts)
-	if len(changed.flows) == 0 {
+	if len(changed.Flows) == 0 {
 		return nil
 	}
 	n.incomplete = true
-	n.engines.Flows.Set(changed.flows)
-	rules := n.engines.Rules.Apply(ctx, changed.rules)
-	flows := n.engines.Flows.Apply(ctx, changed.flows)
+	n.engines.Flows.Set(changed.Flows)
+	rules := n.engines.Rules.Apply(ctx, changed.Rules)
+	flows := n.engines.Flows.Apply(ctx, changed.Flows)
 	if err := errors.Join(named("node rules", rules), named("flows", flows)); err != nil {
 		return err
 	}

@@ -40,7 +40,7 @@ type settings struct {
 	// These features change, unlike the other fields.
 	projects  *projects.Projects
 	firewalls *firewalls.Firewalls
-	multicast *multicast.Projects
+	multicast *multicast.Feature
 	egress    *egress.Addresses
 }
 
@@ -184,11 +184,6 @@ func (s *settings) isolates() bool { return s.pipeline.Mode == pipeline.ModeMult
 // hasVNIDs reports whether packets carry their sender's VNID. Then pods of a namespace without one are closed.
 func (s *settings) hasVNIDs() bool { return s.isolates() || s.policies() }
 
-// remote returns a remote host as the pipeline needs it.
-func remote(subnet *clusternetwork.HostSubnet) pipeline.Remote {
-	return pipeline.Remote{UID: string(subnet.UID), Name: subnet.Host, NodeIP: subnet.HostIP, Subnet: subnet.Subnet, FixedVNID: subnet.VNID}
-}
-
 // pod returns an attachment as the pipeline needs it.
 func pod(rec *attach.Record) pipeline.Pod {
 	p := pipeline.Pod{Owner: owner(rec.Key()), OFPort: rec.OFPort}
@@ -206,7 +201,7 @@ func (s *settings) pod(rec *attach.Record) (p pipeline.Pod, open bool) {
 	if !s.hasVNIDs() {
 		return p, true
 	}
-	p.Multicast = s.multicast != nil && s.multicast.Sends(s.multicastView(), rec)
+	p.Multicast = s.multicast != nil && s.multicast.Sends(s.multicast.View(&s.pipeline), rec)
 	p.VNID, p.Admits, open = s.projects.VNIDs(rec.PodNamespace)
 	return p, open
 }

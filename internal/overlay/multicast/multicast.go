@@ -1,5 +1,5 @@
 // Package multicast decides which projects have multicast and which pods of a node send and receive it, and compiles the flows for it. It
-// keeps its own state under its own lock, and does no I/O: it returns flows, and the caller programs them.
+// keeps its own state under its own lock. Projects does no I/O: it returns flows. Feature programs them.
 //
 // A VNID has multicast if all namespaces with that VNID have it enabled. A pod takes part with the VNIDs in its own flows: while its
 // namespace moves, it receives what is sent with the old VNID and with the new one, as with unicast.
@@ -317,10 +317,10 @@ func (p *Projects) Withdrawn(keys []attach.Key, failure func(reconcile.Owner) er
 }
 
 // Await notes owners whose flows were handed over and must be in effect before a change is complete.
-func (p *Projects) Await(flows Flows) {
+func (p *Projects) Await(handed []reconcile.Owner) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for o := range flows {
+	for _, o := range handed {
 		p.pending[o] = struct{}{}
 	}
 }

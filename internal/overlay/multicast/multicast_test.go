@@ -106,12 +106,12 @@ func TestProjects(t *testing.T) {
 // What was handed over is pending until it is in effect.
 func TestPending(t *testing.T) {
 	p := multicast.New()
-	p.Await(multicast.Flows{"x": nil, "y": nil})
+	p.Await([]reconcile.Owner{"x", "y"})
 	p.InEffect([]reconcile.Owner{"x"})
 	if pending := p.Pending(); !slices.Equal(pending, []reconcile.Owner{"y"}) {
 		t.Errorf("pending %v", pending)
 	}
-	p.Await(multicast.Flows{"z": nil})
+	p.Await([]reconcile.Owner{"z"})
 	p.InEffect(p.Pending())
 	if pending := p.Pending(); len(pending) > 0 {
 		t.Errorf("pending %v", pending)
