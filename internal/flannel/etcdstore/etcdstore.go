@@ -31,7 +31,7 @@ const (
 	dialTimeout    = 5 * time.Second
 	requestTimeout = 10 * time.Second
 	retry          = time.Second
-	// acquireTries limits how often another subnet is chosen because another node took the first choice.
+	// acquireTries limits how often subnets are chosen again because another lease was written meanwhile.
 	acquireTries = 30
 )
 
@@ -266,8 +266,8 @@ func mine(records []record, l lease.Lease) (record, bool) {
 	return record{}, false
 }
 
-// errTaken reports that another node was faster.
-var errTaken = errors.New("another node took the subnet")
+// errTaken reports that the listing by which a subnet was chosen is out of date.
+var errTaken = errors.New("another lease was written meanwhile")
 
 // Acquire acquires subnets for the node: its current ones, its former ones, or free ones.
 func (s *Store) Acquire(ctx context.Context, l lease.Lease) (lease.Lease, error) {
@@ -289,8 +289,8 @@ func (s *Store) Acquire(ctx context.Context, l lease.Lease) (lease.Lease, error)
 	return l, err
 }
 
-// acquire acquires subnets by a listing of the leases. If the listing is out of date, the put's condition does not hold. What follows the
-// leases then begins with this listing.
+// acquire acquires subnets by a listing of the leases. If another lease was written since, the put's condition does not hold. What follows
+// the leases then begins with this listing.
 func (s *Store) acquire(ctx context.Context, l lease.Lease) (lease.Lease, error) {
 	all, err := s.lastListing(ctx)
 	if err != nil {
@@ -299,7 +299,7 @@ func (s *Store) acquire(ctx context.Context, l lease.Lease) (lease.Lease, error)
 	if r, ok := mine(all.records, l); ok {
 		if s.fits(r.subnets) {
 			l.Subnet, l.Subnet6 = r.subnets[0], r.subnets[1]
-			if err = s.put(ctx, l, &r); err == nil {
+			if err = s.put(ctx, l, &r, all.revision); err == nil {
 				s.listed = all
 			}
 			return l, err
@@ -315,7 +315,7 @@ func (s *Store) acquire(ctx context.Context, l lease.Lease) (lease.Lease, error)
 		return lease.Lease{}, err
 	}
 	l.Subnet, l.Subnet6 = subnets[0], subnets[1]
-	if err = s.put(ctx, l, nil); err == nil {
+	if err = s.put(ctx, l, nil, all.revision); err == nil {
 		all.records = append(all.records, record{key: lease.FormatKey(l.Subnet, l.Subnet6)})
 		s.listed = all
 	}
@@ -415,12 +415,13 @@ func next(subnet netip.Prefix) netip.Addr {
 }
 
 // put writes the node's key. With r, the node already owns the key: a reservation keeps having no etcd lease. Without r, the key is
-// created.
-func (s *Store) put(ctx context.Context, l lease.Lease, r *record) error {
+// created, if no lease was written since the listing with that revision: the same or an overlapping subnet may be in another key, because
+// a key has the subnets of both families.
+func (s *Store) put(ctx context.Context, l lease.Lease, r *record, revision int64) error {
 	name := lease.FormatKey(l.Subnet, l.Subnet6)
 	key := s.subnetsPrefix() + name
 	id, granted := clientv3.LeaseID(0), false
-	condition := clientv3.Compare(clientv3.CreateRevision(key), "=", 0)
+	condition := clientv3.Compare(clientv3.ModRevision(s.subnetsPrefix()), "<", revision+1).WithPrefix()
 	if r != nil {
 		id, condition = r.etcd, clientv3.Compare(clientv3.ModRevision(key), "=", r.modified)
 		if id != 0 {
