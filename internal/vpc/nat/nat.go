@@ -6,6 +6,7 @@
 package nat
 
 import (
+	"cmp"
 	"crypto/sha256"
 	"encoding/hex"
 	"fmt"
@@ -292,29 +293,35 @@ func (c *compiler) addresses(g *Gateway) {
 			in.EIPs = append(in.EIPs, *v)
 		}
 	}
-	c.rulesOf(in)
+	c.rulesOf(in, nil)
 }
 
 // leaves reports whether the EIP is being deleted and no rule names it.
 func (e *EIP) leaves() bool { return e.Object.DeletionTimestamp != nil && len(e.Rules) == 0 }
 
-// Asks returns which elements of a gateway's maps the rules require, even if the gateway itself cannot be compiled (gateway.Asks). While the
-// gateway's object exists, EIPs of other external Subnets are not its own.
+// Asks returns which elements of a gateway's maps the rules require, even if the gateway itself cannot be compiled (gateway.Asks). Of EIPs
+// with the same address, one that the gateway's state would have is used first. The others are used as well, because the gateway's external
+// Subnet may be what is wrong.
 func (n *Network) Asks(name string) func(*nft.Element) bool {
-	in := &gateway.Input{}
-	g := n.Gateways[name]
+	in, g, rank := &gateway.Input{}, n.Gateways[name], map[string]int{}
 	for _, e := range n.eipsOf[name] {
-		if e.Value.Addr.IsValid() && !e.leaves() && (g == nil || e.Value.External == g.Value.External) {
+		if e.Value.Addr.IsValid() {
 			in.EIPs = append(in.EIPs, e.Value)
+			if g != nil && e.Value.External != g.Value.External {
+				rank[e.Value.Name] = 1
+			}
+			if e.leaves() {
+				rank[e.Value.Name] = 2
+			}
 		}
 	}
-	n.rulesOf(in)
+	n.rulesOf(in, rank)
 	return gateway.Asks(in)
 }
 
-// rulesOf sorts the EIPs, removes those whose address is taken, and collects the rules of the others.
-func (n *Network) rulesOf(in *gateway.Input) {
-	slices.SortFunc(in.EIPs, func(a, b objects.EIP) int { return a.Compare(b.Age) })
+// rulesOf sorts the EIPs by rank (none: 0) and age, removes those whose address is taken, and collects the rules of the others.
+func (n *Network) rulesOf(in *gateway.Input, rank map[string]int) {
+	slices.SortFunc(in.EIPs, func(a, b objects.EIP) int { return cmp.Or(cmp.Compare(rank[a.Name], rank[b.Name]), a.Compare(b.Age)) })
 	taken := map[netip.Addr]bool{}
 	in.EIPs = slices.DeleteFunc(in.EIPs, func(e objects.EIP) bool {
 		double := taken[e.Addr] || e.Addr == in.Own

@@ -17,8 +17,8 @@ func made(name string, second int64) metav1.ObjectMeta {
 	return metav1.ObjectMeta{Name: name, UID: types.UID(name), CreationTimestamp: metav1.NewTime(time.Unix(second, 0))}
 }
 
-// A gateway without a usable definition keeps the translations of its rules, whatever older EIPs of the same address there are that its
-// state would not have: one of another external Subnet, and one that is being deleted.
+// A gateway that cannot be compiled keeps the translations of its rules: whatever older EIPs of the same address there are that its state
+// would not have (of another external Subnet, or being deleted), and also if the gateway names another external Subnet than all its EIPs.
 func TestAsksOfShadowedEIPs(t *testing.T) {
 	const address = "192.168.100.230"
 	eip := func(name string, second int64, external string) kubeovn.IptablesEIP {
@@ -29,23 +29,36 @@ func TestAsksOfShadowedEIPs(t *testing.T) {
 	}
 	leaving := eip("leaving", 2, "ext")
 	leaving.DeletionTimestamp = &metav1.Time{Time: time.Unix(9, 0)}
-	network := nat.Compile(&nat.Objects{
-		Gateways: []kubeovn.VpcNatGateway{{ObjectMeta: made("gw", 1), Spec: kubeovn.VpcNatGatewaySpec{
-			Vpc: "v", Subnet: "s", LanIP: "10.0.1.254", ExternalSubnets: []string{"ext"},
-		}}},
-		EIPs: []kubeovn.IptablesEIP{eip("elsewhere", 1, "other"), leaving, eip("own", 3, "ext")},
-		FIPs: []kubeovn.IptablesFIPRule{{ObjectMeta: made("f", 4), Spec: kubeovn.IptablesFIPRuleSpec{EIP: "own", InternalIP: "10.0.1.5"}}},
-	})
-	if network.Gateways["gw"].Problem == (nat.Problem{}) {
-		t.Fatal("the gateway compiles")
-	}
-	asked := network.Asks("gw")
-	element := &nft.Element{Family: nft.FamilyIPv4, Table: gateway.Table, Set: gateway.FloatingIn, Match: []string{address}, Value: []string{"10.0.1.5"}, Owner: "IptablesFIPRule/f"}
-	if !asked(element) {
-		t.Error("the translation of a rule that exists is withdrawn")
-	}
-	element.Value = []string{"10.0.1.6"}
-	if asked(element) {
-		t.Error("a translation that no rule requires is kept")
+	for name, c := range map[string]struct {
+		external string
+		eips     []kubeovn.IptablesEIP
+	}{
+		"older EIPs that the gateway cannot have": {"ext", []kubeovn.IptablesEIP{eip("elsewhere", 1, "other"), leaving, eip("own", 3, "ext")}},
+		"a gateway with a misspelt Subnet":        {"typo", []kubeovn.IptablesEIP{leaving, eip("own", 3, "ext")}},
+	} {
+		t.Run(name, func(t *testing.T) {
+			network := nat.Compile(&nat.Objects{
+				Gateways: []kubeovn.VpcNatGateway{{ObjectMeta: made("gw", 1), Spec: kubeovn.VpcNatGatewaySpec{
+					Vpc: "v", Subnet: "s", LanIP: "10.0.1.254", ExternalSubnets: []string{c.external},
+				}}},
+				EIPs: c.eips,
+				FIPs: []kubeovn.IptablesFIPRule{{ObjectMeta: made("f", 4), Spec: kubeovn.IptablesFIPRuleSpec{EIP: "own", InternalIP: "10.0.1.5"}}},
+			})
+			if network.Gateways["gw"].Problem == (nat.Problem{}) {
+				t.Fatal("the gateway compiles")
+			}
+			asked := network.Asks("gw")
+			element := &nft.Element{
+				Family: nft.FamilyIPv4, Table: gateway.Table, Set: gateway.FloatingIn, Match: []string{address}, Value: []string{"10.0.1.5"},
+				Owner: "IptablesFIPRule/f",
+			}
+			if !asked(element) {
+				t.Error("the translation of a rule that exists is withdrawn")
+			}
+			element.Value = []string{"10.0.1.6"}
+			if asked(element) {
+				t.Error("a translation that no rule requires is kept")
+			}
+		})
 	}
 }

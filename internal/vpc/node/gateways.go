@@ -347,6 +347,7 @@ func (g *gateways) reportAll(ctx context.Context) error {
 func (g *gateways) reportOne(ctx context.Context, rec *attach.Record, hash string) error {
 	g.mu.Lock()
 	before := g.reported[rec.Key()]
+	delete(g.reported, rec.Key()) // not known until the API server answers
 	g.mu.Unlock()
 	meta := map[string]any{}
 	if rec.PodUID != "" {
