@@ -123,8 +123,8 @@ func (r *serviceReconciler) networkOf(ctx context.Context, s *corev1.Service) (*
 // errService marks errors that only a change of the Service fixes.
 var errService = errors.New("the Service cannot be served")
 
-// ensure requests the next change in Octavia, and writes the addresses to the Service once there is none. An error with a result is final
-// until then.
+// ensure requests the next change in Octavia, and writes the addresses to the Service once there is none. If it returns a result with an
+// error, the Service is reconciled again then, and not before.
 func (r *serviceReconciler) ensure(ctx context.Context, s *corev1.Service, n *stackubev1.Network) (result ctrl.Result, err error) {
 	os, err := r.cloud.get(ctx)
 	if err != nil {

@@ -83,7 +83,7 @@ func newNetwork(ctx context.Context, n *node.Node, deps network.Deps, rest time.
 			deps.Events.Warning(policy, "PolicyNotAsSpecified", "Enforce", note)
 		}
 	}
-	made.ports.describe, made.ports.awaitBound = made.describe, vswitch.Database.AwaitBound
+	made.ports.describe, made.ports.awaitBound, made.ports.log = made.describe, vswitch.Database.AwaitBound, deps.Log
 	if n.Elsewhere != nil {
 		made.ports.elsewhere = func(addr netip.Addr) (string, error) { return n.Elsewhere(addr, host.Device) }
 	}

@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"log/slog"
 	"maps"
 	"net"
 	"net/netip"
@@ -60,9 +61,9 @@ type port struct {
 	// zone and new flows on br-int.
 	used     bool
 	released time.Time
-	// bound reports that the program that controls br-int has bound the port since it was last plugged. It counts only for a port that was
-	// plugged again: until then, spec.active is what Neutron reported before.
-	bound bool
+	// again reports that the port was plugged before: spec.active may be what Neutron reported then. bound reports that the program that
+	// controls br-int has bound the port since it was last plugged.
+	again, bound bool
 	// sent is the last status written, and sentAt when.
 	sent   *weftv1.NeutronPortStatus
 	sentAt time.Time
@@ -84,6 +85,7 @@ type ports struct {
 	rows    *node.RowLoop
 	objects client.Reader
 	api     client.Client
+	log     *slog.Logger
 	wake    chan struct{}
 	// describe reports the node. It is called by each pass.
 	describe func(ctx context.Context) error
@@ -106,7 +108,7 @@ type ports struct {
 
 func newPorts(name string, rest time.Duration, rows *node.RowLoop, objects client.Reader, api client.Client) *ports {
 	return &ports{
-		node: name, rest: rest, rows: rows, objects: objects, api: api, wake: make(chan struct{}, 1),
+		node: name, rest: rest, rows: rows, objects: objects, api: api, wake: make(chan struct{}, 1), log: slog.New(slog.DiscardHandler),
 		describe: func(context.Context) error { return nil }, elsewhere: func(netip.Addr) (string, error) { return "", nil },
 		all: map[string]*port{}, slots: map[host.Slot]string{}, former: map[string]host.Left{}, changed: make(chan struct{}), replugged: func() {},
 	}
@@ -231,6 +233,7 @@ func (ps *ports) take(object *weftv1.NeutronPort) {
 				p.released = left.Mark.Released
 			}
 		}
+		p.again = !p.released.IsZero()
 		ps.all[p.uuid] = p
 	}
 	p.object = object
@@ -322,8 +325,9 @@ func (ps *ports) unplug(ctx context.Context) error {
 			p.plugged = true // as far as is known
 			continue
 		}
+		p.again, p.bound = true, false
 		if p.used {
-			p.used, p.bound, p.released = false, false, time.Now().Truncate(time.Second)
+			p.used, p.released = false, time.Now().Truncate(time.Second)
 		}
 		if p.object == nil {
 			delete(ps.all, p.uuid)
@@ -494,8 +498,8 @@ func (p *port) free(network string) bool {
 		p.plugged && p.active() && p.holder == nil && !p.used && p.problem == nil && p.unroutable == nil
 }
 
-// active reports whether the port can be expected to work: Neutron has reported it as ACTIVE, and if it was plugged again since, it is bound.
-func (p *port) active() bool { return p.object.Spec.Active && (p.bound || p.released.IsZero()) }
+// active reports whether the port can be expected to work: Neutron has reported it as ACTIVE, and if it was plugged before, it is bound again.
+func (p *port) active() bool { return p.object.Spec.Active && (p.bound || !p.again) }
 
 // unbound returns the ports that were plugged again and are not known to be bound, by their names on br-int. cancel is called when there may
 // be others.
@@ -505,24 +509,32 @@ func (ps *ports) unbound(cancel func()) map[string]*port {
 	ps.replugged = cancel
 	names := map[string]*port{}
 	for _, p := range ps.all {
-		if p.plugged && !p.released.IsZero() && !p.bound {
+		if p.plugged && p.again && !p.bound && !p.used {
 			names[host.IntegrationPort(p.uuid)] = p
 		}
 	}
 	return names
 }
 
-// followBindings notes which ports are bound until ctx ends.
+// followBindings notes which ports are bound until ctx ends. After an error it tries again: without it no port would be used a second time.
 func (ps *ports) followBindings(ctx context.Context) {
+	delay := firstRetry
 	for ctx.Err() == nil {
 		waiting, cancel := context.WithCancel(ctx)
 		names := ps.unbound(cancel)
 		bound, err := ps.awaitBound(waiting, slices.Collect(maps.Keys(names)))
-		ended := err != nil && waiting.Err() == nil // the database is closed
+		failed := err != nil && waiting.Err() == nil
 		cancel()
-		if ended {
-			return
+		if failed {
+			ps.log.WarnContext(ctx, "bindings of ports not read from Open vSwitch's database; reading them again", "error", err, "delay", delay)
+			select {
+			case <-ctx.Done():
+			case <-time.After(delay):
+			}
+			delay = min(2*delay, lastRetry)
+			continue
 		}
+		delay = firstRetry
 		ps.mu.Lock()
 		for _, name := range bound {
 			if p := names[name]; p.plugged && !p.used {

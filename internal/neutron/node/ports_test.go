@@ -1,18 +1,27 @@
 package node
 
 import (
+	"context"
 	"errors"
 	"fmt"
+	"io"
 	"net/netip"
 	"strings"
+	"sync"
 	"testing"
+	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 
 	weftv1 "weft.dev/weft/api/weft/v1"
+	"weft.dev/weft/internal/neutron/host"
+	"weft.dev/weft/internal/neutron/pipeline"
 	"weft.dev/weft/internal/node"
+	"weft.dev/weft/internal/ovsdb"
+	"weft.dev/weft/internal/reconcile"
 )
 
 // A port whose address the node routes elsewhere is assigned to no pod and reports why, and is assigned once the node can route it.
@@ -96,6 +105,124 @@ func TestPortsWithTheSameDeviceNames(t *testing.T) {
 		if served != 1 || refused != 1 {
 			t.Errorf("%d ports are served and %d refused, want one of each: %v", served, refused, ps.all)
 		}
+	}
+}
+
+// switched is the ports of a node with a switch in memory, and the only NeutronPort, which is ACTIVE.
+func switched(t *testing.T) (ps *ports, api client.Client, key client.ObjectKey) {
+	t.Helper()
+	scheme := runtime.NewScheme()
+	if err := weftv1.AddToScheme(scheme); err != nil {
+		t.Fatal(err)
+	}
+	object := &weftv1.NeutronPort{
+		ObjectMeta: metav1.ObjectMeta{Name: "00000001-0000-4000-8000-000000000000"},
+		Spec: weftv1.NeutronPortSpec{
+			Network: weftv1.NeutronPortNetwork{Namespace: "blue", Name: "blue", UID: "u"}, Node: "n1", MAC: "0a:58:0a:f4:00:05", Active: true,
+			Addresses: []weftv1.NeutronPortAddress{{Address: "10.244.0.5/16"}},
+		},
+		Status: weftv1.NeutronPortStatus{Plugged: true},
+	}
+	api = fake.NewClientBuilder().WithScheme(scheme).WithObjects(object).Build()
+	vswitch := ovsdb.NewFake(pipeline.Bridge)
+	vswitch.Hand(ovsdb.Change{Set: map[ovsdb.Key]ovsdb.Row{ovsdb.BridgeKey(host.IntegrationBridge): &ovsdb.Bridge{Name: host.IntegrationBridge}}})
+	rows := reconcile.NewLoop(vswitch, reconcile.Options[ovsdb.Key, ovsdb.Row]{})
+	var group sync.WaitGroup
+	ctx, cancel := context.WithCancel(t.Context())
+	group.Go(func() { _ = rows.Run(ctx) })
+	t.Cleanup(func() { cancel(); group.Wait() })
+	if err := rows.Start(ctx, map[reconcile.Owner]map[ovsdb.Key]ovsdb.Row{pipeline.Owner: host.Rows(ovsdb.DatapathNetdev)}); err != nil {
+		t.Fatal(err)
+	}
+	return newPorts("n1", 0, rows, api, api), api, client.ObjectKeyFromObject(object)
+}
+
+// step is a pass without its reports.
+func step(t *testing.T, ps *ports) {
+	t.Helper()
+	if err := errors.Join(ps.read(t.Context()), ps.unplug(t.Context()), ps.plug(t.Context())); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// A port that was unplugged and plugged again is free only once it is bound, also if no pod used it, and although the switch's database could
+// not be read in between.
+func TestPortsAreBoundAgain(t *testing.T) {
+	ps, api, key := switched(t)
+	free := func() bool {
+		chosen, _, _ := ps.choose("u", func(string, *spec) bool { return false })
+		return chosen != nil
+	}
+	step(t, ps)
+	if !free() {
+		t.Fatal("a port that Neutron reports as ACTIVE is not free")
+	}
+	mac := func(value string) {
+		t.Helper()
+		object := &weftv1.NeutronPort{}
+		if err := api.Get(t.Context(), key, object); err != nil {
+			t.Fatal(err)
+		}
+		object.Spec.MAC = value
+		if err := api.Update(t.Context(), object); err != nil {
+			t.Fatal(err)
+		}
+		step(t, ps)
+	}
+	mac("none")
+	if ps.all[key.Name].plugged {
+		t.Fatal("a port without a MAC address is plugged")
+	}
+	mac("0a:58:0a:f4:00:05")
+	if !ps.all[key.Name].plugged || free() {
+		t.Fatal("a port that was plugged again is free before it is bound")
+	}
+
+	failures := 0
+	ps.awaitBound = func(ctx context.Context, names []string) ([]string, error) {
+		switch {
+		case failures == 0:
+			failures++
+			return nil, io.ErrUnexpectedEOF
+		case len(names) == 0:
+			<-ctx.Done()
+			return nil, ctx.Err()
+		}
+		return names, nil
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	var group sync.WaitGroup
+	group.Go(func() { ps.followBindings(ctx) })
+	defer group.Wait()
+	defer cancel()
+	for end := time.Now().Add(time.Minute); ; {
+		_, _, changed := ps.choose("u", func(string, *spec) bool { return false })
+		if changed == nil {
+			break
+		}
+		select {
+		case <-changed:
+		case <-time.After(time.Until(end)):
+			t.Fatal("the port is bound, and not free")
+		}
+	}
+	if failures != 1 {
+		t.Errorf("%d failures", failures)
+	}
+}
+
+// A port that could not be unplugged is not waited for.
+func TestUsedPortsAreNotWaitedFor(t *testing.T) {
+	ps, _, key := switched(t)
+	step(t, ps)
+	p := ps.all[key.Name]
+	p.again = true
+	if names := ps.unbound(func() {}); len(names) != 1 {
+		t.Errorf("waited for: %v", names)
+	}
+	p.used = true
+	if names := ps.unbound(func() {}); len(names) != 0 {
+		t.Errorf("waited for: %v", names)
 	}
 }
 
