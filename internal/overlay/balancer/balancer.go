@@ -57,8 +57,6 @@ type Engines struct {
 type Balancer struct {
 	network feature.Network
 	engines Engines
-	// turn has room for the one Update that programs a change.
-	turn chan struct{}
 
 	mu sync.Mutex
 	table
@@ -66,7 +64,7 @@ type Balancer struct {
 
 // New returns the Balancer of a network, without any Service.
 func New(network feature.Network, engines Engines) *Balancer {
-	return &Balancer{network: network, engines: engines, turn: make(chan struct{}, 1), table: newTable(engines.Groups)}
+	return &Balancer{network: network, engines: engines, table: newTable(engines.Groups)}
 }
 
 // Update programs a change of Services, and flushes the connections that would otherwise go on to endpoints that are gone. Before the
@@ -80,12 +78,6 @@ func (x *Balancer) Update(ctx context.Context, change Change) error {
 // program programs the fragments of the Services that a change affects, and returns the connections to flush afterwards.
 func (x *Balancer) program(ctx context.Context, change Change) (map[reconcile.Owner][]service.Stale, error) {
 	defer x.network.Begin()()
-	select {
-	case x.turn <- struct{}{}:
-		defer func() { <-x.turn }()
-	case <-ctx.Done():
-		return nil, named("Services", ctx.Err())
-	}
 	fragments := x.take(change)
 	if fragments == nil {
 		return nil, nil

@@ -66,8 +66,6 @@ type Addresses struct {
 	// forget flushes connections. come receives addresses to announce.
 	forget *forgetter
 	come   chan []netip.Addr
-	// turn has room for the one Update that programs a change.
-	turn chan struct{}
 
 	mu     sync.RWMutex
 	wanted IPs
@@ -84,7 +82,7 @@ type Addresses struct {
 // New returns Addresses of a network, without any egress IP.
 func New(network feature.Network, engines Engines) *Addresses {
 	return &Addresses{
-		network: network, engines: engines, forget: newForgetter(), come: make(chan []netip.Addr, 1), turn: make(chan struct{}, 1),
+		network: network, engines: engines, forget: newForgetter(), come: make(chan []netip.Addr, 1),
 		broken: map[uint32]struct{}{}, groups: map[string]uint32{},
 	}
 }
@@ -128,12 +126,6 @@ func (a *Addresses) Namespaces(vnid uint32) []string {
 // because traffic without one leaves by the node's own address. After an error, the same change may be passed again.
 func (a *Addresses) Update(ctx context.Context, e IPs) error {
 	defer a.network.Begin()()
-	select {
-	case a.turn <- struct{}{}:
-		defer func() { <-a.turn }()
-	case <-ctx.Done():
-		return fmt.Errorf("egress addresses: %w", ctx.Err())
-	}
 	v, on := a.network.View()
 	all, differs := a.take(e, on)
 	if !on || !differs {

@@ -18,13 +18,15 @@ type Flows = map[reconcile.Owner]map[openflow.Key]openflow.Entry
 
 // Network is the overlay as its features change it.
 type Network interface {
-	// Begin begins the update of a feature. Until end is called, the network's View stays the same.
+	// Begin begins the update of a feature. Until end is called, the network's View stays the same, and no other feature is updated.
 	Begin() (end func())
 	// View returns what features compile from, without the attachments; false before the network is programmed.
 	View() (v View, on bool)
 	// Change calls compile, and hands over the flows that it returns together with the flows of the attachments that it returns, in one
 	// change and without waiting. No attachment is opened or closed meanwhile, and the flows of ADDs under way are compiled again. It returns
-	// the owners whose flows it handed over. Before the network is programmed it returns none, and does not call compile.
+	// the owners whose flows it handed over. A feature changes what pods' flows depend on before Change or in compile, never later: the flows
+	// of ADDs under way are compiled again only after compile has returned. Before the network is programmed it returns none, and does not
+	// call compile.
 	Change(compile func(v View) (Flows, []attach.Record)) []reconcile.Owner
 	// Settled waits until the switch has tried the flows of these owners, and returns why some of them are not in effect.
 	Settled(ctx context.Context, owners iter.Seq[reconcile.Owner]) error
