@@ -421,7 +421,10 @@ func (p *Pods) Reshape(ctx context.Context, path, name string, want Shape) error
 			return nil
 		}
 		gone, err := conn.do(deleteLink(receiver.Attrs().Index))
-		return errors.Join(err, unlessGone(gone[0].err))
+		if err != nil {
+			return err
+		}
+		return unlessGone(gone[0].err)
 	})
 	switch {
 	case err == nil, errors.Is(err, ErrNoNamespace) && want == Shape{}:
