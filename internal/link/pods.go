@@ -217,8 +217,12 @@ func (c *creation) makePair() error {
 		if err != nil || stale == nil {
 			return err
 		}
-		if answers, err = c.conn.do(deleteLink(stale.Attrs().Index)); err != nil || answers[0].err != nil {
-			return errors.Join(errors.New("removing the stale pair"), err, answers[0].err)
+		removed, err := c.conn.do(deleteLink(stale.Attrs().Index))
+		if err == nil {
+			err = removed[0].err
+		}
+		if err != nil {
+			return fmt.Errorf("removing the stale pair: %w", err)
 		}
 	}
 }
