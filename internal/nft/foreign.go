@@ -63,7 +63,8 @@ func (b *build) foreign() {
 }
 
 // foreignChains lists the base chains of type filter of other programs' tables, and counts all chains of each table. Chains that
-// translate see only the first packet of a connection, and are not meant for dropping.
+// translate see only the first packet of a connection, and are not meant for dropping. Chains of the families arp and bridge see no packets
+// of a Passage, and ForeignJumps are not possible there.
 func (e *Engine) foreignChains(ctx context.Context) (bases []chainObject, chains map[tableKey]int, err error) {
 	text, err := e.ask(ctx, "-j", "list", "chains")
 	if err != nil {
@@ -77,11 +78,21 @@ func (e *Engine) foreignChains(ctx context.Context) (bases []chainObject, chains
 	for _, chain := range all.chains {
 		table := tableKey{chain.Family, chain.Table}
 		chains[table]++
-		if chain.Hook != "" && chain.Type != TypeNAT && !e.cares(table) && !e.apart[table] {
+		if chain.Hook != "" && chain.Type != TypeNAT && seesIP(chain.Family) && !e.cares(table) && !e.apart[table] {
 			bases = append(bases, chain)
 		}
 	}
 	return bases, chains, nil
+}
+
+// seesIP reports whether the chains of a family see packets of IP as such.
+func seesIP(family Family) bool {
+	switch family {
+	case FamilyIPv4, FamilyIPv6, FamilyInet, FamilyNetdev:
+		return true
+	default:
+		return false
+	}
 }
 
 // readForeign adds the rules with Mark. Of tables with thousands of chains, which are kube-proxy's, it lists only the base chains.

@@ -96,8 +96,8 @@ type Survey struct {
 	rules map[Key]int
 }
 
-// Rules returns how many rules a chain of another program has. Tables with very many chains, and tables without a base chain, are not
-// examined: their chains count as empty.
+// Rules returns how many rules a chain of another program has. Tables with very many chains, tables without a base chain, and tables of the
+// families arp and bridge are not examined: their chains count as empty.
 func (s *Survey) Rules(chain Key) int { return s.rules[chain] }
 
 // Concerns reports whether a drift may change the result of a Survey of the same passages.
