@@ -339,10 +339,6 @@ func (a *agent) run(ctx context.Context) error {
 	serving.Go(func() error { return a.objects.egressIPs.alive.Run(serveCtx) })
 	a.engineCtx = engineGroupCtx
 	opened.run(engineGroupCtx, engines)
-	engines.Go(func() error {
-		opened.rules.Prefetch(engineGroupCtx)
-		return nil
-	})
 	a.engines.Store(opened)
 	engines.Go(func() error { return a.handler.Run(engineGroupCtx) })
 	if a.places != nil {
@@ -350,6 +346,7 @@ func (a *agent) run(ctx context.Context) error {
 	}
 	serving.Go(func() error { return a.networks.run(serveCtx, engineGroupCtx, opened, engines) })
 	serving.Go(func() error { return a.serveNetwork(serveCtx, engineGroupCtx, opened, engines) })
+	opened.readAhead(engineGroupCtx, engines, PortsNamespace(a.opts.RunDir)) // after the requests to other programs, which take longer
 	serving.Go(func() error { // a failed engine ends the agent
 		select {
 		case <-engineGroupCtx.Done():
@@ -375,7 +372,7 @@ func (a *agent) serveNetwork(ctx, engineCtx context.Context, e *engines, group *
 	case <-a.networks.overlay:
 	}
 	a.waiting.set("waiting for Open vSwitch's database at " + a.opts.OVSRunDir)
-	if err := a.openSwitch(ctx, e, func(e *engines) { e.runSwitch(engineCtx, group) }); err != nil {
+	if err := a.openSwitch(ctx, e, e.runSwitch(engineCtx, group)); err != nil {
 		return ignoreEnd(ctx, err)
 	}
 	if len(e.cares) == 1 {

@@ -59,7 +59,7 @@ func (a *agent) dryRun(ctx context.Context, group *errgroup.Group) (admin.Diff, 
 	}
 	defer e.close()
 	e.runLoops(ctx, group)
-	if err := a.openSwitch(ctx, e, func(e *engines) { e.runSwitchLoops(ctx, group) }); err != nil {
+	if err := a.openSwitch(ctx, e, e.runSwitchLoops(ctx, group)); err != nil {
 		return admin.Diff{}, err
 	}
 	for name := range e.cares {

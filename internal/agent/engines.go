@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"net/netip"
+	"os"
 	"path/filepath"
 	"slices"
 	"sync"
@@ -44,6 +45,8 @@ type engines struct {
 	links    *link.Engine
 	rules    *nft.Engine
 	pods     *link.Pods
+	// surveyed is pods for the overlay.
+	surveyed *surveyed
 
 	rowLoop  *reconcile.Loop[ovsdb.Key, ovsdb.Row]
 	flowLoop *reconcile.Loop[openflow.Key, openflow.Entry]
@@ -111,6 +114,7 @@ func (e *engines) openKernel(opts Options, tell *recorder) error {
 	if e.pods, err = link.NewPods(); err != nil {
 		return err
 	}
+	e.surveyed = &surveyed{Pods: e.pods}
 	if e.rules, err = nft.NewEngine(nft.Options{Tables: care.Tables, Unmanaged: care.Unmanaged, Apart: care.Apart, Foreign: true}); err != nil {
 		return err
 	}
@@ -118,14 +122,19 @@ func (e *engines) openKernel(opts Options, tell *recorder) error {
 	e.ruleLoop = reconcile.NewLoop(readOnly(e.dry, e.rules), reconcile.Options[nft.Key, nft.Item]{Name: nameRules, Log: opts.Log, Observe: observe, Settled: e.rulesSettled, Keep: e.handovers.KeepRule})
 	e.tunnels = newTunnels(opts.Log)
 	e.firewall = newFirewall(e.rules, e.ruleLoop, opts.Log)
-	e.handovers.OnChange(e.linkLoop.Resync)
-	e.handovers.OnChange(e.ruleLoop.Resync)
+	e.handovers.OnChange(e.linkLoop.KeepChanged)
+	e.handovers.OnChange(e.ruleLoop.KeepChanged)
 	return nil
 }
 
-// openSwitch connects to Open vSwitch if it is not connected yet, and calls run, which starts the loops. It waits for the switch's database
-// until ctx ends.
-func (a *agent) openSwitch(ctx context.Context, e *engines, run func(*engines)) error {
+// switchRunner starts what keeps Open vSwitch in step: flows first, then rows.
+type switchRunner struct {
+	flows, rows func()
+}
+
+// openSwitch connects to Open vSwitch if it is not connected yet, and starts its loops. It waits for the switch's database until ctx ends.
+// If the bridge exists, its flows are read while the database is copied.
+func (a *agent) openSwitch(ctx context.Context, e *engines, run switchRunner) error {
 	e.opening.Lock()
 	defer e.opening.Unlock()
 	if e.switched.Load() {
@@ -135,6 +144,11 @@ func (a *agent) openSwitch(ctx context.Context, e *engines, run func(*engines)) 
 	for _, bridge := range e.care().Bridges {
 		names = append(names, bridge.Name)
 	}
+	if _, err := os.Stat(bridgeSocket(a.opts, host.Bridge)); err == nil && !e.dry {
+		if err := a.openFlows(ctx, e, run); err != nil {
+			return err
+		}
+	}
 	rows, err := ovsdb.Open(ctx, ovsdb.Config{
 		Endpoint: "unix:" + filepath.Join(a.opts.OVSRunDir, "db.sock"), Bridges: names, Logger: a.opts.Log,
 	})
@@ -142,39 +156,70 @@ func (a *agent) openSwitch(ctx context.Context, e *engines, run func(*engines)) 
 		return err
 	}
 	e.rows = rows
-	if err := e.openBridges(ctx, a.opts, a.events, a.objects.services.idling.packet); err != nil {
+	if err = e.openRows(ctx, a.opts, a.events); err == nil {
+		err = a.openFlows(ctx, e, run)
+	}
+	if err != nil {
 		rows.Close()
 		return err
 	}
-	e.handovers.OnChange(e.rowLoop.Resync)
+	e.handovers.OnChange(e.rowLoop.KeepChanged)
 	e.switched.Store(true)
-	run(e)
+	run.rows()
 	return nil
 }
 
-func (e *engines) openBridges(ctx context.Context, opts Options, tell *recorder, onPacket func(*openflow.PacketIn)) error {
-	observe := e.observe(tell)
+// openRows makes the loop of the switch's database.
+func (e *engines) openRows(ctx context.Context, opts Options, tell *recorder) error {
 	var err error
 	if e.datapath, err = chooseDatapath(ctx, e.rows, opts.Datapath); err != nil {
 		return err
 	}
-	e.rowLoop = reconcile.NewLoop(readOnly(e.dry, e.rows), reconcile.Options[ovsdb.Key, ovsdb.Row]{Name: nameRows, Log: opts.Log, Observe: observe, Settled: e.settled, Keep: e.handovers.KeepRow})
-	e.bridges = map[string]*node.Flows{}
+	observe := e.observe(tell)
+	e.rowLoop = reconcile.NewLoop(readOnly(e.dry, e.rows), reconcile.Options[ovsdb.Key, ovsdb.Row]{
+		Name: nameRows, Log: opts.Log, Settled: e.settled, Keep: e.handovers.KeepRow,
+		Observe: func(event reconcile.Event) {
+			observe(event)
+			if event.Read {
+				return
+			}
+			// The daemon makes and removes links, and flows go with their bridge.
+			e.linkLoop.Outdate()
+			for _, bridge := range e.bridges {
+				bridge.Loop.Outdate()
+			}
+		},
+	})
+	return nil
+}
+
+// bridgeSocket is where a bridge takes OpenFlow connections.
+func bridgeSocket(opts Options, bridge string) string {
+	return filepath.Join(opts.OVSRunDir, bridge+".mgmt")
+}
+
+// openFlows makes the loops of the bridges' flows and starts them, unless that is done.
+func (a *agent) openFlows(ctx context.Context, e *engines, run switchRunner) error {
+	if e.bridges != nil {
+		return nil
+	}
+	observe := e.observe(a.events)
+	bridges := map[string]*node.Flows{}
 	for _, bridge := range e.care().Bridges {
 		engine := openflow.NewEngine(openflow.Config{
-			Address: filepath.Join(opts.OVSRunDir, bridge.Name+".mgmt"), Last: bridge.IsNote, OnBundle: e.metrics.Bundle, OnPacket: onPacket,
+			Address: bridgeSocket(a.opts, bridge.Name), Last: bridge.IsNote, OnBundle: e.metrics.Bundle, OnPacket: a.objects.services.idling.packet,
 		})
 		flows, err := e.flowEngine(ctx, bridge.Name, engine)
 		if err != nil {
 			return err
 		}
-		name := flowsOf(bridge.Name)
-		e.bridges[bridge.Name] = &node.Flows{Engine: engine, Loop: reconcile.NewLoop(flows, reconcile.Options[openflow.Key, openflow.Entry]{
-			Name: name, Log: opts.Log, Observe: observe, Settled: e.settled, Encode: openflow.Encode, Seal: bridge.Note,
+		bridges[bridge.Name] = &node.Flows{Engine: engine, Loop: reconcile.NewLoop(flows, reconcile.Options[openflow.Key, openflow.Entry]{
+			Name: flowsOf(bridge.Name), Log: a.opts.Log, Observe: observe, Settled: e.settled, Encode: openflow.Encode, Seal: bridge.Note,
 		})}
 	}
-	e.flows, e.flowLoop = e.bridges[host.Bridge].Engine, e.bridges[host.Bridge].Loop
-	e.tracked = &connections{runDir: opts.OVSRunDir, flows: e.flows}
+	e.bridges, e.flows, e.flowLoop = bridges, bridges[host.Bridge].Engine, bridges[host.Bridge].Loop
+	e.tracked = &connections{runDir: a.opts.OVSRunDir, flows: e.flows}
+	run.flows()
 	return nil
 }
 
@@ -211,7 +256,7 @@ func (e *engines) rulesSettled() {
 // overlay returns the engines in the form that the overlay needs.
 func (e *engines) overlay() overlay.Engines {
 	ends := &hostEnds{Pods: e.pods, metrics: e.metrics}
-	engines := overlay.Engines{Flows: e.flowLoop, Rows: e.rowLoop, Links: e.linkLoop, Rules: e.ruleLoop, Ports: e.flows, Pods: e.pods, Standing: e.pods, HostEnds: ends, Connections: e.tracked, Uplink: uplinkHost{}, Kernel: kernel{}, Macvlans: e.pods, Shapers: ends}
+	engines := overlay.Engines{Flows: e.flowLoop, Rows: e.rowLoop, Links: e.linkLoop, Rules: e.ruleLoop, Ports: e.flows, Pods: e.surveyed, Standing: e.surveyed, HostEnds: ends, Connections: e.tracked, Uplink: uplinkHost{}, Kernel: kernel{}, Macvlans: e.pods, Shapers: ends}
 	if e.datapath == ovsdb.DatapathNetdev {
 		engines.Datapath = e.tracked
 	}
@@ -233,6 +278,18 @@ func (e *engines) run(ctx context.Context, group *errgroup.Group) {
 	})
 }
 
+// readAhead reads in the group what the overlay reads of the kernel when it starts, while the API server and the switch answer.
+func (e *engines) readAhead(ctx context.Context, group *errgroup.Group, ports string) {
+	group.Go(func() error {
+		e.rules.Prefetch(ctx)
+		return nil
+	})
+	group.Go(func() error {
+		e.surveyed.survey(ctx, ports)
+		return nil
+	})
+}
+
 // runLoops runs the loops of the kernel's engines in the group until ctx ends.
 func (e *engines) runLoops(ctx context.Context, group *errgroup.Group) {
 	group.Go(func() error { return e.linkLoop.Run(ctx) })
@@ -240,23 +297,35 @@ func (e *engines) runLoops(ctx context.Context, group *errgroup.Group) {
 }
 
 // runSwitch does the same as run for Open vSwitch.
-func (e *engines) runSwitch(ctx context.Context, group *errgroup.Group) {
-	e.runSwitchLoops(ctx, group)
-	group.Go(func() error { return e.followRows(ctx) })
-	for _, bridge := range e.bridges {
-		group.Go(func() error { return e.followFlows(ctx, bridge) })
-	}
-	if e.datapath == ovsdb.DatapathNetdev {
-		group.Go(func() error { return e.tunnels.run(ctx) })
+func (e *engines) runSwitch(ctx context.Context, group *errgroup.Group) switchRunner {
+	loops := e.runSwitchLoops(ctx, group)
+	return switchRunner{
+		flows: func() {
+			loops.flows()
+			for _, bridge := range e.bridges {
+				group.Go(func() error { return e.followFlows(ctx, bridge) })
+			}
+		},
+		rows: func() {
+			loops.rows()
+			group.Go(func() error { return e.followRows(ctx) })
+			if e.datapath == ovsdb.DatapathNetdev {
+				group.Go(func() error { return e.tunnels.run(ctx) })
+			}
+		},
 	}
 }
 
 // runSwitchLoops runs the loops of Open vSwitch, and the connections that they need, in the group until ctx ends.
-func (e *engines) runSwitchLoops(ctx context.Context, group *errgroup.Group) {
-	group.Go(func() error { return e.rowLoop.Run(ctx) })
-	for _, bridge := range e.bridges {
-		group.Go(func() error { return bridge.Loop.Run(ctx) })
-		group.Go(func() error { return ignoreEnd(ctx, bridge.Engine.Run(ctx)) })
+func (e *engines) runSwitchLoops(ctx context.Context, group *errgroup.Group) switchRunner {
+	return switchRunner{
+		flows: func() {
+			for _, bridge := range e.bridges {
+				group.Go(func() error { return bridge.Loop.Run(ctx) })
+				group.Go(func() error { return ignoreEnd(ctx, bridge.Engine.Run(ctx)) })
+			}
+		},
+		rows: func() { group.Go(func() error { return e.rowLoop.Run(ctx) }) },
 	}
 }
 
@@ -309,7 +378,10 @@ func (e *engines) followFlows(ctx context.Context, bridge *node.Flows) error {
 		if event.Connected {
 			e.metrics.Connected("openflow")
 		}
-		if event.Connected || event.Unclear || len(event.Drift) > 0 {
+		switch {
+		case event.Connected:
+			bridge.Loop.ReadAhead()
+		case event.Unclear || len(event.Drift) > 0:
 			bridge.Loop.Resync()
 		}
 	}
@@ -333,6 +405,8 @@ func (e *engines) followLinks(ctx context.Context) error {
 			e.addressesChanged()
 		case changed.Attended:
 			e.uplinkChanged()
+		case changed.All:
+			e.linkLoop.ReadAhead()
 		case changed.End == nil:
 			e.linkLoop.Resync()
 		}

@@ -140,7 +140,7 @@ func (n *networks) node(k *kind, e *engines, group *errgroup.Group) *node.Node {
 		Observe: a.tables.add, Ranges: link.Ranges, Elsewhere: link.Elsewhere,
 		Switch: func(ctx context.Context) (*node.Switch, error) {
 			k.set(nil, "waiting for Open vSwitch's database at "+a.opts.OVSRunDir)
-			if err := a.openSwitch(ctx, e, func(e *engines) { e.runSwitch(a.engineCtx, group) }); err != nil {
+			if err := a.openSwitch(ctx, e, e.runSwitch(a.engineCtx, group)); err != nil {
 				return nil, err
 			}
 			return &node.Switch{Datapath: e.datapath, Database: e.rows, Rows: e.rowLoop, Bridges: e.bridges}, nil

@@ -5,7 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"runtime"
 	"runtime/debug"
+	"sync"
 	"time"
 
 	"github.com/spf13/cobra"
@@ -22,12 +24,33 @@ import (
 // and changes little, so this saves some 6 MB on every node, and costs no CPU time that the benchmark of ADD shows.
 const collectAt = 50
 
-// An agent that starts keeps nearly all that it reads, so the collector would scan a growing heap again and again. With collectAtStart it
-// first runs at 16 MB, until startsWithin has passed.
+// An agent that starts keeps nearly all that it reads, so the collector would scan a growing heap again and again. With collectFirst it
+// first runs at 40 MB, and with collectAtStart again when the heap is five times as large, until startsWithin has passed.
 const (
+	collectFirst   = 1000
 	collectAtStart = 400
 	startsWithin   = 10 * time.Second
 )
+
+// collectLittle makes the garbage collector run rarely while the agent starts.
+func collectLittle() {
+	var mu sync.Mutex
+	started := false
+	set := func(percent int, last bool) {
+		mu.Lock()
+		defer mu.Unlock()
+		if !started {
+			debug.SetGCPercent(percent)
+			started = last
+		}
+	}
+	set(collectFirst, false)
+	runtime.AddCleanup(new([16]byte), func(percent int) { set(percent, false) }, collectAtStart) // runs after the first collection
+	time.AfterFunc(startsWithin, func() {
+		set(collectAt, true)
+		debug.FreeOSMemory()
+	})
+}
 
 func agentCommand(common *commonFlags, environment Environment) *cobra.Command {
 	opts := agent.Options{Version: environment.Version}
@@ -77,11 +100,7 @@ func agentCommand(common *commonFlags, environment Environment) *cobra.Command {
 			}
 			defer stop()
 			if environment.Getenv("GOGC") == "" {
-				debug.SetGCPercent(collectAtStart)
-				time.AfterFunc(startsWithin, func() {
-					debug.SetGCPercent(collectAt)
-					debug.FreeOSMemory()
-				})
+				collectLittle()
 			}
 			return agent.Run(cmd.Context(), opts)
 		},

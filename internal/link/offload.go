@@ -32,10 +32,12 @@ type ethtoolRequest struct {
 	_    [16]byte
 }
 
-// ethtool makes requests about one device of the calling thread's namespace.
+// ethtool makes requests about one device of the calling thread's namespace at a time.
 type ethtool struct {
 	fd     int
 	device string
+	// names are the kernel's features in the order of their bits, for all devices; nil before they are read.
+	names []string
 }
 
 func openEthtool(device string) (*ethtool, error) {
@@ -73,6 +75,9 @@ func words(size int, values ...uint32) []byte {
 
 // features returns the names of the kernel's features in the order of their bits.
 func (e *ethtool) features() ([]string, error) {
+	if e.names != nil {
+		return e.names, nil
+	}
 	// struct ethtool_sset_info: cmd, reserved, sset_mask (64 bits), data[1].
 	info := words(20, ethtoolGetSetInfo)
 	binary.NativeEndian.PutUint64(info[8:], 1<<ethtoolFeatureSet)
@@ -92,6 +97,7 @@ func (e *ethtool) features() ([]string, error) {
 	for i := range names {
 		names[i] = unix.ByteSliceToString(text[12+i*ethtoolStringLength : 12+(i+1)*ethtoolStringLength])
 	}
+	e.names = names
 	return names, nil
 }
 
@@ -136,12 +142,17 @@ func txOffload(device string) (Toggle, error) {
 		return Leave, err
 	}
 	defer tool.close()
-	_, active, err := tool.txBits()
+	return tool.txOffload()
+}
+
+// txOffload is the function of that name for the opened device.
+func (e *ethtool) txOffload() (Toggle, error) {
+	_, active, err := e.txBits()
 	if errors.Is(err, unix.EOPNOTSUPP) {
 		return Off, nil
 	}
 	if err != nil {
-		return Leave, fmt.Errorf("reading tx offload of %s: %w", device, err)
+		return Leave, fmt.Errorf("reading tx offload of %s: %w", e.device, err)
 	}
 	for _, bits := range active {
 		if bits != 0 {

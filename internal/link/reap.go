@@ -108,11 +108,16 @@ func (p *Pods) List(ctx context.Context) (map[string]string, error) {
 	if err != nil {
 		return nil, err
 	}
+	return podOwners(links), nil
+}
+
+// podOwners returns the owners of those links that are of pods, by name.
+func podOwners(links []netlink.Link) map[string]string {
 	found := map[string]string{}
 	for _, link := range links {
 		if owner, ok := strings.CutPrefix(link.Attrs().Alias, PodAliasPrefix); ok && link.Type() == "veth" {
 			found[link.Attrs().Name] = owner
 		}
 	}
-	return found, nil
+	return found
 }

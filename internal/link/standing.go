@@ -235,6 +235,24 @@ func (p *Pods) ListStanding(ctx context.Context, path string) (map[string]Stands
 	if err != nil {
 		return nil, err
 	}
+	return p.stands(links, path)
+}
+
+// Survey is List and ListStanding at once.
+func (p *Pods) Survey(ctx context.Context, path string) (owners map[string]string, stands map[string]Stands, err error) {
+	if err := ctx.Err(); err != nil {
+		return nil, nil, fmt.Errorf("listing pod links: %w", err)
+	}
+	links, err := listLinks(p.handle)
+	if err != nil {
+		return nil, nil, err
+	}
+	stands, err = p.stands(links, path)
+	return podOwners(links), stands, err
+}
+
+// stands returns the pre-plugged ports among the host's links.
+func (p *Pods) stands(links []netlink.Link, path string) (map[string]Stands, error) {
 	far, err := p.farEnds(path)
 	if err != nil {
 		return nil, fmt.Errorf("listing standing pairs: %w", err)
@@ -278,12 +296,18 @@ func (p *Pods) farEnds(path string) (map[string]Stands, error) {
 			return fmt.Errorf("opening a netlink socket: %w", err)
 		}
 		defer handle.Close()
+		tool, err := openEthtool("")
+		if err != nil {
+			return err
+		}
+		defer tool.close()
 		links, err := listLinks(handle)
 		for _, link := range links {
 			if link.Type() != "veth" {
 				continue
 			}
-			offload, err := txOffload(link.Attrs().Name)
+			tool.device = link.Attrs().Name
+			offload, err := tool.txOffload()
 			if err != nil {
 				return err
 			}

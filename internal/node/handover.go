@@ -32,7 +32,7 @@ func NewHandovers(cares map[string]Care) *Handovers {
 	return h
 }
 
-// OnChange adds the Resync of a loop, to be called when what is kept changes.
+// OnChange adds the KeepChanged of a loop, to be called when what is kept changes.
 func (h *Handovers) OnChange(resync func()) {
 	h.mu.Lock()
 	defer h.mu.Unlock()

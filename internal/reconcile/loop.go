@@ -31,7 +31,7 @@ type Options[K comparable, V any] struct {
 	// Observe, if not nil, is called for each commit, and for each read that failed. It must not block.
 	Observe func(Event)
 	// Keep, if not nil, reports whether an item that was read back, and that no fragment has named, stays for now: its owner has not handed
-	// over its state yet. When the result of Keep may have changed, call Resync. Keep must not block.
+	// over its state yet. When the result of Keep may have changed, call KeepChanged. Keep must not block.
 	Keep func(K, V) bool
 	// Settled, if not nil, is called when Status may have changed: at the end of each pass. It must not block.
 	Settled func()
@@ -59,13 +59,18 @@ type Loop[K comparable, V Value[V]] struct {
 	// unreadable is why the last read failed; nil if it succeeded.
 	unreadable error
 	resync     bool
-	stopped    bool
+	// early is what was read before Start; nil if nothing was, or if it is outdated. ahead says that such a read is due. outdated counts the
+	// events that outdate one.
+	early    map[K]V
+	ahead    bool
+	outdated int
+	stopped  bool
 	// committed is when the engine was last changed.
 	committed  time.Time
 	inspectors []*inspector[K, V]
 }
 
-// NewLoop returns a loop for the engine. Nothing happens before Run and Start.
+// NewLoop returns a loop for the engine. Nothing is read before Run, and nothing changed before Start.
 func NewLoop[K comparable, V Value[V]](engine Engine[K, V], opts Options[K, V]) *Loop[K, V] {
 	if opts.Name == "" {
 		opts.Name = "engine"
@@ -79,10 +84,10 @@ func NewLoop[K comparable, V Value[V]](engine Engine[K, V], opts Options[K, V]) 
 	}
 }
 
-// Start hands over the complete first state and starts the loop: it reads what is programmed and commits the difference. Before Start,
-// nothing is removed and nothing is opened; fragments set earlier are kept and are part of the first state. Start waits until the given
-// owners are in step, also for an engine that cannot be reached yet (ErrUnavailable). Failure reports the result for owners that were set
-// before.
+// Start hands over the complete first state and starts the loop: it reads what is programmed, unless ReadAhead has, and commits the
+// difference. Before Start, nothing is removed and nothing is opened; fragments set earlier are kept and are part of the first state. Start
+// waits until the given owners are in step, also for an engine that cannot be reached yet (ErrUnavailable). Failure reports the result for
+// owners that were set before.
 func (l *Loop[K, V]) Start(ctx context.Context, fragments map[Owner]map[K]V) error {
 	return l.apply(ctx, fragments, true)
 }
@@ -125,8 +130,42 @@ func (l *Loop[K, V]) Verify(ctx context.Context) (int, error) {
 func (l *Loop[K, V]) Resync() {
 	l.mu.Lock()
 	l.resync = true
+	l.outdate()
 	l.mu.Unlock()
 	l.signal()
+}
+
+// ReadAhead is called when the engine's changes begin to be watched. Before Start, it reads what is programmed at once, while the first state
+// is still being gathered; Start reads again only after a Resync or Outdate. After Start, it does the same as Resync.
+func (l *Loop[K, V]) ReadAhead() {
+	l.mu.Lock()
+	l.resync, l.ahead = true, !l.started
+	l.outdate()
+	l.mu.Unlock()
+	l.signal()
+}
+
+// Outdate discards what was read before Start: another engine's commit may have changed it. After Start it does nothing.
+func (l *Loop[K, V]) Outdate() {
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	l.outdate()
+}
+
+// outdate discards what was read before Start, and the result of such a read in progress. The caller holds mu.
+func (l *Loop[K, V]) outdate() {
+	l.early = nil
+	l.outdated++
+}
+
+// KeepChanged causes another pass, which calls Keep again. Before Start, Keep has not been called.
+func (l *Loop[K, V]) KeepChanged() {
+	l.mu.Lock()
+	started := l.started
+	l.mu.Unlock()
+	if started {
+		l.Resync()
+	}
 }
 
 // Hash returns the hash of the desired state.
@@ -159,6 +198,9 @@ func (l *Loop[K, V]) enqueue(w *waiter, fragments map[Owner]map[K]V) error {
 		// that a verification waits for without them.
 		l.started = l.started || w.patient
 		l.resync = l.resync || w.patient || w.verify
+		if w.verify {
+			l.outdate()
+		}
 		l.waiters = append(l.waiters, w)
 	}
 	if len(l.dirty) > 0 && l.since.IsZero() {
@@ -262,23 +304,23 @@ type round[K comparable, V any] struct {
 // pass commits everything that waits. It returns true if something has to be retried.
 func (l *Loop[K, V]) pass(ctx context.Context) (retry bool) {
 	l.mu.Lock()
-	started, resync := l.started, l.resync
-	l.mu.Unlock()
-	if !started {
+	if !l.started {
+		due, outdated := l.ahead, l.outdated
+		l.ahead = false
+		l.mu.Unlock()
+		if due {
+			l.readAhead(ctx, outdated)
+		}
 		return false
 	}
-	var actual map[K]V
-	if resync {
-		// Cleared first: a Resync that arrives during the read requests another read.
-		l.mu.Lock()
-		l.resync = false
-		l.mu.Unlock()
+	// Cleared first: a Resync that arrives during the read requests another read.
+	resync, actual := l.resync, l.early
+	l.resync, l.early = false, nil
+	l.mu.Unlock()
+	if resync && actual == nil {
 		var err error
-		if actual, err = l.engine.Read(ctx); err != nil {
+		if actual, err = l.read(ctx); err != nil {
 			return l.readFailed(ctx, err)
-		}
-		if actual == nil {
-			actual = map[K]V{}
 		}
 	}
 	r := l.take(actual)
@@ -289,6 +331,26 @@ func (l *Loop[K, V]) pass(ctx context.Context) (retry bool) {
 		r.receipt.End = time.Now()
 	}
 	return l.finish(r, failed)
+}
+
+// read returns what is programmed. The map is not nil unless the read fails.
+func (l *Loop[K, V]) read(ctx context.Context) (map[K]V, error) {
+	actual, err := l.engine.Read(ctx)
+	if err == nil && actual == nil {
+		actual = map[K]V{}
+	}
+	return actual, err
+}
+
+// readAhead reads what is programmed before Start. outdated is the count at its beginning. If the read fails, Start reads again, and reports
+// the failure.
+func (l *Loop[K, V]) readAhead(ctx context.Context, outdated int) {
+	actual, err := l.read(ctx)
+	l.mu.Lock()
+	defer l.mu.Unlock()
+	if err == nil && l.outdated == outdated {
+		l.early = actual
+	}
 }
 
 func (l *Loop[K, V]) readFailed(ctx context.Context, err error) bool {

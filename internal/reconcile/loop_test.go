@@ -86,7 +86,7 @@ func (m *memory) snapshot() (map[string]text, int) {
 
 func encode(key string, value text) []byte { return []byte(key + "=" + string(value)) }
 
-func runLoop(t testing.TB, engine *memory, opts Options[string, text]) *Loop[string, text] {
+func runLoop(t testing.TB, engine Engine[string, text], opts Options[string, text]) *Loop[string, text] {
 	t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
 	loop := NewLoop[string, text](engine, opts)

@@ -1,0 +1,57 @@
+package agent
+
+import (
+	"context"
+	"sync"
+	"time"
+
+	"weft.dev/weft/internal/link"
+)
+
+// surveyed are the pods' links. They can be listed shortly before the overlay first requests them. Once its engines run, the overlay checks
+// all host veths again, so it finds what changed in between.
+type surveyed struct {
+	*link.Pods
+	// listing serialises survey, and guards the fields below.
+	listing sync.Mutex
+	listed  time.Time
+	owners  map[string]string
+	stands  map[string]link.Stands
+}
+
+// surveyedFor is how long the result of survey is used.
+const surveyedFor = 5 * time.Second
+
+// survey lists the links, with the ports in the namespace at path. If it fails, List and ListStanding list again, and return the error.
+func (s *surveyed) survey(ctx context.Context, path string) {
+	s.listing.Lock()
+	defer s.listing.Unlock()
+	listed := time.Now()
+	if owners, stands, err := s.Survey(ctx, path); err == nil {
+		s.listed, s.owners, s.stands = listed, owners, stands
+	}
+}
+
+// List implements link.PodLinks.
+func (s *surveyed) List(ctx context.Context) (map[string]string, error) {
+	s.listing.Lock()
+	listed, owners := s.listed, s.owners
+	s.owners = nil
+	s.listing.Unlock()
+	if owners != nil && time.Since(listed) < surveyedFor {
+		return owners, nil
+	}
+	return s.Pods.List(ctx)
+}
+
+// ListStanding implements link.StandingLinks.
+func (s *surveyed) ListStanding(ctx context.Context, path string) (map[string]link.Stands, error) {
+	s.listing.Lock()
+	listed, stands := s.listed, s.stands
+	s.stands = nil
+	s.listing.Unlock()
+	if stands != nil && time.Since(listed) < surveyedFor {
+		return stands, nil
+	}
+	return s.Pods.ListStanding(ctx, path)
+}
