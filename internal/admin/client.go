@@ -83,7 +83,7 @@ func (c *Client) do(ctx context.Context, method, path string, body, into any) er
 	if err != nil {
 		return explain(socket, err)
 	}
-	defer answer.Body.Close() //nolint:errcheck // it has been read, or the error is told already
+	defer answer.Body.Close() //nolint:errcheck // it has been read, or the error is returned already
 	content, err = io.ReadAll(io.LimitReader(answer.Body, maxAnswer+1))
 	switch {
 	case err != nil:

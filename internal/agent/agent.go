@@ -259,7 +259,7 @@ func Run(ctx context.Context, opts Options) error {
 		return err
 	}
 	changed := a.status.changed
-	a.objects.egressIPs.tell = changed
+	a.objects.egressIPs.notify = changed
 	a.objects.marks.changed.Store(&changed)
 	if a.store, err = attach.Open(a.records); err != nil {
 		return err
@@ -347,7 +347,7 @@ func (a *agent) run(ctx context.Context) error {
 	serving.Go(func() error { return a.networks.run(serveCtx, engineGroupCtx, opened, engines) })
 	serving.Go(func() error { return a.serveNetwork(serveCtx, engineGroupCtx, opened, engines) })
 	opened.readAhead(engineGroupCtx, engines, PortsNamespace(a.opts.RunDir)) // after the requests to other programs, which take longer
-	serving.Go(func() error { // a failed engine ends the agent
+	serving.Go(func() error {                                                // a failed engine ends the agent
 		select {
 		case <-engineGroupCtx.Done():
 			return context.Cause(engineGroupCtx)
@@ -381,7 +381,7 @@ func (a *agent) serveNetwork(ctx, engineCtx context.Context, e *engines, group *
 	network := overlay.New(e.overlay(), a.store, overlay.Options{
 		BootID: a.bootID, Records: a.handler.Records(overlay.NetworkName), Node: a.opts.Node, Log: a.opts.Log, Ports: PortsNamespace(a.opts.RunDir), Spare: a.opts.SparePorts, TenantsRealised: a.status.changed,
 		PolicyProblems: func(key policy.Key, problems []error) { a.reportPolicyProblems(ctx, key, problems) },
-		Inhabited: func() {
+		WithPods: func() {
 			a.objects.egressFirewalls.signal()
 			a.objects.egressIPs.populate()
 		},
@@ -417,7 +417,7 @@ func (a *agent) serveNetwork(ctx, engineCtx context.Context, e *engines, group *
 	following.Go(func() error { return a.followEgressFirewalls(followCtx, network) })
 	following.Go(func() error { return a.followEgressIPs(followCtx, network) })
 	following.Go(func() error { return a.followMulticast(followCtx, network) })
-	following.Go(func() error { return a.followInhabited(followCtx, network) })
+	following.Go(func() error { return a.followWithPods(followCtx, network) })
 	following.Go(func() error { return a.objects.egressFirewalls.names.Run(followCtx) })
 	return following.Wait()
 }
@@ -460,8 +460,8 @@ func (a *agent) keepInStep(ctx context.Context, wake <-chan struct{}, what strin
 // follow keeps the network in step with the objects until ctx ends.
 func (a *agent) follow(ctx context.Context, network *overlay.Network, e *engines) error {
 	delay := firstFollowRetry
-	serving, untold := false, false
-	var told string
+	serving, unreported := false, false
+	var logged string
 	for {
 		var retry <-chan time.Time
 		seen := a.objects.take()
@@ -472,20 +472,20 @@ func (a *agent) follow(ctx context.Context, network *overlay.Network, e *engines
 		if err != nil {
 			a.objects.putBack(seen)
 			network.Waiting(err.Error())
-			if err.Error() != told {
+			if err.Error() != logged {
 				a.opts.Log.Warn("the node is not in step", "error", err)
-				told = err.Error()
-				a.events.Node(reasonNotReady, "Program", told)
-				untold = !serving
+				logged = err.Error()
+				a.events.Node(reasonNotReady, "Program", logged)
+				unreported = !serving
 			}
-			untold = untold && !a.reportNotReady(ctx, err)
+			unreported = unreported && !a.reportNotReady(ctx, err)
 			timer := time.NewTimer(delay)
 			retry, delay = timer.C, min(2*delay, lastFollowRetry)
 		} else {
-			delay, told = firstFollowRetry, ""
+			delay, logged = firstFollowRetry, ""
 			a.metrics.Synced(overlay.NetworkName, time.Since(seen))
 		}
-		a.refused.Store(cmp.Or(told, a.objects.port.refusal()))
+		a.refused.Store(cmp.Or(logged, a.objects.port.refusal()))
 		a.status.changed()
 		select {
 		case <-ctx.Done():
@@ -541,7 +541,7 @@ func (a *agent) program(ctx context.Context, network *overlay.Network, e *engine
 	if view.Node, err = e.nodeFacts(view.Local.HostIP); err != nil {
 		return view, err
 	}
-	if err := e.firewall.need(ctx, host.Passages(view.Node.Datapath, view.Cluster.VXLANPort)); err != nil {
+	if err := e.firewall.need(ctx, host.Traffic(view.Node.Datapath, view.Cluster.VXLANPort)); err != nil {
 		return view, err
 	}
 	if err := a.objects.tenants.prepare(ctx, network, view.Cluster.Mode); err != nil {

@@ -109,9 +109,9 @@ func (r residents) at(now time.Time, here map[string]struct{}) (all map[string]s
 
 // resolve sets how names are resolved, and the recorder for events about names that cannot be resolved. With a nil recorder, no events are
 // sent.
-func (e *egressFirewalls) resolve(opts *Options, tell *recorder) {
+func (e *egressFirewalls) resolve(opts *Options, recorder *recorder) {
 	client := &resolver.Client{ResolvConf: opts.ResolvConf}
-	e.recorder = tell
+	e.recorder = recorder
 	e.names = resolver.NewNames(resolver.Options{
 		Lookup: client.Lookup, Changed: e.nameChanged, File: filepath.Join(opts.StateDir, namesFile), Log: opts.Log,
 	})
@@ -183,7 +183,7 @@ func (e *egressFirewalls) watch(ctx context.Context) error {
 			b, too := after.(*networkv1.EgressNetworkPolicy)
 			if !ok || !too || a.UID != b.UID || !reflect.DeepEqual(a.Spec, b.Spec) { // the status is written too
 				e.notePolicy(after)
-			} else if at, ok := passageOf(after); ok {
+			} else if at, ok := changeOf(after); ok {
 				at.mark(e.mark, false)
 			}
 		},
@@ -220,7 +220,7 @@ func (e *egressFirewalls) end(ctx context.Context) error {
 
 func (e *egressFirewalls) notePolicy(object any) {
 	if o, ok := lastState(object).(*networkv1.EgressNetworkPolicy); ok {
-		at, _ := passageOf(object)
+		at, _ := changeOf(object)
 		e.mu.Lock()
 		e.policies[egressfirewall.Key{Namespace: o.Namespace, Name: o.Name}] = struct{}{}
 		at.mark(e.mark, true)
@@ -229,7 +229,7 @@ func (e *egressFirewalls) notePolicy(object any) {
 	}
 }
 
-func (e *egressFirewalls) noteNetNamespace(at passage) {
+func (e *egressFirewalls) noteNetNamespace(at change) {
 	e.mu.Lock()
 	e.spaces[at.key] = struct{}{}
 	e.mu.Unlock()
@@ -328,7 +328,7 @@ func (e *egressFirewalls) judge() {
 // want sets which names are resolved.
 func (e *egressFirewalls) want(network *overlay.Network) {
 	now := time.Now()
-	namespaces, next := e.residents.at(now, network.Inhabited())
+	namespaces, next := e.residents.at(now, network.WithPods())
 	e.names.Want(e.index.Names(namespaces))
 	if e.forget != nil {
 		e.forget.Stop()

@@ -212,7 +212,7 @@ func TestFirewallsBeforeTenants(t *testing.T) {
 	x := newTenants(from, nil, slog.New(slog.DiscardHandler), func() {})
 	x.handler = registered{}
 	for _, name := range []string{"shop", "bank"} {
-		x.note(passage{key: name})
+		x.note(change{key: name})
 	}
 	x.ahead = func(ctx context.Context, network *overlay.Network, names map[string]struct{}) {
 		e.ahead(ctx, network, names)

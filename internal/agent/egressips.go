@@ -30,8 +30,8 @@ type egressIPs struct {
 	*follower
 	cache cache.Cache
 	node  string
-	// inhabited is signalled when the set of namespaces with pods on this node changes.
-	inhabited chan struct{}
+	// withPods is signalled when the set of namespaces with pods on this node changes.
+	withPods chan struct{}
 	// alive detects which nodes with egress IPs do not answer.
 	alive *liveness.Watcher
 	// refused is called for an address that is assigned to this node and that it cannot hold, with the reason and the UID and version of its
@@ -59,8 +59,8 @@ type egressIPs struct {
 	problems map[string]string
 	// unheld are the addresses of unfit, for the node's status; nil until they are known.
 	unheld map[string]string
-	// tell is called when unheld has changed. It must not block.
-	tell func()
+	// notify is called when unheld has changed. It must not block.
+	notify func()
 }
 
 // site is the state of the node and the network on which egress IPs depend.
@@ -78,9 +78,9 @@ type site struct {
 
 func newEgressIPs(store cache.Cache, vnids *netNamespaces, node string, changed func()) *egressIPs {
 	e := &egressIPs{
-		follower: newFollower(vnids, changed), cache: store, node: node, inhabited: make(chan struct{}, 1),
+		follower: newFollower(vnids, changed), cache: store, node: node, withPods: make(chan struct{}, 1),
 		refused: func(types.UID, string, netip.Addr, string) {}, others: link.OtherAddresses, gateways: link.Gateways, known: map[string]egressip.Namespace{},
-		tell: func() {},
+		notify: func() {},
 	}
 	e.alive = &liveness.Watcher{Changed: e.signal}
 	e.probes = &egressProbes{changed: e.signal, after: time.AfterFunc, verdicts: map[netip.Addr]*egressVerdict{}}
@@ -88,7 +88,7 @@ func newEgressIPs(store cache.Cache, vnids *netNamespaces, node string, changed 
 }
 
 // populate triggers a new look at which namespaces have pods on this node.
-func (e *egressIPs) populate() { wakeUp(e.inhabited) }
+func (e *egressIPs) populate() { wakeUp(e.withPods) }
 
 // prepare gives the network all egress IPs before it enters a mode that has VNIDs, and updates them for a new View. An error says what the
 // agent waits for.
@@ -163,7 +163,7 @@ func (e *egressIPs) advance(ctx context.Context, network *overlay.Network, dirty
 	}
 	e.site.others, e.site.gateways = others, gateways
 	all := e.ways(subnets.Items)
-	e.alive.Watch(e.asked(network.Inhabited()))
+	e.alive.Watch(e.asked(network.WithPods()))
 	if err := network.EgressIPs.Update(ctx, all); err != nil {
 		return fmt.Errorf("%w: %w", errUnprogrammed, err)
 	}
@@ -208,7 +208,7 @@ func (e *egressIPs) judge() {
 	e.problems, e.unheld = problems, unheld
 	e.judging.Unlock()
 	if changed {
-		e.tell()
+		e.notify()
 	}
 }
 
@@ -323,11 +323,11 @@ type choice struct {
 }
 
 // asked returns the addresses to probe: those of nodes through which pods on this node leave, if there is a choice of nodes.
-func (e *egressIPs) asked(inhabited map[string]struct{}) []netip.Addr {
+func (e *egressIPs) asked(withPods map[string]struct{}) []netip.Addr {
 	asked := map[netip.Addr]struct{}{}
 	for _, c := range e.choices {
 		here := func(namespace string) bool {
-			_, has := inhabited[namespace]
+			_, has := withPods[namespace]
 			return has
 		}
 		if !slices.ContainsFunc(c.namespaces, here) {
@@ -344,7 +344,7 @@ func (e *egressIPs) asked(inhabited map[string]struct{}) []netip.Addr {
 func (e *egressIPs) askAnew(network *overlay.Network) {
 	e.stepping.Lock()
 	defer e.stepping.Unlock()
-	e.alive.Watch(e.asked(network.Inhabited()))
+	e.alive.Watch(e.asked(network.WithPods()))
 }
 
 // split returns the egress IP that this node holds, and the other nodes that hold one.
@@ -421,10 +421,10 @@ func (a *agent) followEgressIPs(ctx context.Context, network *overlay.Network) e
 	return a.keepInStep(ctx, a.objects.egressIPs.wake, "egress addresses", func() error { return a.objects.egressIPs.step(ctx, network) })
 }
 
-// followInhabited keeps the set of probed nodes in step with the pods on this node until ctx ends.
-func (a *agent) followInhabited(ctx context.Context, network *overlay.Network) error {
+// followWithPods keeps the set of probed nodes in step with the pods on this node until ctx ends.
+func (a *agent) followWithPods(ctx context.Context, network *overlay.Network) error {
 	e := a.objects.egressIPs
-	return a.keepInStep(ctx, e.inhabited, "nodes with egress addresses", func() error {
+	return a.keepInStep(ctx, e.withPods, "nodes with egress addresses", func() error {
 		e.askAnew(network)
 		return nil
 	})

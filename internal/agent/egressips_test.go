@@ -212,12 +212,12 @@ func TestEgressNodesAreAskedForPods(t *testing.T) {
 		egressHost("n4", "192.0.2.4", "10.128.6.0/23", "192.0.2.114"),
 		egressHost("n5", "192.0.2.5", "10.128.8.0/23", "192.0.2.115"),
 	})
-	for inhabited, want := range map[string]string{
+	for withPods, want := range map[string]string{
 		"": "", "none": "", "single": "", "here": "", "a": "10.128.2.1 10.128.4.1", "joined": "10.128.2.1 10.128.4.1",
 		"b single": "10.128.2.1 10.128.6.1", "a b": "10.128.2.1 10.128.4.1 10.128.6.1",
 	} {
 		names := map[string]struct{}{}
-		for name := range strings.FieldsSeq(inhabited) {
+		for name := range strings.FieldsSeq(withPods) {
 			names[name] = struct{}{}
 		}
 		var words []string
@@ -225,7 +225,7 @@ func TestEgressNodesAreAskedForPods(t *testing.T) {
 			words = append(words, gateway.String())
 		}
 		if got := strings.Join(words, " "); got != want {
-			t.Errorf("with pods of %q: %q are asked, want %q", inhabited, got, want)
+			t.Errorf("with pods of %q: %q are asked, want %q", withPods, got, want)
 		}
 	}
 }
@@ -248,7 +248,7 @@ func TestEgressWaysWithoutRefused(t *testing.T) {
 		t.Error("what the node cannot hold is said to be known")
 	}
 	told := 0
-	e.tell = func() { told++ }
+	e.notify = func() { told++ }
 	want := map[uint32]egress.Way{10: {Nodes: []netip.Addr{addr("192.0.2.3")}}, 11: {Address: addr("192.0.2.101")}, 12: {}}
 	for range 2 {
 		got := e.ways([]networkv1.HostSubnet{n1, n2, n3})

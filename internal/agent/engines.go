@@ -95,18 +95,18 @@ func (a *agent) newEngines() (*engines, error) {
 }
 
 // observe returns the function that is called for each commit.
-func (e *engines) observe(tell *recorder) func(reconcile.Event) {
+func (e *engines) observe(recorder *recorder) func(reconcile.Event) {
 	return func(event reconcile.Event) {
 		e.metrics.Commit(event)
-		tell.drift(event)
+		recorder.drift(event)
 	}
 }
 
 // care returns the union of all networks' cares.
 func (e *engines) care() node.Care { return node.Union(slices.Collect(maps.Values(e.cares))...) }
 
-func (e *engines) openKernel(opts Options, tell *recorder) error {
-	care, observe := e.care(), e.observe(tell)
+func (e *engines) openKernel(opts Options, recorder *recorder) error {
+	care, observe := e.care(), e.observe(recorder)
 	var err error
 	if e.links, err = link.NewEngine(link.Options{Devices: care.Devices}); err != nil {
 		return err
@@ -170,12 +170,12 @@ func (a *agent) openSwitch(ctx context.Context, e *engines, run switchRunner) er
 }
 
 // openRows makes the loop of the switch's database.
-func (e *engines) openRows(ctx context.Context, opts Options, tell *recorder) error {
+func (e *engines) openRows(ctx context.Context, opts Options, recorder *recorder) error {
 	var err error
 	if e.datapath, err = chooseDatapath(ctx, e.rows, opts.Datapath); err != nil {
 		return err
 	}
-	observe := e.observe(tell)
+	observe := e.observe(recorder)
 	e.rowLoop = reconcile.NewLoop(readOnly(e.dry, e.rows), reconcile.Options[ovsdb.Key, ovsdb.Row]{
 		Name: nameRows, Log: opts.Log, Settled: e.settled, Keep: e.handovers.KeepRow,
 		Observe: func(event reconcile.Event) {
@@ -256,7 +256,7 @@ func (e *engines) rulesSettled() {
 // overlay returns the engines in the form that the overlay needs.
 func (e *engines) overlay() overlay.Engines {
 	ends := &hostEnds{Pods: e.pods, metrics: e.metrics}
-	engines := overlay.Engines{Flows: e.flowLoop, Rows: e.rowLoop, Links: e.linkLoop, Rules: e.ruleLoop, Ports: e.flows, Pods: e.surveyed, Standing: e.surveyed, HostEnds: ends, Connections: e.tracked, Uplink: uplinkHost{}, Kernel: kernel{}, Macvlans: e.pods, Shapers: ends}
+	engines := overlay.Engines{Flows: e.flowLoop, Rows: e.rowLoop, Links: e.linkLoop, Rules: e.ruleLoop, Ports: e.flows, Pods: e.surveyed, Preplugged: e.surveyed, HostEnds: ends, Connections: e.tracked, Uplink: uplinkHost{}, Kernel: kernel{}, Macvlans: e.pods, Shapers: ends}
 	if e.datapath == ovsdb.DatapathNetdev {
 		engines.Datapath = e.tracked
 	}

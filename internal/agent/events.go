@@ -117,7 +117,7 @@ func (r *recorder) warn(about Object, reason, action, note string) {
 func (r *recorder) fresh(key eventKey, now time.Time) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	if last, told := r.sent[key]; told && now.Sub(last) < eventRest {
+	if last, wasSent := r.sent[key]; wasSent && now.Sub(last) < eventRest {
 		return false
 	}
 	if len(r.sent) >= eventMemory {

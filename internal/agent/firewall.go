@@ -38,7 +38,7 @@ const legacyTables = "/proc/thread-self/net/ip_tables_names"
 
 // surveyor is the part of the nft engine that surveys other programs' chains and reads their contents.
 type surveyor interface {
-	Survey(ctx context.Context, passages ...nft.Passage) (*nft.Survey, error)
+	Survey(ctx context.Context, traffic ...nft.Traffic) (*nft.Survey, error)
 	Read(ctx context.Context) (map[nft.Key]nft.Item, error)
 }
 
@@ -62,9 +62,9 @@ type firewall struct {
 
 	// mu guards the fields below.
 	mu sync.Mutex
-	// needs are the passages of each network, and passages those of all networks.
-	needs    map[string][]nft.Passage
-	passages []nft.Passage
+	// needs are the kinds of traffic of each network, and traffic those of all networks.
+	needs    map[string][]nft.Traffic
+	traffic  []nft.Traffic
 	survey   *nft.Survey
 	jumps    map[nft.Key]nft.Item
 	warnings []string
@@ -83,23 +83,23 @@ func newFirewall(engine surveyor, loop *reconcile.Loop[nft.Key, nft.Item], log *
 // need sets the packets that must pass, and opens other programs' chains for them. It is called before the loop starts, so that rules from
 // before a restart stay in place. A failed survey is retried, and what is open stays open until one succeeds. An error means that it is not
 // known what is open.
-func (f *firewall) need(ctx context.Context, passages []nft.Passage) error {
-	return f.pass(ctx, overlay.NetworkName, passages)
+func (f *firewall) need(ctx context.Context, traffic []nft.Traffic) error {
+	return f.pass(ctx, overlay.NetworkName, traffic)
 }
 
 // pass does the same for any network. What other networks need stays open.
-func (f *firewall) pass(ctx context.Context, network string, passages []nft.Passage) error {
+func (f *firewall) pass(ctx context.Context, network string, traffic []nft.Traffic) error {
 	f.mu.Lock()
 	if f.needs == nil {
-		f.needs = map[string][]nft.Passage{}
+		f.needs = map[string][]nft.Traffic{}
 	}
-	f.needs[network] = passages
-	var all []nft.Passage
+	f.needs[network] = traffic
+	var all []nft.Traffic
 	for _, name := range slices.Sorted(maps.Keys(f.needs)) {
 		all = append(all, f.needs[name]...)
 	}
-	same := slices.Equal(f.passages, all) && f.survey != nil
-	f.passages = all
+	same := slices.Equal(f.traffic, all) && f.survey != nil
+	f.traffic = all
 	f.mu.Unlock()
 	if same {
 		return nil
@@ -143,12 +143,12 @@ func (f *firewall) look(ctx context.Context) error {
 	f.looking.Lock()
 	defer f.looking.Unlock()
 	f.mu.Lock()
-	passages, overlaid := f.passages, len(f.needs[overlay.NetworkName]) > 0
+	traffic, overlaid := f.traffic, len(f.needs[overlay.NetworkName]) > 0
 	f.mu.Unlock()
-	if len(passages) == 0 {
+	if len(traffic) == 0 {
 		return nil
 	}
-	survey, err := f.engine.Survey(ctx, passages...)
+	survey, err := f.engine.Survey(ctx, traffic...)
 	if err != nil {
 		err = fmt.Errorf("host firewall: reading other programs' chains: %w", err)
 		f.mu.Lock()
@@ -167,7 +167,7 @@ func (f *firewall) look(ctx context.Context) error {
 	}
 	f.loop.Set(map[reconcile.Owner]map[nft.Key]nft.Item{ownerFirewall: jumps})
 	f.mu.Lock()
-	told := slices.Equal(f.warnings, warnings)
+	unchanged := slices.Equal(f.warnings, warnings)
 	f.survey, f.jumps, f.warnings, f.unseen = survey, jumps, warnings, nil
 	rules := leftoverRules(survey)
 	left := f.rules != rules
@@ -176,7 +176,7 @@ func (f *firewall) look(ctx context.Context) error {
 	if left {
 		f.changed()
 	}
-	if !told {
+	if !unchanged {
 		for _, warning := range warnings {
 			f.log.Warn("host firewall", "warning", warning)
 		}

@@ -44,9 +44,9 @@ func (c *counting) Read(ctx context.Context) (map[nft.Key]nft.Item, error) {
 	return c.rules.Read(ctx)
 }
 
-func (c *counting) Survey(ctx context.Context, passages ...nft.Passage) (*nft.Survey, error) {
+func (c *counting) Survey(ctx context.Context, traffic ...nft.Traffic) (*nft.Survey, error) {
 	c.surveys <- struct{}{}
-	return c.rules.Survey(ctx, passages...)
+	return c.rules.Survey(ctx, traffic...)
 }
 
 func (c *counting) Commit(ctx context.Context, change reconcile.Change[nft.Key, nft.Item]) error {
@@ -74,7 +74,7 @@ func newWall(t *testing.T, engine rules) *wall {
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() { ended <- loop.Run(ctx) }()
-	if err := w.need(ctx, host.Passages(ovsdb.DatapathSystem, 4789)); err != nil {
+	if err := w.need(ctx, host.Traffic(ovsdb.DatapathSystem, 4789)); err != nil {
 		t.Fatal(err)
 	}
 	if err := loop.Start(ctx, map[reconcile.Owner]map[nft.Key]nft.Item{"cluster": w.config.Rules()}); err != nil {
@@ -194,9 +194,9 @@ func TestFirewallTells(t *testing.T) {
 }
 
 func TestJudge(t *testing.T) {
-	in := nft.Passage{Family: nft.FamilyIPv4, Hook: nft.HookForward, InDevice: "tun0"}
+	in := nft.Traffic{Family: nft.FamilyIPv4, Hook: nft.HookForward, InDevice: "tun0"}
 	drop := func(change func(*nft.ForeignDrop)) nft.ForeignDrop {
-		d := nft.ForeignDrop{Family: "inet", Table: "fw", Chain: "c", In: "c", Hook: in.Hook, Passage: in, Rule: "drop", Openable: true}
+		d := nft.ForeignDrop{Family: "inet", Table: "fw", Chain: "c", In: "c", Hook: in.Hook, Traffic: in, Rule: "drop", Openable: true}
 		change(&d)
 		return d
 	}
@@ -301,11 +301,11 @@ type blindfold struct {
 	on atomic.Bool
 }
 
-func (b *blindfold) Survey(ctx context.Context, passages ...nft.Passage) (*nft.Survey, error) {
+func (b *blindfold) Survey(ctx context.Context, traffic ...nft.Traffic) (*nft.Survey, error) {
 	if b.on.Load() {
 		return nil, errors.New("nft: out of memory")
 	}
-	return b.rules.Survey(ctx, passages...)
+	return b.rules.Survey(ctx, traffic...)
 }
 
 // An agent that cannot survey other programs' chains when it starts keeps open what is open, reports the failure, and retries by itself.

@@ -28,7 +28,7 @@ func (a *agent) keeper(sockets ...*rootsocket.Listener) *keep.Keeper {
 				return conf, writeAtomically(conf, data, confMode)
 			}},
 		},
-		Told: a.reportKept,
+		Report: a.reportKept,
 	}
 	for _, socket := range sockets {
 		path := socket.Addr().String()

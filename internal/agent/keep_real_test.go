@@ -29,7 +29,7 @@ func TestNodeIsKept(t *testing.T) {
 	defer listener.Close() //nolint:errcheck // of a test
 	told := make(chan string, 16)
 	k := a.keeper(listener)
-	k.Told = func(thing keep.Thing, put string, err error) {
+	k.Report = func(thing keep.Thing, put string, err error) {
 		if err != nil {
 			t.Error(err)
 		}

@@ -50,7 +50,7 @@ func (m *marks) strip(object any) (any, error) {
 	case *networkv1.NetNamespace:
 		kind = realised.NetNamespace
 	}
-	if at, ok := passageOf(object); ok {
+	if at, ok := changeOf(object); ok {
 		for _, mark := range m.byKind[kind] {
 			mark.Came(at.key, at.version)
 		}
@@ -61,8 +61,8 @@ func (m *marks) strip(object any) (any, error) {
 	return strip(object)
 }
 
-// passage is a change of an object that an informer reports.
-type passage struct {
+// change is a change of an object that an informer reports.
+type change struct {
 	key     string
 	version uint64
 	// gone says that the object was deleted, at a version that is not known.
@@ -70,19 +70,19 @@ type passage struct {
 }
 
 // lastState returns the object that an informer reports; for a deletion that the watch missed, the last known state.
-func lastState(told any) any {
-	if at, gone := told.(toolscache.DeletedFinalStateUnknown); gone {
+func lastState(notification any) any {
+	if at, gone := notification.(toolscache.DeletedFinalStateUnknown); gone {
 		return at.Obj
 	}
-	return told
+	return notification
 }
 
-// passageOf returns the change that an informer reports.
-func passageOf(told any) (passage, bool) {
-	_, gone := told.(toolscache.DeletedFinalStateUnknown)
-	object, ok := lastState(told).(client.Object)
+// changeOf returns the change that an informer reports.
+func changeOf(notification any) (change, bool) {
+	_, gone := notification.(toolscache.DeletedFinalStateUnknown)
+	object, ok := lastState(notification).(client.Object)
 	if !ok {
-		return passage{}, false
+		return change{}, false
 	}
 	version, err := realised.Version(object.GetResourceVersion())
 	key := client.ObjectKeyFromObject(object)
@@ -93,14 +93,14 @@ func passageOf(told any) (passage, bool) {
 	if err != nil {
 		version = 0 // an object that is not from an API server has no valid version, and does not count
 	}
-	return passage{key: name, version: version, gone: gone}, true
+	return change{key: name, version: version, gone: gone}, true
 }
 
 // mark notifies a mark that the change was reported.
-func (p passage) mark(mark *watermark.Mark, concerns bool) {
+func (p change) mark(mark *watermark.Mark, concerns bool) {
 	if p.gone {
 		mark.Gone(p.key)
 		return
 	}
-	mark.Told(p.key, p.version, concerns)
+	mark.Observed(p.key, p.version, concerns)
 }

@@ -60,7 +60,7 @@ func TestMarkOverGapsOfTheWatch(t *testing.T) {
 		return &networkv1.NetNamespace{ObjectMeta: metav1.ObjectMeta{Name: name(i)}, NetName: name(i), NetID: vnid}
 	}
 	f.mark.Begin()
-	note := func(at passage) {
+	note := func(at change) {
 		mu.Lock()
 		defer mu.Unlock()
 		f.note(at)
@@ -79,7 +79,7 @@ func TestMarkOverGapsOfTheWatch(t *testing.T) {
 	for i := range many {
 		source.Add(object(i, 10))
 	}
-	handler, err := vnids.follow(t.Context(), note, func(at passage) { at.mark(f.mark, false) })
+	handler, err := vnids.follow(t.Context(), note, func(at change) { at.mark(f.mark, false) })
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -123,19 +123,19 @@ func TestMarkOverGapsOfTheWatch(t *testing.T) {
 	}
 }
 
-func TestPassageOf(t *testing.T) {
+func TestTrafficOf(t *testing.T) {
 	nn := &networkv1.NetNamespace{ObjectMeta: metav1.ObjectMeta{Name: "shop", ResourceVersion: "12"}}
 	enp := &networkv1.EgressNetworkPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "out", ResourceVersion: "none"}}
-	for want, told := range map[passage]any{
+	for want, told := range map[change]any{
 		{key: "shop", version: 12}:             nn,
 		{key: "shop", version: 12, gone: true}: toolscache.DeletedFinalStateUnknown{Obj: nn},
 		{key: "shop/out"}:                      enp,
 	} {
-		if got, ok := passageOf(told); got != want || !ok {
+		if got, ok := changeOf(told); got != want || !ok {
 			t.Errorf("%+v, %v; want %+v", got, ok, want)
 		}
 	}
-	if _, ok := passageOf("shop"); ok {
+	if _, ok := changeOf("shop"); ok {
 		t.Error("a word is an object")
 	}
 	m := newMarks()
@@ -148,7 +148,7 @@ func TestPassageOf(t *testing.T) {
 	if _, err := m.strip(enp); err != nil {
 		t.Fatal(err)
 	}
-	mark.Told("other/one", 9, false)
+	mark.Observed("other/one", 9, false)
 	mark.Done(nil)
 	if version, ok := mark.Version(); !ok || strconv.FormatUint(version, 10) != "0" || told == 0 {
 		t.Errorf("%d (%v) is in effect, and shop/out, which came in, was not told; %d changes", version, ok, told)
@@ -179,7 +179,7 @@ func TestFailuresAreExceptions(t *testing.T) {
 	for i, mark := range marks {
 		want("one follows nothing yet", realised.NetNamespace, admin.Realised{Kind: "NetNamespace", Exceptions: exceptions})
 		mark.Begin()
-		mark.Told("shop", uint64(20-i), true)
+		mark.Observed("shop", uint64(20-i), true)
 		mark.Take()
 		mark.Done(nil)
 	}

@@ -36,24 +36,24 @@ func (w *netNamespaces) mark(kind realised.Kind) *watermark.Mark {
 
 // follow calls note for each NetNamespace, and again when its requests change or it is deleted. It calls passed, unless that is nil, for
 // all other changes. It does not wait for the first list.
-func (w *netNamespaces) follow(ctx context.Context, note, passed func(passage)) (toolscache.ResourceEventHandlerRegistration, error) {
+func (w *netNamespaces) follow(ctx context.Context, note, passed func(change)) (toolscache.ResourceEventHandlerRegistration, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	informer, err := w.informer(ctx)
 	if err != nil {
 		return nil, err
 	}
-	tell := func(object any) {
-		if at, ok := passageOf(object); ok {
+	notify := func(object any) {
+		if at, ok := changeOf(object); ok {
 			note(at)
 		}
 	}
 	registration, err := informer.AddEventHandler(toolscache.ResourceEventHandlerFuncs{
-		AddFunc: tell, DeleteFunc: tell,
+		AddFunc: notify, DeleteFunc: notify,
 		UpdateFunc: func(old, now any) {
 			if asksAnew(old, now) {
-				tell(now)
-			} else if at, ok := passageOf(now); ok && passed != nil {
+				notify(now)
+			} else if at, ok := changeOf(now); ok && passed != nil {
 				passed(at)
 			}
 		},
@@ -134,7 +134,7 @@ func (f *follower) begin(ctx context.Context) error {
 	defer f.mu.Unlock()
 	if f.handler == nil {
 		f.mark.Begin()
-		handler, err := f.vnids.follow(ctx, f.note, func(at passage) { at.mark(f.mark, false) })
+		handler, err := f.vnids.follow(ctx, f.note, func(at change) { at.mark(f.mark, false) })
 		if err != nil {
 			return err
 		}
@@ -160,7 +160,7 @@ func (f *follower) end(ctx context.Context) (watched bool, err error) {
 }
 
 // note records a NetNamespace that changed.
-func (f *follower) note(at passage) {
+func (f *follower) note(at change) {
 	f.mu.Lock()
 	f.dirty[at.key] = struct{}{}
 	at.mark(f.mark, true)

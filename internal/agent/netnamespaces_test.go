@@ -41,7 +41,7 @@ func (w *watchedNetNamespaces) RemoveInformer(context.Context, client.Object) er
 // listener receives the names that are reported.
 type listener chan string
 
-func (f listener) note(at passage) { f <- at.key }
+func (f listener) note(at change) { f <- at.key }
 
 func (f listener) want(t *testing.T, names ...string) {
 	t.Helper()

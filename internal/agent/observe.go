@@ -46,7 +46,7 @@ func (a *agent) watch(network *overlay.Network, e *engines) {
 		own := metrics.Network{
 			Ready: network.Ready() == nil, AddressesInUse: used, Addresses: all, Flows: e.flowLoop.Programmed(tableOf), Attachments: noAttachments(),
 		}
-		state := metrics.State{Engines: e.standing(), Networks: map[string]metrics.Network{overlay.NetworkName: own}}
+		state := metrics.State{Engines: e.states(), Networks: map[string]metrics.Network{overlay.NetworkName: own}}
 		for _, record := range a.store.List() {
 			kind := nameOf(&record)
 			if _, known := state.Networks[kind]; !known {
@@ -76,8 +76,8 @@ func noAttachments() map[string]int {
 	return map[string]int{string(attach.Planned): 0, string(attach.Attached): 0, string(attach.Closing): 0}
 }
 
-// standing returns the status of the loops.
-func (e *engines) standing() map[string]metrics.Engine {
+// states returns the status of the loops.
+func (e *engines) states() map[string]metrics.Engine {
 	all := map[string]metrics.Engine{
 		nameRows:  {Status: e.rowLoop.Status(), Programmed: e.rowLoop.Programmed(one)[""]},
 		nameLinks: {Status: e.linkLoop.Status(), Programmed: e.linkLoop.Programmed(one)[""]},

@@ -17,7 +17,7 @@ type policyMark struct{ *watermark.Mark }
 
 // Saw implements follow.Mark.
 func (m policyMark) Saw(notified any, concerns bool) {
-	at, _ := passageOf(notified)
+	at, _ := changeOf(notified)
 	at.mark(m.Mark, concerns)
 }
 

@@ -308,25 +308,25 @@ func bounded(message string, most int) string {
 }
 
 func realisedStatus(r *admin.Realised) networkv1.HostSubnetRealised {
-	told := networkv1.HostSubnetRealised{Kind: r.Kind, Version: r.Version, Reason: bounded(r.Reason, maxMessage)}
+	reported := networkv1.HostSubnetRealised{Kind: r.Kind, Version: r.Version, Reason: bounded(r.Reason, maxMessage)}
 	objects := slices.Sorted(maps.Keys(r.Exceptions))
 	for _, object := range objects[:min(len(objects), maxExceptions)] {
-		told.Exceptions = append(told.Exceptions, networkv1.HostSubnetException{Object: object, Reason: bounded(r.Exceptions[object], maxException)})
+		reported.Exceptions = append(reported.Exceptions, networkv1.HostSubnetException{Object: object, Reason: bounded(r.Exceptions[object], maxException)})
 	}
-	told.More = int32(len(objects) - len(told.Exceptions)) //nolint:gosec // bounded by memory
-	return told
+	reported.More = int32(len(objects) - len(reported.Exceptions)) //nolint:gosec // bounded by memory
+	return reported
 }
 
 func engineStatus(e *admin.Engine) networkv1.HostSubnetEngine {
-	told := networkv1.HostSubnetEngine{Name: e.Name, InStep: len(e.Failures) == 0, Items: int32(e.Items), Hash: e.Hash} //nolint:gosec // bounded by memory
+	reported := networkv1.HostSubnetEngine{Name: e.Name, InStep: len(e.Failures) == 0, Items: int32(e.Items), Hash: e.Hash} //nolint:gosec // bounded by memory
 	if e.Committed != nil {
 		at := metav1.NewTime(e.Committed.Truncate(time.Second)) // the API has a resolution of one second
-		told.LastCommit = &at
+		reported.LastCommit = &at
 	}
 	for _, f := range e.Failures[:min(len(e.Failures), maxFailures)] {
-		told.Failures = append(told.Failures, bounded(f.String(), maxMessage))
+		reported.Failures = append(reported.Failures, bounded(f.String(), maxMessage))
 	}
-	return told
+	return reported
 }
 
 func readyCondition(state *admin.State) metav1.Condition {

@@ -13,22 +13,22 @@ import (
 type surveyed struct {
 	*link.Pods
 	// listing serialises survey, and guards the fields below.
-	listing sync.Mutex
-	listed  time.Time
-	owners  map[string]string
-	stands  map[string]link.Stands
+	listing    sync.Mutex
+	listed     time.Time
+	owners     map[string]string
+	preplugged map[string]link.PrepluggedPort
 }
 
 // surveyedFor is how long the result of survey is used.
 const surveyedFor = 5 * time.Second
 
-// survey lists the links, with the ports in the namespace at path. If it fails, List and ListStanding list again, and return the error.
+// survey lists the links, with the ports in the namespace at path. If it fails, List and ListPreplugged list again, and return the error.
 func (s *surveyed) survey(ctx context.Context, path string) {
 	s.listing.Lock()
 	defer s.listing.Unlock()
 	listed := time.Now()
-	if owners, stands, err := s.Survey(ctx, path); err == nil {
-		s.listed, s.owners, s.stands = listed, owners, stands
+	if owners, preplugged, err := s.Survey(ctx, path); err == nil {
+		s.listed, s.owners, s.preplugged = listed, owners, preplugged
 	}
 }
 
@@ -44,14 +44,14 @@ func (s *surveyed) List(ctx context.Context) (map[string]string, error) {
 	return s.Pods.List(ctx)
 }
 
-// ListStanding implements link.StandingLinks.
-func (s *surveyed) ListStanding(ctx context.Context, path string) (map[string]link.Stands, error) {
+// ListPreplugged implements link.PrepluggedLinks.
+func (s *surveyed) ListPreplugged(ctx context.Context, path string) (map[string]link.PrepluggedPort, error) {
 	s.listing.Lock()
-	listed, stands := s.listed, s.stands
-	s.stands = nil
+	listed, preplugged := s.listed, s.preplugged
+	s.preplugged = nil
 	s.listing.Unlock()
-	if stands != nil && time.Since(listed) < surveyedFor {
-		return stands, nil
+	if preplugged != nil && time.Since(listed) < surveyedFor {
+		return preplugged, nil
 	}
-	return s.Pods.ListStanding(ctx, path)
+	return s.Pods.ListPreplugged(ctx, path)
 }

@@ -13,15 +13,15 @@ type watchers struct {
 	callbacks []*func(link.Drift)
 }
 
-// add registers told, which is called for each change until stop is called.
-func (w *watchers) add(told func(link.Drift)) (stop func()) {
+// add registers a callback, which is called for each change until stop is called.
+func (w *watchers) add(callback func(link.Drift)) (stop func()) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.callbacks = append(w.callbacks, &told)
+	w.callbacks = append(w.callbacks, &callback)
 	return func() {
 		w.mu.Lock()
 		defer w.mu.Unlock()
-		w.callbacks = slices.DeleteFunc(w.callbacks, func(f *func(link.Drift)) bool { return f == &told })
+		w.callbacks = slices.DeleteFunc(w.callbacks, func(f *func(link.Drift)) bool { return f == &callback })
 	}
 }
 
@@ -29,7 +29,7 @@ func (w *watchers) notify(drift link.Drift) {
 	w.mu.Lock()
 	all := slices.Clone(w.callbacks)
 	w.mu.Unlock()
-	for _, told := range all {
-		(*told)(drift)
+	for _, callback := range all {
+		(*callback)(drift)
 	}
 }

@@ -37,8 +37,8 @@ type Options struct {
 	Records string
 	// Ports is the network namespace of the pre-plugged ports; empty: there is none.
 	Ports string
-	// Tell is called with each thing that was removed.
-	Tell func(what string)
+	// Report is called with each thing that was removed.
+	Report func(what string)
 	// GiveBack is the name of a network of another program, whose pods Weft serves: the node is given back to that program with its pods.
 	// Empty: all of Weft is removed.
 	GiveBack string
@@ -53,7 +53,7 @@ type Part struct {
 	Name string
 	// Run removes what the network has on the node. It is called while no agent runs, for all networks, whether or not the node has them;
 	// nothing to remove is no error. It finds its state by marks, without records and without the API server, and reports what it removes by
-	// Options.Tell.
+	// Options.Report.
 	Run func(ctx context.Context, o Options) error
 	// GiveBack removes what only Weft uses, so that the program that Weft replaced serves the network and its pods again. Nil: there is no
 	// such program.
@@ -128,8 +128,8 @@ func Run(ctx context.Context, o Options) error {
 	if o.Root == "" {
 		o.Root = "/"
 	}
-	if o.Tell == nil {
-		o.Tell = func(string) {}
+	if o.Report == nil {
+		o.Report = func(string) {}
 	}
 	if info, err := os.Stat(o.Root); err != nil || !info.IsDir() {
 		return fmt.Errorf("root %s: not a directory, nothing was examined: give the folder where the node's file system is mounted", o.Root)
@@ -179,7 +179,7 @@ func (o Options) Remove(path string) error {
 	if err := os.RemoveAll(o.At(path)); err != nil && !o.isEmptyMount(path, err) {
 		return fmt.Errorf("remove %s: %w", path, err)
 	}
-	o.Tell("file " + path)
+	o.Report("file " + path)
 	return nil
 }
 
@@ -204,7 +204,7 @@ func (o Options) ports() error {
 	if err := portspace.Remove(o.At(o.Ports)); err != nil {
 		return err
 	}
-	o.Tell("namespace " + o.Ports)
+	o.Report("namespace " + o.Ports)
 	return nil
 }
 
@@ -233,7 +233,7 @@ func (o Options) pods(ctx context.Context) error {
 		return err
 	}
 	for _, name := range names {
-		o.Tell("link " + name)
+		o.Report("link " + name)
 	}
 	return nil
 }

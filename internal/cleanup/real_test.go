@@ -34,7 +34,7 @@ func options(t *testing.T) (o cleanup.Options, told *[]string) {
 	o = cleanup.Options{
 		Root: t.TempDir(), OVSRunDir: "/run/openvswitch", StateDir: "/var/lib/weft", RunDir: "/run/weft", CNIConfDir: "/etc/cni/net.d",
 		CNIConf: "10-weft.conflist", Plugin: "/opt/cni/bin/weft", Socket: "/run/weft/cni/cni.sock", Records: "/var/lib/weft/attachments", Ports: "/run/weft/cni/ports",
-		Parts: []cleanup.Part{clean.Part()}, Tell: func(what string) { *told = append(*told, what) },
+		Parts: []cleanup.Part{clean.Part()}, Report: func(what string) { *told = append(*told, what) },
 	}
 	for _, file := range []string{
 		"etc/cni/net.d/10-weft.conflist", "etc/cni/net.d/20-other.conflist", "etc/cni/net.d/.weft-1", "opt/cni/bin/weft",

@@ -90,7 +90,7 @@ func agentCommand(common *commonFlags, environment Environment) *cobra.Command {
 				return err
 			}
 			if dry.run {
-				return dry.tell(cmd, opts)
+				return dry.print(cmd, opts)
 			}
 			stop := func() {}
 			if sampling != 0 {

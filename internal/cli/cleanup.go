@@ -30,7 +30,7 @@ func cleanupCommand() *cobra.Command {
 			opts.Socket, opts.Ports, opts.CNIConf = agent.Socket(opts.RunDir), agent.PortsNamespace(opts.RunDir), agent.CNIConfName
 			opts.Records = agent.Records(opts.StateDir)
 			opts.Parts = cleanupParts()
-			opts.Tell = func(what string) { _, _ = fmt.Fprintln(cmd.OutOrStdout(), "removed", what) }
+			opts.Report = func(what string) { _, _ = fmt.Fprintln(cmd.OutOrStdout(), "removed", what) }
 			if err := cleanup.Run(cmd.Context(), opts); err != nil {
 				return err
 			}

@@ -38,8 +38,8 @@ func (f *dryRunFlags) check(cmd *cobra.Command) error {
 	return nil
 }
 
-// tell prints what a start with the options would change. Its error carries the program's exit code.
-func (f *dryRunFlags) tell(cmd *cobra.Command, opts agent.Options) error {
+// print prints what a start with the options would change. Its error carries the program's exit code.
+func (f *dryRunFlags) print(cmd *cobra.Command, opts agent.Options) error {
 	if err := checkFormat(f.output); err != nil {
 		return &exitError{code: exitUnknown, err: err}
 	}

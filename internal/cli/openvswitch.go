@@ -37,7 +37,7 @@ func become(use, short string, prepare prepareFunc, opts *vswitch.Options) *cobr
 		Use: use, Short: short, Args: cobra.NoArgs,
 		Example: "  weft openvswitch " + use,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			opts.Tell = func(message string) { _, _ = fmt.Fprintln(cmd.ErrOrStderr(), message) }
+			opts.Report = func(message string) { _, _ = fmt.Fprintln(cmd.ErrOrStderr(), message) }
 			daemon, err := prepare(cmd.Context(), *opts)
 			if err != nil {
 				return err

@@ -72,17 +72,17 @@ func TestReadiness(t *testing.T) {
 }
 
 func TestWritesAreTold(t *testing.T) {
-	told := metrics.NewController("v1").For("vpc")
+	counters := metrics.NewController("v1").For("vpc")
 	resource := schema.GroupResource{Resource: "hostsubnets"}
 	for _, err := range []error{
 		nil, errors.New("refused"), apierrors.NewConflict(resource, "a", nil), apierrors.NewNotFound(resource, "a"),
 		apierrors.NewAlreadyExists(resource, "a"), apierrors.NewForbidden(resource, "a", nil),
 	} {
-		if got := tell(told, "update", err); !errors.Is(got, err) {
+		if got := countWrite(counters, "update", err); !errors.Is(got, err) {
 			t.Errorf("%v became %v", err, got)
 		}
 	}
-	_, page := asked(told.Handler(), "/metrics")
+	_, page := asked(counters.Handler(), "/metrics")
 	for _, want := range []string{`{network="vpc",result="ok",verb="update"} 1`, `{network="vpc",result="error",verb="update"} 2`, `{network="vpc",result="conflict",verb="update"} 3`} {
 		if !strings.Contains(page, "weft_controller_writes_total"+want) {
 			t.Errorf("no %s", want)
@@ -103,18 +103,18 @@ func sent(recorder *events.FakeRecorder) []string {
 }
 
 func TestReporterTellsOnceWhileItLasts(t *testing.T) {
-	recorder, told := events.NewFakeRecorder(16), metrics.NewController("v1")
-	r := NewReporter("subnets", "network.openshift.io/v1", recorder, told)
+	recorder, counters := events.NewFakeRecorder(16), metrics.NewController("v1")
+	r := NewReporter("subnets", "network.openshift.io/v1", recorder, counters)
 	problem := func(name, message string) plan.Problem {
 		return plan.Problem{Object: plan.Object{Kind: "Node", Name: name}, Reason: "Exhausted", Message: message}
 	}
 	expect := func(count, lasting int, problems ...plan.Problem) {
 		t.Helper()
-		r.Tell(problems, "AssignSubnet")
+		r.Report(problems, "AssignSubnet")
 		if got := sent(recorder); len(got) != count {
 			t.Errorf("events %q, want %d", got, count)
 		}
-		_, page := asked(told.Handler(), "/metrics")
+		_, page := asked(counters.Handler(), "/metrics")
 		want := fmt.Sprintf(`weft_controller_problems{controller="subnets",network="none",reason="Exhausted"} %d`, lasting)
 		if has := strings.Contains(page, want); has != (lasting > 0) && strings.Contains(page, "weft_controller_problems{") {
 			t.Errorf("no %s", want)

@@ -153,7 +153,7 @@ func same(a, b client.Object) bool {
 func (f *follower) report(ctx context.Context, problems []plan.Problem) {
 	fresh := problems
 	if f.Reporter != nil {
-		fresh = f.Reporter.Tell(problems, f.Action)
+		fresh = f.Reporter.Report(problems, f.Action)
 	}
 	for _, p := range fresh {
 		f.tools.Log.WarnContext(ctx, "problem", "message", p.Message, "kind", p.Kind, "namespace", p.Namespace, "name", p.Name, "reason", p.Reason)

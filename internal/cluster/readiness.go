@@ -34,8 +34,8 @@ type Readiness struct {
 	away error
 }
 
-// NewReadiness returns the readiness of a replica that has not started. It records its metrics in told.
-func NewReadiness(told *metrics.Controller) *Readiness { return &Readiness{metrics: told} }
+// NewReadiness returns the readiness of a replica that has not started. It records its metrics in counters.
+func NewReadiness(counters *metrics.Controller) *Readiness { return &Readiness{metrics: counters} }
 
 // Server returns the server for probes and scrapes.
 func (s *Readiness) Server() *health.Server {
@@ -173,8 +173,8 @@ func (r *readSource) WaitForSync(ctx context.Context) error {
 
 // timed is a reconciler whose runs are measured.
 type timed struct {
-	name string
-	told *metrics.Controller
+	name     string
+	counters *metrics.Controller
 	reconcile.TypedReconciler[Everything]
 }
 
@@ -182,7 +182,7 @@ type timed struct {
 func (t *timed) Reconcile(ctx context.Context, request Everything) (reconcile.Result, error) {
 	begin := time.Now()
 	result, err := t.TypedReconciler.Reconcile(ctx, request)
-	t.told.Reconciled(t.name, time.Since(begin), err)
+	t.counters.Reconciled(t.name, time.Since(begin), err)
 	return result, err
 }
 
@@ -190,46 +190,48 @@ func (t *timed) Reconcile(ctx context.Context, request Everything) (reconcile.Re
 type counted struct {
 	client.Client
 
-	told *metrics.Controller
+	counters *metrics.Controller
 }
 
 // Create implements client.Writer.
 func (c *counted) Create(ctx context.Context, obj client.Object, options ...client.CreateOption) error {
-	return tell(c.told, "create", c.Client.Create(ctx, obj, options...))
+	return countWrite(c.counters, "create", c.Client.Create(ctx, obj, options...))
 }
 
 // Update implements client.Writer.
 func (c *counted) Update(ctx context.Context, obj client.Object, options ...client.UpdateOption) error {
-	return tell(c.told, "update", c.Client.Update(ctx, obj, options...))
+	return countWrite(c.counters, "update", c.Client.Update(ctx, obj, options...))
 }
 
 // Delete implements client.Writer.
 func (c *counted) Delete(ctx context.Context, obj client.Object, options ...client.DeleteOption) error {
-	return tell(c.told, "delete", c.Client.Delete(ctx, obj, options...))
+	return countWrite(c.counters, "delete", c.Client.Delete(ctx, obj, options...))
 }
 
 // Status implements client.StatusClient.
-func (c *counted) Status() client.SubResourceWriter { return &countedStatus{c.Client.Status(), c.told} }
+func (c *counted) Status() client.SubResourceWriter {
+	return &countedStatus{c.Client.Status(), c.counters}
+}
 
 type countedStatus struct {
 	client.SubResourceWriter
 
-	told *metrics.Controller
+	counters *metrics.Controller
 }
 
 // Update implements client.SubResourceWriter.
 func (c *countedStatus) Update(ctx context.Context, obj client.Object, options ...client.SubResourceUpdateOption) error {
-	return tell(c.told, "status", c.SubResourceWriter.Update(ctx, obj, options...))
+	return countWrite(c.counters, "status", c.SubResourceWriter.Update(ctx, obj, options...))
 }
 
-func tell(told *metrics.Controller, verb string, err error) error {
+func countWrite(counters *metrics.Controller, verb string, err error) error {
 	switch {
 	case err == nil:
-		told.Wrote(verb, "ok")
+		counters.Wrote(verb, "ok")
 	case Raced(err):
-		told.Wrote(verb, "conflict")
+		counters.Wrote(verb, "conflict")
 	default:
-		told.Wrote(verb, "error")
+		counters.Wrote(verb, "error")
 	}
 	return err
 }

@@ -23,8 +23,8 @@ type Reporter struct {
 }
 
 // NewReporter returns the reporter of a controller. Objects without an APIVersion get this one, except those of the core API.
-func NewReporter(name, apiVersion string, recorder events.EventRecorder, told *metrics.Controller) *Reporter {
-	return &Reporter{name: name, apiVersion: apiVersion, events: recorder, metrics: told, reported: map[plan.Problem]bool{}}
+func NewReporter(name, apiVersion string, recorder events.EventRecorder, counters *metrics.Controller) *Reporter {
+	return &Reporter{name: name, apiVersion: apiVersion, events: recorder, metrics: counters, reported: map[plan.Problem]bool{}}
 }
 
 // Normal sends an event of type Normal about an object.
@@ -32,8 +32,8 @@ func (r *Reporter) Normal(object plan.Object, reason, action, message string) {
 	r.events.Eventf(r.reference(object), nil, corev1.EventTypeNormal, reason, action, "%s", Note(message))
 }
 
-// Tell sends an event for each problem that did not exist at the last call, and returns these problems.
-func (r *Reporter) Tell(problems []plan.Problem, action string) []plan.Problem {
+// Report sends an event for each problem that did not exist at the last call, and returns these problems.
+func (r *Reporter) Report(problems []plan.Problem, action string) []plan.Problem {
 	var fresh []plan.Problem
 	lasting := make(map[plan.Problem]bool, len(problems))
 	reasons := map[string]int{}

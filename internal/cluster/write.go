@@ -97,10 +97,10 @@ func Enqueue[T client.Object]() handler.TypedEventHandler[T, Everything] {
 
 // Options returns the options that all controllers share: one worker, so that plans run one after another. Runs are measured under the
 // name.
-func Options(name string, told *metrics.Controller, r reconcile.TypedReconciler[Everything]) controller.TypedOptions[Everything] {
+func Options(name string, counters *metrics.Controller, r reconcile.TypedReconciler[Everything]) controller.TypedOptions[Everything] {
 	const slowest = time.Minute // new events do not wait that long
 	return controller.TypedOptions[Everything]{
-		Reconciler:  &timed{name, told, r},
+		Reconciler:  &timed{name, counters, r},
 		RateLimiter: workqueue.NewTypedItemExponentialFailureRateLimiter[Everything](Again, slowest),
 	}
 }

@@ -57,7 +57,7 @@ func (c *Client) exchange(ctx context.Context, socket string, body []byte) ([]by
 	if err != nil {
 		return nil, err
 	}
-	defer conn.Close()                                                               //nolint:errcheck // It has been read, or the error is told already.
+	defer conn.Close()                                                               //nolint:errcheck // It has been read, or the error is returned already.
 	stop := context.AfterFunc(ctx, func() { _ = conn.SetDeadline(time.Unix(1, 0)) }) // ends blocked calls
 	defer stop()
 

@@ -120,8 +120,8 @@ func Run(ctx context.Context, options Options) error {
 		return err
 	}
 	log.SetLogger(logr.FromSlogHandler(options.Logger.Handler()))
-	told := metrics.NewController(options.Version)
-	ready := shared.NewReadiness(told)
+	counters := metrics.NewController(options.Version)
+	ready := shared.NewReadiness(counters)
 	options.Config = ready.Wrap(options.Config)
 	host, err := os.Hostname()
 	if err != nil {
@@ -149,7 +149,7 @@ func Run(ctx context.Context, options Options) error {
 	group.Go(func() error { return health.Serve(ctx, options.HealthAddress, ready.Server().Handler()) })
 	group.Go(func() error {
 		mux := http.NewServeMux()
-		mux.Handle("GET /metrics", told.Handler())
+		mux.Handle("GET /metrics", counters.Handler())
 		return health.Serve(ctx, options.MetricsAddress, mux)
 	})
 	group.Go(func() error {

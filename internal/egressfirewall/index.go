@@ -16,9 +16,9 @@ type Index struct {
 	// answers has the addresses of the names for which they are known; users has the namespaces with policies that contain a name.
 	answers map[string][]netip.Addr
 	users   map[string]map[string]struct{}
-	// stale has the namespaces whose firewall may differ from the one returned last; told has the firewalls returned last.
-	stale map[string]struct{}
-	told  map[string]*Firewall
+	// stale has the namespaces whose firewall may differ from the one returned last; reported has the firewalls returned last.
+	stale    map[string]struct{}
+	reported map[string]*Firewall
 }
 
 // NewIndex returns an empty index.
@@ -26,7 +26,7 @@ func NewIndex() *Index {
 	return &Index{
 		policies: map[string]map[string]Policy{}, vnids: map[string]uint32{}, members: map[uint32]map[string]struct{}{},
 		answers: map[string][]netip.Addr{}, users: map[string]map[string]struct{}{},
-		stale: map[string]struct{}{}, told: map[string]*Firewall{},
+		stale: map[string]struct{}{}, reported: map[string]*Firewall{},
 	}
 }
 
@@ -147,14 +147,14 @@ func (x *Index) Changed() map[string]*Firewall {
 	changed := map[string]*Firewall{}
 	for namespace := range x.stale {
 		now := x.judge(namespace)
-		if now.Equal(x.told[namespace]) {
+		if now.Equal(x.reported[namespace]) {
 			continue
 		}
 		changed[namespace] = now
 		if now == nil {
-			delete(x.told, namespace)
+			delete(x.reported, namespace)
 		} else {
-			x.told[namespace] = now
+			x.reported[namespace] = now
 		}
 	}
 	x.stale = map[string]struct{}{}
@@ -162,12 +162,12 @@ func (x *Index) Changed() map[string]*Firewall {
 }
 
 // Firewall returns a namespace's firewall as of the last call of Changed; nil means none.
-func (x *Index) Firewall(namespace string) *Firewall { return x.told[namespace] }
+func (x *Index) Firewall(namespace string) *Firewall { return x.reported[namespace] }
 
 // All returns all firewalls. Changed does not report them again.
 func (x *Index) All() map[string]*Firewall {
 	x.Changed()
-	return maps.Clone(x.told)
+	return maps.Clone(x.reported)
 }
 
 // Names returns the names in the policies of the given namespaces, without duplicates: the first of each namespace, then the second of
@@ -237,13 +237,13 @@ func (x *Index) effective(namespace string) []Policy {
 	return list
 }
 
-// Standing says whether a policy is in effect, and if not, why.
-type Standing uint8
+// Validity says whether a policy is in effect, and if not, why.
+type Validity uint8
 
 // The standings of a policy. All but InEffect and Global close the namespace.
 const (
 	// InEffect: it decides about the namespace's traffic out of the cluster.
-	InEffect Standing = iota
+	InEffect Validity = iota
 	// Global: its namespace has VNID 0, where policies have no effect.
 	Global
 	// SharesVNID: other namespaces have the same VNID as its namespace.
@@ -254,22 +254,22 @@ const (
 	Unusable
 )
 
-// Standing returns the standing of an existing policy, and a text that explains it; "" for InEffect.
-func (x *Index) Standing(key Key) (Standing, string) {
+// Validity returns the standing of an existing policy, and a text that explains it; "" for InEffect.
+func (x *Index) Validity(key Key) (Validity, string) {
 	own := x.policies[key.Namespace][key.Name]
 	list := x.effective(key.Namespace)
 	if len(own.Rules) == 0 {
 		list = nil // it has no rules, so other policies do not matter to it
 	}
-	standing, why := x.standing(key.Namespace, list)
-	if own.Err != nil && standing != Global {
+	validity, why := x.validity(key.Namespace, list)
+	if own.Err != nil && validity != Global {
 		return Unusable, own.Err.Error()
 	}
-	return standing, why
+	return validity, why
 }
 
-// standing returns the standing of a namespace's policies.
-func (x *Index) standing(namespace string, list []Policy) (Standing, string) {
+// validity returns the standing of a namespace's policies.
+func (x *Index) validity(namespace string, list []Policy) (Validity, string) {
 	vnid, has := x.vnids[namespace]
 	switch {
 	case has && vnid == 0:
@@ -287,10 +287,10 @@ func (x *Index) standing(namespace string, list []Policy) (Standing, string) {
 // judge returns a namespace's firewall, nil for none.
 func (x *Index) judge(namespace string) *Firewall {
 	list := x.effective(namespace)
-	switch standing, why := x.standing(namespace, list); {
-	case standing == Global:
+	switch validity, why := x.validity(namespace, list); {
+	case validity == Global:
 		return nil
-	case standing != InEffect:
+	case validity != InEffect:
 		return &Firewall{Closed: why}
 	case len(list) == 0:
 		return nil

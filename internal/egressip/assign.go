@@ -105,7 +105,7 @@ func newAssigner(namespaces []Namespace, nodes []Node) *assigner {
 		}
 	}
 	slices.SortFunc(a.nodes, func(x, y Node) int { return cmp.Compare(x.Name, y.Name) })
-	a.doubt()
+	a.distrust()
 	for _, ip := range a.claims.turns() {
 		if vnids := a.claims.vnids[ip]; len(vnids) == 1 && !byHand.has(ip) {
 			a.order, a.project[ip] = append(a.order, ip), vnids[0]
@@ -114,8 +114,8 @@ func newAssigner(namespaces []Namespace, nodes []Node) *assigner {
 	return a
 }
 
-// doubt ignores the offline state if all nodes are reported offline: it is then more likely that the observer is disconnected.
-func (a *assigner) doubt() {
+// distrust ignores the offline state if all nodes are reported offline: it is then more likely that the observer is disconnected.
+func (a *assigner) distrust() {
 	online := slices.ContainsFunc(a.nodes, func(n Node) bool { return !n.Offline })
 	for i := range a.nodes {
 		a.nodes[i].Offline = a.nodes[i].Offline && online

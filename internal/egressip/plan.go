@@ -186,7 +186,7 @@ func (c *claims) judge(p *project, problems []Problem) ([]Holder, []Problem) {
 	var holders []Holder
 	contested := false
 	for _, ip := range p.ips {
-		tell := func(reason, format string, args ...any) {
+		report := func(reason, format string, args ...any) {
 			for _, ns := range p.wants[ip] {
 				problems = append(problems, Problem{KindNamespace, ns, ip, reason, "egressIPs: " + fmt.Sprintf(format, args...)})
 			}
@@ -194,20 +194,20 @@ func (c *claims) judge(p *project, problems []Problem) ([]Holder, []Problem) {
 		listed := c.nodes[ip]
 		switch {
 		case !ip.IsGlobalUnicast():
-			tell(ReasonUnassigned, "%s is no address that a node can have: give an IPv4 address of the nodes' network", ip)
+			report(ReasonUnassigned, "%s is no address that a node can have: give an IPv4 address of the nodes' network", ip)
 		case len(c.vnids[ip]) > 1:
 			contested = true
-			tell(ReasonConflict, "%s is listed by %s as well: an address belongs to one project, and nothing leaves these projects until the others no longer list it", ip, c.others(p, ip))
+			report(ReasonConflict, "%s is listed by %s as well: an address belongs to one project, and nothing leaves these projects until the others no longer list it", ip, c.others(p, ip))
 		case len(listed) == 0:
-			tell(ReasonUnassigned, "%s is hosted by no node: list it in egressIPs of a HostSubnet, or have it in egressCIDRs of one", ip)
+			report(ReasonUnassigned, "%s is hosted by no node: list it in egressIPs of a HostSubnet, or have it in egressCIDRs of one", ip)
 		case len(listed) > 1:
-			tell(ReasonConflict, "%s is listed by nodes %s: no traffic uses it until only one of them lists it", ip, strings.Join(listed, ", "))
+			report(ReasonConflict, "%s is listed by nodes %s: no traffic uses it until only one of them lists it", ip, strings.Join(listed, ", "))
 		case c.refused[listed[0]][ip] != "":
-			tell(ReasonRefused, "%s is not used: node %s cannot hold it: %s", ip, listed[0], c.refused[listed[0]][ip])
+			report(ReasonRefused, "%s is not used: node %s cannot hold it: %s", ip, listed[0], c.refused[listed[0]][ip])
 		default:
 			at := slices.IndexFunc(holders, func(h Holder) bool { return h.Node == listed[0] })
 			if at >= 0 {
-				tell(ReasonConflict, "%s is not used: node %s has %s for this project already, and one address of a project is all that a node can use", ip, listed[0], holders[at].IP)
+				report(ReasonConflict, "%s is not used: node %s has %s for this project already, and one address of a project is all that a node can use", ip, listed[0], holders[at].IP)
 				continue
 			}
 			holders = append(holders, Holder{ip, listed[0]})

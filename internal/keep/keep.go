@@ -23,7 +23,7 @@ const rest = time.Second
 
 // Thing is something to restore.
 type Thing struct {
-	// Name is its name in State and Told.
+	// Name is its name in State and Report.
 	Name string
 	// Path is a file; its folder is watched for changes. Empty: no folder is watched.
 	Path string
@@ -35,8 +35,8 @@ type Thing struct {
 type Keeper struct {
 	// Things are restored by the keeper.
 	Things []Thing
-	// Told is called with what was restored, or with the error; the same error is not repeated. Nil: not called.
-	Told func(thing Thing, put string, err error)
+	// Observed is called with what was restored, or with the error; the same error is not repeated. Nil: not called.
+	Report func(thing Thing, put string, err error)
 
 	mu       sync.Mutex
 	failures map[string]error
@@ -131,8 +131,8 @@ func (k *Keeper) look() (busy bool) {
 		k.failures[thing.Name] = err
 		k.mu.Unlock()
 		again := err != nil && before != nil && err.Error() == before.Error()
-		if (put != "" || err != nil) && !again && k.Told != nil {
-			k.Told(thing, put, err)
+		if (put != "" || err != nil) && !again && k.Report != nil {
+			k.Report(thing, put, err)
 		}
 		busy = busy || put != "" || err != nil
 	}

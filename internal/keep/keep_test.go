@@ -24,7 +24,7 @@ func kept(t *testing.T, path string) (*Keeper, *atomic.Int32) {
 			}
 			return "its content", os.WriteFile(path, []byte("right"), 0o600)
 		}}},
-		Told: func(Thing, string, error) { told.Add(1) },
+		Report: func(Thing, string, error) { told.Add(1) },
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
@@ -93,7 +93,7 @@ func TestKeepsTrying(t *testing.T) {
 			}
 			return "", nil
 		}}},
-		Told: func(Thing, string, error) { told.Add(1) },
+		Report: func(Thing, string, error) { told.Add(1) },
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)

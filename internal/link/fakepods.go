@@ -17,14 +17,14 @@ type FakePods struct {
 	mutex      sync.Mutex
 	namespaces map[string]bool
 	pairs      map[string]fakePair
-	standing   map[string]fakeStanding
+	preplugged map[string]fakePreplugged
 	nextIndex  int
 	parents    []MacvlanParent
 	macvlans   map[string]Macvlan
 }
 
-type fakeStanding struct {
-	Standing
+type fakePreplugged struct {
+	Preplugged
 	path string
 	// user is the namespace of the pod that uses the port; "" if none does.
 	user string
@@ -49,7 +49,7 @@ const firstFakeIndex = 2
 
 // NewFakePods returns FakePods in which the given namespaces exist.
 func NewFakePods(namespaces ...string) *FakePods {
-	p := &FakePods{namespaces: map[string]bool{}, pairs: map[string]fakePair{}, standing: map[string]fakeStanding{}, macvlans: map[string]Macvlan{}, nextIndex: firstFakeIndex}
+	p := &FakePods{namespaces: map[string]bool{}, pairs: map[string]fakePair{}, preplugged: map[string]fakePreplugged{}, macvlans: map[string]Macvlan{}, nextIndex: firstFakeIndex}
 	for _, path := range namespaces {
 		p.namespaces[path] = true
 	}
@@ -74,13 +74,13 @@ func (p *FakePods) RemoveNamespace(path string) {
 			delete(p.pairs, name)
 		}
 	}
-	for name, s := range p.standing {
+	for name, s := range p.preplugged {
 		switch path {
 		case s.path:
-			delete(p.standing, name)
+			delete(p.preplugged, name)
 		case s.user:
 			s.user = "" // its shape is on the veth peer, which stays
-			p.standing[name] = s
+			p.preplugged[name] = s
 		}
 	}
 }
@@ -100,8 +100,8 @@ func (p *FakePods) Create(ctx context.Context, pair Pair) (Created, error) {
 			return Created{}, fmt.Errorf("pod link %s: %s (veth) in the pod: %w", pair.HostName, pair.PodName, ErrForeign)
 		}
 	}
-	if pair.Standing != "" {
-		if err := p.putUpon(&pair); err != nil {
+	if pair.Preplugged != "" {
+		if err := p.putPreplugged(&pair); err != nil {
 			return Created{}, err
 		}
 	} else if pair.Shape != (Shape{}) {
@@ -125,44 +125,44 @@ func (p *FakePods) Create(ctx context.Context, pair Pair) (Created, error) {
 	return entry.created, nil
 }
 
-func (p *FakePods) putUpon(pair *Pair) error {
-	s, found := p.standing[pair.HostName]
+func (p *FakePods) putPreplugged(pair *Pair) error {
+	s, found := p.preplugged[pair.HostName]
 	switch {
-	case !found || s.path != pair.Standing:
+	case !found || s.path != pair.Preplugged:
 		return fmt.Errorf("%w: pod link %s: host end: %w", ErrUnusable, pair.HostName, ErrNoDevice)
 	case s.user != "" && s.user != pair.Netns:
 		return fmt.Errorf("%w: pod link %s: %w", ErrUnusable, pair.HostName, ErrOccupied)
 	}
 	s.user, s.shape = pair.Netns, pair.Shape
-	p.standing[pair.HostName] = s
+	p.preplugged[pair.HostName] = s
 	return nil
 }
 
-// CreateStanding implements StandingLinks.
-func (p *FakePods) CreateStanding(ctx context.Context, path string, pairs ...Standing) error {
+// CreatePreplugged implements PrepluggedLinks.
+func (p *FakePods) CreatePreplugged(ctx context.Context, path string, pairs ...Preplugged) error {
 	p.mutex.Lock()
 	defer p.mutex.Unlock()
 	if !p.namespaces[path] {
-		return fmt.Errorf("standing pairs: namespace %s: %w", path, ErrNoNamespace)
+		return fmt.Errorf("pre-plugged ports: namespace %s: %w", path, ErrNoNamespace)
 	}
 	for _, pair := range pairs {
-		if _, found := p.standing[pair.Name]; found {
-			return fmt.Errorf("standing pairs: %s: %w", pair.Name, ErrForeign)
+		if _, found := p.preplugged[pair.Name]; found {
+			return fmt.Errorf("pre-plugged ports: %s: %w", pair.Name, ErrForeign)
 		}
 	}
 	for _, pair := range pairs {
-		p.standing[pair.Name] = fakeStanding{Standing: pair, path: path}
+		p.preplugged[pair.Name] = fakePreplugged{Preplugged: pair, path: path}
 	}
 	return ctx.Err()
 }
 
-// ListStanding implements StandingLinks.
-func (p *FakePods) ListStanding(ctx context.Context, path string) (map[string]Stands, error) {
+// ListPreplugged implements PrepluggedLinks.
+func (p *FakePods) ListPreplugged(ctx context.Context, path string) (map[string]PrepluggedPort, error) {
 	p.mutex.Lock()
 	defer p.mutex.Unlock()
-	found := map[string]Stands{}
-	for name, s := range p.standing {
-		found[name] = Stands{MTU: standingMTU(s.MTU), TxOffloadOff: s.TxOffloadOff, Idle: s.path == path && s.user == "" && s.shape == Shape{}}
+	found := map[string]PrepluggedPort{}
+	for name, s := range p.preplugged {
+		found[name] = PrepluggedPort{MTU: prepluggedMTU(s.MTU), TxOffloadOff: s.TxOffloadOff, Idle: s.path == path && s.user == "" && s.shape == Shape{}}
 	}
 	return found, ctx.Err()
 }
@@ -173,7 +173,7 @@ func (p *FakePods) Unplug(ctx context.Context, pair Pair, began func()) error {
 	p.mutex.Lock()
 	defer p.mutex.Unlock()
 	delete(p.pairs, pair.HostName)
-	s, found := p.standing[pair.HostName]
+	s, found := p.preplugged[pair.HostName]
 	switch {
 	case !found:
 		return fmt.Errorf("pod link %s: host end: %w", pair.HostName, ErrNoDevice)
@@ -181,7 +181,7 @@ func (p *FakePods) Unplug(ctx context.Context, pair Pair, began func()) error {
 		return fmt.Errorf("pod link %s: %w", pair.HostName, ErrOccupied)
 	}
 	s.user, s.shape = "", Shape{}
-	p.standing[pair.HostName] = s
+	p.preplugged[pair.HostName] = s
 	return ctx.Err()
 }
 
@@ -190,7 +190,7 @@ func (p *FakePods) Shapes(ctx context.Context, path string) (map[string]Shape, e
 	p.mutex.Lock()
 	defer p.mutex.Unlock()
 	found := map[string]Shape{}
-	for name, s := range p.standing {
+	for name, s := range p.preplugged {
 		if s.path == path && s.shape != (Shape{}) {
 			found[name] = s.shape
 		}
@@ -202,11 +202,11 @@ func (p *FakePods) Shapes(ctx context.Context, path string) (map[string]Shape, e
 func (p *FakePods) Reshape(ctx context.Context, path, name string, want Shape) error {
 	p.mutex.Lock()
 	defer p.mutex.Unlock()
-	s, found := p.standing[name]
+	s, found := p.preplugged[name]
 	switch {
 	case found && s.path == path:
 		s.shape = want
-		p.standing[name] = s
+		p.preplugged[name] = s
 	case want != Shape{}:
 		return fmt.Errorf("shaping %s: its far end: %w", name, ErrNoDevice)
 	}
@@ -244,7 +244,7 @@ func (p *FakePods) Check(ctx context.Context, pair Pair) error {
 	for _, route := range have.PodRoutes {
 		routes[have.podRoute(route).Key()] = have.podRoute(route)
 	}
-	if s := p.standing[pair.HostName]; !pair.Shape.Matches(s.shape) {
+	if s := p.preplugged[pair.HostName]; !pair.Shape.Matches(s.shape) {
 		list = append(list, &Difference{c.podObject(), "is shaped otherwise: " + s.shape.String() + ", not " + pair.Shape.String()})
 	}
 	return errors.Join(append(list, pair.compareRoutes(routes)...)...)
@@ -259,7 +259,7 @@ func (p *FakePods) Delete(ctx context.Context, hostNames ...string) error {
 	defer p.mutex.Unlock()
 	for _, name := range hostNames {
 		delete(p.pairs, name)
-		delete(p.standing, name)
+		delete(p.preplugged, name)
 	}
 	return nil
 }
@@ -272,8 +272,8 @@ func (p *FakePods) List(ctx context.Context) (map[string]string, error) {
 	for name, entry := range p.pairs {
 		list[name] = entry.pair.Owner
 	}
-	for name := range p.standing {
-		list[name] = StandingOwner(name)
+	for name := range p.preplugged {
+		list[name] = PrepluggedOwner(name)
 	}
 	return list, ctx.Err()
 }
@@ -286,8 +286,8 @@ func (p *FakePods) HostEnds(ctx context.Context) (map[string]HostEnd, error) {
 	for name, entry := range p.pairs {
 		found[name] = HostEnd{MTU: entry.pair.mtu(), Group: entry.pair.HostGroup, Up: !entry.down}
 	}
-	for name, s := range p.standing {
-		found[name] = HostEnd{MTU: standingMTU(s.MTU), Group: s.HostGroup, Up: !s.down}
+	for name, s := range p.preplugged {
+		found[name] = HostEnd{MTU: prepluggedMTU(s.MTU), Group: s.HostGroup, Up: !s.down}
 	}
 	return found, ctx.Err()
 }
@@ -296,9 +296,9 @@ func (p *FakePods) HostEnds(ctx context.Context) (map[string]HostEnd, error) {
 func (p *FakePods) Restore(ctx context.Context, name string, want HostEnd) error {
 	p.mutex.Lock()
 	defer p.mutex.Unlock()
-	if s, found := p.standing[name]; found && ctx.Err() == nil {
+	if s, found := p.preplugged[name]; found && ctx.Err() == nil {
 		s.MTU, s.HostGroup, s.down = want.MTU, want.Group, !want.Up
-		p.standing[name] = s
+		p.preplugged[name] = s
 		return nil
 	}
 	if entry, found := p.pairs[name]; found && ctx.Err() == nil {

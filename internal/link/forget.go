@@ -100,16 +100,16 @@ func narrowed(tuple *nl.RtAttr, kind int, flags uint32) []*nl.RtAttr {
 
 // forget flushes the connections that matches selects from a dump restricted by narrow. It leaves connections in zones alone, which belong
 // to the switch. It returns how many connections the dump had.
-func forget(narrow []*nl.RtAttr, matches func(c *connection) bool) (told int, err error) {
+func forget(narrow []*nl.RtAttr, matches func(c *connection) bool) (dumped int, err error) {
 	found, err := dump(func() ([][]byte, error) {
 		var found [][]byte
-		told = 0
+		dumped = 0
 		request := conntrackRequest(nl.IPCTNL_MSG_CT_GET, unix.NLM_F_DUMP)
 		for _, attribute := range narrow {
 			request.AddData(attribute)
 		}
 		err := request.ExecuteIter(unix.NETLINK_NETFILTER, 0, func(message []byte) bool {
-			told++
+			dumped++
 			attributes := message[min(nl.SizeofNfgenmsg, len(message)):]
 			if c := parseConnection(attributes); c.zone == 0 && matches(&c) {
 				found = append(found, attributes)
@@ -126,7 +126,7 @@ func forget(narrow []*nl.RtAttr, matches func(c *connection) bool) (told int, er
 			errs = append(errs, err)
 		}
 	}
-	return told, errors.Join(errs...)
+	return dumped, errors.Join(errs...)
 }
 
 func conntrackRequest(operation, flags int) *nl.NetlinkRequest {

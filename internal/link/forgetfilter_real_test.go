@@ -40,7 +40,7 @@ func TestForgetIsNarrow(t *testing.T) {
 			what    string
 			narrow  []*nl.RtAttr
 			matches bool
-			told    int
+			dumped  int
 		}{
 			{"two addresses", ledTo([]netip.Addr{one, other}), false, others + 1},
 			{"two ports", toPorts(unix.IPPROTO_UDP, []netip.AddrPort{port, netip.AddrPortFrom(netip.Addr{}, 54)}), false, others + 1},
@@ -51,8 +51,8 @@ func TestForgetIsNarrow(t *testing.T) {
 			{"an address with many", ledTo([]netip.Addr{one}), true, others},
 			{"all, forgotten", ledTo([]netip.Addr{one, other}), false, 0},
 		} {
-			if told, err := forget(c.narrow, func(*connection) bool { return c.matches }); err != nil || told != c.told {
-				t.Errorf("%s: told of %d, %v; want %d", c.what, told, err, c.told)
+			if dumped, err := forget(c.narrow, func(*connection) bool { return c.matches }); err != nil || dumped != c.dumped {
+				t.Errorf("%s: told of %d, %v; want %d", c.what, dumped, err, c.dumped)
 			}
 		}
 		return nil

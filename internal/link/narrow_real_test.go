@@ -35,9 +35,9 @@ func TestPodsRealNarrowMTU(t *testing.T) {
 
 	far, ports := nstest.New(t), nstest.New(t)
 	pair = testPair(far, 3)
-	pair.MTU, pair.Standing, pair.TxOffloadOff = 1000, ports, true
-	standing := Standing{Name: pair.HostName, MTU: pair.MTU, HostGroup: 77, TxOffloadOff: true}
-	if err := pods.CreateStanding(ctx, ports, standing); err != nil {
+	pair.MTU, pair.Preplugged, pair.TxOffloadOff = 1000, ports, true
+	preplugged := Preplugged{Name: pair.HostName, MTU: pair.MTU, HostGroup: 77, TxOffloadOff: true}
+	if err := pods.CreatePreplugged(ctx, ports, preplugged); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := pods.Create(ctx, pair); err != nil {

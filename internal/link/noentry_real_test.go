@@ -41,8 +41,8 @@ func TestUnplugRealNoEntry(t *testing.T) {
 	pods, _ := newPods(t)
 	ctx := context.Background()
 	ports, pod := nstest.New(t), nstest.New(t)
-	pair := uponPair(pod, ports)
-	if err := pods.CreateStanding(ctx, ports, standingPairs(1)...); err != nil {
+	pair := prepluggedPair(pod, ports)
+	if err := pods.CreatePreplugged(ctx, ports, prepluggedPairs(1)...); err != nil {
 		t.Fatal(err)
 	}
 	if _, err := pods.Create(ctx, pair); err != nil {

@@ -16,10 +16,10 @@ type Pair struct {
 	HostName, PodName string
 	// Netns is the path of the pod's network namespace.
 	Netns string
-	// Standing, if not empty, is the path of the namespace with the veth peers of pre-plugged ports: the pod's interface is created on the
+	// Preplugged, if not empty, is the path of the namespace with the veth peers of pre-plugged ports: the pod's interface is created on the
 	// pre-plugged port HostName, whose alias contains no Owner. HostGroup is then only compared, by Check, and TxOffloadOff is ignored: both
 	// are set when the port is created.
-	Standing string
+	Preplugged string
 	// Shape is the shape of the pod's traffic, from its first packet on. Only a pre-plugged port can have one.
 	Shape Shape
 	// Owner is the object the pair comes from ("attachment/<container>/<interface>"); it follows PodAliasPrefix in the alias of the host veth.

@@ -22,7 +22,7 @@ func (p *Pods) Check(ctx context.Context, pair Pair) error {
 	}
 	defer pod.close()
 	c := creation{Pods: p, pair: pair, pod: pod}
-	if pair.Standing != "" {
+	if pair.Preplugged != "" {
 		u, err := openOnPort(c)
 		if err != nil {
 			return fmt.Errorf("pod link %s: %w", pair.HostName, err)
@@ -157,7 +157,7 @@ func (p *Pair) podDevice() *Device {
 }
 
 func (p *Pair) offload() Toggle {
-	if p.TxOffloadOff && p.Standing == "" {
+	if p.TxOffloadOff && p.Preplugged == "" {
 		return Off
 	}
 	return Leave

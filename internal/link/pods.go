@@ -93,8 +93,8 @@ func (p *Pods) Create(ctx context.Context, pair Pair) (Created, error) {
 	defer pod.close()
 	c := &creation{Pods: p, pair: pair, pod: pod}
 	switch {
-	case pair.Standing != "":
-		c, err = p.createUpon(ctx, *c)
+	case pair.Preplugged != "":
+		c, err = p.createPreplugged(ctx, *c)
 	case pair.Shape != Shape{}:
 		err = errUnshaped
 	default:
@@ -304,7 +304,7 @@ func (c *creation) configurePod() error {
 			return err
 		}
 	}
-	if c.pair.TxOffloadOff && c.pair.Standing == "" {
+	if c.pair.TxOffloadOff && c.pair.Preplugged == "" {
 		if err := setTxOffload(c.pair.PodName, Off); err != nil {
 			return err
 		}
@@ -414,8 +414,8 @@ func (p *Pair) mtu() int {
 }
 
 func (p *Pair) alias() string {
-	if p.Standing != "" {
-		return standingAlias(p.HostName)
+	if p.Preplugged != "" {
+		return prepluggedAlias(p.HostName)
 	}
 	return PodAliasPrefix + p.Owner
 }
@@ -448,7 +448,7 @@ func (p *Pair) validate() error {
 	if err := errors.Join(ValidateName(p.HostName), ValidateName(p.PodName)); err != nil {
 		return err
 	}
-	if p.Standing != "" {
+	if p.Preplugged != "" {
 		if err := ValidateName(receiverName(p.HostName)); err != nil {
 			return err
 		}

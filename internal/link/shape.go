@@ -478,7 +478,7 @@ func (u *onPort) compareShape() (difference, err error) {
 	if u.far == nil || u.pair.Shape == (Shape{}) && u.receiver == nil {
 		return nil, nil
 	}
-	all, err := u.Shapes(context.Background(), u.pair.Standing)
+	all, err := u.Shapes(context.Background(), u.pair.Preplugged)
 	if have := all[u.pair.HostName]; err == nil && !u.pair.Shape.Matches(have) {
 		difference = &Difference{u.podObject(), "is shaped otherwise: " + have.String() + ", not " + u.pair.Shape.String()}
 	}

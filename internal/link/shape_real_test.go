@@ -54,17 +54,17 @@ func TestShapeRealLifecycle(t *testing.T) {
 	pods, _ := newPods(t)
 	ctx := context.Background()
 	ports, first, second := nstest.New(t), nstest.New(t), nstest.New(t)
-	if err := pods.CreateStanding(ctx, ports, standingPairs(1)...); err != nil {
+	if err := pods.CreatePreplugged(ctx, ports, prepluggedPairs(1)...); err != nil {
 		t.Fatal(err)
 	}
 	for _, shape := range []Shape{testShape(), {Receive: testShape().Receive}, {Send: testShape().Send}} {
-		pair := uponPair(first, ports)
+		pair := prepluggedPair(first, ports)
 		pair.Shape = shape
 		if _, err := pods.Create(ctx, pair); err != nil {
 			t.Fatal(err)
 		}
 		wantShapes(t, pods, ports, map[string]Shape{"wts0": shape})
-		wantStanding(t, pods, ports, false)
+		wantPreplugged(t, pods, ports, false)
 		if err := pods.Check(ctx, pair); err != nil {
 			t.Error(err)
 		}
@@ -81,14 +81,14 @@ func TestShapeRealLifecycle(t *testing.T) {
 			t.Fatal(err)
 		}
 		wantShapes(t, pods, ports, nil)
-		wantStanding(t, pods, ports, true)
+		wantPreplugged(t, pods, ports, true)
 	}
 	// A port with a leftover shape is not free; the shape is removed before another pod uses the port.
 	if err := pods.Reshape(ctx, ports, "wts0", testShape()); err != nil {
 		t.Fatal(err)
 	}
-	wantStanding(t, pods, ports, false)
-	plain := uponPair(second, ports)
+	wantPreplugged(t, pods, ports, false)
+	plain := prepluggedPair(second, ports)
 	if _, err := pods.Create(ctx, plain); err != nil {
 		t.Fatal(err)
 	}
@@ -102,12 +102,12 @@ func TestShapeRealLifecycle(t *testing.T) {
 	}
 	listed := func(count int) {
 		t.Helper()
-		if found, err := pods.ListStanding(ctx, ports); err != nil || len(found) != count {
+		if found, err := pods.ListPreplugged(ctx, ports); err != nil || len(found) != count {
 			t.Errorf("standing: %v, %v, want %d", found, err, count)
 		}
 	}
 	listed(1)
-	if found, err := pods.ListStanding(ctx, ports); err != nil || !found["wts0"].Gone {
+	if found, err := pods.ListPreplugged(ctx, ports); err != nil || !found["wts0"].Gone {
 		t.Errorf("standing: %v, %v", found, err)
 	}
 	if err := pods.Reshape(ctx, ports, "wts0", testShape()); !errors.Is(err, ErrNoDevice) {
@@ -133,7 +133,7 @@ func TestShapeRealLifecycle(t *testing.T) {
 }
 
 // A pod's own pair cannot be shaped: the pod could change it.
-func TestShapeNeedsAStandingPair(t *testing.T) {
+func TestShapeNeedsAPrepluggedPair(t *testing.T) {
 	pods, _ := newPods(t)
 	pair := testPair(nstest.New(t), 2)
 	pair.Shape = testShape()
@@ -147,10 +147,10 @@ func TestShapeRealDamage(t *testing.T) {
 	pods, _ := newPods(t)
 	ctx := context.Background()
 	ports, netns := nstest.New(t), nstest.New(t)
-	if err := pods.CreateStanding(ctx, ports, standingPairs(1)...); err != nil {
+	if err := pods.CreatePreplugged(ctx, ports, prepluggedPairs(1)...); err != nil {
 		t.Fatal(err)
 	}
-	pair := uponPair(netns, ports)
+	pair := prepluggedPair(netns, ports)
 	pair.Shape = testShape()
 	if _, err := pods.Create(ctx, pair); err != nil {
 		t.Fatal(err)
@@ -227,7 +227,7 @@ func TestShapeRealRates(t *testing.T) {
 	pods, _ := newPods(t)
 	ctx := context.Background()
 	ports := nstest.New(t)
-	if err := pods.CreateStanding(ctx, ports, standingPairs(1)...); err != nil {
+	if err := pods.CreatePreplugged(ctx, ports, prepluggedPairs(1)...); err != nil {
 		t.Fatal(err)
 	}
 	for _, shaper := range []Shaper{

@@ -57,18 +57,18 @@ func (f *Fake) ForgetForeign(key Key) {
 }
 
 // Survey considers only the policies of the foreign base chains; the engine's also considers their rules.
-func (f *Fake) Survey(ctx context.Context, passages ...Passage) (*Survey, error) {
+func (f *Fake) Survey(ctx context.Context, traffic ...Traffic) (*Survey, error) {
 	f.mutex.Lock()
 	defer f.mutex.Unlock()
 	survey := &Survey{watched: map[Key]bool{}}
 	for key, chain := range f.foreign {
 		survey.watched[key] = true
-		for _, passage := range passages {
-			if chain.Hook != passage.Hook || chain.Policy != PolicyDrop {
+		for _, kind := range traffic {
+			if chain.Hook != kind.Hook || chain.Policy != PolicyDrop {
 				continue
 			}
 			survey.Drops = append(survey.Drops, ForeignDrop{
-				Family: chain.Family, Table: chain.Table, Chain: chain.Name, Hook: chain.Hook, Priority: chain.Priority, Passage: passage,
+				Family: chain.Family, Table: chain.Table, Chain: chain.Name, Hook: chain.Hook, Priority: chain.Priority, Traffic: kind,
 				Rule: "policy drop", In: chain.Name,
 				Openable: opens(chainObject{Family: chain.Family, Hook: chain.Hook}),
 			})
@@ -243,8 +243,8 @@ func (f *Fake) Forget(key Key) {
 	}
 }
 
-// Stands reports whether an item exists, also one that Read omits.
-func (f *Fake) Stands(key Key) bool {
+// Exists reports whether an item exists, also one that Read omits.
+func (f *Fake) Exists(key Key) bool {
 	f.mutex.Lock()
 	defer f.mutex.Unlock()
 	_, ok := f.state[key]

@@ -25,7 +25,7 @@ func TestFakeConforms(t *testing.T) {
 				}
 			},
 			Administered: func(*testing.T) bool {
-				return fake.Stands(set.Key()) && fake.Stands(element.Key()) && fake.Stands(rules.Key())
+				return fake.Exists(set.Key()) && fake.Exists(element.Key()) && fake.Exists(rules.Key())
 			},
 			Engine:  fake,
 			Restart: func() reconcile.Engine[nft.Key, nft.Item] { return fake },

@@ -102,10 +102,10 @@ func FuzzListing(f *testing.F) {
 		}
 		table := newForeignListing(objects, text)
 		for _, base := range objects.chains {
-			passage := Passage{Family: FamilyIPv4, Hook: base.Hook, InDevice: "tun0"}
-			table.meets(base, passage)
+			kind := Traffic{Family: FamilyIPv4, Hook: base.Hook, InDevice: "tun0"}
+			table.meets(base, kind)
 			search := &dropSearch{
-				table: table, base: base, passage: passage, survey: &Survey{watched: map[Key]bool{}}, walked: map[string]walked{},
+				table: table, base: base, kind: kind, survey: &Survey{watched: map[Key]bool{}}, walked: map[string]walked{},
 			}
 			search.look()
 			markedRules(table.rules[base.Name])

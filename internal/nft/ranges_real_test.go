@@ -28,7 +28,7 @@ func TestRealForeignRanges(t *testing.T) {
 }`)
 	engine := newEngine(t, netns, true)
 	four, six := netip.MustParsePrefix("10.5.0.0/16"), netip.MustParsePrefix("fd00:5::/48")
-	passages := []nft.Passage{
+	traffic := []nft.Traffic{
 		{Family: nft.FamilyIPv4, Hook: nft.HookForward, Source: four},
 		{Family: nft.FamilyIPv4, Hook: nft.HookForward, Destination: four},
 		{Family: nft.FamilyIPv6, Hook: nft.HookForward, Source: six},
@@ -36,7 +36,7 @@ func TestRealForeignRanges(t *testing.T) {
 	}
 	look := func() (map[nft.Key]nft.Item, []string) {
 		t.Helper()
-		found, err := engine.Survey(t.Context(), passages...)
+		found, err := engine.Survey(t.Context(), traffic...)
 		if err != nil {
 			t.Fatal(err)
 		}

@@ -249,9 +249,9 @@ func TestRealMonitorInPod(t *testing.T) {
 	}
 }
 
-// passages are what a node needs.
-func passages() []nft.Passage {
-	return []nft.Passage{
+// traffic is what a node needs.
+func traffic() []nft.Traffic {
+	return []nft.Traffic{
 		{Family: nft.FamilyIPv4, Hook: nft.HookForward, InDevice: "tun0"},
 		{Family: nft.FamilyIPv4, Hook: nft.HookForward, OutDevice: "tun0"},
 		{Family: nft.FamilyIPv4, Hook: nft.HookInput, InDevice: "tun0"},
@@ -262,7 +262,7 @@ func passages() []nft.Passage {
 
 func survey(t *testing.T, engine *nft.Engine) []nft.ForeignDrop {
 	t.Helper()
-	found, err := engine.Survey(context.Background(), passages()...)
+	found, err := engine.Survey(context.Background(), traffic()...)
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -14,21 +14,21 @@ import (
 	"golang.org/x/sync/errgroup"
 )
 
-// Passage is a kind of packets at a hook that other programs' chains have to let pass: packets from a device, to a device, from a range of
+// Traffic is a kind of packets at a hook that other programs' chains have to let pass: packets from a device, to a device, from a range of
 // addresses, to a range, or UDP to a port. Exactly one of the five is set.
-type Passage struct {
+type Traffic struct {
 	// Family is FamilyIPv4 or FamilyIPv6.
 	Family Family
 	Hook   Hook
 	// InDevice is also the device of an ingress hook.
 	InDevice, OutDevice string
-	// Source and Destination are of the passage's family.
+	// Source and Destination are of the same family.
 	Source, Destination netip.Prefix
 	UDPPort             uint16
 }
 
 // String implements fmt.Stringer.
-func (p Passage) String() string {
+func (p Traffic) String() string {
 	switch {
 	case p.InDevice != "":
 		return "from " + p.InDevice
@@ -43,15 +43,15 @@ func (p Passage) String() string {
 	}
 }
 
-// ForeignDrop is a place in another table that drops, or may drop, the packets of a passage.
+// ForeignDrop is a place in another table that drops, or may drop, the packets of a kind of traffic.
 type ForeignDrop struct {
 	Family   Family
 	Table    string
 	Chain    string
 	Hook     Hook
 	Priority int
-	// Passage is the kind of packets that it drops.
-	Passage Passage
+	// Traffic is the kind of packets that it drops.
+	Traffic Traffic
 	// Rule is the dropping rule, in the words of nft's listing, or "policy drop".
 	Rule string
 	// Handle of the rule; 0 for a policy.
@@ -60,7 +60,7 @@ type ForeignDrop struct {
 	In string
 	// Conditional reports that the rule, or the jump to it, has further conditions, so that it drops only some of the packets.
 	Conditional bool
-	// Named reports that the rule, or the jump to it, names the passage's device or port: it is intended.
+	// Named reports that the rule, or the jump to it, names its device or port: it is intended.
 	Named bool
 	// Openable reports that a ForeignJump can be added to Chain.
 	Openable bool
@@ -68,24 +68,24 @@ type ForeignDrop struct {
 
 // String names the chain and the rule, for messages.
 func (d *ForeignDrop) String() string {
-	text := fmt.Sprintf("chain %s of table %s %s (hook %s) drops packets %s: %s", d.Chain, d.Family, d.Table, d.Hook, d.Passage, d.Rule)
+	text := fmt.Sprintf("chain %s of table %s %s (hook %s) drops packets %s: %s", d.Chain, d.Family, d.Table, d.Hook, d.Traffic, d.Rule)
 	if d.In != d.Chain {
 		text += " (in chain " + d.In + ")"
 	}
 	return text
 }
 
-// Jump returns the item that, committed, lets the passage through the chain. Commit it under a separate owner: the chain belongs to another
+// Jump returns the item that, committed, lets the kind of traffic through the chain. Commit it under a separate owner: the chain belongs to another
 // program and may be removed at any time; then nft rejects the transaction and names the chain.
 func (d *ForeignDrop) Jump(owner string) *ForeignJump {
 	return &ForeignJump{
 		Family: d.Family, Table: d.Table, Chain: d.Chain, Owner: owner,
-		InDevice: d.Passage.InDevice, OutDevice: d.Passage.OutDevice, UDPPort: d.Passage.UDPPort,
-		Source: d.Passage.Source, Destination: d.Passage.Destination,
+		InDevice: d.Traffic.InDevice, OutDevice: d.Traffic.OutDevice, UDPPort: d.Traffic.UDPPort,
+		Source: d.Traffic.Source, Destination: d.Traffic.Destination,
 	}
 }
 
-// Survey is the effect of other programs' chains on some passages.
+// Survey is the effect of other programs' chains on some kinds of traffic.
 type Survey struct {
 	// Drops are in the order of the chains. Rules with Mark are ignored: what they let pass is in Drops as long as it would be dropped without
 	// them.
@@ -100,7 +100,7 @@ type Survey struct {
 // families arp and bridge are not examined: their chains count as empty.
 func (s *Survey) Rules(chain Key) int { return s.rules[chain] }
 
-// Concerns reports whether a drift may change the result of a Survey of the same passages.
+// Concerns reports whether a drift may change the result of a Survey of the same kinds of traffic.
 func (s *Survey) Concerns(drift *Drift) bool {
 	if drift.All || drift.Hooks && !drift.InCare {
 		return true
@@ -114,10 +114,10 @@ func (s *Survey) Concerns(drift *Drift) bool {
 // which are kube-proxy's, only the base chains are examined.
 const wholeTable = 1000
 
-// Survey searches the base chains of tables that are not Weft's for what drops packets of the passages. In doubt it reports a drop, as
+// Survey searches the base chains of tables that are not Weft's for what drops packets of the kinds of traffic. In doubt it reports a drop, as
 // conditional: sets and verdict maps are not examined. Rules of legacy iptables (not iptables-nft) are not visible to nft and not in the
 // result. It may be called while the engine is used.
-func (e *Engine) Survey(ctx context.Context, passages ...Passage) (*Survey, error) {
+func (e *Engine) Survey(ctx context.Context, traffic ...Traffic) (*Survey, error) {
 	survey := &Survey{watched: map[Key]bool{}, rules: map[Key]int{}}
 	bases, counts, err := e.foreignChains(ctx)
 	if err != nil {
@@ -140,11 +140,11 @@ func (e *Engine) Survey(ctx context.Context, passages ...Passage) (*Survey, erro
 				survey.rules[Key{base.Family, base.Table, KindChain, chain}] = len(rules)
 			}
 		}
-		for _, passage := range passages {
-			if !table.meets(base, passage) {
+		for _, kind := range traffic {
+			if !table.meets(base, kind) {
 				continue
 			}
-			search := &dropSearch{table: table, base: base, passage: passage, survey: survey, walked: map[string]walked{}}
+			search := &dropSearch{table: table, base: base, kind: kind, survey: survey, walked: map[string]walked{}}
 			search.look()
 		}
 	}
@@ -158,17 +158,17 @@ type foreignListing struct {
 	devices map[string][]string // of the ingress chains
 }
 
-// meets reports whether packets of a passage traverse a base chain.
-func (l *foreignListing) meets(base chainObject, passage Passage) bool {
+// meets reports whether packets of a kind of traffic traverse a base chain.
+func (l *foreignListing) meets(base chainObject, kind Traffic) bool {
 	switch base.Family {
-	case FamilyInet, FamilyNetdev, passage.Family:
+	case FamilyInet, FamilyNetdev, kind.Family:
 	default:
 		return false
 	}
-	if base.Hook == HookIngress && !slices.Contains(l.devices[base.Name], passage.InDevice) {
+	if base.Hook == HookIngress && !slices.Contains(l.devices[base.Name], kind.InDevice) {
 		return false
 	}
-	return base.Hook == passage.Hook
+	return base.Hook == kind.Hook
 }
 
 // The lines of nft's listing with the devices of an ingress chain; nft 1.0.6 omits them in the JSON.
@@ -228,13 +228,13 @@ func newForeignListing(objects *objects, text string) *foreignListing {
 	return table
 }
 
-// dropSearch walks one base chain and the chains it jumps to, for one passage.
+// dropSearch walks one base chain and the chains it jumps to, for one kind of traffic.
 type dropSearch struct {
-	table   *foreignListing
-	base    chainObject
-	passage Passage
-	survey  *Survey
-	walked  map[string]walked
+	table  *foreignListing
+	base   chainObject
+	kind   Traffic
+	survey *Survey
+	walked map[string]walked
 }
 
 // walked records a walk of a chain: whether all packets reached it, and the result of walk.
@@ -249,11 +249,11 @@ func (s *dropSearch) look() {
 func (s *dropSearch) found(chain, rule string, handle int, way reach) {
 	s.survey.Drops = append(s.survey.Drops, ForeignDrop{
 		Family: s.base.Family, Table: s.base.Table, Chain: s.base.Name, Hook: s.base.Hook, Priority: s.base.Priority,
-		Passage: s.passage, Rule: rule, Handle: handle, In: chain, Conditional: way.conditional, Named: way.named, Openable: opens(s.base),
+		Traffic: s.kind, Rule: rule, Handle: handle, In: chain, Conditional: way.conditional, Named: way.named, Openable: opens(s.base),
 	})
 }
 
-// walk examines a chain's rules and reports whether no packet of the passage gets past its end. A chain is examined once, and a second time
+// walk examines a chain's rules and reports whether no packet of the kind of traffic gets past its end. A chain is examined once, and a second time
 // if at first only some packets reached it and later all.
 func (s *dropSearch) walk(chain string, way reach) (ended bool) {
 	all := !way.conditional && !way.named
@@ -302,7 +302,7 @@ func (s *dropSearch) walkRules(chain string, way reach) (ended bool) {
 	return false
 }
 
-// reach is the set of packets of a passage that a rule applies to: none, some (conditional), or all; and whether the rule names them
+// reach is the set of packets of a kind of traffic that a rule applies to: none, some (conditional), or all; and whether the rule names them
 // (named).
 type reach struct{ any, conditional, named bool }
 
@@ -328,35 +328,35 @@ func (s *dropSearch) exprReach(expr map[string]json.RawMessage) reach {
 	in, out, isDevice := deviceMatch(expr)
 	port, isPort := udpPortMatch(expr)
 	switch {
-	case isDevice && in != "" && s.passage.InDevice != "":
-		return s.compare(sameDevice(in, s.passage.InDevice), in == s.passage.InDevice)
-	case isDevice && out != "" && s.passage.OutDevice != "":
-		return s.compare(sameDevice(out, s.passage.OutDevice), out == s.passage.OutDevice)
-	case isPort && s.passage.UDPPort != 0:
-		return s.compare(port == s.passage.UDPPort, true)
-	case isDevice && in == loopback && s.passage.UDPPort != 0:
+	case isDevice && in != "" && s.kind.InDevice != "":
+		return s.compare(sameDevice(in, s.kind.InDevice), in == s.kind.InDevice)
+	case isDevice && out != "" && s.kind.OutDevice != "":
+		return s.compare(sameDevice(out, s.kind.OutDevice), out == s.kind.OutDevice)
+	case isPort && s.kind.UDPPort != 0:
+		return s.compare(port == s.kind.UDPPort, true)
+	case isDevice && in == loopback && s.kind.UDPPort != 0:
 		return reach{} // packets of other nodes
 	}
 	if source, destination, ok := rangeMatch(expr); ok {
-		if source.IsValid() && s.passage.Source.IsValid() {
-			return rangeReach(source, s.passage.Source)
+		if source.IsValid() && s.kind.Source.IsValid() {
+			return rangeReach(source, s.kind.Source)
 		}
-		if destination.IsValid() && s.passage.Destination.IsValid() {
-			return rangeReach(destination, s.passage.Destination)
+		if destination.IsValid() && s.kind.Destination.IsValid() {
+			return rangeReach(destination, s.kind.Destination)
 		}
 	}
 	return reach{any: true, conditional: true}
 }
 
-// rangeReach returns which addresses of a passage's range are in a rule's range.
-func rangeReach(inRule, passage netip.Prefix) reach {
+// rangeReach returns which addresses of a range are in a rule's range.
+func rangeReach(inRule, kind netip.Prefix) reach {
 	switch {
-	case !inRule.Overlaps(passage):
+	case !inRule.Overlaps(kind):
 		return reach{}
-	case inRule.Bits() > passage.Bits():
+	case inRule.Bits() > kind.Bits():
 		return reach{any: true, conditional: true, named: true}
 	default:
-		return reach{any: true, named: inRule.Bits() == passage.Bits()}
+		return reach{any: true, named: inRule.Bits() == kind.Bits()}
 	}
 }
 

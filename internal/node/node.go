@@ -89,7 +89,7 @@ type Node struct {
 	Name, BootID string
 	// RunDir and StateDir are the agent's folders. A network has its own folder in each.
 	RunDir, StateDir string
-	// Ports is the path of the network namespace with the far ends of pre-plugged ports (link.Standing). The CNI plugin creates it.
+	// Ports is the path of the network namespace with the far ends of pre-plugged ports (link.Preplugged). The CNI plugin creates it.
 	Ports string
 	// Verify is how often a network compares what it keeps on the node in no loop and gets no event of. 0: never.
 	Verify time.Duration
@@ -103,12 +103,12 @@ type Node struct {
 	// Switch returns Open vSwitch; it waits until its database answers. Only networks with Care.Bridges call it.
 	Switch func(ctx context.Context) (*Switch, error)
 	// Pass adds exceptions for a network's packets to the rules of other programs, such as a firewall. It replaces the network's previous
-	// passages.
-	Pass func(ctx context.Context, network string, passages []nft.Passage) error
+	// kinds of traffic.
+	Pass func(ctx context.Context, network string, traffic []nft.Traffic) error
 	// Observe includes a network's own loop in `weft diff`, under a name. It replaces an earlier loop of that name.
 	Observe func(name string, loop *TableLoop)
-	// WatchLinks calls told for every change of a device on the node that no loop made, until stop is called. told must not block.
-	WatchLinks func(told func(link.Drift)) (stop func())
+	// WatchLinks calls callback for every change of a device on the node that no loop made, until stop is called. callback must not block.
+	WatchLinks func(callback func(link.Drift)) (stop func())
 	// Ranges returns the IPv4 ranges that the node routes by devices other than the named one, without default routes.
 	Ranges func(except string) ([]netip.Prefix, error)
 	// Elsewhere returns where the node sends packets to an address; "" if that is by the named device or a default route.

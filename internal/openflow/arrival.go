@@ -19,25 +19,25 @@ func newArrivals() arrivals {
 }
 
 func (a arrivals) await(name string, number uint32) (added <-chan struct{}, stop func()) {
-	port, told := arrival{name, number}, make(chan struct{})
+	port, arrived := arrival{name, number}, make(chan struct{})
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.waiting[port] = told
-	return told, func() {
+	a.waiting[port] = arrived
+	return arrived, func() {
 		a.mu.Lock()
 		defer a.mu.Unlock()
-		if a.waiting[port] == told {
+		if a.waiting[port] == arrived {
 			delete(a.waiting, port)
 		}
 	}
 }
 
-func (a arrivals) tell(name string, number uint32) {
+func (a arrivals) announce(name string, number uint32) {
 	port := arrival{name, number}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if told, awaited := a.waiting[port]; awaited {
-		close(told)
+	if arrived, awaited := a.waiting[port]; awaited {
+		close(arrived)
 		delete(a.waiting, port)
 	}
 }

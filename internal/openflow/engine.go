@@ -311,7 +311,7 @@ func (e *Engine) onAsync(event any) {
 		e.feed.post(Event{Unclear: true})
 	case *PortStatus:
 		if event.Reason == PortAdded {
-			e.ports.tell(event.Port.Name, event.Port.Number)
+			e.ports.announce(event.Port.Name, event.Port.Number)
 		}
 	case *PacketIn:
 		if e.config.OnPacket != nil {

@@ -157,7 +157,7 @@ func (f *Fake) apply(mods []Mod, by *fakeSession) ([]Key, error) {
 	}
 	for s := range f.watchers {
 		if s != by && s.monitoring {
-			s.tell(updates)
+			s.report(updates)
 		}
 	}
 	return keys, nil

@@ -86,8 +86,8 @@ func (s *fakeSession) refuse(xid uint32, e *Error) {
 	s.send(refusal.message())
 }
 
-// tell sends reports of changes by others. It runs under the fake's lock, so reports are in the order of the changes.
-func (s *fakeSession) tell(updates []FlowUpdate) {
+// report sends reports of changes by others. It runs under the fake's lock, so reports are in the order of the changes.
+func (s *fakeSession) report(updates []FlowUpdate) {
 	for _, u := range updates {
 		s.send(multipartReply(0, partFlowMonitor, 0, appendFlowUpdate(nil, u.Event, u.Flow)))
 	}

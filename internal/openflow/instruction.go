@@ -102,10 +102,10 @@ func (a opaqueInstruction) order() int { return 5 }
 // appendInstructions appends the actions as a flow's instructions.
 func (a Actions) appendInstructions(b []byte) []byte {
 	applied := make(Actions, 0, len(a))
-	var beside []instruction
+	var rest []instruction
 	for _, action := range a {
 		if inst, ok := action.(instruction); ok {
-			beside = append(beside, inst)
+			rest = append(rest, inst)
 		} else {
 			applied = append(applied, action)
 		}
@@ -114,8 +114,8 @@ func (a Actions) appendInstructions(b []byte) []byte {
 		start := len(b)
 		b = endAction(applied.appendWire(zeros(beginAction(b, instApplyActions), 4)), start)
 	}
-	slices.SortStableFunc(beside, func(x, y instruction) int { return x.order() - y.order() })
-	for _, inst := range beside {
+	slices.SortStableFunc(rest, func(x, y instruction) int { return x.order() - y.order() })
+	for _, inst := range rest {
 		b = inst.appendWire(b)
 	}
 	return b
@@ -123,7 +123,7 @@ func (a Actions) appendInstructions(b []byte) []byte {
 
 // decodeInstructions reads instructions to the end of b.
 func decodeInstructions(b []byte) (Actions, error) {
-	var actions, beside Actions
+	var actions, rest Actions
 	for len(b) > 0 {
 		raw, err := splitTLV(b, "instruction")
 		if err != nil {
@@ -142,9 +142,9 @@ func decodeInstructions(b []byte) (Actions, error) {
 		if err != nil {
 			return nil, err
 		}
-		beside = append(beside, inst)
+		rest = append(rest, inst)
 	}
-	return append(actions, beside...), nil
+	return append(actions, rest...), nil
 }
 
 func decodeInstruction(raw []byte) (Action, error) {

@@ -65,7 +65,7 @@ func (n *Network) Plan(ctx context.Context, req *cni.Request, _ placement.Decisi
 // Discard gives back the port that a record claimed. It implements network.Discarder.
 func (n *Network) Discard(rec attach.Record) {
 	if _, claimed := n.store.InUse().OFPorts[rec.OFPort]; !claimed {
-		n.standing.give(rec.OFPort)
+		n.preplugged.give(rec.OFPort)
 	}
 }
 
@@ -74,7 +74,7 @@ func (n *Network) Connect(ctx context.Context, rec *attach.Record) (*types100.Re
 	s := n.settings.Load()
 	created, err := n.program(ctx, s, rec)
 	if errors.Is(err, link.ErrUnusable) {
-		n.standing.discard(rec.OFPort)
+		n.preplugged.discard(rec.OFPort)
 		return nil, fmt.Errorf("%w: pre-plugged port %s: %w", network.ErrPlanAgain, rec.HostInterface, err)
 	}
 	if err != nil {
@@ -117,21 +117,21 @@ type choice struct {
 // pick is choose, except that it creates a port when choose needs a pre-plugged one and none is free.
 func (n *Network) pick(ctx context.Context, s *settings, rec *attach.Record, pod *cni.Args, from choice) error {
 	err := n.choose(s, rec, from)
-	if !errors.Is(err, errNoneStands) {
+	if !errors.Is(err, errNonePreplugged) {
 		return err
 	}
-	if err := n.standFor(ctx, rec, pod); err != nil {
+	if err := n.createPrepluggedFor(ctx, rec, pod); err != nil {
 		return err
 	}
 	from.prePlugged = false
 	if err = n.choose(s, rec, from); err != nil {
-		n.standing.give(rec.OFPort)
+		n.preplugged.give(rec.OFPort)
 	}
 	return err
 }
 
-// errNoneStands says that an attachment needs a pre-plugged port and none is free.
-var errNoneStands = errors.New("no pre-plugged port is free")
+// errNonePreplugged says that an attachment needs a pre-plugged port and none is free.
+var errNonePreplugged = errors.New("no pre-plugged port is free")
 
 // choose picks an address and a port number that no record has. A port number that the record has already is kept.
 func (n *Network) choose(s *settings, rec *attach.Record, from choice) error {
@@ -147,13 +147,13 @@ func (n *Network) choose(s *settings, rec *attach.Record, from choice) error {
 	}
 	ofport := rec.OFPort
 	if ofport == 0 && from.prePlugged {
-		ofport, _ = n.standing.take(s.mtu)
+		ofport, _ = n.preplugged.take(s.mtu)
 	}
 	if ofport == 0 && rec.Bandwidth.Limited() {
-		return errNoneStands
+		return errNonePreplugged
 	}
 	if ofport == 0 {
-		ofport, err = n.ofports.Pick(func(p uint32) bool { return held(inUse.OFPorts, p, from.key) || n.standing.has(p) })
+		ofport, err = n.ofports.Pick(func(p uint32) bool { return held(inUse.OFPorts, p, from.key) || n.preplugged.has(p) })
 	}
 	if err != nil {
 		return cni.Errorf(cni.CodeTryAgainLater, "%w", err)
@@ -183,8 +183,8 @@ func (n *Network) program(ctx context.Context, s *settings, rec *attach.Record) 
 	if err := s.pipeline.CheckPod(pod(rec)); err != nil {
 		return link.Created{}, err
 	}
-	if pair.Standing != "" {
-		return n.programUpon(ctx, s, rec, pair)
+	if pair.Preplugged != "" {
+		return n.programPreplugged(ctx, s, rec, pair)
 	}
 	if err := n.inheritNothing(ctx, s, rec); err != nil {
 		return link.Created{}, err
@@ -216,9 +216,9 @@ func (n *Network) program(ctx context.Context, s *settings, rec *attach.Record) 
 	return created, nil
 }
 
-// programUpon creates an interface on a pre-plugged port, and the flows only afterwards: with them, any other interface on the port would
+// programPreplugged creates an interface on a pre-plugged port, and the flows only afterwards: with them, any other interface on the port would
 // have this pod's identity.
-func (n *Network) programUpon(ctx context.Context, s *settings, rec *attach.Record, pair link.Pair) (link.Created, error) {
+func (n *Network) programPreplugged(ctx context.Context, s *settings, rec *attach.Record, pair link.Pair) (link.Created, error) {
 	var forgotten errgroup.Group
 	forgotten.Go(func() error { return n.inheritNothing(ctx, s, rec) })
 	linkCtx, linked := timing.Start(ctx, stepLink)
@@ -248,8 +248,8 @@ func (n *Network) programUpon(ctx context.Context, s *settings, rec *attach.Reco
 // pair returns an attachment's veth pair, or the pre-plugged port that it uses.
 func (n *Network) pair(rec *attach.Record, settings *plan.Settings) (link.Pair, error) {
 	pair, err := plan.Pair(rec, settings)
-	if err == nil && n.standing.has(rec.OFPort) {
-		pair.Standing = n.opts.Ports
+	if err == nil && n.preplugged.has(rec.OFPort) {
+		pair.Preplugged = n.opts.Ports
 	}
 	return pair, err
 }

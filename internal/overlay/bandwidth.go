@@ -13,10 +13,10 @@ import (
 	"weft.dev/weft/internal/link"
 )
 
-// standFor creates a pre-plugged port for a pod with limited bandwidth when none is free. Traffic is shaped on the port's veth peer,
+// createPrepluggedFor creates a pre-plugged port for a pod with limited bandwidth when none is free. Traffic is shaped on the port's veth peer,
 // outside the pod's namespace, where the pod cannot remove the shaping.
-func (n *Network) standFor(ctx context.Context, rec *attach.Record, pod *cni.Args) error {
-	number, err := n.standing.makeTaken(ctx)
+func (n *Network) createPrepluggedFor(ctx context.Context, rec *attach.Record, pod *cni.Args) error {
+	number, err := n.preplugged.makeTaken(ctx)
 	if err != nil {
 		// Without wrapping err: a missing namespace of ports must not be reported as a missing namespace of the pod.
 		return cni.Errorf(cni.CodeTryAgainLater, "pod %s/%s: its bandwidth limit needs a port whose peer is in %s: %s: try again later",
@@ -64,7 +64,7 @@ func (n *Network) wantedShapes() map[attach.Key]shaped {
 	defer n.opening.Unlock()
 	all := map[attach.Key]shaped{}
 	for key, rec := range n.live {
-		if rec.State == attach.Attached && rec.Bandwidth.Limited() && n.standing.has(rec.OFPort) {
+		if rec.State == attach.Attached && rec.Bandwidth.Limited() && n.preplugged.has(rec.OFPort) {
 			all[key] = shaped{rec.HostInterface, plan.Shape(&rec)}
 		}
 	}

@@ -31,13 +31,13 @@ func (l *life) shapes(t tb) map[string]link.Shape {
 }
 
 func TestBandwidth(t *testing.T) {
-	l := standingStart(t, 2)
+	l := prepluggedStart(t, 2)
 	plain := l.request("plain")
 	l.add(t, plain)
 	req := l.limit("a", tenAndFive)
 	l.add(t, req)
 	rec := l.record(t, req)
-	if want := (cni.Bandwidth{Ingress: 10_000_000, Egress: 5_000_000}); rec.Bandwidth != want || !l.standing.has(rec.OFPort) {
+	if want := (cni.Bandwidth{Ingress: 10_000_000, Egress: 5_000_000}); rec.Bandwidth != want || !l.preplugged.has(rec.OFPort) {
 		t.Errorf("recorded %+v, port %d", rec.Bandwidth, rec.OFPort)
 	}
 	have := l.shapes(t)
@@ -59,7 +59,7 @@ func TestBandwidth(t *testing.T) {
 
 // Shaping that another program changed is restored when ports are checked, and after a restart. A pod without limits gets none.
 func TestBandwidthByHand(t *testing.T) {
-	l := standingStart(t, 2)
+	l := prepluggedStart(t, 2)
 	req, plain := l.limit("a", tenAndFive), l.request("plain")
 	l.add(t, req)
 	l.add(t, plain)
@@ -104,25 +104,25 @@ func TestBandwidthWithoutReadyPorts(t *testing.T) {
 	l.add(t, req)
 	l.whole(t, req)
 	rec := l.record(t, req)
-	if !l.standing.has(rec.OFPort) || l.standing.has(l.record(t, plain).OFPort) || len(l.shapes(t)) != 1 {
+	if !l.preplugged.has(rec.OFPort) || l.preplugged.has(l.record(t, plain).OFPort) || len(l.shapes(t)) != 1 {
 		t.Errorf("port %d, shapes %v", rec.OFPort, l.shapes(t))
 	}
 	l.del(t, plain)
 	l.del(t, req)
 	l.free(t, 0)
-	eventually(t, "the port is gone", func() bool { return !l.standing.has(rec.OFPort) && len(l.shapes(t)) == 0 })
+	eventually(t, "the port is gone", func() bool { return !l.preplugged.has(rec.OFPort) && len(l.shapes(t)) == 0 })
 	l.nothingLeft(t, before)
 }
 
 // There are more pods with limits than free ports: each gets its own pre-plugged port.
 func TestBandwidthOfACrowd(t *testing.T) {
-	l := standingStart(t, 1)
+	l := prepluggedStart(t, 1)
 	seen := map[uint32]bool{}
 	for _, name := range []string{"a", "b", "c", "d"} {
 		req := l.limit(name, tenAndFive)
 		l.add(t, req)
 		rec := l.record(t, req)
-		if !l.standing.has(rec.OFPort) || seen[rec.OFPort] {
+		if !l.preplugged.has(rec.OFPort) || seen[rec.OFPort] {
 			t.Errorf("%s: port %d", name, rec.OFPort)
 		}
 		seen[rec.OFPort] = true
@@ -134,7 +134,7 @@ func TestBandwidthOfACrowd(t *testing.T) {
 
 // An unusable port is replaced by another pre-plugged one.
 func TestBandwidthOnAPortThatFails(t *testing.T) {
-	l := standingStart(t, 2)
+	l := prepluggedStart(t, 2)
 	failed := false
 	l.node.pods.onCreate(func() error {
 		if failed {
@@ -145,7 +145,7 @@ func TestBandwidthOnAPortThatFails(t *testing.T) {
 	})
 	req := l.limit("a", tenAndFive)
 	l.add(t, req)
-	if rec := l.record(t, req); !failed || !l.standing.has(rec.OFPort) || len(l.shapes(t)) != 1 {
+	if rec := l.record(t, req); !failed || !l.preplugged.has(rec.OFPort) || len(l.shapes(t)) != 1 {
 		t.Errorf("port %d, shapes %v", rec.OFPort, l.shapes(t))
 	}
 	l.whole(t, req)
@@ -153,8 +153,8 @@ func TestBandwidthOnAPortThatFails(t *testing.T) {
 
 // A port with shaping left from before the restart is not used again.
 func TestBandwidthLeftBehind(t *testing.T) {
-	l := standingStart(t, 2)
-	ports := l.standingPorts(t)
+	l := prepluggedStart(t, 2)
+	ports := l.prepluggedPorts(t)
 	l.stop()
 	if err := l.node.pods.Reshape(t.Context(), portsNetns, ports[0], link.Shape{Send: link.Shaper{Rate: 1000}}); err != nil {
 		t.Fatal(err)
@@ -166,7 +166,7 @@ func TestBandwidthLeftBehind(t *testing.T) {
 }
 
 func TestBandwidthRefused(t *testing.T) {
-	l := standingStart(t, 1)
+	l := prepluggedStart(t, 1)
 	before := l.node.state(t)
 	for _, wrong := range []string{`{"ingressRate":999}`, `{"egressRate":-1}`, `{"ingressRate":10000000,"egressRate":"5M"}`} {
 		req := l.limit("a", wrong)

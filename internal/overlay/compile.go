@@ -93,7 +93,7 @@ func (n *Network) open(rec attach.Record) {
 	n.opening.Lock()
 	defer n.opening.Unlock()
 	if _, live := n.live[rec.Key()]; !live {
-		n.inhabit(rec.PodNamespace, 1)
+		n.countPods(rec.PodNamespace, 1)
 	}
 	n.live[rec.Key()] = rec
 	if rec.State == attach.Attached {
@@ -107,8 +107,8 @@ func (n *Network) open(rec attach.Record) {
 	}
 }
 
-// inhabit adds to the number of a namespace's pods on this node; pods may be negative. The caller holds opening.
-func (n *Network) inhabit(namespace string, pods int) {
+// countPods adds to the number of a namespace's pods on this node; pods may be negative. The caller holds opening.
+func (n *Network) countPods(namespace string, pods int) {
 	var config *pipeline.Config
 	if s := n.settings.Load(); s != nil {
 		config = &s.pipeline
@@ -117,8 +117,8 @@ func (n *Network) inhabit(namespace string, pods int) {
 	if len(flows) > 0 {
 		n.engines.Flows.Set(flows)
 	}
-	if changed && n.opts.Inhabited != nil {
-		n.opts.Inhabited()
+	if changed && n.opts.WithPods != nil {
+		n.opts.WithPods()
 	}
 }
 
@@ -131,7 +131,7 @@ func (n *Network) shut(keys ...attach.Key) {
 			delete(n.live, key)
 			delete(n.ends.seen, key)
 			n.enforcer.Detach(&rec)
-			n.inhabit(rec.PodNamespace, -1)
+			n.countPods(rec.PodNamespace, -1)
 		}
 	}
 	if s := n.settings.Load(); s != nil {
@@ -164,7 +164,7 @@ func (n *Network) resume(ctx context.Context, s *settings) error {
 		if rec.Network == NetworkName && rec.Created.After(last.Created) {
 			last = rec
 		}
-		if rec.Network == NetworkName && rec.Created.After(own.Created) && !n.standing.has(rec.OFPort) {
+		if rec.Network == NetworkName && rec.Created.After(own.Created) && !n.preplugged.has(rec.OFPort) {
 			own = rec
 		}
 	}
@@ -182,14 +182,14 @@ func (n *Network) resume(ctx context.Context, s *settings) error {
 func (n *Network) recover(ctx context.Context, s *settings) error {
 	r := recovery.Recovery{
 		Network: NetworkName, Gateway: s.pipeline.Gateway, BootID: n.opts.BootID, Cache: n.opts.RuntimeCache, Store: n.store,
-		Records: n.opts.Records, Standing: n.engines.Standing, Ports: n.opts.Ports, Log: n.opts.Log,
+		Records: n.opts.Records, Preplugged: n.engines.Preplugged, Ports: n.opts.Ports, Log: n.opts.Log,
 		Agrees: func(ctx context.Context, rec *attach.Record, prePlugged bool) error {
 			pair, err := plan.Pair(rec, &s.attachments)
 			if err != nil {
 				return err
 			}
 			if prePlugged {
-				pair.Standing = n.opts.Ports
+				pair.Preplugged = n.opts.Ports
 			}
 			return errors.Join(s.pipeline.CheckPod(pod(rec)), checkPair(ctx, n.engines.Pods, rec, pair))
 		},
@@ -204,7 +204,7 @@ func (n *Network) takeOver(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("links of pods: %w", err)
 	}
-	if err := n.standing.takeOver(ctx); err != nil {
+	if err := n.preplugged.takeOver(ctx); err != nil {
 		return err
 	}
 	n.opening.Lock()
@@ -224,7 +224,7 @@ func (n *Network) takeOver(ctx context.Context) error {
 	for name, o := range links {
 		key, ok := attachment(o)
 		switch {
-		case link.IsStanding(o): // see standing.takeOver
+		case link.IsPreplugged(o): // see preplugged.takeOver
 		case !ok && !recorded[name]: // of a version that made links before their pods
 			stray = append(stray, name)
 		case ok && !known[o]:

@@ -70,7 +70,7 @@ func (n *Network) remove(ctx context.Context, recs []attach.Record) error {
 	flows := map[reconcile.Owner]map[openflow.Key]openflow.Entry{}
 	rows := map[reconcile.Owner]map[ovsdb.Key]ovsdb.Row{}
 	var links []string
-	var standing []attach.Record
+	var preplugged []attach.Record
 	keys := make([]attach.Key, 0, len(recs))
 	for i := range recs {
 		keys = append(keys, recs[i].Key())
@@ -81,8 +81,8 @@ func (n *Network) remove(ctx context.Context, recs []attach.Record) error {
 		flows[o], rows[o] = nil, nil
 		switch {
 		case rec.HostInterface == "" || rec.BootID != n.opts.BootID:
-		case n.standing.has(rec.OFPort):
-			standing = append(standing, rec)
+		case n.preplugged.has(rec.OFPort):
+			preplugged = append(preplugged, rec)
 			delete(rows, o)
 			n.engines.Rows.Set(map[reconcile.Owner]map[ovsdb.Key]ovsdb.Row{o: nil}) // the row stays: there is nothing to wait for
 		default:
@@ -98,7 +98,7 @@ func (n *Network) remove(ctx context.Context, recs []attach.Record) error {
 	var both errgroup.Group
 	both.Go(func() error { return named("removing ports", n.engines.Rows.Apply(ctx, rows)) })
 	both.Go(func() error { return named("removing links", n.engines.Pods.Delete(ctx, links...)) })
-	both.Go(func() error { return named("removing interfaces", n.unplugAll(ctx, standing)) })
+	both.Go(func() error { return named("removing interfaces", n.unplugAll(ctx, preplugged)) })
 	both.Go(func() error { return named("removing macvlans", n.routers.Remove(ctx, recs...)) })
 	both.Go(func() error { return named("removing host ports", n.hostPorts.Remove(ctx, recs, hostPorts)) })
 	if err := both.Wait(); err != nil {
@@ -115,7 +115,7 @@ func (n *Network) unplugAll(ctx context.Context, recs []attach.Record) error {
 	for i := range recs {
 		group.Go(func() error {
 			errs[i] = n.unplug(ctx, &recs[i], func() {})
-			if n.standing.hopeless(&recs[i], errs[i]) {
+			if n.preplugged.hopeless(&recs[i], errs[i]) {
 				n.opts.Log.Warn("pre-plugged port no longer usable, removing it", "port", recs[i].HostInterface, "error", errs[i])
 				errs[i] = nil
 			}
@@ -129,12 +129,12 @@ func (n *Network) unplugAll(ctx context.Context, recs []attach.Record) error {
 // called as in link.PodLinks.
 func (n *Network) unplug(ctx context.Context, rec *attach.Record, began func()) error {
 	defer began()
-	unlock, err := n.standing.unplugging.Lock(ctx, rec.OFPort)
+	unlock, err := n.preplugged.unplugging.Lock(ctx, rec.OFPort)
 	if err != nil {
 		return err
 	}
 	defer unlock()
-	if n.standing.isClean(rec.OFPort) {
+	if n.preplugged.isClean(rec.OFPort) {
 		return nil
 	}
 	pair, err := n.pair(rec, &plan.Settings{})
@@ -144,6 +144,6 @@ func (n *Network) unplug(ctx context.Context, rec *attach.Record, began func()) 
 	if err := n.engines.Pods.Unplug(ctx, pair, began); err != nil {
 		return err
 	}
-	n.standing.clean(rec.OFPort)
+	n.preplugged.clean(rec.OFPort)
 	return nil
 }

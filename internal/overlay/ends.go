@@ -29,12 +29,12 @@ type ends struct {
 	seen map[attach.Key]link.HostEnd
 
 	mu sync.Mutex
-	// doubtful says that host veths have to be checked.
-	doubtful bool
+	// unverified says that host veths have to be checked.
+	unverified bool
 }
 
 func newEnds(n *Network) *ends {
-	return &ends{network: n, wake: make(chan struct{}, 1), seen: map[attach.Key]link.HostEnd{}, doubtful: true}
+	return &ends{network: n, wake: make(chan struct{}, 1), seen: map[attach.Key]link.HostEnd{}, unverified: true}
 }
 
 // wanted is a desired host veth. key is its attachment, empty for a pre-plugged port.
@@ -46,7 +46,7 @@ type wanted struct {
 // CheckHostEnds starts a check of all host veths, which restores what another program changed. It does not wait.
 func (n *Network) CheckHostEnds() {
 	n.ends.mu.Lock()
-	n.ends.doubtful = true
+	n.ends.unverified = true
 	n.ends.mu.Unlock()
 	select {
 	case n.ends.wake <- struct{}{}:
@@ -61,7 +61,7 @@ func (n *Network) HostEndChanged(name string, now link.HostEnd) {
 	if s == nil {
 		return // all are checked once the engines run
 	}
-	if n.standing.changed(name, now) || n.podEndChanged(s, name, now) {
+	if n.preplugged.changed(name, now) || n.podEndChanged(s, name, now) {
 		n.CheckHostEnds()
 	}
 }
@@ -71,7 +71,7 @@ func (n *Network) podEndChanged(s *settings, name string, now link.HostEnd) bool
 	n.opening.Lock()
 	defer n.opening.Unlock()
 	for key, rec := range n.live {
-		if rec.HostInterface != name || n.standing.has(rec.OFPort) {
+		if rec.HostInterface != name || n.preplugged.has(rec.OFPort) {
 			continue
 		}
 		if rec.State == attach.Attached {
@@ -101,11 +101,11 @@ func (n *Network) wantedEnds(s *settings) map[string]wanted {
 	all := map[string]wanted{}
 	n.opening.Lock()
 	defer n.opening.Unlock()
-	for name, end := range n.standing.ends() {
+	for name, end := range n.preplugged.ends() {
 		all[name] = wanted{end: end}
 	}
 	for key, rec := range n.live {
-		if rec.State == attach.Attached && !n.standing.has(rec.OFPort) {
+		if rec.State == attach.Attached && !n.preplugged.has(rec.OFPort) {
 			all[rec.HostInterface] = wanted{key: key, end: podEnd(s, &rec)}
 		}
 	}
@@ -136,14 +136,14 @@ func (e *ends) run(ctx context.Context) error {
 	}
 }
 
-// check reads the host veths if they are doubtful, restores those that differ, and reports whether to try again.
+// check reads the host veths if they are unverified, restores those that differ, and reports whether to try again.
 func (e *ends) check(ctx context.Context) (left bool) {
 	n := e.network
 	e.mu.Lock()
-	doubtful := e.doubtful
-	e.doubtful = false
+	unverified := e.unverified
+	e.unverified = false
 	e.mu.Unlock()
-	if !doubtful {
+	if !unverified {
 		return false
 	}
 	have, err := n.engines.HostEnds.HostEnds(ctx)
@@ -152,7 +152,7 @@ func (e *ends) check(ctx context.Context) (left bool) {
 		left = true
 	}
 	if err == nil {
-		n.standing.missing(have)
+		n.preplugged.missing(have)
 	}
 	want := n.wantedEnds(n.settings.Load())
 	for _, name := range slices.Sorted(maps.Keys(have)) {
@@ -163,7 +163,7 @@ func (e *ends) check(ctx context.Context) (left bool) {
 	left = e.reshape(ctx) || left
 	if left {
 		e.mu.Lock()
-		e.doubtful = true
+		e.unverified = true
 		e.mu.Unlock()
 	}
 	return left && ctx.Err() == nil

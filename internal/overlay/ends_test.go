@@ -56,7 +56,7 @@ func TestHostEndsByHand(t *testing.T) {
 func TestHostEndsChangedWhileMade(t *testing.T) {
 	for name, spare := range map[string]int{"own": 0, "pre-plugged": 4} {
 		t.Run(name, func(t *testing.T) {
-			l := standingStart(t, spare)
+			l := prepluggedStart(t, spare)
 			eventually(t, "the look at the start is over", func() bool { return !l.ends.pending() })
 			before := l.hostEnds(t)
 			changed := make(chan map[string]link.HostEnd, 1)
@@ -103,5 +103,5 @@ func (l *life) hostEnds(t tb) map[string]link.HostEnd {
 func (e *ends) pending() bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	return e.doubtful
+	return e.unverified
 }

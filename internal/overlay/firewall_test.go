@@ -109,7 +109,7 @@ func TestFirewalls(t *testing.T) {
 		}
 	}
 	want("pods of a namespace with a firewall", `pod-one: guarded ["" "nw_dst=192.0.2.0/24"]`+"\n"+`pod-other: none []`)
-	if got := fmt.Sprint(l.Inhabited()); got != "map[a:{} b:{}]" {
+	if got := fmt.Sprint(l.WithPods()); got != "map[a:{} b:{}]" {
 		t.Errorf("inhabited: %s", got)
 	}
 	before := n.commits()[0]

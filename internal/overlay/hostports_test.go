@@ -144,8 +144,8 @@ func TestHostPorts(t *testing.T) {
 }
 
 // A pod on a pre-plugged port has host ports like any other.
-func TestHostPortsOnStandingPorts(t *testing.T) {
-	l := standingStart(t, 2)
+func TestHostPortsOnPrepluggedPorts(t *testing.T) {
+	l := prepluggedStart(t, 2)
 	req := l.publish("s1", mapping(8080))
 	l.add(t, req)
 	ip := l.record(t, req).Addresses[0].Addr().String()
@@ -311,8 +311,8 @@ func TestHostPortsOfAnADDThatIsGivenUp(t *testing.T) {
 }
 
 // A pre-plugged port is free again once its pod's record is deleted, even if a file next to the record cannot be removed.
-func TestStandingPortIsGivenBack(t *testing.T) {
-	l := standingStart(t, 2)
+func TestPrepluggedPortIsGivenBack(t *testing.T) {
+	l := prepluggedStart(t, 2)
 	req := l.publish("s1", mapping(8080))
 	l.add(t, req)
 	files, err := os.ReadDir(l.node.dir + "-extra")
@@ -330,9 +330,9 @@ func TestStandingPortIsGivenBack(t *testing.T) {
 		return errors.Is(err, attach.ErrNotFound)
 	})
 	eventually(t, "the port is free", func() bool {
-		l.standing.mu.Lock()
-		defer l.standing.mu.Unlock()
-		return slices.Contains(l.standing.free, taken)
+		l.preplugged.mu.Lock()
+		defer l.preplugged.mu.Unlock()
+		return slices.Contains(l.preplugged.free, taken)
 	})
 	if err := os.RemoveAll(file); err != nil {
 		t.Fatal(err)

@@ -96,8 +96,8 @@ type Engines struct {
 	Ports Ports
 	// Pods makes and removes the pods' veth pairs.
 	Pods link.PodLinks
-	// Standing creates and lists pre-plugged ports: veth pairs that exist before their pods.
-	Standing link.StandingLinks
+	// Preplugged creates and lists pre-plugged ports: veth pairs that exist before their pods.
+	Preplugged link.PrepluggedLinks
 	// HostEnds restores host veths that another program changed.
 	HostEnds HostEnds
 	// Shapers limits the bandwidth of pods. Nil: bandwidth limits are refused.
@@ -144,8 +144,8 @@ type Options struct {
 	PurgeRest time.Duration
 	// TenantsRealised is called when the result of Projects.Realised may have changed. It must not block. Nil: not called.
 	TenantsRealised func()
-	// Inhabited is called when the result of Network.Inhabited may have changed. It must not block. Nil: not called.
-	Inhabited func()
+	// WithPods is called when the result of Network.WithPods may have changed. It must not block. Nil: not called.
+	WithPods func()
 	// Closed is called with an attachment whose port is closed although it is attached, and with the reason. It must not block. Nil: not
 	// called.
 	Closed func(rec attach.Record, why error)
@@ -172,9 +172,9 @@ type Network struct {
 	store   *attach.Store
 	opts    Options
 	links   *unlinker
-	// standing are the pre-plugged ports.
-	standing *standing
-	ends     *ends
+	// preplugged are the pre-plugged ports.
+	preplugged *preplugged
+	ends       *ends
 	// The features are updated each on its own.
 	Firewalls *firewalls.Firewalls
 	EgressIPs *egress.Addresses
@@ -234,7 +234,7 @@ func New(engines Engines, store *attach.Store, opts Options) *Network {
 	}
 	n.enforcer = newEnforcer(n)
 	n.links = newUnlinker(n)
-	n.standing = newStanding(n)
+	n.preplugged = newPreplugged(n)
 	n.ends = newEnds(n)
 	n.Projects = newProjects(n)
 	n.Firewalls = firewalls.New(changer{n})
@@ -254,7 +254,7 @@ func (n *Network) Run(ctx context.Context) error {
 	var group errgroup.Group
 	group.Go(func() error { return n.links.run(ctx) })
 	group.Go(func() error { return n.ends.run(ctx) })
-	group.Go(func() error { return n.standing.run(ctx) })
+	group.Go(func() error { return n.preplugged.run(ctx) })
 	group.Go(func() error { return n.Projects.Run(ctx) })
 	group.Go(func() error { return n.purges.Run(ctx) })
 	group.Go(func() error { return n.EgressIPs.Run(ctx) })
@@ -332,7 +332,7 @@ func (n *Network) start(ctx context.Context, s *settings) error {
 		return fmt.Errorf("node rules: %w", err)
 	}
 	n.setPods(s)
-	n.standing.configure(s)
+	n.preplugged.configure(s)
 	if err := n.engines.Rows.Start(ctx, s.rows()); err != nil {
 		return fmt.Errorf("switch: %w", err)
 	}
@@ -383,7 +383,7 @@ func (n *Network) refresh(ctx context.Context, was, s *settings) error {
 	}
 	n.crossing = false
 	n.setPods(s)
-	n.standing.configure(s)
+	n.preplugged.configure(s)
 	// The switch sets the MTU and the MAC address of tun0 from its row. Desired links must agree by then.
 	n.engines.Links.Set(s.links())
 	rows := n.engines.Rows.Apply(ctx, s.rows())

@@ -52,7 +52,7 @@ func (n *node) spoil(t *testing.T) {
 // An unreadable record is rebuilt if the runtime's result and the pod's interface agree: for a pod with a port of its own and on a
 // pre-plugged one, and including the file next to the record. Nothing else on the node changes.
 func TestRecordIsRebuilt(t *testing.T) {
-	for name, life := range map[string]func(*testing.T) *life{"veth": start, "pre-plugged": func(t *testing.T) *life { return standingStart(t, 4) }} {
+	for name, life := range map[string]func(*testing.T) *life{"veth": start, "pre-plugged": func(t *testing.T) *life { return prepluggedStart(t, 4) }} {
 		t.Run(name, func(t *testing.T) {
 			l := life(t)
 			cache := t.TempDir()

@@ -284,7 +284,7 @@ func (n *node) beginIn(t tb, boot string) *life {
 		Rows:  reconcile.NewLoop(n.rowEngine, reconcile.Options[ovsdb.Key, ovsdb.Row]{Name: "ovsdb"}),
 		Links: reconcile.NewLoop(n.linkEngine, reconcile.Options[link.Key, link.Item]{Name: "link"}),
 		Rules: reconcile.NewLoop(n.ruleEngine, reconcile.Options[nft.Key, nft.Item]{Name: "nft"}),
-		Ports: n.ports, Pods: n.pods, Standing: n.pods, HostEnds: n.pods, Connections: n.tracked, Uplink: n.uplink, Kernel: n.kernel, Macvlans: n.pods, Shapers: n.pods,
+		Ports: n.ports, Pods: n.pods, Preplugged: n.pods, HostEnds: n.pods, Connections: n.tracked, Uplink: n.uplink, Kernel: n.kernel, Macvlans: n.pods, Shapers: n.pods,
 	}
 	handler := lifecycle.New(store, lifecycle.Options{
 		BootID: boot, Waiting: func() string { return "the tests" }, Default: func() (string, error) { return NetworkName, nil },
@@ -293,7 +293,7 @@ func (n *node) beginIn(t tb, boot string) *life {
 		},
 	})
 	l := &life{handler: handler, Network: New(engines, store, Options{BootID: boot, Records: handler.Records(NetworkName), RuntimeCache: n.cache, Ports: portsNetns, Spare: n.spare, Privileged: n.privileged, Reserved: reserved, Now: n.now}), node: n, store: store}
-	l.standing.rest = 0
+	l.preplugged.rest = 0
 	leave := handler.Serve(NetworkName, l.Network, l.HandedOver())
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup

@@ -38,7 +38,7 @@ func (u *unlinker) add(rec *attach.Record) (began <-chan struct{}) {
 		return p.began
 	}
 	u.mu.Lock()
-	if u.network.standing.has(rec.OFPort) {
+	if u.network.preplugged.has(rec.OFPort) {
 		u.plugged = append(u.plugged, p)
 	} else {
 		u.waiting = append(u.waiting, rec.HostInterface)

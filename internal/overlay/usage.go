@@ -40,8 +40,8 @@ func (n *Network) Usage() Usage {
 	return u
 }
 
-// Inhabited returns the namespaces that have pods on this node. Only their egress firewalls are needed here.
-func (n *Network) Inhabited() map[string]struct{} {
+// WithPods returns the namespaces that have pods on this node. Only their egress firewalls are needed here.
+func (n *Network) WithPods() map[string]struct{} {
 	names := map[string]struct{}{}
 	for _, rec := range n.store.List() {
 		if rec.Network == NetworkName && rec.BootID == n.opts.BootID && rec.State != attach.Closing {

@@ -102,7 +102,7 @@ func Serve(ctx context.Context, db Database, o Options) (vswitch.Daemon, error) 
 		return vswitch.Daemon{}, errAddress
 	}
 	fresh, err := vswitch.Prepare(ctx, vswitch.Options{
-		Database: o.file(db), Schema: filepath.Join(o.SchemaDir, "ovn-"+string(db)+".ovsschema"), Tell: o.Report,
+		Database: o.file(db), Schema: filepath.Join(o.SchemaDir, "ovn-"+string(db)+".ovsschema"), Report: o.Report,
 	})
 	if err != nil {
 		return vswitch.Daemon{}, err

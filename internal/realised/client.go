@@ -102,11 +102,11 @@ func (c *Client) Ask(ctx context.Context, kind Kind, name string, wait bool, pro
 		subjects = append(subjects, Subject{Kind: VNID, Name: name, Version: subject.Version})
 	}
 	report := Report{Kind: kind, Object: name, Version: fmt.Sprint(subject.Version)}
-	asked, told := false, -1
+	asked, reported := false, -1
 	err = Follow(ctx, c.objects, NewTally(JudgeAll(subjects...)), func(count Count) bool {
 		asked, report.Count = true, count
-		if wait && !count.All() && count.Realised != told {
-			told = count.Realised
+		if wait && !count.All() && count.Realised != reported {
+			reported = count.Realised
 			progress(count.Summary())
 		}
 		return !wait || count.All()

@@ -50,7 +50,7 @@ func WithReceipt(ctx context.Context, take func(Receipt)) context.Context {
 	return context.WithValue(ctx, receiptKey{}, take)
 }
 
-func tell(ctx context.Context, receipt Receipt) {
+func deliver(ctx context.Context, receipt Receipt) {
 	if take, ok := ctx.Value(receiptKey{}).(func(Receipt)); ok && !receipt.Begin.IsZero() {
 		take(receipt)
 	}

@@ -130,17 +130,17 @@ func (l *Loop[K, V]) inspect(ctx context.Context) {
 		l.Resync() // the engine has read the foreign changes, and does not report them again
 	}
 	for _, i := range waiting {
-		told := err
+		failure := err
 		if !started && !i.early {
-			told = ErrNotStarted
+			failure = ErrNotStarted
 		}
-		if told != nil {
-			told = fmt.Errorf("%s: reading back: %w", l.opts.Name, told)
+		if failure != nil {
+			failure = fmt.Errorf("%s: reading back: %w", l.opts.Name, failure)
 		}
 		if i.found = found; i.early {
 			i.actual = maps.Clone(actual)
 		}
-		i.done <- told
+		i.done <- failure
 	}
 }
 
@@ -158,16 +158,16 @@ func (l *Loop[K, V]) compare(actual map[K]V) Inspection[K, V] {
 	for key, want := range change.Set {
 		d := Difference[K, V]{Key: key, Want: want, Wanted: true}
 		d.Have, d.Held = actual[key]
-		found.Differences = l.told(found.Differences, d)
+		found.Differences = l.failure(found.Differences, d)
 	}
 	for key, have := range change.Delete {
-		found.Differences = l.told(found.Differences, Difference[K, V]{Key: key, Have: have, Held: true})
+		found.Differences = l.failure(found.Differences, Difference[K, V]{Key: key, Have: have, Held: true})
 	}
 	return found
 }
 
-// told appends a difference with its owners and, if known, the reason, unless it only waits for the next commit.
-func (l *Loop[K, V]) told(all []Difference[K, V], d Difference[K, V]) []Difference[K, V] {
+// failure appends a difference with its owners and, if known, the reason, unless it only waits for the next commit.
+func (l *Loop[K, V]) failure(all []Difference[K, V], d Difference[K, V]) []Difference[K, V] {
 	d.Owners = append(l.desired.ownersOf(d.Key), l.leaving[d.Key]...)
 	for _, owner := range d.Owners {
 		if d.Err = l.failures[owner]; d.Err != nil {

@@ -22,7 +22,7 @@ type waiter struct {
 func (l *Loop[K, V]) await(ctx context.Context, w *waiter) error {
 	select {
 	case err := <-w.done:
-		tell(ctx, w.receipt)
+		deliver(ctx, w.receipt)
 		return err
 	case <-ctx.Done():
 		return fmt.Errorf("%s: waiting for the commit: %w", l.opts.Name, ctx.Err())

@@ -293,7 +293,7 @@ func (n *Names) Run(ctx context.Context) error {
 		})
 		due, stopDue := n.at(next)
 		save, stopSave := n.at(n.saveAt())
-		tell := false
+		notify := false
 		select {
 		case <-ctx.Done():
 			stopDue()
@@ -303,14 +303,14 @@ func (n *Names) Run(ctx context.Context) error {
 		case <-due:
 		case <-save:
 		case r := <-n.answers:
-			tell = n.settle(r)
+			notify = n.settle(r)
 		}
 		stopDue()
 		stopSave()
 		if at := n.saveAt(); !at.IsZero() && !at.After(n.opts.Clock.Now()) {
 			n.save() // before Changed can have an effect
 		}
-		if tell {
+		if notify {
 			n.opts.Changed()
 		}
 	}
@@ -356,17 +356,17 @@ func (n *Names) ask(ctx context.Context, of *name, place *line) {
 }
 
 // settle records the result of a query, and of those that ended meanwhile, and reports whether Changed has to be called.
-func (n *Names) settle(r result) (tell bool) {
+func (n *Names) settle(r result) (notify bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
 	now := n.opts.Clock.Now()
 	for {
 		r.place.asking--
-		tell = n.take(r, now) || tell
+		notify = n.take(r, now) || notify
 		select {
 		case r = <-n.answers:
 		default:
-			return tell
+			return notify
 		}
 	}
 }
@@ -377,24 +377,24 @@ func (n *Names) take(r result, now time.Time) bool {
 	if n.wanted[of.text] != of { // not wanted any more
 		return false
 	}
-	tell := (r.err == nil) != (of.state.Err == nil)
+	notify := (r.err == nil) != (of.state.Err == nil)
 	if r.err != nil {
 		of.state.Err = r.err
 		of.due = now.Add(min(firstRetry<<min(of.failures, maxDoublings), lastRetry))
 		of.failures++
 	} else {
 		if !of.state.Known || !slices.Equal(ipv4(of.state.Addrs), ipv4(r.answer.Addrs)) {
-			tell, n.unsaved, n.unheard = true, true, n.unheard || !of.state.Known
+			notify, n.unsaved, n.unheard = true, true, n.unheard || !of.state.Known
 		}
 		of.state = State{Addrs: r.answer.Addrs, Known: true}
 		of.due, of.failures = now.Add(n.lasts(r.answer)), 0
 	}
 	of.answered = r.err == nil
 	heap.Push(&n.line(of).queue, of)
-	if tell {
+	if notify {
 		n.changed[of.text] = struct{}{}
 	}
-	return tell
+	return notify
 }
 
 // ipv4 returns the addresses whose changes are reported. IPv6 addresses may be missing in an answer, and nothing uses them yet. They are

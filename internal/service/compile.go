@@ -132,7 +132,7 @@ func gather(ports []slicePort, here Place) []hinted {
 		for i := range p.endpoints {
 			e := &p.endpoints[i]
 			h := e.at(p.number, here)
-			if have, ok := found[h.Addr]; e.IP.IsValid() && (!ok || h.standing() > have.standing()) {
+			if have, ok := found[h.Addr]; e.IP.IsValid() && (!ok || h.rank() > have.rank()) {
 				found[h.Addr] = h
 			}
 		}
@@ -153,8 +153,8 @@ func (e *SliceEndpoint) at(port uint16, here Place) hinted {
 	}}
 }
 
-// standing orders the entries of several slices for one endpoint.
-func (h *hinted) standing() int {
+// rank orders the entries of several slices for one endpoint.
+func (h *hinted) rank() int {
 	const local, ready, serving, terminating = 8, 4, 2, 1
 	n := 0
 	for _, x := range []struct {

@@ -78,26 +78,26 @@ func (j *judgement) network() {
 		j.problem(object, "create it: it says which addresses pods have (deploy/examples/quickstart.yaml has one)", "there is none")
 		return
 	}
-	told := &Network{Plugin: network.PluginName, ServiceNetwork: network.ServiceNetwork}
-	j.report.Network = told
+	entry := &Network{Plugin: network.PluginName, ServiceNetwork: network.ServiceNetwork}
+	j.report.Network = entry
 	config, err := clusternetwork.Parse(network)
 	if err != nil {
-		told.Message = err.Error()
+		entry.Message = err.Error()
 		j.problem(object, "correct the field: kubectl edit clusternetwork default", "%v", err)
 		return
 	}
-	told.Mode, told.VXLANPort, told.MTU = string(config.Mode), int(config.VXLANPort), config.MTU
+	entry.Mode, entry.VXLANPort, entry.MTU = string(config.Mode), int(config.VXLANPort), config.MTU
 	for _, r := range config.ClusterNetworks {
-		told.Ranges = append(told.Ranges, Range{CIDR: r.Prefix.String(), HostSubnetLength: r.HostBits})
+		entry.Ranges = append(entry.Ranges, Range{CIDR: r.Prefix.String(), HostSubnetLength: r.HostBits})
 	}
-	told.Valid = true
+	entry.Valid = true
 	for _, kind := range []string{networkv1.ConditionValid, networkv1.ConditionReady} {
 		c := meta.FindStatusCondition(network.Status.Conditions, kind)
 		if c == nil || c.Status == metav1.ConditionTrue {
 			continue
 		}
 		if kind == networkv1.ConditionValid {
-			told.Valid, told.Message = false, c.Message
+			entry.Valid, entry.Message = false, c.Message
 		}
 		j.problem(object, "do what the message says; the events on the objects that it names say more", "%s", c.Message)
 	}
@@ -188,33 +188,33 @@ func (j *judgement) nodes() {
 
 // node evaluates one node. If one problem explains the others, only that one is reported.
 func (j *judgement) node(node *corev1.Node) {
-	told := Node{Name: node.Name, KubernetesReady: nodeReady(node), Agent: agentUnknown}
+	entry := Node{Name: node.Name, KubernetesReady: nodeReady(node), Agent: agentUnknown}
 	before := len(j.report.Problems)
 	at := slices.IndexFunc(j.facts.HostSubnets, func(hs networkv1.HostSubnet) bool { return hs.Name == node.Name })
 	defer func() {
 		j.nodeSections(node.Name)
-		told.Ready = len(j.report.Problems) == before && (at >= 0 || j.elsewhere() && j.nodeNetworkReady(node.Name))
-		j.report.Nodes = append(j.report.Nodes, told)
+		entry.Ready = len(j.report.Problems) == before && (at >= 0 || j.elsewhere() && j.nodeNetworkReady(node.Name))
+		j.report.Nodes = append(j.report.Nodes, entry)
 	}()
 	if at >= 0 {
-		describe(&told, &j.facts.HostSubnets[at])
+		describe(&entry, &j.facts.HostSubnets[at])
 	}
 	pod := j.agentPod(node.Name)
-	told.Agent = j.agent(pod)
+	entry.Agent = j.agent(pod)
 	object := "node/" + node.Name
 	switch {
-	case !told.KubernetesReady:
+	case !entry.KubernetesReady:
 		j.problem(object, "kubectl describe node "+node.Name+": look at the condition Ready and the kubelet's log",
 			"Kubernetes does not find it ready: %s", conditionMessage(node, corev1.NodeReady))
 	case at < 0 && j.elsewhere():
-		j.agentAlone(object, pod, told.Agent)
+		j.agentAlone(object, pod, entry.Agent)
 	case !j.known("HostSubnet"), at < 0 && (j.report.Network == nil || !j.report.Network.Valid): // reported already
 	case at < 0:
 		j.problem(object, "give the Node an InternalIP (the kubelet's --node-ip); look at the controller's log, and at the ClusterNetwork",
 			"it has no HostSubnet, and so no addresses for pods")
-	case told.Subnet == "":
+	case entry.Subnet == "":
 		j.problem(object, "look at the ClusterNetwork's conditions", "its HostSubnet has no subnet yet")
-	case told.Agent == agentMissing, told.Agent == agentNotReady:
+	case entry.Agent == agentMissing, entry.Agent == agentNotReady:
 		j.agentProblem(object, pod, &j.facts.HostSubnets[at])
 	default:
 		j.conditions(object, pod, &j.facts.HostSubnets[at])
@@ -319,14 +319,14 @@ func (j *judgement) conditions(object string, pod *corev1.Pod, hs *networkv1.Hos
 }
 
 // describe fills in the content of a HostSubnet.
-func describe(told *Node, hs *networkv1.HostSubnet) {
+func describe(entry *Node, hs *networkv1.HostSubnet) {
 	s := &hs.Status
-	told.Address, told.Subnet = hs.HostIP, hs.Subnet
-	told.Weft, told.OpenVSwitch, told.Kernel, told.Datapath = s.Versions.Weft, s.Versions.OpenVSwitch, s.Versions.Kernel, s.Versions.Datapath
-	told.Attachments, told.AddressesUsed, told.AddressesTotal = int(s.Attachments), int(s.Addresses.Used), int(s.Addresses.Total)
-	told.EnginesInStep = meta.IsStatusConditionTrue(s.Conditions, networkv1.ConditionEnginesInStep)
+	entry.Address, entry.Subnet = hs.HostIP, hs.Subnet
+	entry.Weft, entry.OpenVSwitch, entry.Kernel, entry.Datapath = s.Versions.Weft, s.Versions.OpenVSwitch, s.Versions.Kernel, s.Versions.Datapath
+	entry.Attachments, entry.AddressesUsed, entry.AddressesTotal = int(s.Attachments), int(s.Addresses.Used), int(s.Addresses.Total)
+	entry.EnginesInStep = meta.IsStatusConditionTrue(s.Conditions, networkv1.ConditionEnginesInStep)
 	for _, e := range s.Engines {
-		told.Engines = append(told.Engines, Engine{Name: e.Name, InStep: e.InStep, Items: int(e.Items), Hash: e.Hash, Failures: e.Failures})
+		entry.Engines = append(entry.Engines, Engine{Name: e.Name, InStep: e.InStep, Items: int(e.Items), Hash: e.Hash, Failures: e.Failures})
 	}
 }
 

@@ -20,7 +20,7 @@ func (r *Report) Text(w io.Writer) error {
 	findings(out, "Worth knowing", r.Warnings)
 	switch {
 	case r.OK && len(r.Warnings) == 0:
-		out.WriteString("\nAll is well.\n")
+		out.WriteString("\nNo problems found.\n")
 	case r.OK:
 		out.WriteString("\nNothing is wrong.\n")
 	}

@@ -18,15 +18,15 @@ func judge(version uint64) func(*networkv1.HostSubnet) realised.Verdict {
 
 // realise waits until a change of VNIDs is in effect on all nodes.
 func (c *Client) realise(ctx context.Context, report *Report, version uint64, progress func(string)) error {
-	told, last := -1, realised.Count{}
+	reported, last := -1, realised.Count{}
 	err := realised.Follow(ctx, c.objects, realised.NewTally(judge(version)), func(count realised.Count) bool {
 		last = count
 		report.Nodes, report.Realised, report.Behind = count.Nodes, count.Realised, nil
 		for _, node := range count.Not {
 			report.Behind = append(report.Behind, node.Name)
 		}
-		if !count.All() && count.Realised != told {
-			told = count.Realised
+		if !count.All() && count.Realised != reported {
+			reported = count.Realised
 			progress(fmt.Sprintf("in effect on %d of %d nodes", count.Realised, count.Nodes))
 		}
 		return count.All()

@@ -146,7 +146,7 @@ func TestDamagedDatabase(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			o := options(t).withDefaults()
 			var told []string
-			o.Tell = func(message string) { told = append(told, message) }
+			o.Report = func(message string) { told = append(told, message) }
 			if _, err := Database(t.Context(), o); err != nil {
 				t.Fatal(err)
 			}

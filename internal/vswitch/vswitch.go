@@ -30,8 +30,8 @@ type Options struct {
 	Database string
 	// Schema is the file of the database's schema. Default DefaultSchema.
 	Schema string
-	// Tell is called when a database was set aside. Nil: no call.
-	Tell func(message string)
+	// Report is called when a database was set aside. Nil: no call.
+	Report func(message string)
 	// Node is the name of the node, which the database has as system-id and hostname. Only Switch needs it.
 	Node string
 }
@@ -101,8 +101,8 @@ func setAside(o Options, why error) error {
 	if err := os.Rename(o.Database, aside); err != nil {
 		return fmt.Errorf("the database %s is damaged (%w), and cannot be set aside: %w", o.Database, why, err)
 	}
-	if o.Tell != nil {
-		o.Tell(fmt.Sprintf("the database %s was damaged and is set aside as %s; a new one is made, and Weft programs its contents again: %v",
+	if o.Report != nil {
+		o.Report(fmt.Sprintf("the database %s was damaged and is set aside as %s; a new one is made, and Weft programs its contents again: %v",
 			o.Database, aside, why))
 	}
 	return nil

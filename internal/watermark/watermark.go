@@ -39,8 +39,8 @@ type object struct {
 	// time of that arrival.
 	lowest, last uint64
 	since        time.Time
-	// told is the highest version reported.
-	told uint64
+	// observed is the highest version reported.
+	observed uint64
 	// owed is the lowest version that was reported and that no step has taken up yet. taken is the lowest version that a step has taken up and
 	// that has not succeeded yet.
 	owed, taken uint64
@@ -76,7 +76,7 @@ func (m *Mark) Came(key string, version uint64) {
 	m.mu.Lock()
 	defer m.mu.Unlock()
 	o := m.objects[key]
-	if !m.active || version <= m.settled || o != nil && version <= max(o.told, o.last) {
+	if !m.active || version <= m.settled || o != nil && version <= max(o.observed, o.last) {
 		return // versions in effect or reported already are not reported again
 	}
 	if o == nil {
@@ -89,9 +89,9 @@ func (m *Mark) Came(key string, version uint64) {
 	o.last, o.since = version, m.now()
 }
 
-// Told notes that an object was reported to the handler. If concerns is false, the handler has nothing to do. Told is called after the
+// Observed notes that an object was reported to the handler. If concerns is false, the handler has nothing to do. Observed is called after the
 // handler has queued its work: a step that takes up the work either takes up this version too, or leaves it to the next step.
-func (m *Mark) Told(key string, version uint64, concerns bool) {
+func (m *Mark) Observed(key string, version uint64, concerns bool) {
 	if m == nil {
 		return
 	}
@@ -114,7 +114,7 @@ func (m *Mark) Told(key string, version uint64, concerns bool) {
 	} else {
 		o.lowest = version + 1
 	}
-	o.told = max(o.told, version)
+	o.observed = max(o.observed, version)
 	if concerns && o.owed == 0 {
 		o.owed = first
 	}
@@ -198,7 +198,7 @@ func (m *Mark) sweep() uint64 {
 	}
 	m.settled = max(m.settled, version)
 	for key, o := range m.objects {
-		if o.lowest == 0 && o.owed == 0 && o.taken == 0 && o.told <= m.settled {
+		if o.lowest == 0 && o.owed == 0 && o.taken == 0 && o.observed <= m.settled {
 			delete(m.objects, key)
 		}
 	}

@@ -122,7 +122,7 @@ func (w *world) list(whole bool) {
 	}
 }
 
-func (w *world) tell() {
+func (w *world) observe() {
 	if len(w.queue) == 0 {
 		return
 	}
@@ -134,7 +134,7 @@ func (w *world) tell() {
 	if n.gone {
 		w.mark.Gone(n.key)
 	} else {
-		w.mark.Told(n.key, n.version, n.concerns)
+		w.mark.Observed(n.key, n.version, n.concerns)
 	}
 }
 
@@ -200,7 +200,7 @@ func TestMarkNeverLies(t *testing.T) {
 					w.list(rapid.IntRange(0, 3).Draw(t, "whole") > 0)
 				}
 			case 6, 7:
-				w.tell()
+				w.observe()
 			case 8:
 				w.begin()
 			default:
@@ -212,7 +212,7 @@ func TestMarkNeverLies(t *testing.T) {
 			w.list(true)
 		}
 		for len(w.queue) > 0 {
-			w.tell()
+			w.observe()
 			w.check()
 		}
 		w.end(false)
@@ -241,15 +241,15 @@ func TestMarkWaitsForItsOwnStep(t *testing.T) {
 			t.Errorf("%s: %d, %v; want %d, %v", what, got, is, version, known)
 		}
 	}
-	mark.Told("early", 5, true)
+	mark.Observed("early", 5, true)
 	mark.Take()
 	mark.Done(nil)
 	want("nobody follows", 0, false)
 	mark.Begin()
-	mark.Told("a", 10, true)
+	mark.Observed("a", 10, true)
 	want("nothing was done", 0, false)
 	mark.Take()
-	mark.Told("b", 12, true)
+	mark.Observed("b", 12, true)
 	mark.Done(nil)
 	want("b was told after the step began", 11, true)
 	mark.Take()
@@ -258,7 +258,7 @@ func TestMarkWaitsForItsOwnStep(t *testing.T) {
 	if mark.Why() == nil {
 		t.Error("nobody says why")
 	}
-	mark.Told("c", 20, false)
+	mark.Observed("c", 20, false)
 	want("what concerns nobody overtakes nothing", 11, true)
 	before := changes
 	mark.Take()
@@ -267,13 +267,13 @@ func TestMarkWaitsForItsOwnStep(t *testing.T) {
 	if mark.Why() != nil || changes == before {
 		t.Errorf("%v, told of %d changes", mark.Why(), changes-before)
 	}
-	mark.Told("d", 21, false)
+	mark.Observed("d", 21, false)
 	want("what concerns nobody is in effect", 21, true)
 	mark.End()
 	want("nobody follows any more", 0, false)
 	var none *watermark.Mark
 	none.Begin()
-	none.Told("a", 1, true)
+	none.Observed("a", 1, true)
 	if _, known := none.Version(); known || none.Why() != nil {
 		t.Error("a mark that is none says something")
 	}

@@ -265,7 +265,7 @@ func judgedCells(out io.StringWriter, rows []Judged) int {
 		return 0
 	}
 	right := 0
-	_, _ = out.WriteString("\t\t\t\t\t\t\t\t\t\nWHO MAY, BY NETWORKPOLICIES\tFROM\tTO\tMUST\tDOES\tSOURCE SEEN\tCONTROL\tHTTP\tPING\tRESULT\n") // into memory
+	_, _ = out.WriteString("\t\t\t\t\t\t\t\t\t\nALLOWED BY NETWORKPOLICIES\tFROM\tTO\tMUST\tDOES\tSOURCE SEEN\tCONTROL\tHTTP\tPING\tRESULT\n") // into memory
 	for i := range rows {
 		row := &rows[i]
 		control := "-"

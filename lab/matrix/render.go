@@ -12,7 +12,7 @@ import (
 // Table writes the report as a table.
 func (r *Report) Table(out io.Writer) error {
 	var cells, lines strings.Builder
-	cells.WriteString("WHO REACHES WHOM\tFROM\tTO\tMUST\tDOES\tSOURCE SEEN\tDNS\tHTTP\tPING\tRESULT\n")
+	cells.WriteString("REACHABILITY\tFROM\tTO\tMUST\tDOES\tSOURCE SEEN\tDNS\tHTTP\tPING\tRESULT\n")
 	right := 0
 	for _, way := range r.Ways {
 		fmt.Fprintf(&cells, "%s\t%s\t%s\tyes\t%s\t%s\t%s\t%s\t%s\t%s\n",

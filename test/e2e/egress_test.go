@@ -63,7 +63,7 @@ func (s *bothScene) run(t *testing.T) {
 	before := map[string]probe.State{}
 	for _, n := range s.cluster.Nodes() {
 		before[n.Name] = settledState(t, n)
-		tellAt(t, n.Netns, n.Name, port(n.IP, 53))
+		sourceServerAt(t, n.Netns, n.Name, port(n.IP, 53))
 	}
 	t.Cleanup(func() {
 		for _, n := range s.cluster.Nodes() {
@@ -116,7 +116,7 @@ func (s *bothScene) seenBy(t *testing.T, when string, good, bad [2]string) {
 		}{{"a1", s.good, good[0]}, {"a2", s.good, good[1]}, {"a1", s.bad, bad[0]}, {"a2", s.bad, bad[1]}, {"b1", s.bad, n1}, {"b2", s.bad, n2}} {
 			for _, protocol := range []string{"tcp", "udp"} {
 				asking.Go(func() error {
-					if got := s.seenAt(ctx, want.pod, protocol, port(want.host, tellPort)); got != want.seenAs {
+					if got := s.seenAt(ctx, want.pod, protocol, port(want.host, sourcePort)); got != want.seenAs {
 						return fmt.Errorf("%s sees %s by %s as %s, not %s", want.host, want.pod, protocol, got, want.seenAs)
 					}
 					return nil

@@ -68,7 +68,7 @@ func newGuardScene(t *testing.T, c *lab.Cluster) *guardScene {
 		return p
 	}
 	s.near, s.far, s.stranger = pod("n1", guardedOne, "egress-near"), pod("n2", guardedOne, "egress-far"), pod("n1", guardedTwo, "egress-stranger")
-	tell(t, s.far.Netns, "far", tellPort)
+	tell(t, s.far.Netns, "far", sourcePort)
 	return s
 }
 
@@ -85,7 +85,7 @@ func (s *guardScene) host(t *testing.T, number int) netip.Addr {
 			t.Error(err)
 		}
 	})
-	tellAt(t, s.cluster.Outside.Netns, addr.String(), netip.AddrPortFrom(addr, tellPort))
+	sourceServerAt(t, s.cluster.Outside.Netns, addr.String(), netip.AddrPortFrom(addr, sourcePort))
 	return addr
 }
 
@@ -132,8 +132,8 @@ func (s *guardScene) drop(t *testing.T, namespace, name string) {
 	}
 }
 
-// standing waits until a policy's condition Valid has a reason, and a message that contains says.
-func (s *guardScene) standing(t *testing.T, namespace, name, reason, says string) {
+// condition waits until a policy's condition Valid has a reason, and a message that contains says.
+func (s *guardScene) condition(t *testing.T, namespace, name, reason, says string) {
 	t.Helper()
 	await(t, fmt.Sprintf("%s/%s: %s", namespace, name, reason), func(ctx context.Context) error {
 		var object networkv1.EgressNetworkPolicy
@@ -157,14 +157,14 @@ func (s *guardScene) reach(t *testing.T, what string, places ...int) {
 
 func (s *guardScene) reachOf(t *testing.T, what string, of map[*lab.Pod][]int) {
 	t.Helper()
-	all := []who{{s.near.Name, s.near.Netns, port(s.far.IPs[0], tellPort), true}}
+	all := []who{{s.near.Name, s.near.Netns, port(s.far.IPs[0], sourcePort), true}}
 	for pod, places := range of {
 		for i, host := range s.hosts {
 			passes := false
 			for _, place := range places {
 				passes = passes || place == i
 			}
-			all = append(all, who{pod.Name, pod.Netns, port(host, tellPort), passes})
+			all = append(all, who{pod.Name, pod.Netns, port(host, sourcePort), passes})
 		}
 	}
 	expect(t, what, all...)

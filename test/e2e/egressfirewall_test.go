@@ -41,7 +41,7 @@ func TestEgressFirewall(t *testing.T) {
 	t.Run("ranges in order", func(t *testing.T) {
 		s.policy(t, guardedOne, "default", "Allow "+one(0), "Deny "+all)
 		s.reach(t, "an exception first", 0)
-		s.standing(t, guardedOne, "default", networkv1.ReasonValid, "")
+		s.condition(t, guardedOne, "default", networkv1.ReasonValid, "")
 		s.policy(t, guardedOne, "default", "Deny "+all, "Allow "+one(0))
 		s.reach(t, "an exception that comes too late")
 		s.policy(t, guardedOne, "default", "Deny "+one(1), "Allow "+all, "Deny 0.0.0.0/0")
@@ -53,7 +53,7 @@ func TestEgressFirewall(t *testing.T) {
 		s.reach(t, "no rules", 0, 1, 2, 3)
 	})
 	t.Run("a connection ends", func(t *testing.T) {
-		talk, err := traffic.NewTalk(t.Context(), s.near.Netns, "tcp", port(s.hosts[0], tellPort))
+		talk, err := traffic.NewTalk(t.Context(), s.near.Netns, "tcp", port(s.hosts[0], sourcePort))
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -72,11 +72,11 @@ func TestEgressFirewall(t *testing.T) {
 		s.policy(t, guardedOne, "other", "Allow 0.0.0.0/0")
 		s.reach(t, "two policies")
 		for _, name := range []string{"default", "other"} {
-			s.standing(t, guardedOne, name, networkv1.ReasonConflict, "2 EgressNetworkPolicies")
+			s.condition(t, guardedOne, name, networkv1.ReasonConflict, "2 EgressNetworkPolicies")
 		}
 		s.drop(t, guardedOne, "other")
 		s.reach(t, "one again", 1, 2, 3)
-		s.standing(t, guardedOne, "default", networkv1.ReasonValid, "")
+		s.condition(t, guardedOne, "default", networkv1.ReasonValid, "")
 	})
 	t.Run("wrong policies are refused", func(t *testing.T) {
 		for says, text := range map[string]string{
@@ -214,12 +214,12 @@ func TestEgressFirewallOfProjects(t *testing.T) {
 	e.flatAgain(t)
 	s := newGuardScene(t, c)
 	s.policy(t, guardedOne, "default", "Deny "+s.hosts[0].String()+"/32")
-	s.standing(t, guardedOne, "default", networkv1.ReasonNoEffect, "egress firewalls need a network with VNIDs")
+	s.condition(t, guardedOne, "default", networkv1.ReasonNoEffect, "egress firewalls need a network with VNIDs")
 	s.reach(t, "a flat network", 0, 1, 2, 3)
 
 	e.setMode(t, networkv1.PluginMultitenant)
 	s.reach(t, "isolated projects", 1, 2, 3)
-	s.standing(t, guardedOne, "default", networkv1.ReasonValid, "")
+	s.condition(t, guardedOne, "default", networkv1.ReasonValid, "")
 	both := func(what string, places ...int) {
 		t.Helper()
 		s.reachOf(t, what, map[*lab.Pod][]int{s.near: places, s.far: places, s.stranger: places})
@@ -227,7 +227,7 @@ func TestEgressFirewallOfProjects(t *testing.T) {
 	end := s.forbidden(t, 0)
 	e.change(t, tenant.Join(guardedOne), guardedTwo)
 	both("joined")
-	s.standing(t, guardedOne, "default", networkv1.ReasonConflict, "several namespaces have the VNID")
+	s.condition(t, guardedOne, "default", networkv1.ReasonConflict, "several namespaces have the VNID")
 	e.change(t, tenant.Isolate(), guardedTwo)
 	s.reach(t, "isolated again", 1, 2, 3)
 	e.change(t, tenant.Isolate(), guardedOne)
@@ -235,7 +235,7 @@ func TestEgressFirewallOfProjects(t *testing.T) {
 	end()
 	e.change(t, tenant.Global(), guardedOne)
 	s.reach(t, "global", 0, 1, 2, 3)
-	s.standing(t, guardedOne, "default", networkv1.ReasonNoEffect, "VNID 0")
+	s.condition(t, guardedOne, "default", networkv1.ReasonNoEffect, "VNID 0")
 	e.change(t, tenant.Isolate(), guardedOne)
 	s.reach(t, "global no more", 1, 2, 3)
 	e.setMode(t, networkv1.PluginSubnet)

@@ -69,7 +69,7 @@ func newEgressScene(t *testing.T, c *lab.Cluster, plugin string) *egressScene {
 			spec.Capabilities = published(c.Outside.IP) // one port on all addresses, one on an address that no node has
 		}
 		s.pods[name] = pods(t, spec)
-		tell(t, s.pods[name].Netns, name, tellPort)
+		tell(t, s.pods[name].Netns, name, sourcePort)
 	}
 	for _, name := range []string{egressA, egressB} {
 		await(t, "a NetNamespace of "+name, func(ctx context.Context) error {
@@ -248,7 +248,7 @@ func (s *egressScene) together(t *testing.T) {
 	t.Helper()
 	for _, from := range []string{s.pods["a1"].Netns, s.pods["a2"].Netns, s.cluster.Node(1).Netns, s.cluster.Node(2).Netns} {
 		for _, to := range []string{"a1", "a2"} {
-			if _, err := traffic.Ask(t.Context(), from, "tcp", port(s.pods[to].IPs[0], tellPort)); err != nil {
+			if _, err := traffic.Ask(t.Context(), from, "tcp", port(s.pods[to].IPs[0], sourcePort)); err != nil {
 				t.Errorf("%s to %s: %v", from, to, err)
 			}
 		}

@@ -36,7 +36,7 @@ func become(t *testing.T, c *lab.Cluster, p *lab.Pod, source netip.Addr, destina
 		"ip route replace default via " + route[2] + " dev macvlan0",
 		"sysctl -qw net.ipv4.ip_forward=1", // in the pod's namespace
 		fmt.Sprintf("nft table ip router { chain in { type nat hook prerouting priority dstnat; iifname eth0 meta l4proto { tcp, udp } th dport %d dnat to %s; }; "+
-			"chain out { type nat hook postrouting priority srcnat; oifname macvlan0 snat to %s; }; }", tellPort, destination, source),
+			"chain out { type nat hook postrouting priority srcnat; oifname macvlan0 snat to %s; }; }", sourcePort, destination, source),
 	} {
 		words := strings.Fields(command)
 		if words[0] == "nft" {
@@ -59,9 +59,9 @@ func TestEgressRouter(t *testing.T) {
 	services := &serviceScene{cluster: c, client: client}
 	near := pods.pod(t, lab.PodSpec{Node: "n1", Namespace: "default", Name: "er-near"})
 	far := pods.pod(t, lab.PodSpec{Node: "n2", Namespace: "default", Name: "er-far"})
-	tell(t, far.Netns, "far", tellPort)
+	tell(t, far.Netns, "far", sourcePort)
 	tell(t, c.Outside.Netns, "outside", outsidePort)
-	tellAt(t, n1.Netns, "node", port(n1.IP, roundPort))
+	sourceServerAt(t, n1.Netns, "node", port(n1.IP, roundPort))
 	service := services.simple(t, "er", nil, at(far))
 	settles(t, near.Netns, port(service, 80), "far")
 
@@ -92,9 +92,9 @@ func TestEgressRouter(t *testing.T) {
 		})
 		asked(t,
 			asker{name, p.Netns, port(c.Outside.IP, outsidePort), "outside", source},
-			asker{"near, by " + name, near.Netns, port(p.IPs[0], tellPort), "outside", source},
-			asker{"far, by " + name, far.Netns, port(p.IPs[0], tellPort), "outside", source},
-			asker{name, p.Netns, port(far.IPs[0], tellPort), "far", p.IPs[0]},
+			asker{"near, by " + name, near.Netns, port(p.IPs[0], sourcePort), "outside", source},
+			asker{"far, by " + name, far.Netns, port(p.IPs[0], sourcePort), "outside", source},
+			asker{name, p.Netns, port(far.IPs[0], sourcePort), "far", p.IPs[0]},
 			asker{name, p.Netns, port(service, 80), "far", p.IPs[0]},
 			asker{name, p.Netns, port(n1.IP, roundPort), "node", p.IPs[0]})
 		if err := p.Check(t.Context()); err != nil {

@@ -246,13 +246,13 @@ func TestPolicyHostile(t *testing.T) {
 	s.policy(t, "hostile", victim, ingress(networkingv1.NetworkPolicyIngressRule{From: []networkingv1.NetworkPolicyPeer{{PodSelector: labelled(victim)}}}))
 	attacker, neighbour, remote := pods[0], pods[1], pods[2]
 	for _, p := range []*lab.Pod{neighbour, remote} {
-		tell(t, p.Netns, p.Name, tellPort)
+		tell(t, p.Netns, p.Name, sourcePort)
 	}
 	expect(t, "the victims reach each other, and nobody else does",
-		who{"attacker", attacker.Netns, port(neighbour.IPs[0], tellPort), false},
-		who{"attacker", attacker.Netns, port(remote.IPs[0], tellPort), false},
-		who{"remote", remote.Netns, port(neighbour.IPs[0], tellPort), true},
-		who{"neighbour", neighbour.Netns, port(remote.IPs[0], tellPort), true})
+		who{"attacker", attacker.Netns, port(neighbour.IPs[0], sourcePort), false},
+		who{"attacker", attacker.Netns, port(remote.IPs[0], sourcePort), false},
+		who{"remote", remote.Netns, port(neighbour.IPs[0], sourcePort), true},
+		who{"neighbour", neighbour.Netns, port(remote.IPs[0], sourcePort), true})
 	newStageOf(t, s.cluster, pods, true).attack(t)
 }
 

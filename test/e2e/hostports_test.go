@@ -38,10 +38,10 @@ func published(at netip.Addr) map[string]any {
 		HostIP        string `json:"hostIP,omitempty"`
 	}
 	return map[string]any{"portMappings": []mapping{
-		{hostPort, tellPort, "tcp", ""},
-		{hostPort, tellPort, "udp", ""},
-		{hostPortAt, tellPort, "tcp", at.String()},
-		{hostPortAt, tellPort, "udp", at.String()},
+		{hostPort, sourcePort, "tcp", ""},
+		{hostPort, sourcePort, "udp", ""},
+		{hostPortAt, sourcePort, "tcp", at.String()},
+		{hostPortAt, sourcePort, "udp", at.String()},
 		{hostPortEcho, echoPort, "udp", ""},
 	}}
 }
@@ -86,7 +86,7 @@ func TestHostPorts(t *testing.T) {
 
 	spec := lab.PodSpec{Node: "n1", Namespace: "default", Name: "hp-web", NoObject: true, Capabilities: published(n1.IP)}
 	web := addPodAs(t, c, spec)
-	tell(t, web.Netns, "web", tellPort)
+	tell(t, web.Netns, "web", sourcePort)
 	gw := gateway(web.IPs[0])
 	loopback := netip.AddrFrom4([4]byte{127, 0, 0, 1})
 	asked(t,
@@ -132,7 +132,7 @@ func TestHostPorts(t *testing.T) {
 	refused(t, outside.Netns, port(n1.IP, hostPort), "tcp", "udp")
 	// The next pod gets the ports, also for clients with connections to the former pod.
 	next := addPodAs(t, c, spec)
-	tell(t, next.Netns, "next", tellPort)
+	tell(t, next.Netns, "next", sourcePort)
 	await(t, "the next pod answers who talked to the one before", func(context.Context) error {
 		answer, err := early.Ask()
 		if err == nil && answer.Name != "next" {
@@ -245,7 +245,7 @@ func TestPolicyHostPort(t *testing.T) {
 	n1, n2, outside := s.cluster.Node(1), s.cluster.Node(2), s.cluster.Outside
 	labels := map[string]string{"app": "published"}
 	web := s.pod(t, lab.PodSpec{Node: "n1", Name: "hp-published", Labels: labels, Capabilities: published(n1.IP)})
-	tell(t, web.Netns, "web", tellPort)
+	tell(t, web.Netns, "web", sourcePort)
 	gw := gateway(web.IPs[0])
 	type ways struct{ outside, node, loopback, otherNode, near, far, self, byGateway bool }
 	reach := func(what string, w ways) {
@@ -295,7 +295,7 @@ func TestTenantHostPort(t *testing.T) {
 	e.setMode(t, networkv1.PluginMultitenant)
 	n1, n2 := c.Node(1), c.Node(2)
 	web := addPodAs(t, c, lab.PodSpec{Node: "n1", Namespace: projectA, Name: "hp-tenant", NoObject: true, Capabilities: published(n1.IP)})
-	tell(t, web.Netns, "web", tellPort)
+	tell(t, web.Netns, "web", sourcePort)
 	near, far := addPodIn(t, c, "n1", projectB, "hp-near-b"), addPodIn(t, c, "n2", projectB, "hp-far-b")
 	gw := gateway(web.IPs[0])
 	asked(t,
@@ -305,6 +305,6 @@ func TestTenantHostPort(t *testing.T) {
 		asker{"far, of another project", far.Netns, port(n1.IP, hostPort), "web", n2.IP},
 		asker{"far, of another project, by the gateway", far.Netns, port(gw, hostPort), "web", gw},
 		asker{"itself", web.Netns, port(n1.IP, hostPort), "web", gw})
-	silent(t, near.Netns, "tcp", port(web.IPs[0], tellPort))
-	silent(t, far.Netns, "tcp", port(web.IPs[0], tellPort))
+	silent(t, near.Netns, "tcp", port(web.IPs[0], sourcePort))
+	silent(t, far.Netns, "tcp", port(web.IPs[0], sourcePort))
 }

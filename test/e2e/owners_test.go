@@ -69,7 +69,7 @@ func TestFlowsHaveOwners(t *testing.T) {
 	s := newPolicyScene(t, "owners")
 	allow := networkingv1.NetworkPolicyIngressRule{From: []networkingv1.NetworkPolicyPeer{{PodSelector: labelled(map[string]string{"app": "far"})}}}
 	s.policy(t, "owners-allow", map[string]string{"app": "server"}, ingress(allow))
-	s.reach(t, "the policy", map[uint16][3]bool{tellPort: {false, true, false}})
+	s.reach(t, "the policy", map[uint16][3]bool{sourcePort: {false, true, false}})
 	services := &serviceScene{cluster: s.cluster, client: s.client}
 	vip := port(services.simple(t, "owners-sticky", sticky(60), at(s.server)), 80)
 	settles(t, s.far.Netns, vip, s.server.Name)

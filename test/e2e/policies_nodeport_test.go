@@ -26,15 +26,15 @@ func TestPolicyNodePort(t *testing.T) {
 	s := newPolicyScene(t, "np")
 	services := &serviceScene{cluster: s.cluster, client: s.client}
 	open := services.service(t, "np", func(o *corev1.Service) { o.Spec.Type, o.Spec.Ports = corev1.ServiceTypeNodePort, o.Spec.Ports[:1] })
-	services.endpoints(t, "np", "np", endpointPorts(tellPort)[:1], at(s.server))
+	services.endpoints(t, "np", "np", endpointPorts(sourcePort)[:1], at(s.server))
 	local := services.service(t, "np-local", func(o *corev1.Service) {
 		o.Spec.Type, o.Spec.ExternalTrafficPolicy = corev1.ServiceTypeNodePort, corev1.ServiceExternalTrafficPolicyLocal
 		o.Spec.Ports = o.Spec.Ports[:1]
 	})
-	services.endpoints(t, "np-local", "np-local", endpointPorts(tellPort)[:1], at(s.server))
+	services.endpoints(t, "np-local", "np-local", endpointPorts(sourcePort)[:1], at(s.server))
 	n1, n2 := s.cluster.Node(1), s.cluster.Node(2)
 	outside, number, kept := s.cluster.Outside, uint16(open.Spec.Ports[0].NodePort), uint16(local.Spec.Ports[0].NodePort)
-	round(t, n1, port(gateway(s.server.IPs[0]), roundPort), port(s.server.IPs[0], tellPort))
+	round(t, n1, port(gateway(s.server.IPs[0]), roundPort), port(s.server.IPs[0], sourcePort))
 	// Each check covers all of these paths: true where the server must answer.
 	type ways struct{ here, other, keeping, hostHere, hostThere, otherHost, round, byPod bool }
 	reach := func(what string, w ways) {

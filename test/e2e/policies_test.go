@@ -31,7 +31,7 @@ import (
 )
 
 // otherPort is a second port where pods answer.
-const otherPort = tellPort + 1
+const otherPort = sourcePort + 1
 
 // byPolicies sets the lab's network to the mode with NetworkPolicies, until the test ends.
 func byPolicies(t *testing.T, c *lab.Cluster) {
@@ -85,7 +85,7 @@ func newPolicyScene(t *testing.T, name string) *policyScene {
 	s.far = s.pod(t, lab.PodSpec{Node: "n2", Name: name + "-far", Labels: map[string]string{"app": "far"}})
 	s.stranger = s.pod(t, lab.PodSpec{Node: "n2", Namespace: "strangers", Name: name + "-stranger", Labels: map[string]string{"app": "far"}})
 	for _, p := range []*lab.Pod{s.server, s.near, s.far} {
-		tell(t, p.Netns, p.Name, tellPort)
+		tell(t, p.Netns, p.Name, sourcePort)
 		tell(t, p.Netns, p.Name, otherPort)
 	}
 	return s
@@ -208,48 +208,48 @@ func TestPolicyIngress(t *testing.T) {
 	s := newPolicyScene(t, "in")
 	server := map[string]string{"app": "server"}
 	from := func(peers ...networkingv1.NetworkPolicyPeer) networkingv1.NetworkPolicyIngressRule {
-		return networkingv1.NetworkPolicyIngressRule{From: peers, Ports: []networkingv1.NetworkPolicyPort{{Port: new(intstr.FromInt32(tellPort))}}}
+		return networkingv1.NetworkPolicyIngressRule{From: peers, Ports: []networkingv1.NetworkPolicyPort{{Port: new(intstr.FromInt32(sourcePort))}}}
 	}
 	nobody, everybody := [3]bool{}, [3]bool{true, true, true}
-	s.reach(t, "without a policy", map[uint16][3]bool{tellPort: everybody, otherPort: everybody})
+	s.reach(t, "without a policy", map[uint16][3]bool{sourcePort: everybody, otherPort: everybody})
 
 	s.policy(t, "in", server, ingress())
-	s.reach(t, "default deny", map[uint16][3]bool{tellPort: nobody, otherPort: nobody})
+	s.reach(t, "default deny", map[uint16][3]bool{sourcePort: nobody, otherPort: nobody})
 	n1 := s.server.Node
 	expect(t, "the node to its own pod, and the pod to others",
-		who{"the node", n1.Netns, port(s.server.IPs[0], tellPort), true},
-		who{"the other node", s.far.Node.Netns, port(s.server.IPs[0], tellPort), false},
-		who{"the server", s.server.Netns, port(s.far.IPs[0], tellPort), true},
-		who{"the server", s.server.Netns, port(s.near.IPs[0], tellPort), true},
-		who{"the server to itself", s.server.Netns, port(s.server.IPs[0], tellPort), true})
+		who{"the node", n1.Netns, port(s.server.IPs[0], sourcePort), true},
+		who{"the other node", s.far.Node.Netns, port(s.server.IPs[0], sourcePort), false},
+		who{"the server", s.server.Netns, port(s.far.IPs[0], sourcePort), true},
+		who{"the server", s.server.Netns, port(s.near.IPs[0], sourcePort), true},
+		who{"the server to itself", s.server.Netns, port(s.server.IPs[0], sourcePort), true})
 
 	s.policy(t, "in", server, ingress(from(networkingv1.NetworkPolicyPeer{PodSelector: labelled(map[string]string{"app": "far"})})))
-	s.reach(t, "podSelector", map[uint16][3]bool{tellPort: {false, true, false}, otherPort: nobody})
+	s.reach(t, "podSelector", map[uint16][3]bool{sourcePort: {false, true, false}, otherPort: nobody})
 
 	s.policy(t, "in", server, ingress(from(networkingv1.NetworkPolicyPeer{NamespaceSelector: labelled(map[string]string{corev1.LabelMetadataName: "strangers"})})))
-	s.reach(t, "namespaceSelector", map[uint16][3]bool{tellPort: {false, false, true}, otherPort: nobody})
+	s.reach(t, "namespaceSelector", map[uint16][3]bool{sourcePort: {false, false, true}, otherPort: nobody})
 
 	block := &networkingv1.IPBlock{CIDR: "10.0.0.0/8", Except: []string{netip.PrefixFrom(s.far.IPs[0], 32).String()}}
 	s.policy(t, "in", server, ingress(from(networkingv1.NetworkPolicyPeer{IPBlock: block})))
-	s.reach(t, "ipBlock with except", map[uint16][3]bool{tellPort: {true, false, true}, otherPort: nobody})
+	s.reach(t, "ipBlock with except", map[uint16][3]bool{sourcePort: {true, false, true}, otherPort: nobody})
 
 	s.policy(t, "in", server, ingress(networkingv1.NetworkPolicyIngressRule{Ports: []networkingv1.NetworkPolicyPort{{Port: new(intstr.FromString("other"))}}}))
-	s.reach(t, "a named port", map[uint16][3]bool{tellPort: nobody, otherPort: everybody})
+	s.reach(t, "a named port", map[uint16][3]bool{sourcePort: nobody, otherPort: everybody})
 
-	s.policy(t, "in", server, ingress(networkingv1.NetworkPolicyIngressRule{Ports: []networkingv1.NetworkPolicyPort{{Port: new(intstr.FromInt32(1)), EndPort: new(int32(tellPort))}}}))
-	s.reach(t, "a range of ports", map[uint16][3]bool{tellPort: everybody, otherPort: nobody})
+	s.policy(t, "in", server, ingress(networkingv1.NetworkPolicyIngressRule{Ports: []networkingv1.NetworkPolicyPort{{Port: new(intstr.FromInt32(1)), EndPort: new(int32(sourcePort))}}}))
+	s.reach(t, "a range of ports", map[uint16][3]bool{sourcePort: everybody, otherPort: nobody})
 
 	group := map[string]string{"policy-group.network.openshift.io/host-network": ""}
 	s.policy(t, "in", server, ingress(from(networkingv1.NetworkPolicyPeer{NamespaceSelector: labelled(group)})))
-	other := who{"the other node", s.far.Node.Netns, port(s.server.IPs[0], tellPort), false}
+	other := who{"the other node", s.far.Node.Netns, port(s.server.IPs[0], sourcePort), false}
 	expect(t, "nobody has the nodes' label", other)
 	s.hostNetwork(t, group)
 	other.passes = true
 	expect(t, "the nodes' namespace has it", other)
-	s.reach(t, "which is no pod's", map[uint16][3]bool{tellPort: nobody, otherPort: nobody})
+	s.reach(t, "which is no pod's", map[uint16][3]bool{sourcePort: nobody, otherPort: nobody})
 
 	s.drop(t, "in")
-	s.reach(t, "without a policy again", map[uint16][3]bool{tellPort: everybody, otherPort: everybody})
+	s.reach(t, "without a policy again", map[uint16][3]bool{sourcePort: everybody, otherPort: everybody})
 }
 
 // hostNetwork sets labels on the nodes' namespace, until the test ends.
@@ -284,19 +284,19 @@ func TestPolicyEgress(t *testing.T) {
 	}
 	// A Service with an endpoint outside of the pods' network: packets to this endpoint do not pass the switch a second time.
 	host := s.far.Node
-	tellAt(t, host.Netns, "host", port(host.IP, tellPort))
+	sourceServerAt(t, host.Netns, "host", port(host.IP, sourcePort))
 	outside := services.simple(t, "out-host", nil, endpoint{host.IP, host.Name, at(s.server).conditions})
 	settles(t, s.far.Netns, port(outside, 80), "host")
 	far := map[string]string{"app": "far"}
 	reach := func(what string, direct, other, byService, toHost bool) {
 		t.Helper()
 		expect(t, what,
-			who{"far", s.far.Netns, port(s.server.IPs[0], tellPort), direct},
+			who{"far", s.far.Netns, port(s.server.IPs[0], sourcePort), direct},
 			who{"far", s.far.Netns, port(s.server.IPs[0], otherPort), other},
 			who{"far, by the Service", s.far.Netns, port(ip, 80), byService},
 			who{"far, by the Service of a host", s.far.Netns, port(outside, 80), toHost},
 			who{"near", s.near.Netns, port(ip, 80), true},
-			who{"the server to far", s.server.Netns, port(s.far.IPs[0], tellPort), true})
+			who{"the server to far", s.server.Netns, port(s.far.IPs[0], sourcePort), true})
 	}
 	deny := networkingv1.NetworkPolicySpec{PolicyTypes: []networkingv1.PolicyType{networkingv1.PolicyTypeEgress}}
 	s.policy(t, "out", far, deny)
@@ -305,7 +305,7 @@ func TestPolicyEgress(t *testing.T) {
 	allow := deny
 	allow.Egress = []networkingv1.NetworkPolicyEgressRule{{
 		To:    []networkingv1.NetworkPolicyPeer{{PodSelector: labelled(map[string]string{"app": "server"})}},
-		Ports: []networkingv1.NetworkPolicyPort{{Port: new(intstr.FromInt32(tellPort))}},
+		Ports: []networkingv1.NetworkPolicyPort{{Port: new(intstr.FromInt32(sourcePort))}},
 	}}
 	s.policy(t, "out", far, allow)
 	reach("egress to the endpoint is allowed", true, false, true, false)
@@ -324,9 +324,9 @@ func TestPolicyEgress(t *testing.T) {
 	s.policy(t, "out", map[string]string{"app": "server"}, closed)
 	expect(t, "nobody but itself",
 		who{"near", s.near.Netns, port(ip, 80), false},
-		who{"the server", s.server.Netns, port(s.near.IPs[0], tellPort), false},
+		who{"the server", s.server.Netns, port(s.near.IPs[0], sourcePort), false},
 		who{"the server to itself, by the Service", s.server.Netns, port(ip, 80), true},
-		who{"the node", s.server.Node.Netns, port(s.server.IPs[0], tellPort), true})
+		who{"the node", s.server.Node.Netns, port(s.server.IPs[0], sourcePort), true})
 }
 
 // A pod's status with the address of another node's pod does not make policies allow that pod.
@@ -336,7 +336,7 @@ func TestPolicyRemoteStatus(t *testing.T) {
 	s.policy(t, "status", map[string]string{"app": "server"}, ingress(networkingv1.NetworkPolicyIngressRule{
 		From: []networkingv1.NetworkPolicyPeer{{PodSelector: labelled(ghost)}},
 	}))
-	s.reach(t, "no pod has the label", map[uint16][3]bool{tellPort: {}})
+	s.reach(t, "no pod has the label", map[uint16][3]bool{sourcePort: {}})
 	pods := s.client.CoreV1().Pods("default")
 	object := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: "status-ghost", Labels: ghost}, Spec: corev1.PodSpec{
 		NodeName: "former", Containers: []corev1.Container{{Name: "c", Image: "none"}},
@@ -360,7 +360,7 @@ func TestPolicyRemoteStatus(t *testing.T) {
 	if _, err := pods.Patch(t.Context(), s.far.Name, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	s.reach(t, "a pod with the label, and a status that names the stranger", map[uint16][3]bool{tellPort: {false, true, false}})
+	s.reach(t, "a pod with the label, and a status that names the stranger", map[uint16][3]bool{sourcePort: {false, true, false}})
 }
 
 // talk opens a connection to the server, which is closed when the test ends.
@@ -374,7 +374,7 @@ func talk(t *testing.T, from, to *lab.Pod, network string) *traffic.Talk {
 	t.Helper()
 	var open *traffic.Talk
 	await(t, "a connection from "+from.Name, func(ctx context.Context) (err error) {
-		open, err = traffic.NewTalk(ctx, from.Netns, network, port(to.IPs[0], tellPort))
+		open, err = traffic.NewTalk(ctx, from.Netns, network, port(to.IPs[0], sourcePort))
 		return err
 	})
 	t.Cleanup(func() { _ = open.Close() })
@@ -395,10 +395,10 @@ func TestPolicyKeepsConnections(t *testing.T) {
 	for _, network := range []string{"tcp", "udp"} {
 		s.annotations = map[string]string{policy.AnnotationEstablished: policy.EstablishedKeep}
 		s.policy(t, "keep", server, only("far"))
-		s.reach(t, "far is allowed", map[uint16][3]bool{tellPort: {false, true, false}})
+		s.reach(t, "far is allowed", map[uint16][3]bool{sourcePort: {false, true, false}})
 		open, other := s.talk(t, s.far, network), s.talk(t, s.far, network)
 		s.policy(t, "keep", server, only("near"))
-		s.reach(t, "far is allowed no more", map[uint16][3]bool{tellPort: {true, false, false}})
+		s.reach(t, "far is allowed no more", map[uint16][3]bool{sourcePort: {true, false, false}})
 		for range 3 {
 			if _, err := open.Ask(); err != nil {
 				t.Errorf("%s: a connection that is kept ends: %v", network, err)
@@ -416,7 +416,7 @@ func TestPolicyKeepsConnections(t *testing.T) {
 			t.Errorf("%s: the other connection goes on: %s", network, answer)
 		}
 		s.drop(t, "keep")
-		s.reach(t, "nothing is isolated", map[uint16][3]bool{tellPort: {true, true, true}})
+		s.reach(t, "nothing is isolated", map[uint16][3]bool{sourcePort: {true, true, true}})
 	}
 }
 
@@ -438,13 +438,13 @@ func TestPolicyEndsConnections(t *testing.T) {
 		stays := s.talk(t, s.near, network)
 		own := talk(t, s.server, s.far, network)
 		s.policy(t, "end", server, allow("far", "near"))
-		s.reach(t, "both are allowed", map[uint16][3]bool{tellPort: {true, true, false}})
+		s.reach(t, "both are allowed", map[uint16][3]bool{sourcePort: {true, true, false}})
 		after := s.talk(t, s.far, network)
 		if _, err := before.Ask(); err != nil {
 			t.Errorf("%s: a connection that was there before its rule ends: %v", network, err)
 		}
 		s.policy(t, "end", server, allow("near"))
-		s.reach(t, "one is allowed no more", map[uint16][3]bool{tellPort: {true, false, false}})
+		s.reach(t, "one is allowed no more", map[uint16][3]bool{sourcePort: {true, false, false}})
 		for name, c := range map[string]*traffic.Talk{"from before the rule": before, "from after it": after} {
 			if answer, err := c.Ask(); err == nil {
 				t.Errorf("%s: a connection %s goes on: %s", network, name, answer)
@@ -456,7 +456,7 @@ func TestPolicyEndsConnections(t *testing.T) {
 			}
 		}
 		s.drop(t, "end")
-		s.reach(t, "nothing is isolated", map[uint16][3]bool{tellPort: {true, true, true}})
+		s.reach(t, "nothing is isolated", map[uint16][3]bool{sourcePort: {true, true, true}})
 	}
 }
 
@@ -468,7 +468,7 @@ func TestPolicyAgentRestarts(t *testing.T) {
 	s.policy(t, "again", map[string]string{"app": "server"}, ingress(networkingv1.NetworkPolicyIngressRule{
 		From: []networkingv1.NetworkPolicyPeer{{PodSelector: labelled(map[string]string{"app": "far"})}},
 	}))
-	s.reach(t, "far only", map[uint16][3]bool{tellPort: {false, true, false}})
+	s.reach(t, "far only", map[uint16][3]bool{sourcePort: {false, true, false}})
 	ping(t, s.far.Netns, s.server.IPs[0])
 	allowed, err := traffic.NewLoad([]traffic.Pair{{Name: "far", From: s.far.Netns, To: addrPort(s.server)}}, *pairRate)
 	if err != nil {
@@ -535,7 +535,7 @@ func TestPolicyWithoutAPIServer(t *testing.T) {
 	s.policy(t, "away", map[string]string{"app": "server"}, ingress(networkingv1.NetworkPolicyIngressRule{
 		From: []networkingv1.NetworkPolicyPeer{{PodSelector: labelled(map[string]string{"app": "far"})}},
 	}))
-	farOnly := map[uint16][3]bool{tellPort: {false, true, false}}
+	farOnly := map[uint16][3]bool{sourcePort: {false, true, false}}
 	s.reach(t, "far only", farOnly)
 	want := settledState(t, s.server.Node)
 	back := apiAway(t, s.cluster)
@@ -558,5 +558,5 @@ func TestPolicyWithoutAPIServer(t *testing.T) {
 	awaitState(t, s.server.Node, want, "the API server is back")
 	s.reach(t, "far only, when the API server is back", farOnly)
 	s.drop(t, "away")
-	s.reach(t, "without a policy", map[uint16][3]bool{tellPort: {true, true, true}})
+	s.reach(t, "without a policy", map[uint16][3]bool{sourcePort: {true, true, true}})
 }

@@ -74,7 +74,7 @@ func TestPolicyIsRealisedOnNodes(t *testing.T) {
 	asks(t, nodes, realised.NetworkPolicy, "default/realised-one", 2)
 	asks(t, nodes, realised.EgressNetworkPolicy, "strangers/fence", 2)
 	asks(t, nodes, realised.NetNamespace, "strangers", 2)
-	s.reach(t, "a policy that is realised", map[uint16][3]bool{tellPort: {}})
+	s.reach(t, "a policy that is realised", map[uint16][3]bool{sourcePort: {}})
 
 	goOn := hang(t, s.cluster, "n2/weft-agent")
 	defer goOn()

@@ -27,11 +27,11 @@ func TestSCTP(t *testing.T) {
 	s := newPolicyScene(t, "sctp")
 	for _, p := range []*lab.Pod{s.server, s.far} {
 		for _, number := range []uint16{sctpPort, sctpPort + 1} {
-			teller, err := traffic.NewSCTPTeller(p.Netns, p.Name, port(p.IPs[0], number))
+			sourceServer, err := traffic.NewSCTPSourceServer(p.Netns, p.Name, port(p.IPs[0], number))
 			if err != nil {
 				t.Fatal(err)
 			}
-			t.Cleanup(func() { _ = teller.Close() })
+			t.Cleanup(func() { _ = sourceServer.Close() })
 		}
 	}
 	services := &serviceScene{cluster: s.cluster, client: s.client}
@@ -73,5 +73,5 @@ func TestSCTP(t *testing.T) {
 		reach("by the policy", s.far, to, true)
 	}
 	reach("at another port", s.far, other, false)
-	expect(t, "by TCP at the same port of a pod", who{"far", s.far.Netns, port(s.server.IPs[0], tellPort), false})
+	expect(t, "by TCP at the same port of a pod", who{"far", s.far.Netns, port(s.server.IPs[0], sourcePort), false})
 }

@@ -21,7 +21,7 @@ import (
 // None of these is redirected, and all remain reachable.
 func TestHostileServices(t *testing.T) {
 	s := newServiceScene(t, "hostile")
-	tell(t, s.near.Netns, "thief", tellPort)
+	tell(t, s.near.Netns, "thief", sourcePort)
 	n1, n2 := s.cluster.Node(1), s.cluster.Node(2)
 	tell(t, n1.Netns, "node", 80)
 	tell(t, s.there.Netns, "victim", 80)
@@ -43,7 +43,7 @@ func TestHostileServices(t *testing.T) {
 			external, victim.Addr().String(), "172.30.0.1", n1.IP.String(), n2.IP.String(), gateway.String(), s.there.IPs[0].String(), "203.0.113.41",
 		}
 	})
-	s.endpoints(t, "a-thief", "a-thief", endpointPorts(tellPort), at(s.near))
+	s.endpoints(t, "a-thief", "a-thief", endpointPorts(sourcePort), at(s.near))
 	settles(t, s.here.Netns, port(netip.MustParseAddr(thief.Spec.ClusterIP), 80), "thief")
 	settles(t, s.here.Netns, port(netip.MustParseAddr("203.0.113.41"), 80), "thief")
 	for _, honest := range []struct {
@@ -108,7 +108,7 @@ func TestHugeService(t *testing.T) {
 	s.endpoints(t, "huge", "huge", all, list[:1]...)
 	s.endpoints(t, "huge", "huge-p0", all[:1], list...)
 	// Changes of another Service are still programmed.
-	s.endpoints(t, "modest", "modest", endpointPorts(tellPort), at(s.there))
+	s.endpoints(t, "modest", "modest", endpointPorts(sourcePort), at(s.there))
 	settles(t, s.near.Netns, other, "there")
 	await(t, "a word about what is left out", func(context.Context) error {
 		said := logOf(t, s.cluster, "n1/weft-agent")

@@ -25,7 +25,7 @@ func TestServiceIdled(t *testing.T) {
 	s := newServiceScene(t, "idle")
 	since := time.Now().Add(-time.Minute)
 	made := s.service(t, "idle", func(o *corev1.Service) { o.Annotations = map[string]string{idledAt: since.UTC().Format(time.RFC3339)} })
-	s.endpoints(t, "idle", "idle", endpointPorts(tellPort))
+	s.endpoints(t, "idle", "idle", endpointPorts(sourcePort))
 	vip := port(netip.MustParseAddr(made.Spec.ClusterIP), 80)
 	type result struct {
 		answer traffic.Answer
@@ -59,7 +59,7 @@ func TestServiceIdled(t *testing.T) {
 		t.Fatal(err)
 	}
 	silent(t, s.near.Netns, "tcp", vip)
-	s.endpoints(t, "idle", "idle", endpointPorts(tellPort), at(s.there))
+	s.endpoints(t, "idle", "idle", endpointPorts(sourcePort), at(s.there))
 	if got := <-results; got.err != nil || got.answer.Name != "there" || got.answer.Source != s.near.IPs[0] {
 		t.Errorf("the connection that waited: %s, %v", got.answer, got.err)
 	}

@@ -122,7 +122,7 @@ func TestServiceEndpointGoesUnderUDP(t *testing.T) {
 	vip := port(s.simple(t, "udpgone", nil, at(s.here)), 80)
 	settles(t, s.near.Netns, vip, "here")
 	for _, from := range []struct{ name, netns string }{{"near", s.near.Netns}, {"far", s.far.Netns}} {
-		s.endpoints(t, "udpgone", "udpgone", endpointPorts(tellPort), at(s.here))
+		s.endpoints(t, "udpgone", "udpgone", endpointPorts(sourcePort), at(s.here))
 		settles(t, from.netns, vip, "here")
 		talk, err := traffic.NewTalk(t.Context(), from.netns, "udp", vip)
 		if err != nil {
@@ -141,14 +141,14 @@ func TestServiceEndpointGoesUnderUDP(t *testing.T) {
 				return err
 			}
 		}
-		s.endpoints(t, "udpgone", "udpgone", endpointPorts(tellPort), at(s.there))
+		s.endpoints(t, "udpgone", "udpgone", endpointPorts(sourcePort), at(s.there))
 		took := await(t, from.name+": the same socket at the endpoint that is left", moved("there"))
 		t.Logf("%s: moved %s after the object was written", from.name, took.Round(time.Millisecond))
 		// The Service loses all endpoints and gets one again: a refusal is not permanent.
-		s.endpoints(t, "udpgone", "udpgone", endpointPorts(tellPort))
+		s.endpoints(t, "udpgone", "udpgone", endpointPorts(sourcePort))
 		refused(t, from.netns, vip, "tcp", "udp")
 		_, _ = talk.Ask() // it is refused
-		s.endpoints(t, "udpgone", "udpgone", endpointPorts(tellPort), at(s.there))
+		s.endpoints(t, "udpgone", "udpgone", endpointPorts(sourcePort), at(s.there))
 		await(t, from.name+": the same socket, once there is an endpoint again", moved("there"))
 	}
 }
@@ -168,6 +168,6 @@ func TestServicesWithoutAPIServer(t *testing.T) {
 		t.Error(err)
 	}
 	back()
-	s.endpoints(t, "sapi", "sapi", endpointPorts(tellPort), at(s.there))
+	s.endpoints(t, "sapi", "sapi", endpointPorts(sourcePort), at(s.there))
 	settles(t, s.near.Netns, vip, "there")
 }

@@ -22,8 +22,8 @@ import (
 	"weft.dev/weft/test/traffic"
 )
 
-// tellPort is the port where the endpoints of Services answer.
-const tellPort = 8080
+// sourcePort is the port where the endpoints of Services answer.
+const sourcePort = 8080
 
 // serviceScene is two pods on each node, of which the second of each answers with its name.
 type serviceScene struct {
@@ -42,25 +42,25 @@ func newServiceScene(t *testing.T, name string) *serviceScene {
 	}
 	pods := addPods(t, c, [2]string{"n1", name + "-near"}, [2]string{"n1", name + "-here"}, [2]string{"n2", name + "-far"}, [2]string{"n2", name + "-there"})
 	s := &serviceScene{cluster: c, client: client, near: pods[0], here: pods[1], far: pods[2], there: pods[3]}
-	tell(t, s.here.Netns, "here", tellPort)
-	tell(t, s.there.Netns, "there", tellPort)
+	tell(t, s.here.Netns, "here", sourcePort)
+	tell(t, s.there.Netns, "there", sourcePort)
 	return s
 }
 
 // tell answers in a namespace, on any of its addresses, until the test ends.
 func tell(t *testing.T, netns, name string, port uint16) {
 	t.Helper()
-	tellAt(t, netns, name, netip.AddrPortFrom(netip.IPv4Unspecified(), port))
+	sourceServerAt(t, netns, name, netip.AddrPortFrom(netip.IPv4Unspecified(), port))
 }
 
-// tellAt answers at one address.
-func tellAt(t *testing.T, netns, name string, address netip.AddrPort) {
+// sourceServerAt answers at one address.
+func sourceServerAt(t *testing.T, netns, name string, address netip.AddrPort) {
 	t.Helper()
-	teller, err := traffic.NewTeller(netns, name, address)
+	sourceServer, err := traffic.NewSourceServer(netns, name, address)
 	if err != nil {
 		t.Fatal(err)
 	}
-	t.Cleanup(func() { _ = teller.Close() })
+	t.Cleanup(func() { _ = sourceServer.Close() })
 }
 
 // endpoint is an endpoint of a Service. Its methods return it in other states.
@@ -93,8 +93,8 @@ func (e endpoint) unready() endpoint {
 // servicePorts are TCP and UDP at port 80.
 func servicePorts() []corev1.ServicePort {
 	return []corev1.ServicePort{
-		{Name: "tcp", Protocol: corev1.ProtocolTCP, Port: 80, TargetPort: intstr.FromInt32(tellPort)},
-		{Name: "udp", Protocol: corev1.ProtocolUDP, Port: 80, TargetPort: intstr.FromInt32(tellPort)},
+		{Name: "tcp", Protocol: corev1.ProtocolTCP, Port: 80, TargetPort: intstr.FromInt32(sourcePort)},
+		{Name: "udp", Protocol: corev1.ProtocolUDP, Port: 80, TargetPort: intstr.FromInt32(sourcePort)},
 	}
 }
 
@@ -152,11 +152,11 @@ func (s *serviceScene) endpoints(t *testing.T, service, slice string, ports []di
 	})
 }
 
-// simple makes a Service with endpoints at tellPort and waits until all clients get answers.
+// simple makes a Service with endpoints at sourcePort and waits until all clients get answers.
 func (s *serviceScene) simple(t *testing.T, name string, change func(*corev1.Service), list ...endpoint) netip.Addr {
 	t.Helper()
 	made := s.service(t, name, change)
-	s.endpoints(t, name, name, endpointPorts(tellPort), list...)
+	s.endpoints(t, name, name, endpointPorts(sourcePort), list...)
 	return netip.MustParseAddr(made.Spec.ClusterIP)
 }
 

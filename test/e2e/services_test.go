@@ -72,7 +72,7 @@ func TestServicesFromOnePort(t *testing.T) {
 	for _, endpoint := range []*lab.Pod{s.here, s.there} {
 		name := "oneport-" + endpoint.Name
 		one, two := port(s.simple(t, name+"-one", nil, at(endpoint)), 80), port(s.simple(t, name+"-two", nil, at(endpoint)), 80)
-		direct := port(endpoint.IPs[0], tellPort)
+		direct := port(endpoint.IPs[0], sourcePort)
 		for _, to := range []netip.AddrPort{one, two, direct} {
 			settles(t, s.near.Netns, to, map[*lab.Pod]string{s.here: "here", s.there: "there"}[endpoint])
 		}
@@ -118,7 +118,7 @@ func TestServicePorts(t *testing.T) {
 	})
 	named := func(number int32) []discoveryv1.EndpointPort {
 		tcp, name := corev1.ProtocolTCP, "named"
-		return append(endpointPorts(tellPort), discoveryv1.EndpointPort{Name: &name, Protocol: &tcp, Port: &number})
+		return append(endpointPorts(sourcePort), discoveryv1.EndpointPort{Name: &name, Protocol: &tcp, Port: &number})
 	}
 	s.endpoints(t, "ports", "ports-1", named(9001), at(s.here))
 	s.endpoints(t, "ports", "ports-2", named(9002), at(s.there))
@@ -151,13 +151,13 @@ func TestServiceHairpin(t *testing.T) {
 func TestServiceNodePort(t *testing.T) {
 	s := newServiceScene(t, "nodeport")
 	open := s.service(t, "nodeport", func(o *corev1.Service) { o.Spec.Type = corev1.ServiceTypeNodePort })
-	s.endpoints(t, "nodeport", "nodeport", endpointPorts(tellPort), at(s.here), at(s.there))
+	s.endpoints(t, "nodeport", "nodeport", endpointPorts(sourcePort), at(s.here), at(s.there))
 	local := s.service(t, "nodeport-local", func(o *corev1.Service) {
 		o.Spec.Type, o.Spec.ExternalTrafficPolicy = corev1.ServiceTypeNodePort, corev1.ServiceExternalTrafficPolicyLocal
 		// One port for both protocols gives two node ports; below, the test finds out which is which.
 		o.Spec.Ports = o.Spec.Ports[:1]
 	})
-	s.endpoints(t, "nodeport-local", "nodeport-local", endpointPorts(tellPort)[:1], at(s.there))
+	s.endpoints(t, "nodeport-local", "nodeport-local", endpointPorts(sourcePort)[:1], at(s.there))
 	n1, n2 := s.cluster.Node(1), s.cluster.Node(2)
 	ports := map[string]uint16{}
 	for _, p := range open.Spec.Ports {
@@ -215,7 +215,7 @@ func TestServiceExternalAddresses(t *testing.T) {
 	if _, err := s.client.CoreV1().Services("default").UpdateStatus(t.Context(), made, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	s.endpoints(t, "external", "external", endpointPorts(tellPort), at(s.here), at(s.there))
+	s.endpoints(t, "external", "external", endpointPorts(sourcePort), at(s.here), at(s.there))
 	settles(t, s.near.Netns, port(external, 80), "here", "there")
 	settles(t, s.far.Netns, port(external, 80), "here", "there")
 	settles(t, s.near.Netns, port(balanced, 80), "here", "there")
@@ -266,7 +266,7 @@ func TestServiceAffinity(t *testing.T) {
 			left, want = at(s.here), "here"
 		}
 	}
-	s.endpoints(t, "sticky", "sticky", endpointPorts(tellPort), left)
+	s.endpoints(t, "sticky", "sticky", endpointPorts(sourcePort), left)
 	settles(t, s.near.Netns, vip, want)
 }
 
@@ -278,7 +278,7 @@ func TestServiceInternalTrafficPolicy(t *testing.T) {
 	settles(t, s.near.Netns, vip, "here")
 	settles(t, s.far.Netns, vip, "there")
 	settles(t, s.cluster.Node(2).Netns, vip, "there")
-	s.endpoints(t, "internal", "internal", endpointPorts(tellPort), at(s.there))
+	s.endpoints(t, "internal", "internal", endpointPorts(sourcePort), at(s.there))
 	silent(t, s.near.Netns, "tcp", vip)
 	silent(t, s.cluster.Node(1).Netns, "tcp", vip) // kube-proxy does the same
 	settles(t, s.far.Netns, vip, "there")
@@ -290,7 +290,7 @@ func TestServiceEndpointConditions(t *testing.T) {
 	s := newServiceScene(t, "ready")
 	vip := port(s.simple(t, "ready", nil, at(s.here).leaving(), at(s.there)), 80)
 	n1 := s.cluster.Node(1)
-	set := func(list ...endpoint) { s.endpoints(t, "ready", "ready", endpointPorts(tellPort), list...) }
+	set := func(list ...endpoint) { s.endpoints(t, "ready", "ready", endpointPorts(sourcePort), list...) }
 	settles(t, s.near.Netns, vip, "there")
 	kept, err := traffic.NewTalk(t.Context(), s.near.Netns, "tcp", vip)
 	if err != nil {
@@ -358,8 +358,8 @@ func TestServiceEndpointsOutsideThePodNetwork(t *testing.T) {
 	}
 	n1, n2 := s.cluster.Node(1), s.cluster.Node(2)
 	// On the address itself: a program that answers UDP on any address of the host would answer from the gateway's.
-	tellAt(t, n1.Netns, "host1", port(n1.IP, tellPort))
-	tellAt(t, n2.Netns, "host2", port(n2.IP, tellPort))
+	sourceServerAt(t, n1.Netns, "host1", port(n1.IP, sourcePort))
+	sourceServerAt(t, n2.Netns, "host2", port(n2.IP, sourcePort))
 	ready := at(s.here).conditions
 	vip := port(s.simple(t, "hosts", nil, endpoint{n1.IP, n1.Name, ready}, endpoint{n2.IP, n2.Name, ready}), 80)
 	for _, from := range []string{s.near.Netns, s.far.Netns, n1.Netns} {
@@ -379,7 +379,7 @@ func TestServicesThatAreNone(t *testing.T) {
 		o.Labels = map[string]string{"service.kubernetes.io/service-proxy-name": "other"}
 	})
 	for _, name := range []string{"headless", "named", "proxied"} {
-		s.endpoints(t, name, name, endpointPorts(tellPort), at(s.here))
+		s.endpoints(t, name, name, endpointPorts(sourcePort), at(s.here))
 	}
 	// A served Service is created after them: when it works, they have been processed.
 	vip := port(s.simple(t, "headed", nil, at(s.here)), 80)

@@ -24,7 +24,7 @@ func TestOnlyServicesAreTracked(t *testing.T) {
 		tell(t, p.Netns, p.Name, other)
 		for _, from := range everybody {
 			for _, network := range []string{"tcp", "udp"} {
-				for _, number := range []uint16{other, tellPort} {
+				for _, number := range []uint16{other, sourcePort} {
 					to := port(p.IPs[0], number)
 					await(t, network+" straight to "+to.String(), func(ctx context.Context) error {
 						_, err := traffic.Ask(ctx, from, network, to)

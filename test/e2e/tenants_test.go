@@ -359,7 +359,7 @@ func (e *estate) services(t *testing.T) {
 	}
 	s := &serviceScene{cluster: e.cluster, client: client}
 	for _, name := range []string{"a2", "a3", "c1", "c2", "d2"} {
-		tell(t, e.pods[name].Netns, name, tellPort)
+		tell(t, e.pods[name].Netns, name, sourcePort)
 	}
 	own := s.simple(t, "tenants-own", nil, at(e.pods["a2"]), at(e.pods["a3"]))
 	global := s.simple(t, "tenants-global", nil, at(e.pods["d2"]))

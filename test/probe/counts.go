@@ -81,12 +81,12 @@ const freePorts = "ports that stand ready"
 // mostFree is how many may stand ready: four times the agent's default.
 const mostFree = 4 * 32
 
-// free counts, in what ip says of the node's links, the standing ports that no record of an attachment names.
+// free counts, in what ip says of the node's links, the pre-plugged ports that no record of an attachment names.
 func free(n lab.Node, links string) int {
 	var count int
 	for line := range strings.Lines(links) {
-		_, owner, standing := strings.Cut(line, link.PodAliasPrefix+link.StandingOwner(""))
-		if !standing {
+		_, owner, preplugged := strings.Cut(line, link.PodAliasPrefix+link.PrepluggedOwner(""))
+		if !preplugged {
 			continue
 		}
 		name := strings.Fields(owner)[0]

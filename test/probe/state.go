@@ -109,7 +109,7 @@ func (s State) notFree(ports []string) []string {
 	return slices.DeleteFunc(slices.Clone(ports), func(port string) bool {
 		name, _, _ := strings.Cut(port, ",")
 		ofport, ok := attach.PortNumber(name)
-		free := fmt.Sprintf(`%s,%d,"""""",{},[],"{""weft.dev/owner""=""%s""}"`, name, ofport, link.StandingOwner(name))
+		free := fmt.Sprintf(`%s,%d,"""""",{},[],"{""weft.dev/owner""=""%s""}"`, name, ofport, link.PrepluggedOwner(name))
 		return ok && strings.TrimSpace(port) == free && !used[strconv.FormatUint(uint64(ofport), 10)]
 	})
 }

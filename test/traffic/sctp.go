@@ -12,9 +12,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// NewSCTPTeller starts a teller that answers SCTP associations in the namespace at path. The kernel needs SCTP.
-func NewSCTPTeller(path, name string, address netip.AddrPort) (*Teller, error) {
-	t := &Teller{name: name, open: map[net.Conn]struct{}{}}
+// NewSCTPSourceServer starts a teller that answers SCTP associations in the namespace at path. The kernel needs SCTP.
+func NewSCTPSourceServer(path, name string, address netip.AddrPort) (*SourceServer, error) {
+	t := &SourceServer{name: name, open: map[net.Conn]struct{}{}}
 	err := in(path, func() error {
 		socket, err := sctpSocket()
 		if err != nil {

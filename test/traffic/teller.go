@@ -15,9 +15,9 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Teller answers TCP connections, line by line, and UDP datagrams with its name and the address that it sees: who is asked
+// SourceServer answers TCP connections, line by line, and UDP datagrams with its name and the address that it sees: who is asked
 // behind an address that several share.
-type Teller struct {
+type SourceServer struct {
 	name     string
 	listener net.Listener
 	packets  *net.UDPConn // nil: connections only
@@ -27,9 +27,9 @@ type Teller struct {
 	open map[net.Conn]struct{}
 }
 
-// NewTeller starts a teller in the namespace at path. A port of 0 is any, the same for TCP and UDP.
-func NewTeller(path, name string, address netip.AddrPort) (*Teller, error) {
-	t := &Teller{name: name, open: map[net.Conn]struct{}{}}
+// NewSourceServer starts a teller in the namespace at path. A port of 0 is any, the same for TCP and UDP.
+func NewSourceServer(path, name string, address netip.AddrPort) (*SourceServer, error) {
+	t := &SourceServer{name: name, open: map[net.Conn]struct{}{}}
 	err := in(path, func() (err error) {
 		t.listener, err = net.ListenTCP("tcp", net.TCPAddrFromAddrPort(address))
 		return err
@@ -45,7 +45,7 @@ func NewTeller(path, name string, address netip.AddrPort) (*Teller, error) {
 	return t, nil
 }
 
-func (t *Teller) takeConnections() {
+func (t *SourceServer) takeConnections() {
 	for {
 		conn, err := t.listener.Accept()
 		if err != nil {
@@ -68,7 +68,7 @@ func (t *Teller) takeConnections() {
 	}
 }
 
-func (t *Teller) takePackets() {
+func (t *SourceServer) takePackets() {
 	buffer := make([]byte, 2048)
 	for {
 		_, from, err := t.packets.ReadFromUDP(buffer)
@@ -79,13 +79,13 @@ func (t *Teller) takePackets() {
 	}
 }
 
-func (t *Teller) answer(from net.Addr) string {
+func (t *SourceServer) answer(from net.Addr) string {
 	host, _, _ := net.SplitHostPort(from.String())
 	return t.name + " " + host
 }
 
 // Close ends the teller and its connections.
-func (t *Teller) Close() error {
+func (t *SourceServer) Close() error {
 	err := t.listener.Close()
 	if t.packets != nil {
 		err = errors.Join(err, t.packets.Close())
@@ -99,7 +99,7 @@ func (t *Teller) Close() error {
 	return err
 }
 
-// Answer is what a Teller said.
+// Answer is what a SourceServer said.
 type Answer struct {
 	// Name is the teller's; Source is the asker's address as the teller saw it.
 	Name   string
@@ -109,7 +109,7 @@ type Answer struct {
 // String returns the answer in words.
 func (a Answer) String() string { return fmt.Sprintf("%s sees %s", a.Name, a.Source) }
 
-// Talk is a connection to a Teller.
+// Talk is a connection to a SourceServer.
 type Talk struct{ conn net.Conn }
 
 // NewTalk connects, by "tcp" or "udp", from the namespace at path.
@@ -182,7 +182,7 @@ func (t *Talk) Ask() (Answer, error) {
 // Close ends the connection.
 func (t *Talk) Close() error { return t.conn.Close() }
 
-// Ask makes a new connection to a Teller, by "tcp" or "udp", from the namespace at path, and returns the answer.
+// Ask makes a new connection to a SourceServer, by "tcp" or "udp", from the namespace at path, and returns the answer.
 func Ask(ctx context.Context, path, network string, to netip.AddrPort) (Answer, error) {
 	talk, err := NewTalk(ctx, path, network, to)
 	if err != nil {

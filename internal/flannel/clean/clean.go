@@ -43,7 +43,7 @@ func remove(ctx context.Context, o cleanup.Options) error {
 			errs = append(errs, fmt.Errorf("link %s: %w", device.Attrs().Name, err))
 			continue
 		}
-		o.Tell("link " + device.Attrs().Name)
+		o.Report("link " + device.Attrs().Name)
 	}
 	return errors.Join(append(errs, o.Remove(filepath.Join(o.CNIConfDir, node.ConflistName)), o.Remove(subnetenv.DefaultPath))...)
 }
@@ -69,7 +69,7 @@ func giveBack(ctx context.Context, o cleanup.Options) error {
 			slices.ContainsFunc(bridges, func(b netlink.Link) bool { return b.Attrs().Index == attrs.MasterIndex })
 		if port || slices.ContainsFunc(bridges, func(b netlink.Link) bool { return b.Attrs().Index == attrs.Index }) {
 			errs = append(errs, handover.Mark(attrs.Name, "", 0))
-			o.Tell("mark on link " + attrs.Name)
+			o.Report("mark on link " + attrs.Name)
 		}
 	}
 	return errors.Join(errs...)
@@ -97,7 +97,7 @@ func tables(ctx context.Context, o cleanup.Options) (bool, error) {
 	}
 	for key := range have {
 		if key.Kind == nft.KindTable {
-			o.Tell(key.String())
+			o.Report(key.String())
 		}
 	}
 	return true, nil

@@ -325,9 +325,9 @@ func (d *Daemon) establish(ctx context.Context, p *presence) error {
 	own, config := p.own.Lease, p.config
 	flags := d.options.Flags
 	d.wait("programming the node's rules") // before the devices: the tunnel is closed to hosts that are not nodes
-	d.firewall.passages = nil
+	d.firewall.traffic = nil
 	if d.options.Open && flags.Forward {
-		d.firewall.passages = Passages(config.Network, config.IPv6Network)
+		d.firewall.traffic = Traffic(config.Network, config.IPv6Network)
 		d.firewall.look(ctx) // first, so that what an earlier process opened stays open
 	}
 	if err := d.rules.Start(ctx, d.rule(p)); err != nil {

@@ -24,14 +24,14 @@ type firewall struct {
 	loop   *reconcile.Loop[nft.Key, nft.Item]
 	log    *slog.Logger
 
-	passages []nft.Passage
+	traffic  []nft.Traffic
 	survey   *nft.Survey // nil: not known
 	warnings []string
 }
 
-// Passages returns the passages of packets forwarded from and to networks.
-func Passages(networks ...netip.Prefix) []nft.Passage {
-	var out []nft.Passage
+// Traffic returns the kinds of traffic of packets forwarded from and to networks.
+func Traffic(networks ...netip.Prefix) []nft.Traffic {
+	var out []nft.Traffic
 	for _, network := range networks {
 		if !network.IsValid() {
 			continue
@@ -40,15 +40,15 @@ func Passages(networks ...netip.Prefix) []nft.Passage {
 		if network.Addr().Is4() {
 			family = nft.FamilyIPv4
 		}
-		out = append(out, nft.Passage{Family: family, Hook: nft.HookForward, Source: network},
-			nft.Passage{Family: family, Hook: nft.HookForward, Destination: network})
+		out = append(out, nft.Traffic{Family: family, Hook: nft.HookForward, Source: network},
+			nft.Traffic{Family: family, Hook: nft.HookForward, Destination: network})
 	}
 	return out
 }
 
 // look surveys other programs' chains, and opens those that drop all forwarded packets. A failed look is repeated at the next check.
 func (f *firewall) look(ctx context.Context) {
-	survey, err := f.engine.Survey(ctx, f.passages...)
+	survey, err := f.engine.Survey(ctx, f.traffic...)
 	if err != nil {
 		if ctx.Err() == nil {
 			f.log.Warn("looking at other programs' nftables chains failed; trying again", "error", err)
@@ -68,7 +68,7 @@ func (f *firewall) look(ctx context.Context) {
 
 // concerned reports whether a drift may change the result of a look.
 func (f *firewall) concerned(drift *nft.Drift) bool {
-	return len(f.passages) > 0 && (f.survey == nil || f.survey.Concerns(drift))
+	return len(f.traffic) > 0 && (f.survey == nil || f.survey.Concerns(drift))
 }
 
 // jumpOwner is the owner in the comments of the rules.

@@ -119,7 +119,7 @@ type bridge struct {
 	Routes                               []route
 	Ranges                               []netip.Prefix
 	Tunnel                               host.Tunnel
-	Passages                             []nft.Passage // that other programs' rules have to let pass
+	Traffic                              []nft.Traffic // that other programs' rules have to let pass
 	network, dataDir, cacheDir, delegate string
 }
 
@@ -200,7 +200,7 @@ func (c *conf) bridge(state *daemon.State) (*bridge, error) {
 		cacheDir: c.plugin.DataDir, delegate: string(raw), Tunnel: state.Tunnel,
 	}
 	if state.Forward {
-		b.Passages = daemon.Passages(state.Networks[:]...)
+		b.Traffic = daemon.Traffic(state.Networks[:]...)
 	}
 	for _, set := range d.IPAM.Ranges {
 		for _, r := range set {

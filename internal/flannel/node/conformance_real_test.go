@@ -155,7 +155,7 @@ func newStage(t *testing.T) *stage {
 // start returns the network of an agent that has just started, on the node's engines.
 func (s *stage) start(ctx context.Context, t *testing.T, records network.Records) (network.Network, network.Runner) {
 	t.Helper()
-	pass := func(context.Context, string, []nft.Passage) error { return nil }
+	pass := func(context.Context, string, []nft.Traffic) error { return nil }
 	n := &machine.Node{Pass: pass, Name: "n", BootID: s.boot, RunDir: s.dir, StateDir: s.dir}
 	var links *link.Engine
 	var rules *nft.Engine

@@ -353,7 +353,7 @@ func (e *enforced) Admit(ctx context.Context, pods []Pod) error {
 		return e.start(ctx, all)
 	}
 	for i := range fresh { // a pod does not inherit the connections of its addresses
-		if err := e.flushAddresses(ctx, e.vacated.doubtful(&fresh[i])); err != nil {
+		if err := e.flushAddresses(ctx, e.vacated.reused(&fresh[i])); err != nil {
 			return err
 		}
 	}

@@ -169,7 +169,7 @@ func (n *Network) establish(ctx context.Context, b *bridge, again bool) error {
 		return fmt.Errorf("program table bridge %s: %w", portsTable, err)
 	}
 	node := n.opts.Node
-	if err := node.Pass(ctx, Name, b.Passages); err != nil { // first, so that what an earlier process opened stays open
+	if err := node.Pass(ctx, Name, b.Traffic); err != nil { // first, so that what an earlier process opened stays open
 		return err
 	}
 	if err := node.Rules.Start(ctx, map[reconcile.Owner]map[nft.Key]nft.Item{owner: hostRules(b, n.opts.ClosedPorts)}); err != nil {

@@ -61,8 +61,8 @@ func (v *vacated) sweep(ranges []netip.Prefix) {
 	v.swept = slices.Clone(ranges)
 }
 
-// doubtful returns the addresses of a new pod that may have connections of other pods.
-func (v *vacated) doubtful(rec *attach.Record) map[netip.Addr]departure {
+// reused returns the addresses of a new pod that may have connections of other pods.
+func (v *vacated) reused(rec *attach.Record) map[netip.Addr]departure {
 	v.mu.Lock()
 	defer v.mu.Unlock()
 	out := map[netip.Addr]departure{}

@@ -71,7 +71,7 @@ func (r *networkReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ct
 	if err != nil {
 		r.log.WarnContext(ctx, "network not in step", "network", req.String(), "error", err)
 	}
-	if result, err := cluster.Settle(err, r.tell(ctx, &n, done)); err != nil || result.RequeueAfter > 0 {
+	if result, err := cluster.Settle(err, r.updateStatus(ctx, &n, done)); err != nil || result.RequeueAfter > 0 {
 		return result, err
 	}
 	return ctrl.Result{RequeueAfter: reread}, nil
@@ -200,10 +200,10 @@ func (r *networkReconciler) remove(ctx context.Context, n *stackubev1.Network) (
 		if err != nil {
 			waits = err.Error()
 		}
-		told := r.tell(ctx, n, outcome{
+		reported := r.updateStatus(ctx, n, outcome{
 			state: stackubev1.StateTerminating, reason: "Waiting", message: waits, id: n.Status.NetworkID, mtu: int(n.Status.MTU),
 		})
-		return ctrl.Result{RequeueAfter: removeAgain}, errors.Join(err, told)
+		return ctrl.Result{RequeueAfter: removeAgain}, errors.Join(err, reported)
 	}
 	controllerutil.RemoveFinalizer(n, Finalizer)
 	if err := client.IgnoreNotFound(r.client.Update(ctx, n)); err != nil {
@@ -290,8 +290,8 @@ func removePorts(ctx context.Context, os *session, n *stackubev1.Network) error 
 	return errors.Join(errs...)
 }
 
-// tell writes a status if it differs.
-func (r *networkReconciler) tell(ctx context.Context, n *stackubev1.Network, o outcome) error {
+// updateStatus writes a status if it differs.
+func (r *networkReconciler) updateStatus(ctx context.Context, n *stackubev1.Network, o outcome) error {
 	status := n.Status.DeepCopy()
 	status.State, status.Message = o.state, o.message
 	if o.id != "" {

@@ -47,7 +47,7 @@ func (r *tenantReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctr
 		return settle(r.remove(ctx, &t))
 	}
 	if t.Namespace != objects.TenantNamespace {
-		return cluster.Settle(r.tell(ctx, &t, outcome{
+		return cluster.Settle(r.updateStatus(ctx, &t, outcome{
 			state: stackubev1.StateFailed, reason: reasonInvalid,
 			message: "metadata.namespace: Tenants are served in namespace " + objects.TenantNamespace + " only",
 		}))
@@ -61,7 +61,7 @@ func (r *tenantReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctr
 	if err != nil {
 		r.log.WarnContext(ctx, "tenant not in step", "tenant", t.Name, "error", err)
 	}
-	if result, err := cluster.Settle(err, r.tell(ctx, &t, outcomeOf(project, err))); err != nil || result.RequeueAfter > 0 {
+	if result, err := cluster.Settle(err, r.updateStatus(ctx, &t, outcomeOf(project, err))); err != nil || result.RequeueAfter > 0 {
 		return result, err
 	}
 	return ctrl.Result{RequeueAfter: reread}, nil
@@ -164,8 +164,8 @@ func (r *tenantReconciler) remove(ctx context.Context, t *stackubev1.Tenant) (ct
 		waits = err.Error()
 	}
 	if waits != "" {
-		told := r.tell(ctx, t, outcome{state: stackubev1.StateTerminating, reason: "Waiting", message: waits, id: t.Status.ProjectID})
-		return ctrl.Result{RequeueAfter: removeAgain}, errors.Join(err, told)
+		reported := r.updateStatus(ctx, t, outcome{state: stackubev1.StateTerminating, reason: "Waiting", message: waits, id: t.Status.ProjectID})
+		return ctrl.Result{RequeueAfter: removeAgain}, errors.Join(err, reported)
 	}
 	controllerutil.RemoveFinalizer(t, Finalizer)
 	if err := client.IgnoreNotFound(r.client.Update(ctx, t)); err != nil {
@@ -220,8 +220,8 @@ func (r *tenantReconciler) removeBelow(ctx context.Context, t *stackubev1.Tenant
 	return waits, nil
 }
 
-// tell writes a status if it differs.
-func (r *tenantReconciler) tell(ctx context.Context, t *stackubev1.Tenant, o outcome) error {
+// updateStatus writes a status if it differs.
+func (r *tenantReconciler) updateStatus(ctx context.Context, t *stackubev1.Tenant, o outcome) error {
 	status := t.Status.DeepCopy()
 	status.State, status.Message = o.state, o.message
 	if o.id != "" {

@@ -250,14 +250,14 @@ func Rules(tunnels []uint16) map[nft.Key]nft.Item {
 	return fragment
 }
 
-// Passages are what other programs' nftables chains must let pass: what the node sends to pods and their answers, and Services.
-func Passages() []nft.Passage {
-	var needed []nft.Passage
+// Traffic are what other programs' nftables chains must let pass: what the node sends to pods and their answers, and Services.
+func Traffic() []nft.Traffic {
+	var needed []nft.Traffic
 	for _, hook := range []nft.Hook{nft.HookIngress, nft.HookPrerouting, nft.HookInput, nft.HookForward} {
-		needed = append(needed, nft.Passage{Family: nft.FamilyIPv4, Hook: hook, InDevice: Device})
+		needed = append(needed, nft.Traffic{Family: nft.FamilyIPv4, Hook: hook, InDevice: Device})
 	}
 	for _, hook := range []nft.Hook{nft.HookForward, nft.HookOutput, nft.HookPostrouting} {
-		needed = append(needed, nft.Passage{Family: nft.FamilyIPv4, Hook: hook, OutDevice: Device})
+		needed = append(needed, nft.Traffic{Family: nft.FamilyIPv4, Hook: hook, OutDevice: Device})
 	}
 	return needed
 }

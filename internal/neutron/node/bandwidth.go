@@ -16,16 +16,16 @@ import (
 // interrupted run left of it is replaced.
 func (n *Network) create(ctx context.Context, pair link.Pair) (link.Created, error) {
 	created, err := n.node.Pods.Create(ctx, pair)
-	if pair.Standing == "" || !errors.Is(err, link.ErrUnusable) {
+	if pair.Preplugged == "" || !errors.Is(err, link.ErrUnusable) {
 		return created, err //nolint:wrapcheck // the caller names the attachment
 	}
 	if err := n.node.Pods.Delete(ctx, pair.HostName); err != nil {
 		return created, err //nolint:wrapcheck // the caller names the attachment
 	}
-	under := link.Standing{Name: pair.HostName, MTU: pair.MTU, HostGroup: pair.HostGroup, TxOffloadOff: pair.TxOffloadOff}
-	if err := n.node.Pods.CreateStanding(ctx, pair.Standing, under); err != nil {
+	under := link.Preplugged{Name: pair.HostName, MTU: pair.MTU, HostGroup: pair.HostGroup, TxOffloadOff: pair.TxOffloadOff}
+	if err := n.node.Pods.CreatePreplugged(ctx, pair.Preplugged, under); err != nil {
 		// Its text alone: a missing namespace of ports must not look like a missing namespace of the pod.
-		return created, cni.Errorf(cni.CodeTryAgainLater, "bandwidth limits need a port whose peer is in %s: %s: try again later", pair.Standing, err.Error())
+		return created, cni.Errorf(cni.CodeTryAgainLater, "bandwidth limits need a port whose peer is in %s: %s: try again later", pair.Preplugged, err.Error())
 	}
 	return n.node.Pods.Create(ctx, pair) //nolint:wrapcheck // the caller names the attachment
 }

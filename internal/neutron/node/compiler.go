@@ -135,7 +135,7 @@ func (c *compiler) serve(ctx context.Context, s scope) {
 			return
 		}
 		b.compile(ctx, c)
-		c.tell(c.handOver(ctx, b))
+		c.reportRefused(c.handOver(ctx, b))
 	}
 }
 
@@ -267,12 +267,12 @@ func (c *compiler) report(ctx context.Context, b *batch, j *job) []refusal {
 	return b.judge.refused
 }
 
-// tell reports each policy once.
-func (c *compiler) tell(refused []refusal) {
-	told := map[*networkingv1.NetworkPolicy]bool{}
+// reportRefused reports each policy once.
+func (c *compiler) reportRefused(refused []refusal) {
+	reported := map[*networkingv1.NetworkPolicy]bool{}
 	for _, r := range refused {
-		if c.warn != nil && !told[r.policy] {
-			told[r.policy] = true
+		if c.warn != nil && !reported[r.policy] {
+			reported[r.policy] = true
 			c.warn(r.policy, r.err.Error())
 		}
 	}

@@ -113,7 +113,7 @@ func parseAddress(a *weftv1.NeutronPortAddress) (p netip.Prefix, gateway netip.A
 }
 
 // vethName returns the name of an attachment's host veth. It depends on the attachment alone: the next pod on a port has another one. A
-// limited pod's is shorter, because link.Standing derives further names from it.
+// limited pod's is shorter, because link.Preplugged derives further names from it.
 func vethName(key attach.Key, limited bool) string {
 	sum := sha256.Sum256([]byte(key.String()))
 	if limited {

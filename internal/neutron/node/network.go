@@ -126,7 +126,7 @@ func (n *Network) start(ctx context.Context) error {
 	}
 	n.compiler.hostChanged()
 	n.compiler.serveAll(ctx)
-	if err := n.node.Pass(ctx, Name, host.Passages()); err != nil {
+	if err := n.node.Pass(ctx, Name, host.Traffic()); err != nil {
 		return fmt.Errorf("rules of others: %w", err)
 	}
 	own := pipeline.Owner
@@ -389,7 +389,7 @@ func (n *Network) pair(rec *attach.Record, d *details) (link.Pair, error) {
 	}
 	pair.PodRoutes = routesOf(rec, d)
 	if rec.Bandwidth.Limited() {
-		pair.Standing = n.node.Ports
+		pair.Preplugged = n.node.Ports
 	}
 	return pair, nil
 }

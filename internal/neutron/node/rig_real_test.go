@@ -181,7 +181,7 @@ func (m *machine) life(ctx context.Context, t *testing.T, records network.Record
 		Links:  reconcile.NewLoop(links, reconcile.Options[link.Key, link.Item]{Name: "link"}),
 		Rules:  reconcile.NewLoop(rules, reconcile.Options[nft.Key, nft.Item]{Name: "nft"}),
 		Switch: func(context.Context) (*noderoom.Switch, error) { return vswitch, nil },
-		Pass:   func(context.Context, string, []nft.Passage) error { return nil },
+		Pass:   func(context.Context, string, []nft.Traffic) error { return nil },
 	}
 	objects := m.objects(t, &kind)
 	var group sync.WaitGroup

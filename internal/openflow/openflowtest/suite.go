@@ -45,7 +45,7 @@ func Run(t *testing.T, start func(t *testing.T) Subject) {
 		{"groups come before and go after their flows", groups},
 		{"a change larger than a bundle is made whole", large},
 		{"flows with a timeout belong to the switch", timeouts},
-		{"what others change is told, own changes are not", tellsDrift},
+		{"what others change is told, own changes are not", reportsDrift},
 		{"after a restart everything is committed again", restarts},
 	}
 	for _, test := range tests {
@@ -239,7 +239,7 @@ func timeouts(t *testing.T, ctx context.Context, s Subject) {
 	wantState(t, ctx, s, state())
 }
 
-func tellsDrift(t *testing.T, ctx context.Context, s Subject) {
+func reportsDrift(t *testing.T, ctx context.Context, s Subject) {
 	own := drop(5, 1)
 	reconcileTo(t, ctx, s, state(own))
 	strange := drop(6, 6, openflow.InPort(6))

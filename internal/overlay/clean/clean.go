@@ -52,7 +52,7 @@ func rows(ctx context.Context, o cleanup.Options) error {
 	if err := engine.Commit(ctx, reconcile.Change[ovsdb.Key, ovsdb.Row]{Delete: have}); err != nil {
 		return err
 	}
-	tell(o, have)
+	reportRemoved(o, have)
 	return nil
 }
 
@@ -86,7 +86,7 @@ func rules(ctx context.Context, o cleanup.Options) error {
 			tables[key] = item
 		}
 	}
-	tell(o, tables)
+	reportRemoved(o, tables)
 	return nil
 }
 
@@ -108,11 +108,11 @@ func addresses(ctx context.Context, o cleanup.Options) error {
 	if err := engine.Commit(ctx, reconcile.Change[link.Key, link.Item]{Delete: have}); err != nil {
 		return err
 	}
-	tell(o, have)
+	reportRemoved(o, have)
 	return nil
 }
 
-func tell[K interface {
+func reportRemoved[K interface {
 	comparable
 	fmt.Stringer
 }, V any](o cleanup.Options, gone map[K]V) {
@@ -122,6 +122,6 @@ func tell[K interface {
 	}
 	slices.Sort(words)
 	for _, word := range words {
-		o.Tell(word)
+		o.Report(word)
 	}
 }

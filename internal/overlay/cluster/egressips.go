@@ -88,7 +88,7 @@ func (r *egressReconciler) Reconcile(ctx context.Context, _ cluster.Everything) 
 		return reconcile.Result{}, nil
 	}
 	if !config.Mode.HasVNIDs() { // egress IPs need VNIDs
-		r.report.Tell(nil, actionAssignEgressIP)
+		r.report.Report(nil, actionAssignEgressIP)
 		r.alive.Watch(nil)
 		return reconcile.Result{}, nil
 	}
@@ -100,7 +100,7 @@ func (r *egressReconciler) Reconcile(ctx context.Context, _ cluster.Everything) 
 		return reconcile.Result{}, nil
 	}
 	result := plan.EgressIPs(state)
-	for _, p := range r.report.Tell(append(problems, result.Problems...), actionAssignEgressIP) {
+	for _, p := range r.report.Report(append(problems, result.Problems...), actionAssignEgressIP) {
 		r.log.WarnContext(ctx, "problem", "message", p.Message, "kind", p.Kind, "name", p.Name, "reason", p.Reason)
 	}
 	settled, err := cluster.Settle(cluster.Write(ctx, r.client, r.log, result.Writes, nil), r.updateStatus(ctx, state.NetNamespaces, &result))

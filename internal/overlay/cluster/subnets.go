@@ -124,7 +124,7 @@ func (s *subnetReconciler) Reconcile(ctx context.Context, _ cluster.Everything) 
 		}
 		result.Problems = append(result.Problems, missing...)
 	}
-	for _, p := range s.report.Tell(s.problems(network, invalid, result.Problems), actionAssignSubnet) {
+	for _, p := range s.report.Report(s.problems(network, invalid, result.Problems), actionAssignSubnet) {
 		s.log.WarnContext(ctx, "problem", "message", p.Message, "kind", p.Kind, "name", p.Name, "reason", p.Reason)
 	}
 	if network == nil {

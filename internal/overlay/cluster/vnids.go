@@ -67,7 +67,7 @@ func (v *vnidReconciler) Reconcile(ctx context.Context, _ cluster.Everything) (r
 		return reconcile.Result{}, nil
 	}
 	if !config.Mode.HasVNIDs() {
-		v.report.Tell(nil, actionAssignVNID)
+		v.report.Report(nil, actionAssignVNID)
 		return reconcile.Result{}, nil
 	}
 	state.Mode = config.Mode
@@ -83,7 +83,7 @@ func (v *vnidReconciler) Reconcile(ctx context.Context, _ cluster.Everything) (r
 		result = plan.VNIDs(state, v.random)
 		result.Delete = cluster.Within(result.Delete, confirmed)
 	}
-	for _, p := range v.report.Tell(result.Problems, actionAssignVNID) {
+	for _, p := range v.report.Report(result.Problems, actionAssignVNID) {
 		v.log.WarnContext(ctx, "problem", "message", p.Message, "kind", p.Kind, "name", p.Name, "reason", p.Reason)
 	}
 	return cluster.Settle(cluster.Write(ctx, v.client, v.log, result.Writes, nil), v.updateStatus(ctx, state.NetNamespaces, result))

@@ -92,7 +92,7 @@ func (c *Config) EgressIPRules(w EgressWay, group uint32) ([]Rule, *openflow.Gro
 	g := &openflow.Group{ID: group, Type: openflow.GroupAll}
 	if w.Here {
 		leave := append([]openflow.Action{openflow.SetField(openflow.EthSrc(EgressMAC(w.VNID)))}, c.toHost()...)
-		p.add(TableEgressRoute, priorityEgressHold, "from another node, for the address that this node holds",
+		p.add(TableEgressRoute, priorityEgressHold, "from another node, for an egress IP of this node",
 			match(openflow.InPort(PortVXLAN), openflow.TunID(uint64(w.VNID)), openflow.EthType(openflow.EthTypeIPv4)), leave...)
 		g.Buckets = []openflow.Bucket{{Actions: leave}}
 		return p.rules, g
@@ -132,13 +132,13 @@ func (p *program) egressStatic() {
 	p.drop(TableTunnel, priorityUnthrough, "multicast does not leave", match(tunnel, openflow.IPDst(multicast4())))
 	answer := flag(FlagAnswer)
 	for _, state := range []openflow.CTFlag{openflow.CTRpl, openflow.CTRel} {
-		p.add(TableState, priorityStray+20, "an answer from outside, by the node with the egress address",
+		p.add(TableState, priorityStray+20, "a reply from outside, by the node with the egress IP",
 			match(ipv4, answer, openflow.CTState(openflow.CTTrk|state, openflow.CTInv)), openflow.GotoTable(TableRoute))
 	}
-	p.drop(TableState, priorityStray+15, "from outside by another node, and no answer", match(ipv4, answer, openflow.CTState(openflow.CTTrk, 0)))
-	p.add(TableEgressRoute, priorityEgressAnswer, "answers leave by the node that they were asked by",
+	p.drop(TableState, priorityStray+15, "from outside by another node, and not a reply", match(ipv4, answer, openflow.CTState(openflow.CTTrk, 0)))
+	p.add(TableEgressRoute, priorityEgressAnswer, "replies leave by the node that the request came from",
 		match(ipv4, openflow.CTState(openflow.CTTrk|openflow.CTRpl, 0), openflow.CTMarkMasked(0, MarkUnseen)), c.toHost()...)
-	p.drop(TableEgressRoute, priorityEgressClosed, "this node holds no address for the project", match(tunnel))
+	p.drop(TableEgressRoute, priorityEgressClosed, "this node has no egress IP of the project", match(tunnel))
 }
 
 // priorityAnswerOut is a priority in table 0, below that of packets from the host to local pods.
@@ -151,9 +151,9 @@ func (p *program) egressRemote(r Remote, from conditions) {
 	if !c.egressIPs() {
 		return
 	}
-	p.add(TableTunnel, priorityThrough, "from the node's pods to outside, by an egress address of this node",
+	p.add(TableTunnel, priorityThrough, "from the node's pods to outside, by an egress IP of this node",
 		append(slices.Clip(from), openflow.IPSrc(r.Subnet)), openflow.GotoTable(TableEgressRoute))
-	p.add(TableTunnel, priorityThrough-1, "from outside by the node's egress addresses: find the connection that it answers",
+	p.add(TableTunnel, priorityThrough-1, "from outside to the node's egress IPs: look up the connection of the reply",
 		append(slices.Clip(from), openflow.IPDst(c.LocalSubnet)), source(0), setFlags(FlagAnswer, FlagAnswer), c.track())
 }
 
@@ -168,15 +168,15 @@ func (p *program) egressPod(pod Pod, addr netip.Addr, mac net.HardwareAddr) {
 	const local, served = 110, 220
 	again := TableEgressRoute
 	from := match(openflow.InPort(pod.OFPort), openflow.IPSrc(host(addr)))
-	p.add(TableEgressRoute, priorityEgressFind, "is it the answer to what came from outside?",
+	p.add(TableEgressRoute, priorityEgressFind, "possibly a reply to a connection from outside",
 		append(slices.Clip(from), openflow.CTState(0, openflow.CTTrk)), openflow.CT(openflow.CTAction{Zone: c.zone(), Table: &again}))
-	p.output(TableEgressRoute, priorityEgressPod, "by the project's egress addresses, or not at all", from, openflow.GroupAction(pod.Egress))
-	p.add(TableHost, served, "to Services that the switch does not serve: from the host it would leave by the node's address", from, c.toReject()...)
+	p.output(TableEgressRoute, priorityEgressPod, "by the project's egress IPs, or not at all", from, openflow.GroupAction(pod.Egress))
+	p.add(TableHost, served, "to Services that the switch does not serve: the host would send it with the node's address", from, c.toReject()...)
 	if c.policies() { // there all connections of pods are tracked
 		return
 	}
 	commit := openflow.CT(openflow.CTAction{Commit: true, Zone: c.zone()})
-	p.add(TableLocal, local, "from outside to the pod: its answers are to be known",
+	p.add(TableLocal, local, "from outside to the pod: tracked, so that its replies are recognised",
 		match(openflow.InPort(PortTun), openflow.IPDst(host(addr)), openflow.CTState(0, openflow.CTTrk)),
 		append([]openflow.Action{commit}, c.toLocal(pod, mac)...)...)
 }

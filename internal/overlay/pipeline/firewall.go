@@ -35,7 +35,7 @@ func (p *program) firewallStatic() {
 		return
 	}
 	p.add(TableEgressFirewall, none, "no firewall", match(openflow.Reg(RegFirewall, 0)), openflow.GotoTable(TableEgressRoute))
-	p.drop(TableEgressFirewall, priorityDefault, "a firewall whose rules are not there", nil)
+	p.drop(TableEgressFirewall, priorityDefault, "an egress firewall whose rules are missing", nil)
 }
 
 // Firewall returns the flows of a namespace's egress firewall. number is Pod.Firewall in the flows of its pods. Without these flows,

@@ -37,7 +37,7 @@ func (p *program) errorsStatic() {
 	c := p.config
 	for _, kind := range icmpErrors() {
 		lost := match(openflow.ICMPType(kind), openflow.CTState(openflow.CTTrk|openflow.CTInv, 0))
-		p.add(TableState, priorityStrayHost, "an ICMP error of a pod to the host, which knows its own connections",
+		p.add(TableState, priorityStrayHost, "an ICMP error of a pod to the host, which has conntrack of its own",
 			append(slices.Clip(lost), openflow.IPDst(host(c.Gateway))), openflow.GotoTable(TableEgressPolicy))
 		for _, network := range c.ClusterNetworks {
 			p.drop(TableState, priorityStrayError, "an ICMP error of a pod to a pod, about no connection", append(slices.Clip(lost), openflow.IPDst(network)))
@@ -58,7 +58,7 @@ func (p *program) errorsOf(pod *Pod, addr netip.Addr, deliver []openflow.Action)
 		p.add(TableState, priorityOwnError, "an ICMP error of the pod about its own connection", quoting(port, end), openflow.GotoTable(TableEgressPolicy))
 	}
 	label := openflow.CT(openflow.CTAction{Commit: true, Zone: p.config.zone(), Exec: openflow.Actions{openflow.SetField(endpointLabel(addr))}})
-	p.add(TableLocal, translated, "a new connection to a Service, to the pod: note that the pod is its endpoint",
+	p.add(TableLocal, translated, "a new connection to a Service: record the pod as its endpoint",
 		match(openflow.IPDst(at), openflow.CTState(openflow.CTTrk|openflow.CTNew|openflow.CTDNAT, openflow.CTRel)),
 		append([]openflow.Action{label}, deliver...)...)
 }

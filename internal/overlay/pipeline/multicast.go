@@ -85,7 +85,7 @@ func (c *Config) MulticastNodesRules(remotes []Remote) []Rule {
 	}
 	slices.SortFunc(nodes, netip.Addr.Compare)
 	nodes = slices.Compact(nodes) // two objects may briefly name the same node
-	p.copies(TableMulticastTunnel, "a copy to each other node", nil, receivers{
+	p.copies(TableMulticastTunnel, "a copy to every other node", nil, receivers{
 		count: len(nodes), first: []openflow.Action{sourceToTunnel()},
 		each: func(i int) []openflow.Action {
 			return []openflow.Action{openflow.SetField(openflow.TunDst(nodes[i])), openflow.Output(PortVXLAN)}

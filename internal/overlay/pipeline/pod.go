@@ -88,7 +88,7 @@ func (p *program) pod4(pod Pod, addr netip.Addr) {
 	vnid := p.config.sourceOf(&pod)
 	port, from := openflow.InPort(pod.OFPort), openflow.EthSrc(mac)
 	multicastBit := net.HardwareAddr{1, 0, 0, 0, 0, 0}
-	p.add(TablePod, priority, "ARP from the pod, which speaks for itself",
+	p.add(TablePod, priority, "ARP from the pod, with its own addresses",
 		match(port, from, openflow.ARP(), openflow.ARPSPA(host(addr)), openflow.ARPSHA(mac)),
 		source(vnid), openflow.GotoTable(TableRoute))
 	p.add(TablePod, priority, "IPv4 from the pod's own address, to one receiver",

@@ -34,7 +34,7 @@ const MarkUnseen uint32 = 1 << 1
 // Priorities in tables 27 and 80 with policies.
 const (
 	priorityHost    = 20500 // from a node to its own pods
-	priorityEnded   = 20410 // replies of connections that policy has ended
+	priorityEnded   = 20410 // replies of connections that policies have ended
 	priorityReply   = 20400 // replies of all others
 	priorityItself  = 20300 // a pod to itself
 	priorityOpen    = 20210 // pods that everything may reach, or that may reach everything
@@ -70,7 +70,7 @@ func OutsideSource() netip.Addr { return netip.AddrFrom4([4]byte{169, 254, 0, 2}
 func (p *program) policyStatic() {
 	p.judge(TableEgressPolicy, FlagEgress, FlagKeepEgress, TableRoute)
 	p.errorsStatic()
-	p.output(TableRoute, priorityHostward, "answers to what the host has masqueraded: it knows to whom", match(openflow.IPDst(host(OutsideSource()))), p.config.toHost()...)
+	p.output(TableRoute, priorityHostward, "replies to connections that the host masqueraded, and translates back", match(openflow.IPDst(host(OutsideSource()))), p.config.toHost()...)
 }
 
 // trackPods tracks the connections of all pods of this node, isolated or not. So when a policy isolates a pod, the direction of its
@@ -79,8 +79,8 @@ func (p *program) policyStatic() {
 func (p *program) trackPods() {
 	local, track := p.config.LocalSubnet, p.config.track()
 	p.hostsOwn(priorityHostOnly, priorityFromHost)
-	p.add(TableState, priorityToPods, "to a pod of this node: find the connection", untracked(openflow.IPDst(local)), track)
-	p.add(TableState, priorityFromPods, "from a pod of this node: find the connection", untracked(openflow.IPSrc(local)), track)
+	p.add(TableState, priorityToPods, "to a pod of this node: look up the connection", untracked(openflow.IPDst(local)), track)
+	p.add(TableState, priorityFromPods, "from a pod of this node: look up the connection", untracked(openflow.IPSrc(local)), track)
 }
 
 // judge adds the flows of a table that decides by policies, except the rules: replies pass, and packets of isolated pods are dropped unless
@@ -90,16 +90,16 @@ func (p *program) judge(table uint8, isolated, keeps uint32, next uint8) {
 	for _, kind := range []struct {
 		state openflow.CTFlag
 		what  string
-	}{{openflow.CTRpl, "answers in"}, {openflow.CTRel, "ICMP errors about"}} {
+	}{{openflow.CTRpl, "replies in"}, {openflow.CTRel, "ICMP errors about"}} {
 		state := openflow.CTState(openflow.CTTrk|kind.state, openflow.CTInv)
-		p.drop(table, priorityEnded, kind.what+" connections that policy has ended", match(ipv4, state, ended))
+		p.drop(table, priorityEnded, kind.what+" connections that policies have ended", match(ipv4, state, ended))
 		p.add(table, priorityReply, kind.what+" connections that were allowed", match(ipv4, state, seen), openflow.GotoTable(next))
 	}
-	p.add(table, priorityKeep, "a connection that is not allowed any more, and is kept",
+	p.add(table, priorityKeep, "a connection that is no longer allowed; its entry is kept",
 		match(ipv4, openflow.RegMasked(RegFlags, isolated|keeps, isolated|keeps), openflow.CTState(openflow.CTTrk|openflow.CTEst, 0), openflow.CTMarkMasked(0, MarkEnded|MarkUnseen)),
 		openflow.GotoTable(next))
 	// Fragments may lack their ports: that no rule allows one says nothing about its connection.
-	p.add(table, priorityEnd, "a connection that is not allowed any more ends: its answers are refused as well",
+	p.add(table, priorityEnd, "a connection that is no longer allowed: its replies are rejected too",
 		match(ipv4, flag(isolated), openflow.CTState(openflow.CTTrk|openflow.CTEst, 0), seen, openflow.IPFrag(openflow.FragNo)), p.config.mark(MarkEnded, MarkEnded))
 	p.drop(table, priorityRefused, "no rule allows it", match(ipv4, flag(isolated)))
 }
@@ -108,7 +108,7 @@ func (p *program) judge(table uint8, isolated, keeps uint32, next uint8) {
 func (p *program) deliverByPolicy() {
 	p.add(TableIngress, priorityHost, "a node always reaches its pods", match(openflow.IPSrc(host(p.config.Gateway))), openflow.GotoTable(TableDeliver))
 	p.judge(TableIngress, FlagIngress, FlagKeepIngress, TableDeliver)
-	p.add(TableIngress, priorityFree, "nothing isolates the receiver", nil, openflow.GotoTable(TableDeliver))
+	p.add(TableIngress, priorityFree, "the receiver is not isolated", nil, openflow.GotoTable(TableDeliver))
 	p.output(TableDeliver, priorityFree, "deliver", nil, openflow.OutputReg(openflow.Whole(openflow.FieldReg(RegPort))))
 }
 
@@ -124,7 +124,7 @@ func (p *program) outputJudged(table uint8, priority uint16, purpose string, on 
 	if !openflow.NewMatch(on...).Has(openflow.FieldUDPDst) {
 		begun := append(match(ipv4, openflow.CTState(openflow.CTTrk|openflow.CTNew, openflow.CTRel|openflow.CTDNAT), openflow.RegMasked(RegFlags, 0, FlagAllowed),
 			openflow.TCPFlags(0, tcpSyn)), on...)
-		p.add(table, priority+middle, purpose+"; out of the middle of a connection that no rule allows by name", begun, append([]openflow.Action{p.config.mark(MarkUnseen, MarkUnseen)}, actions...)...)
+		p.add(table, priority+middle, purpose+"; midstream, in a connection that no rule names", begun, append([]openflow.Action{p.config.mark(MarkUnseen, MarkUnseen)}, actions...)...)
 	}
 	back := append(match(ipv4, openflow.CTState(openflow.CTTrk, openflow.CTRpl|openflow.CTRel|openflow.CTInv), openflow.CTMarkMasked(MarkEnded, MarkEnded)), on...)
 	p.add(table, priority+again, purpose+"; the connection is allowed again", back, append([]openflow.Action{p.config.mark(0, MarkEnded)}, actions...)...)

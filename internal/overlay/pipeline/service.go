@@ -371,7 +371,7 @@ func (b *serviceProgram) affinity(k *backend, v *service.VirtualAddress, endpoin
 		Selection: &openflow.Selection{Method: "hash", Fields: []openflow.Field{openflow.FieldIPv4Src}},
 	}
 	ipv4, of := openflow.EthType(openflow.EthTypeIPv4), openflow.Reg(RegService, k.group)
-	b.add(TableEndpoint, unknown, "a client without endpoint, or whose endpoint is gone, picks one", match(ipv4, of), openflow.GroupAction(k.group))
+	b.add(TableEndpoint, unknown, "no endpoint yet, or the endpoint was removed: pick one", match(ipv4, of), openflow.GroupAction(k.group))
 	ids := bucketIDs(endpoints)
 	for i, e := range endpoints {
 		addr, port := binary.BigEndian.Uint32(e.Addr.Addr().AsSlice()), uint32(e.Addr.Port())

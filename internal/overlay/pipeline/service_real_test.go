@@ -50,7 +50,7 @@ func serviceWalks() []serviceWalk {
 		{"to itself, translated", fromA + toGateway + "tcp," + ipA + "nw_dst=10.128.0.5,tp_dst=8080", "trk,est,dnat", "0 20 21 27 30 70", "IN_PORT"},
 		{"to itself, by its own doing", fromA + toGateway + "tcp," + ipA + "nw_dst=10.128.0.5,tp_dst=8080", "trk,new", "0 20 21 22 25 27 30 70 80", "skipping output to input port"},
 		{"its answer to itself", tcp + "nw_dst=169.254.0.1,tp_src=8080", "trk,est,rpl", "0 20 21 27 30", "IN_PORT"},
-		{"an answer to nothing", tcp + "nw_dst=169.254.0.1,tp_src=8080", "trk,new", "0 20 21 22 25 27 30", "drop"},
+		{"a reply without a connection", tcp + "nw_dst=169.254.0.1,tp_src=8080", "trk,new", "0 20 21 22 25 27 30", "drop"},
 		{"a reply from another node", fromTunnel + "tcp,nw_src=10.129.0.7,nw_dst=10.128.0.5,tp_src=8080", "trk,est,rpl", "0 10 21 30 70 80", "ct(table=21,zone=65280,nat)"},
 		{"a reply of the host's", fromHost + "tcp,nw_src=192.0.2.2,nw_dst=10.128.0.5,tp_src=6443", "trk,est,rpl", "0 21 30 70 80", "ct(table=21,zone=65280,nat)"},
 		{"the host is not served here", fromHost + "tcp,nw_src=10.128.0.1,nw_dst=172.30.0.11,tp_dst=80", "trk,new", "0 21 30 60", "skipping output to input port"},

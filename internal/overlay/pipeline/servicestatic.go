@@ -23,7 +23,7 @@ func RejectMAC() net.HardwareAddr { return net.HardwareAddr{0x0a, 0x58, 0, 0, 0,
 // packets to Services, and packets that may be replies of a connection translated here.
 const (
 	priorityStray    = 240 // tracked ICMP of no connection: about one that never passed connection tracking
-	priorityInvalid  = 230 // tracked packets that fit no connection
+	priorityInvalid  = 230 // tracked packets that conntrack finds invalid
 	priorityHairpin  = 220
 	priorityVirtual  = 210 // to the Services' network
 	priorityGateway  = 205 // between pods and the host, which tracks its own connections
@@ -75,11 +75,11 @@ func (p *program) services() {
 	c := p.config
 	track, ipv4 := c.track(), openflow.EthType(openflow.EthTypeIPv4)
 	for _, port := range []uint32{PortVXLAN, PortTun} {
-		p.add(TableState, priorityStrayIn, "ICMP about a connection that was never looked at", stray(openflow.InPort(port)), openflow.GotoTable(TableRoute))
+		p.add(TableState, priorityStrayIn, "ICMP errors about connections that were not tracked", stray(openflow.InPort(port)), openflow.GotoTable(TableRoute))
 	}
-	p.add(TableState, priorityStray, "ICMP about a connection that was never looked at", stray(), openflow.GotoTable(TableEgressPolicy))
-	p.drop(TableState, priorityInvalid, "packets that fit no connection", match(ipv4, openflow.CTState(openflow.CTTrk|openflow.CTInv, 0)))
-	p.add(TableState, priorityHairpin, "a pod answers itself: find the connection by the pod's own address",
+	p.add(TableState, priorityStray, "ICMP errors about connections that were not tracked", stray(), openflow.GotoTable(TableEgressPolicy))
+	p.drop(TableState, priorityInvalid, "packets that conntrack finds invalid", match(ipv4, openflow.CTState(openflow.CTTrk|openflow.CTInv, 0)))
+	p.add(TableState, priorityHairpin, "a reply of a pod to itself: look up the connection by the pod's own address",
 		untracked(openflow.IPDst(host(hairpinSource()))),
 		openflow.Move(openflow.Whole(openflow.FieldIPv4Src), openflow.Whole(openflow.FieldIPv4Dst)),
 		openflow.SetField(openflow.RegMasked(RegFlags, FlagHairpin, FlagHairpin)), track)
@@ -90,8 +90,8 @@ func (p *program) services() {
 	}
 	p.add(TableState, priorityFresh, "from pods, a new connection, not translated yet",
 		match(ipv4, openflow.CTState(openflow.CTTrk|openflow.CTNew, openflow.CTRel|openflow.CTDNAT)), openflow.GotoTable(TableNode))
-	p.add(TableState, priorityDefault, "from pods, a connection that is known", nil, openflow.GotoTable(TableEgressPolicy))
-	p.add(TableNode, priorityDefault, "no node's address", nil, openflow.GotoTable(TableService))
+	p.add(TableState, priorityDefault, "from pods, an established connection", nil, openflow.GotoTable(TableEgressPolicy))
+	p.add(TableNode, priorityDefault, "not a node's address", nil, openflow.GotoTable(TableService))
 	p.hairpinBack()
 }
 
@@ -99,27 +99,27 @@ func (p *program) services() {
 func (p *program) trackServices() {
 	c := p.config
 	track, toLocal := c.track(), openflow.IPDst(c.LocalSubnet)
-	p.add(TableState, priorityVirtual, "to Services: find the connection", untracked(openflow.IPDst(c.ServiceNetwork)), track)
+	p.add(TableState, priorityVirtual, "to Services: look up the connection", untracked(openflow.IPDst(c.ServiceNetwork)), track)
 	p.hostsOwn(priorityGateway+1, priorityGateway)
-	p.add(TableState, priorityGateway, "from pods to the host, which knows its own connections", untracked(openflow.IPDst(host(c.Gateway))), openflow.GotoTable(TableEgressPolicy))
+	p.add(TableState, priorityGateway, "from pods to the host, which has conntrack of its own", untracked(openflow.IPDst(host(c.Gateway))), openflow.GotoTable(TableEgressPolicy))
 	for _, kind := range icmpErrors() {
-		p.add(TableState, priorityErrors, "an ICMP error to a pod, perhaps about a connection that was translated",
+		p.add(TableState, priorityErrors, "an ICMP error to a pod, possibly about a translated connection",
 			match(openflow.ICMPType(kind), openflow.CTState(0, openflow.CTTrk), toLocal), track)
 	}
-	p.add(TableState, priorityErrors, "a fragment to a pod: the connection tracker sees the whole, and its ports", untracked(openflow.IPFrag(openflow.FragYes), toLocal), track)
+	p.add(TableState, priorityErrors, "a fragment to a pod: conntrack reassembles it, for its ports", untracked(openflow.IPFrag(openflow.FragYes), toLocal), track)
 	for _, network := range c.ClusterNetworks {
 		p.add(TableState, priorityPods, "from pods to pods: nothing to translate", untracked(openflow.IPDst(network)), openflow.GotoTable(TableEgressPolicy))
 	}
-	p.add(TableState, priorityParts, "a fragment, perhaps to a Service", untracked(openflow.IPFrag(openflow.FragYes)), track)
-	p.add(TableState, priorityElse, "from pods to elsewhere, perhaps a node port or an external address", untracked(), openflow.GotoTable(TableNode))
+	p.add(TableState, priorityParts, "a fragment, possibly to a Service", untracked(openflow.IPFrag(openflow.FragYes)), track)
+	p.add(TableState, priorityElse, "from pods to other addresses, possibly a node port or an external IP", untracked(), openflow.GotoTable(TableNode))
 }
 
 // hostsOwn lets the host's connections with other nodes' pods pass untracked: the host tracks them itself.
 func (p *program) hostsOwn(toHost, fromHost uint16) {
 	gateway := host(p.config.Gateway)
-	p.add(TableState, toHost, "from the tunnel to the host, which knows its own connections",
+	p.add(TableState, toHost, "from the tunnel to the host, which has conntrack of its own",
 		untracked(openflow.InPort(PortVXLAN), openflow.IPDst(gateway)), openflow.GotoTable(TableRoute))
-	p.add(TableState, fromHost, "from the host itself, which knows its own connections",
+	p.add(TableState, fromHost, "from the host itself, which has conntrack of its own",
 		untracked(openflow.InPort(PortTun), openflow.IPSrc(gateway)), openflow.GotoTable(TableRoute))
 }
 
@@ -127,11 +127,11 @@ func (p *program) hostsOwn(toHost, fromHost uint16) {
 func (p *program) hairpinBack() {
 	const back = 500
 	ipv4, hairpin := openflow.EthType(openflow.EthTypeIPv4), openflow.RegMasked(RegFlags, FlagHairpin, FlagHairpin)
-	p.add(TableRoute, back, "a pod's answer to itself goes back to it",
+	p.add(TableRoute, back, "a reply of a pod to itself",
 		match(ipv4, hairpin, openflow.CTState(openflow.CTTrk|openflow.CTRpl, 0)),
 		openflow.Move(openflow.Whole(openflow.FieldEthSrc), openflow.Whole(openflow.FieldEthDst)),
 		openflow.SetField(openflow.EthSrc(p.config.gatewayMAC())), openflow.InPortAction())
-	p.drop(TableRoute, back-1, "an answer to nothing", match(ipv4, hairpin))
+	p.drop(TableRoute, back-1, "a reply without a connection", match(ipv4, hairpin))
 }
 
 // Target is a place of endpoints: a port, of the pods of a cluster network or of one address elsewhere.
@@ -179,8 +179,8 @@ func (c *Config) TargetsRules(targets []Target) []Rule {
 		case gateway:
 			answers, requests = priorityGateway+2, priorityGateway+2
 		}
-		p.add(TableState, answers, "perhaps an endpoint's answer to a pod", untracked(openflow.IPSrc(t.At), openflow.IPDst(c.LocalSubnet), from), c.track())
-		p.add(TableState, requests, "from a pod to what is an endpoint as well", untracked(openflow.IPDst(t.At), to), c.track())
+		p.add(TableState, answers, "possibly an endpoint's reply to a pod", untracked(openflow.IPSrc(t.At), openflow.IPDst(c.LocalSubnet), from), c.track())
+		p.add(TableState, requests, "from a pod to an address that is also an endpoint's", untracked(openflow.IPDst(t.At), to), c.track())
 	}
 	return p.rules
 }
@@ -200,7 +200,7 @@ func ports(protocol service.Protocol, port uint16) (from, to openflow.MatchField
 // hairpin returns to a pod what a Service has translated to the pod itself.
 func (p *program) hairpin(ofport uint32, addr netip.Addr, mac net.HardwareAddr) {
 	const priority = 200
-	p.add(TableLocal, priority, "by a Service to the pod that it comes from",
+	p.add(TableLocal, priority, "by a Service back to the pod that sent it",
 		match(openflow.InPort(ofport), openflow.IPSrc(host(addr)), openflow.IPDst(host(addr)), openflow.CTState(openflow.CTTrk|openflow.CTDNAT, 0)),
 		openflow.SetField(openflow.IPSrc(host(hairpinSource()))), openflow.SetField(openflow.EthSrc(p.config.gatewayMAC())),
 		openflow.SetField(openflow.EthDst(mac)), openflow.InPortAction())

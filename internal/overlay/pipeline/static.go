@@ -49,10 +49,10 @@ func (c *Config) StaticRules() []Rule {
 
 func (p *program) classify() {
 	const priority, ports, pods = 1000, 200, 100
-	p.drop(TableClassify, priority, "VLAN tags, single and double, have no place here", match(openflow.VLANAny()))
+	p.drop(TableClassify, priority, "VLAN tags, single and double, are not allowed", match(openflow.VLANAny()))
 	reserved := net.HardwareAddr{0x01, 0x80, 0xc2, 0, 0, 0}
 	mask := net.HardwareAddr{0xff, 0xff, 0xff, 0xff, 0xff, 0xf0}
-	p.drop(TableClassify, priority, "protocols between switches (STP, LLDP, pause) have no place here", match(openflow.EthDstMasked(reserved, mask)))
+	p.drop(TableClassify, priority, "protocols between switches (STP, LLDP, pause) are not allowed", match(openflow.EthDstMasked(reserved, mask)))
 	p.add(TableClassify, ports, "from the tunnel", match(openflow.InPort(PortVXLAN)), openflow.GotoTable(TableTunnel))
 	p.drop(TableClassify, ports, "nothing else from the host", match(openflow.InPort(PortTun)))
 	p.add(TableClassify, pods, "ARP from pods", match(openflow.ARP()), openflow.GotoTable(TablePod))
@@ -64,8 +64,8 @@ func (p *program) classify() {
 func (p *program) classifyHost() {
 	const forbidden, own, pods, others = 450, 400, 350, 300
 	c, tun := p.config, openflow.InPort(PortTun)
-	p.drop(TableClassify, forbidden, "the host's redirects: Services go through tun0 and back", match(tun, openflow.ICMPType(icmpRedirect)))
-	p.drop(TableClassify, forbidden, "the host neither sends nor receives multicast", match(tun, openflow.IPDst(multicast4())))
+	p.drop(TableClassify, forbidden, "ICMP redirects of the host: Services pass tun0 both ways", match(tun, openflow.ICMPType(icmpRedirect)))
+	p.drop(TableClassify, forbidden, "the host sends and receives no multicast", match(tun, openflow.IPDst(multicast4())))
 	enter := []openflow.Action{source(0), openflow.GotoTable(TableState)}
 	if c.Conntrack {
 		// On the kernel datapath, packets arrive with the state of the host's own conntrack, which is of another zone.
@@ -77,22 +77,22 @@ func (p *program) classifyHost() {
 	}
 	p.add(TableClassify, others, "through the host to local pods: from outside, from Services, from the node's other addresses",
 		match(tun, openflow.IPDst(c.LocalSubnet)), enter...)
-	p.add(TableClassify, others, "ARP from the host, which may name another of its addresses as the sender",
+	p.add(TableClassify, others, "ARP from the host, whose sender address may be any of the host's",
 		match(tun, openflow.ARP(), openflow.ARPSHA(c.gatewayMAC())),
 		openflow.SetField(openflow.ARPSPA(host(c.Gateway))), source(0), openflow.GotoTable(TableRoute))
 }
 
 func (p *program) fromPods() {
 	ipv4 := openflow.EthType(openflow.EthTypeIPv4)
-	p.drop(TablePod, priorityForbid, "a pod is no DHCP server", match(ipv4, openflow.UDPSrc(dhcpServer), openflow.UDPDst(dhcpClient)))
-	p.drop(TablePod, priorityForbid, "a pod redirects nobody", match(openflow.ICMPType(icmpRedirect)))
+	p.drop(TablePod, priorityForbid, "pods may not send as DHCP servers", match(ipv4, openflow.UDPSrc(dhcpServer), openflow.UDPDst(dhcpClient)))
+	p.drop(TablePod, priorityForbid, "pods may not send ICMP redirects", match(openflow.ICMPType(icmpRedirect)))
 }
 
 func (p *program) state() {
-	p.add(TableState, priorityPassOn, "from the tunnel: the sender's node has judged it", match(openflow.InPort(PortVXLAN)), openflow.GotoTable(TableRoute))
+	p.add(TableState, priorityPassOn, "from the tunnel: checked by the sender's node", match(openflow.InPort(PortVXLAN)), openflow.GotoTable(TableRoute))
 	p.add(TableState, priorityPassOn, "from the host", match(openflow.InPort(PortTun)), openflow.GotoTable(TableRoute))
-	p.add(TableService, priorityDefault, "no Service that the switch knows", nil, openflow.GotoTable(TableEgressPolicy))
-	p.add(TableEgressPolicy, priorityDefault, "nothing isolates the sender", nil, openflow.GotoTable(TableRoute))
+	p.add(TableService, priorityDefault, "no Service of the switch", nil, openflow.GotoTable(TableEgressPolicy))
+	p.add(TableEgressPolicy, priorityDefault, "the sender is not isolated", nil, openflow.GotoTable(TableRoute))
 	if !p.config.Conntrack {
 		p.add(TableState, priorityDefault, "from pods", nil, openflow.GotoTable(TableAffinity))
 		p.add(TableAffinity, priorityDefault, "no affinity", nil, openflow.GotoTable(TableService))
@@ -136,15 +136,15 @@ func (p *program) routeNonsense() {
 	for _, to := range nonsense() {
 		p.drop(TableRoute, priorityNonsense, to.purpose, match(openflow.IPDst(netip.MustParsePrefix(to.prefix))))
 	}
-	p.drop(TableRoute, multicast, "multicast goes by tables 110 to 120, or nowhere", match(openflow.IPDst(multicast4())))
+	p.drop(TableRoute, multicast, "multicast outside tables 110 to 120", match(openflow.IPDst(multicast4())))
 }
 
 // nonsense returns destinations outside the cluster that no host has.
 func nonsense() []struct{ prefix, purpose string } {
 	return []struct{ prefix, purpose string }{
-		{"0.0.0.0/8", "to this network: the host takes some as its own"},
+		{"0.0.0.0/8", "to this network (0.0.0.0/8): the host would accept some"},
 		{"127.0.0.0/8", "to the host's loopback"},
-		{"255.255.255.255/32", "broadcast: the host would take it as its own"},
+		{"255.255.255.255/32", "broadcast: the host would accept it"},
 	}
 }
 
@@ -164,7 +164,7 @@ func (p *program) deliver() {
 
 func (p *program) leave() {
 	c := p.config
-	p.closeTunnels(TableExternal, priorityForbid, "the tunnel's port is closed to pods: masqueraded, the packet would come from a known node",
+	p.closeTunnels(TableExternal, priorityForbid, "the tunnel's port is closed to pods: a masqueraded packet would have a node's address",
 		openflow.EthType(openflow.EthTypeIPv4))
 	p.closePorts(TableExternal, priorityForbid, openflow.EthType(openflow.EthTypeIPv4))
 	p.closeMetadata()

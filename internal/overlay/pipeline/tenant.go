@@ -38,7 +38,7 @@ func (c *Config) sourceFromTunnel() openflow.Action {
 func (p *program) isolation(out openflow.Action) {
 	const all = 200
 	if !p.config.isolates() {
-		p.output(TableIngress, all, "a flat network isolates nobody", nil, out)
+		p.output(TableIngress, all, "a flat network has no isolation", nil, out)
 		return
 	}
 	p.output(TableIngress, all, "from hosts, from outside, and from global projects", match(openflow.Reg(RegSource, 0)), out)
@@ -61,7 +61,7 @@ func (p *program) admit(pod *Pod) {
 	for _, vnid := range slices.Compact(senders) {
 		purpose := "from the pod's own project"
 		if vnid != pod.VNID {
-			purpose = "from a VNID that the project moves from or to"
+			purpose = "from a VNID that the project changes from or to"
 		}
 		p.output(TableIngress, priority, purpose, match(openflow.Reg(RegSource, vnid), to), out)
 	}
@@ -73,7 +73,7 @@ func (p *program) admit(pod *Pod) {
 func (p *program) hostServices() {
 	const all, trusted, judged = 200, 210, 215
 	c := p.config
-	const purpose = "to Services, which the host serves"
+	const purpose = "to Services that the host serves"
 	unguarded := openflow.Reg(RegFirewall, 0)
 	switch {
 	case c.isolates():
@@ -86,7 +86,7 @@ func (p *program) hostServices() {
 		p.output(TableHost, all, purpose, nil, c.toHost()...)
 		return
 	}
-	p.add(TableHost, all, "to Services that the switch does not serve: the host would hide who asks, and rejects", nil, c.toReject()...)
+	p.add(TableHost, all, "to Services that the switch does not serve: the host would hide the client, and rejects", nil, c.toReject()...)
 }
 
 // toReject returns the actions that send a packet to the host to be rejected.

@@ -31,9 +31,9 @@ type Recovery struct {
 	// Store has the records, and Records locks them.
 	Store   *attach.Store
 	Records network.Records
-	// Standing lists the pre-plugged ports whose peers are in the namespace Ports.
-	Standing link.StandingLinks
-	Ports    string
+	// Preplugged lists the pre-plugged ports whose peers are in the namespace Ports.
+	Preplugged link.PrepluggedLinks
+	Ports      string
 	// Agrees returns an error unless the pod's interface and its port are those of the record. prePlugged says that it is on a pre-plugged
 	// port.
 	Agrees func(ctx context.Context, rec *attach.Record, prePlugged bool) error
@@ -52,7 +52,7 @@ func (r *Recovery) Run(ctx context.Context) error {
 		r.Log.Error("the runtime's results cannot be read: no attachment record is rebuilt", "error", err)
 		return nil
 	}
-	standing, err := r.Standing.ListStanding(ctx, r.Ports)
+	preplugged, err := r.Preplugged.ListPreplugged(ctx, r.Ports)
 	if err != nil {
 		return fmt.Errorf("pre-plugged ports: %w", err)
 	}
@@ -63,7 +63,7 @@ func (r *Recovery) Run(ctx context.Context) error {
 		}
 		rec, err := r.record(&cached[i], broken.Modified)
 		if err == nil {
-			_, prePlugged := standing[rec.HostInterface]
+			_, prePlugged := preplugged[rec.HostInterface]
 			err = r.rebuild(ctx, rec, prePlugged)
 		}
 		if err != nil {

@@ -63,7 +63,7 @@ func (e *Enforcer) Await(ctx context.Context, rec *attach.Record) error {
 	for {
 		e.lock.Lock()
 		known := e.decide(rec).Known
-		told := e.told
+		updated := e.updated
 		e.stale[PodOf(rec)] = struct{}{}
 		e.Hide(rec.Key()) // this ADD may itself have handed over another fragment, of earlier settings
 		e.HandOver()
@@ -74,7 +74,7 @@ func (e *Enforcer) Await(ctx context.Context, rec *attach.Record) error {
 			return nil
 		}
 		select {
-		case <-told:
+		case <-updated:
 		case <-waiting.Done():
 			if errors.Is(ctx.Err(), context.Canceled) { // the request was cancelled, or another part of the ADD has failed
 				return fmt.Errorf("waiting for the pod's labels: %w", ctx.Err())

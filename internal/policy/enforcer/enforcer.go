@@ -125,12 +125,12 @@ type state struct {
 	compiler Compiler
 	// stale are pods whose attachments' decisions may have changed.
 	stale map[policy.Key]struct{}
-	// told is closed and replaced when pods change.
-	told chan struct{}
+	// updated is closed and replaced when pods change.
+	updated chan struct{}
 	// shown are the decisions in the handed-over fragments.
 	shown map[attach.Key]Decision
-	// doubts are the policies that may not be fully enforced.
-	doubts map[policy.Key]*doubt
+	// suspects are the policies that may not be fully enforced.
+	suspects map[policy.Key]*suspect
 }
 
 // New returns an Enforcer without objects and attachments.
@@ -147,8 +147,8 @@ func newState(opts Options) state {
 	return state{
 		node: opts.Node, perPolicy: opts.PerPolicy, families: opts.Families, revoked: opts.Revocations,
 		index: policy.New(opts.Node), pods: map[policy.Key]*Pod{}, objects: map[policy.Key]struct{}{},
-		attached: map[policy.Key]map[attach.Key]attach.Record{}, stale: map[policy.Key]struct{}{}, told: make(chan struct{}),
-		shown: map[attach.Key]Decision{}, doubts: map[policy.Key]*doubt{}, byNode: map[string]map[policy.Key]struct{}{},
+		attached: map[policy.Key]map[attach.Key]attach.Record{}, stale: map[policy.Key]struct{}{}, updated: make(chan struct{}),
+		shown: map[attach.Key]Decision{}, suspects: map[policy.Key]*suspect{}, byNode: map[string]map[policy.Key]struct{}{},
 	}
 }
 
@@ -196,10 +196,10 @@ func (e *Enforcer) indexAll(change Change) *state {
 // takeOver takes the state that was indexed without the lock. Attachments are added to the index again; nodes are not known before
 // Compile.
 func (x *state) takeOver(beside *state) {
-	x.index, x.pods, x.byNode, x.objects, x.doubts = beside.index, beside.pods, beside.byNode, beside.objects, beside.doubts
+	x.index, x.pods, x.byNode, x.objects, x.suspects = beside.index, beside.pods, beside.byNode, beside.objects, beside.suspects
 	x.feedAttached()
-	close(x.told)
-	x.told = make(chan struct{})
+	close(x.updated)
+	x.updated = make(chan struct{})
 }
 
 // Compile compiles all policies, unless that is done already. ranges are the pod ranges of other nodes, by the nodes' names. No pod's
@@ -289,7 +289,7 @@ func (x *state) update(change Change) {
 		x.Narrow(pod.gone())
 	}
 	for key, object := range change.Policies {
-		x.doubt(key, object, change.Problems[key])
+		x.suspect(key, object, change.Problems[key])
 		if object == nil {
 			delete(x.objects, key)
 			x.follow(x.index.DeletePolicy(key))
@@ -300,8 +300,8 @@ func (x *state) update(change Change) {
 	}
 	x.Narrow(false)
 	if len(change.Pods) > 0 {
-		close(x.told)
-		x.told = make(chan struct{})
+		close(x.updated)
+		x.updated = make(chan struct{})
 	}
 }
 
@@ -314,7 +314,7 @@ func (x *state) reset() {
 		x.stale[key] = struct{}{}
 	}
 	fresh := newState(Options{Node: x.node})
-	x.index, x.pods, x.byNode, x.objects, x.doubts = fresh.index, fresh.pods, fresh.byNode, fresh.objects, fresh.doubts
+	x.index, x.pods, x.byNode, x.objects, x.suspects = fresh.index, fresh.pods, fresh.byNode, fresh.objects, fresh.suspects
 	x.SetNodes(x.nodes)
 }
 

@@ -10,13 +10,13 @@ import (
 	"weft.dev/weft/internal/policy"
 )
 
-// doubt is the reason why a policy may not be fully enforced.
-type doubt struct {
+// suspect is the reason why a policy may not be fully enforced.
+type suspect struct {
 	problems []error
 	// sctp says that the policy names SCTP.
 	sctp bool
-	// told says that the doubt was reported since the policy changed.
-	told bool
+	// reported says that the doubt was reported since the policy changed.
+	reported bool
 }
 
 var errSCTP = errors.New("it names SCTP, but this node's datapath tracks no SCTP ports: all associations between two addresses count as one connection, and its replies pass at every port")
@@ -24,13 +24,13 @@ var errSCTP = errors.New("it names SCTP, but this node's datapath tracks no SCTP
 // mostProblems is the maximum number of reported problems of a policy: a policy may have thousands of errors.
 const mostProblems = 3
 
-// doubt notes why a changed policy may not be fully enforced; wrong is why it is invalid. A nil policy is deleted.
-func (x *state) doubt(key policy.Key, object *policy.Policy, wrong error) {
-	delete(x.doubts, key)
+// suspect notes why a changed policy may not be fully enforced; wrong is why it is invalid. A nil policy is deleted.
+func (x *state) suspect(key policy.Key, object *policy.Policy, wrong error) {
+	delete(x.suspects, key)
 	if object == nil {
 		return
 	}
-	d := &doubt{}
+	d := &suspect{}
 	if wrong != nil {
 		d.problems = append(d.problems, wrong)
 	}
@@ -47,7 +47,7 @@ func (x *state) doubt(key policy.Key, object *policy.Policy, wrong error) {
 		}
 	}
 	if d.sctp || len(d.problems) > 0 {
-		x.doubts[key] = d
+		x.suspects[key] = d
 	}
 }
 
@@ -66,7 +66,7 @@ func familyName(block netip.Prefix) string {
 }
 
 // all returns the problems of a policy; sctp says that the engine tracks the ports of SCTP.
-func (d *doubt) all(sctp bool) []error {
+func (d *suspect) all(sctp bool) []error {
 	if d.sctp && !sctp {
 		return append(slices.Clip(d.problems), errSCTP)
 	}
@@ -76,9 +76,9 @@ func (d *doubt) all(sctp bool) []error {
 // unreported returns the unreported problems of policies that isolate pods of this node, and marks them as reported.
 func (x *state) unreported(sctp bool) map[policy.Key][]error {
 	due := map[policy.Key][]error{}
-	for key, d := range x.doubts {
-		if problems := d.all(sctp); !d.told && len(problems) > 0 && x.isolatesHere(key) {
-			d.told = true
+	for key, d := range x.suspects {
+		if problems := d.all(sctp); !d.reported && len(problems) > 0 && x.isolatesHere(key) {
+			d.reported = true
 			due[key] = problems
 		}
 	}
@@ -106,12 +106,12 @@ func (e *Enforcer) Problems() map[policy.Key]error {
 		return nil
 	}
 	found := map[policy.Key]error{}
-	if len(e.doubts) == 0 {
+	if len(e.suspects) == 0 {
 		return found
 	}
 	for pod := range e.attached {
 		for _, key := range e.index.Policies(pod) {
-			d := e.doubts[key]
+			d := e.suspects[key]
 			if d == nil || found[key] != nil {
 				continue
 			}

@@ -293,7 +293,7 @@ func (r *reconciler) report(p *plan.Plan) {
 	}
 	maps.DeleteFunc(r.closed, func(pod string, closed northbound.Closed) bool { return p.Closed[pod] != closed })
 	for pod, closed := range p.Closed {
-		if _, told := r.closed[pod]; told {
+		if _, already := r.closed[pod]; already {
 			continue
 		}
 		r.closed[pod] = closed

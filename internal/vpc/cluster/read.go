@@ -49,7 +49,7 @@ type news struct {
 	mu      sync.Mutex
 	changed map[key]client.Object // the last state of each object
 	deleted map[key]bool          // the object was deleted since then
-	doubt   bool                  // everything has to be read again
+	stale   bool                  // everything has to be read again
 	wanted  bool                  // a leading replica has read everything; before that, nothing needs to be recorded
 }
 
@@ -67,12 +67,12 @@ func (n *news) add(object client.Object, deleted bool) {
 }
 
 // take returns and clears what is new. Later events are recorded for the next call.
-func (n *news) take() (changed map[key]client.Object, deleted map[key]bool, doubt bool) {
+func (n *news) take() (changed map[key]client.Object, deleted map[key]bool, stale bool) {
 	n.mu.Lock()
 	defer n.mu.Unlock()
-	changed, deleted, doubt = n.changed, n.deleted, n.doubt
-	n.changed, n.deleted, n.doubt, n.wanted = nil, nil, false, true
-	return changed, deleted, doubt
+	changed, deleted, stale = n.changed, n.deleted, n.stale
+	n.changed, n.deleted, n.stale, n.wanted = nil, nil, false, true
+	return changed, deleted, stale
 }
 
 // heard records objects as they change, and requests a plan. An event of a Subnet without a change, as a periodic resync sends, causes
@@ -92,7 +92,7 @@ func heard[T client.Object](n *news) handler.TypedEventHandler[T, cluster.Everyt
 			}
 			if _, subnet := any(e.ObjectNew).(*kubeovn.Subnet); subnet {
 				n.mu.Lock()
-				n.doubt = true
+				n.stale = true
 				n.mu.Unlock()
 				q.Add(cluster.Everything{})
 			}
@@ -106,8 +106,8 @@ func heard[T client.Object](n *news) handler.TypedEventHandler[T, cluster.Everyt
 
 // learn passes what is new to the planner.
 func (r *reconciler) learn(ctx context.Context) error {
-	changed, deleted, doubt := r.news.take()
-	if doubt || !r.loaded {
+	changed, deleted, stale := r.news.take()
+	if stale || !r.loaded {
 		r.loaded = false
 		if err := r.load(ctx); err != nil {
 			return err
@@ -120,7 +120,7 @@ func (r *reconciler) learn(ctx context.Context) error {
 			continue
 		}
 		delete(r.written, at)
-		r.tell(object, deleted[at])
+		r.handOver(object, deleted[at])
 	}
 	return nil
 }
@@ -138,8 +138,8 @@ func (r *reconciler) outdated(at key, object client.Object, deleted bool) bool {
 	return err == nil && order < 0
 }
 
-// tell passes one object to the planner.
-func (r *reconciler) tell(object client.Object, deleted bool) {
+// handOver passes one object to the planner.
+func (r *reconciler) handOver(object client.Object, deleted bool) {
 	switch o := object.(type) {
 	case *corev1.ConfigMap:
 		if o.Name == kubeovn.NATGatewayConfigMap || o.Name == kubeovn.NATConfigMap {
@@ -176,7 +176,7 @@ func (r *reconciler) tell(object client.Object, deleted bool) {
 // knows records that this replica wrote an object, or read it from the API server itself.
 func (r *reconciler) knows(object client.Object) {
 	r.written[keyOf(object)] = version{object.GetUID(), object.GetResourceVersion()}
-	r.tell(object, false)
+	r.handOver(object, false)
 }
 
 // load passes all objects to a new planner: those that store assignments from the API server itself, the others from the cache.
@@ -193,7 +193,7 @@ func (r *reconciler) load(ctx context.Context) error {
 		&corev1.NamespaceList{}, &networkingv1.NetworkPolicyList{}, &corev1.PodList{}, &kubeovn.IptablesSnatRuleList{}, &kubeovn.IptablesDnatRuleList{}, &kubeovn.IptablesFIPRuleList{},
 		&appsv1.StatefulSetList{}, &corev1.ConfigMapList{}, nat.DefinitionList(),
 	} {
-		if err := r.loadList(ctx, r.tools.Client, list, func(object client.Object) { r.tell(object, false) }); err != nil {
+		if err := r.loadList(ctx, r.tools.Client, list, func(object client.Object) { r.handOver(object, false) }); err != nil {
 			return err
 		}
 	}

@@ -101,7 +101,7 @@ func (w *writer) put(ctx context.Context, verb string, object client.Object, cal
 	w.log.InfoContext(ctx, "wrote", "verb", verb, "object", fmt.Sprintf("%T/%s", object, object.GetName()))
 	w.versions[keyOf(object)] = object.GetResourceVersion()
 	if object.GetDeletionTimestamp() != nil && len(object.GetFinalizers()) == 0 {
-		w.tell(object, true)
+		w.handOver(object, true)
 		return true
 	}
 	w.knows(object)
@@ -119,7 +119,7 @@ func (w *writer) remove(ctx context.Context, object client.Object) {
 	}
 	w.log.InfoContext(ctx, "wrote", "verb", "delete", "object", fmt.Sprintf("%T/%s", object, object.GetName()))
 	if _, ip := object.(*kubeovn.IP); ip {
-		w.tell(object, true)
+		w.handOver(object, true)
 	}
 }
 

@@ -47,7 +47,7 @@ func Main() {
 	code, err := run()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "weft-lab: the virtual machine:", err)
-	} else if err := tell(PortResult, strconv.Itoa(code)); err != nil {
+	} else if err := report(PortResult, strconv.Itoa(code)); err != nil {
 		fmt.Fprintln(os.Stderr, "weft-lab: the virtual machine: tell the result:", err)
 	}
 	unix.Sync()
@@ -280,7 +280,7 @@ func port(name string) (*os.File, error) {
 	return nil, fmt.Errorf("the emulator has no port %s", name)
 }
 
-func tell(name, text string) error {
+func report(name, text string) error {
 	f, err := port(name)
 	if err != nil {
 		return err

@@ -69,8 +69,8 @@ type failover struct {
 
 // outside is a destination. All connections of a pod to one destination leave by the same node.
 type outside struct {
-	teller *traffic.Teller
-	at     netip.AddrPort
+	sourceServer *traffic.SourceServer
+	at           netip.AddrPort
 }
 
 func (f *failover) open(ctx context.Context, st *stage.Stage) (err error) {
@@ -109,11 +109,11 @@ func (f *failover) crowd(ctx context.Context) error {
 		if _, err := probe.Run(ctx, add); err != nil {
 			return err
 		}
-		teller, err := traffic.NewTeller(f.cluster.Outside.Netns, "outside", at)
+		sourceServer, err := traffic.NewSourceServer(f.cluster.Outside.Netns, "outside", at)
 		if err != nil {
 			return err
 		}
-		f.outside = append(f.outside, outside{teller, at})
+		f.outside = append(f.outside, outside{sourceServer, at})
 	}
 	return nil
 }
@@ -135,7 +135,7 @@ func (f *failover) set(ctx context.Context, resource, name string, addresses ...
 func (f *failover) close(ctx context.Context, st *stage.Stage) error {
 	var errs []error
 	for _, o := range f.outside {
-		errs = append(errs, o.teller.Close())
+		errs = append(errs, o.sourceServer.Close())
 	}
 	return errors.Join(append(errs, st.StrikeLab(ctx, stage.KindFailover))...)
 }

@@ -78,7 +78,7 @@ func restartAgent(c *stage.Cluster) measure.Side {
 
 // under calls do while two of the permanent pods exchange datagrams, and returns their counts.
 func under(ctx context.Context, c *stage.Cluster, do func(context.Context) error) (traffic.Tally, error) {
-	from, to := c.Standing(0), c.Standing(1)
+	from, to := c.Running(0), c.Running(1)
 	address := netip.AddrPortFrom(to.IPs[0], echoPort)
 	echo, err := traffic.NewEcho(to.Netns, address)
 	if err != nil {

@@ -50,7 +50,7 @@ const switchRatio = 2
 
 func forwardsAgain(c *stage.Cluster) measure.Side {
 	return func(ctx context.Context) (measure.Figures, error) {
-		from, to := c.Standing(0), c.Standing(1)
+		from, to := c.Running(0), c.Running(1)
 		address := netip.AddrPortFrom(to.IPs[0], echoPort)
 		return killOnce(ctx, c, func(stop <-chan struct{}) (*occurrences, error) { return answers(from.Netns, address, stop) })
 	}
@@ -76,7 +76,7 @@ func startsWithoutFlows(c *stage.Cluster) measure.Side {
 
 // killOnce kills the daemon, and returns the time from the start of the next one to the first occurrence after that.
 func killOnce(ctx context.Context, c *stage.Cluster, watch func(stop <-chan struct{}) (*occurrences, error)) (measure.Figures, error) {
-	from, to := c.Standing(0), c.Standing(1)
+	from, to := c.Running(0), c.Running(1)
 	echo, err := traffic.NewEcho(to.Netns, netip.AddrPortFrom(to.IPs[0], echoPort))
 	if err != nil {
 		return nil, err

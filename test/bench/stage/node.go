@@ -203,35 +203,35 @@ const fillTogether = 32
 
 // Populate sets the number of permanent pods on the first node of each side.
 func (c *Cluster) Populate(ctx context.Context, pods int) error {
-	for i := range c.standing {
+	for i := range c.running {
 		node := c.Ours[0]
 		if i == 1 {
 			node = c.Peers[0]
 		}
-		if err := node.populate(ctx, &c.standing[i], pods); err != nil {
+		if err := node.populate(ctx, &c.running[i], pods); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
-func (n Node) populate(ctx context.Context, standing *[]Pod, want int) error {
+func (n Node) populate(ctx context.Context, running *[]Pod, want int) error {
 	g, ctx := errgroup.WithContext(ctx)
 	g.SetLimit(fillTogether)
-	have := len(*standing)
+	have := len(*running)
 	if want < have {
-		for _, p := range (*standing)[want:] {
+		for _, p := range (*running)[want:] {
 			g.Go(func() error {
 				_, err := n.Delete(ctx, p)
 				return err
 			})
 		}
-		*standing = (*standing)[:want]
+		*running = (*running)[:want]
 		return g.Wait()
 	}
-	*standing = append(*standing, make([]Pod, want-have)...)
+	*running = append(*running, make([]Pod, want-have)...)
 	for i := have; i < want; i++ {
-		p := &(*standing)[i]
+		p := &(*running)[i]
 		g.Go(func() (err error) {
 			if *p, err = n.Add(ctx, fmt.Sprintf("standing-%d", i)); err != nil {
 				return err
@@ -242,5 +242,5 @@ func (n Node) populate(ctx context.Context, standing *[]Pod, want int) error {
 	return g.Wait()
 }
 
-// Standing returns pod i of those that Populate keeps on the first of our nodes.
-func (c *Cluster) Standing(i int) *Pod { return &c.standing[0][i] }
+// Running returns pod i of those that Populate keeps on the first of our nodes.
+func (c *Cluster) Running(i int) *Pod { return &c.running[0][i] }

@@ -132,7 +132,7 @@ type Cluster struct {
 	// Ours and Peers are the compared nodes: Ours[i] with Peers[i].
 	Ours, Peers []Node
 
-	standing [2][]Pod // on the first node of each side: those that Populate keeps
+	running [2][]Pod // on the first node of each side: those that Populate keeps
 }
 
 // clusterNodes is the number of nodes of each side.

@@ -46,18 +46,18 @@ func Firewalls(state FirewallState) []FirewallFinding {
 	for i := range state.Policies {
 		p := &state.Policies[i]
 		found := FirewallFinding{Policy: p, Reason: networkv1.ReasonValid}
-		standing, why := x.Standing(egressfirewall.Key{Namespace: p.Namespace, Name: p.Name})
+		validity, why := x.Validity(egressfirewall.Key{Namespace: p.Namespace, Name: p.Name})
 		switch {
-		case standing == egressfirewall.Unusable && state.Mode.HasVNIDs():
+		case validity == egressfirewall.Unusable && state.Mode.HasVNIDs():
 			found.Reason, found.Message = networkv1.ReasonInvalid, "nothing leaves the namespace: "+why
-		case standing == egressfirewall.Unusable:
+		case validity == egressfirewall.Unusable:
 			found.Reason, found.Message = networkv1.ReasonInvalid, why
 		case !state.Mode.HasVNIDs():
 			found.Reason = networkv1.ReasonNoEffect
 			found.Message = fmt.Sprintf("egress firewalls need a network with VNIDs: set pluginName of ClusterNetwork default to %s or %s", networkv1.PluginMultitenant, networkv1.PluginNetworkPolicy)
-		case standing == egressfirewall.Global:
+		case validity == egressfirewall.Global:
 			found.Reason, found.Message = networkv1.ReasonNoEffect, why
-		case standing != egressfirewall.InEffect:
+		case validity != egressfirewall.InEffect:
 			found.Reason, found.Message = networkv1.ReasonConflict, why
 		case slices.ContainsFunc(p.Spec.Egress, func(r networkv1.EgressNetworkPolicyRule) bool { return r.To.DNSName != "" }):
 			found.Message = "each node resolves its names: events report names that a node cannot resolve or has no room for"

@@ -100,8 +100,8 @@ func (w *world) objects() *plan.Objects {
 	}
 }
 
-// tell passes to the planner what has changed since the last call.
-func (w *world) tell() {
+// handOver passes to the planner what has changed since the last call.
+func (w *world) handOver() {
 	now := w.all()
 	for key, object := range w.told {
 		if now[key] == nil {
@@ -158,7 +158,7 @@ func gather[T any, P interface {
 // plan makes a plan of the changes, which must equal the plan of everything.
 func (w *world) plan(t fataler) *plan.Plan {
 	t.Helper()
-	w.tell()
+	w.handOver()
 	have, want := w.planner.Plan(metav1.NewTime(time.Unix(1000, 0))), plan.Compile(w.objects())
 	if !reflect.DeepEqual(w.told, w.all()) { // they must not be changed, like those of a cache
 		t.Fatalf("the planner changed objects that it was given")
@@ -284,7 +284,7 @@ func (w *world) step(t fataler) bool {
 	acted := w.gatewaysOf(t, p)
 	maps.DeleteFunc(w.vpcs, func(_ string, v *kubeovn.Vpc) bool { return v.DeletionTimestamp != nil && len(v.Finalizers) == 0 })
 	maps.DeleteFunc(w.subnets, func(_ string, s *kubeovn.Subnet) bool { return s.DeletionTimestamp != nil && len(s.Finalizers) == 0 })
-	w.tell() // a writer knows what it wrote
+	w.handOver() // a writer knows what it wrote
 	return acted || !change.Empty() || len(p.Delete)+len(p.Create)+len(p.Vpcs)+len(p.Subnets)+len(p.VpcStatus)+len(p.SubnetStatus) > 0
 }
 

@@ -12,14 +12,14 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Standing is a pre-plugged port: a veth pair that is created before its pod and outlives it. It has the host veth, which is a port of the
+// Preplugged is a pre-plugged port: a veth pair that is created before its pod and outlives it. It has the host veth, which is a port of the
 // switch, and the veth peer (far, in this package), of the same name, in a separate namespace. A pod's interface on it is a macvlan of the
 // veth peer. When a link changes, a switch iterates over all its ports; when a pod is added or removed this way, no link of the switch
 // changes.
 //
 // The macvlan's mode is passthru: the kernel allows only one such macvlan per device. So nothing that a former pod has kept can be on a
 // port together with the next pod's interface.
-type Standing struct {
+type Preplugged struct {
 	// Name is the name of both ends; it must pass ValidateName, also with "-in" appended.
 	Name string
 	// MTU of both ends in bytes; 0 is the kernel's default, 1500.
@@ -30,8 +30,8 @@ type Standing struct {
 	TxOffloadOff bool
 }
 
-// Stands is the state of a pre-plugged port.
-type Stands struct {
+// PrepluggedPort is the state of a pre-plugged port.
+type PrepluggedPort struct {
 	// MTU is the host veth's, in bytes.
 	MTU int
 	// TxOffloadOff reports whether transmit offloads are off on the veth peer.
@@ -42,17 +42,17 @@ type Stands struct {
 	Gone bool
 }
 
-// StandingLinks creates and lists pre-plugged ports. *[Pods] does it in the kernel, *[FakePods] in memory. PodLinks.Delete removes them,
+// PrepluggedLinks creates and lists pre-plugged ports. *[Pods] does it in the kernel, *[FakePods] in memory. PodLinks.Delete removes them,
 // and with them the interfaces on them.
-type StandingLinks interface {
-	// CreateStanding creates ports with their veth peers in the namespace at path. ErrNoNamespace and ErrNotNamespace are about that
+type PrepluggedLinks interface {
+	// CreatePreplugged creates ports with their veth peers in the namespace at path. ErrNoNamespace and ErrNotNamespace are about that
 	// namespace. After an error none of the ports exists.
-	CreateStanding(ctx context.Context, path string, pairs ...Standing) error
-	// ListStanding returns the existing pre-plugged ports, by name. Without the namespace at path none is idle.
-	ListStanding(ctx context.Context, path string) (map[string]Stands, error)
+	CreatePreplugged(ctx context.Context, path string, pairs ...Preplugged) error
+	// ListPreplugged returns the existing pre-plugged ports, by name. Without the namespace at path none is idle.
+	ListPreplugged(ctx context.Context, path string) (map[string]PrepluggedPort, error)
 }
 
-var _ StandingLinks = (*Pods)(nil)
+var _ PrepluggedLinks = (*Pods)(nil)
 
 var (
 	// ErrOccupied reports that an interface is on a pre-plugged port that should be free.
@@ -61,54 +61,54 @@ var (
 	ErrUnusable = errors.New("the pre-plugged port is unusable")
 )
 
-// standingOwner is the prefix of the owners of pre-plugged ports.
-const standingOwner = "port/"
+// prepluggedOwner is the prefix of the owners of pre-plugged ports.
+const prepluggedOwner = "port/"
 
-// StandingOwner returns the owner of a pre-plugged port, as in List.
-func StandingOwner(name string) string { return standingOwner + name }
+// PrepluggedOwner returns the owner of a pre-plugged port, as in List.
+func PrepluggedOwner(name string) string { return prepluggedOwner + name }
 
-func standingAlias(name string) string { return PodAliasPrefix + StandingOwner(name) }
+func prepluggedAlias(name string) string { return PodAliasPrefix + PrepluggedOwner(name) }
 
-// standingBatch limits how many pairs are created at once, so that their answers fit the socket (batchMax).
-const standingBatch = batchMax / 2
+// prepluggedBatch limits how many pairs are created at once, so that their answers fit the socket (batchMax).
+const prepluggedBatch = batchMax / 2
 
-// CreateStanding implements StandingLinks.
-func (p *Pods) CreateStanding(ctx context.Context, path string, pairs ...Standing) error {
+// CreatePreplugged implements PrepluggedLinks.
+func (p *Pods) CreatePreplugged(ctx context.Context, path string, pairs ...Preplugged) error {
 	for _, pair := range pairs {
 		if err := errors.Join(ValidateName(pair.Name), ValidateName(receiverName(pair.Name))); err != nil {
-			return fmt.Errorf("standing pair: %w", err)
+			return fmt.Errorf("pre-plugged port: %w", err)
 		}
 	}
 	if err := ctx.Err(); err != nil {
-		return fmt.Errorf("standing pairs: %w", err)
+		return fmt.Errorf("pre-plugged ports: %w", err)
 	}
 	far, err := openNamespace(path)
 	if err != nil {
-		return fmt.Errorf("standing pairs: %w", err)
+		return fmt.Errorf("pre-plugged ports: %w", err)
 	}
 	defer far.close()
 	for len(pairs) > 0 && err == nil {
-		count := min(len(pairs), standingBatch)
-		s := standing{Pods: p, far: far, pairs: pairs[:count]}
+		count := min(len(pairs), prepluggedBatch)
+		s := preplugged{Pods: p, far: far, pairs: pairs[:count]}
 		err = onThread(p.home, s.run)
 		pairs = pairs[count:]
 	}
 	if err != nil {
-		return fmt.Errorf("standing pairs: %w", err)
+		return fmt.Errorf("pre-plugged ports: %w", err)
 	}
 	return nil
 }
 
-// standing is one run of CreateStanding.
-type standing struct {
+// preplugged is one run of CreatePreplugged.
+type preplugged struct {
 	*Pods
 	far   *namespace
-	pairs []Standing
+	pairs []Preplugged
 	hosts []netlink.Link
 }
 
 // run works on a locked thread that starts in the home namespace.
-func (s *standing) run() (err error) {
+func (s *preplugged) run() (err error) {
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, s.undo())
@@ -131,10 +131,10 @@ func (s *standing) run() (err error) {
 }
 
 // make creates the pairs. It fails if an interrupted run has left a link of that name; Delete removes such a link.
-func (s *standing) make() error {
+func (s *preplugged) make() error {
 	var requests []*nl.NetlinkRequest
 	for _, pair := range s.pairs {
-		near := linkEnd{name: pair.Name, mtu: standingMTU(pair.MTU), group: pair.HostGroup, netns: -1}
+		near := linkEnd{name: pair.Name, mtu: prepluggedMTU(pair.MTU), group: pair.HostGroup, netns: -1}
 		if pair.TxOffloadOff {
 			near.flags = unix.IFF_PROMISC // as in makePair
 		}
@@ -159,7 +159,7 @@ func (s *standing) make() error {
 	return err
 }
 
-func standingMTU(mtu int) int {
+func prepluggedMTU(mtu int) int {
 	if mtu == 0 {
 		return defaultMTU
 	}
@@ -167,7 +167,7 @@ func standingMTU(mtu int) int {
 }
 
 // configureFar runs in the veth peers' namespace. No protocol is active there: it has no addresses, and IPv6 is off before a link is up.
-func (s *standing) configureFar() error {
+func (s *preplugged) configureFar() error {
 	conn, err := dial()
 	if err != nil {
 		return err
@@ -201,21 +201,21 @@ func (s *standing) configureFar() error {
 }
 
 // configureHosts sets the owners of the host veths and sets them up.
-func (s *standing) configureHosts() error {
+func (s *preplugged) configureHosts() error {
 	var list plan
 	for i, pair := range s.pairs {
 		if err := s.turn.do(func() error { return writeSysctls(pair.Name, hostSysctls()) }); err != nil {
 			return fmt.Errorf("host end: %w", err)
 		}
 		index := s.hosts[i].Attrs().Index
-		list.add("setting the alias of "+pair.Name, setLink(index, aliasAttr(standingAlias(pair.Name))))
+		list.add("setting the alias of "+pair.Name, setLink(index, aliasAttr(prepluggedAlias(pair.Name))))
 		list.add("setting "+pair.Name+" up", setState(index, true))
 	}
 	return list.run(s.conn)
 }
 
 // undo removes what this run has created.
-func (s *standing) undo() error {
+func (s *preplugged) undo() error {
 	indexes := make([]int, 0, len(s.hosts))
 	for _, host := range s.hosts {
 		indexes = append(indexes, host.Attrs().Index)
@@ -226,20 +226,20 @@ func (s *standing) undo() error {
 	return s.reap(indexes)
 }
 
-// ListStanding implements StandingLinks.
-func (p *Pods) ListStanding(ctx context.Context, path string) (map[string]Stands, error) {
+// ListPreplugged implements PrepluggedLinks.
+func (p *Pods) ListPreplugged(ctx context.Context, path string) (map[string]PrepluggedPort, error) {
 	if err := ctx.Err(); err != nil {
-		return nil, fmt.Errorf("listing standing pairs: %w", err)
+		return nil, fmt.Errorf("listing pre-plugged ports: %w", err)
 	}
 	links, err := listLinks(p.handle)
 	if err != nil {
 		return nil, err
 	}
-	return p.stands(links, path)
+	return p.port(links, path)
 }
 
-// Survey is List and ListStanding at once.
-func (p *Pods) Survey(ctx context.Context, path string) (owners map[string]string, stands map[string]Stands, err error) {
+// Survey is List and ListPreplugged at once.
+func (p *Pods) Survey(ctx context.Context, path string) (owners map[string]string, port map[string]PrepluggedPort, err error) {
 	if err := ctx.Err(); err != nil {
 		return nil, nil, fmt.Errorf("listing pod links: %w", err)
 	}
@@ -247,29 +247,29 @@ func (p *Pods) Survey(ctx context.Context, path string) (owners map[string]strin
 	if err != nil {
 		return nil, nil, err
 	}
-	stands, err = p.stands(links, path)
-	return podOwners(links), stands, err
+	port, err = p.port(links, path)
+	return podOwners(links), port, err
 }
 
-// stands returns the pre-plugged ports among the host's links.
-func (p *Pods) stands(links []netlink.Link, path string) (map[string]Stands, error) {
+// port returns the pre-plugged ports among the host's links.
+func (p *Pods) port(links []netlink.Link, path string) (map[string]PrepluggedPort, error) {
 	far, err := p.farEnds(path)
 	if err != nil {
-		return nil, fmt.Errorf("listing standing pairs: %w", err)
+		return nil, fmt.Errorf("listing pre-plugged ports: %w", err)
 	}
-	found := map[string]Stands{}
+	found := map[string]PrepluggedPort{}
 	for _, link := range links {
 		attrs := link.Attrs()
-		if link.Type() == "veth" && attrs.Alias == standingAlias(attrs.Name) && attrs.Group != DeadGroup {
-			stands := far[attrs.Name]
-			stands.MTU = attrs.MTU
-			found[attrs.Name] = stands
+		if link.Type() == "veth" && attrs.Alias == prepluggedAlias(attrs.Name) && attrs.Group != DeadGroup {
+			port := far[attrs.Name]
+			port.MTU = attrs.MTU
+			found[attrs.Name] = port
 			delete(far, attrs.Name)
 		}
 	}
-	for name, stands := range far {
-		if stands.Gone {
-			found[name] = stands
+	for name, port := range far {
+		if port.Gone {
+			found[name] = port
 		}
 	}
 	return found, nil
@@ -277,7 +277,7 @@ func (p *Pods) stands(links []netlink.Link, path string) (map[string]Stands, err
 
 // farEnds returns the state of the veth peers in the namespace at path. A macvlan that is up makes its device promiscuous; a hidden one
 // that is down is detected when the next one is created.
-func (p *Pods) farEnds(path string) (map[string]Stands, error) {
+func (p *Pods) farEnds(path string) (map[string]PrepluggedPort, error) {
 	far, err := openNamespace(path)
 	if errors.Is(err, ErrNoNamespace) || errors.Is(err, ErrNotNamespace) {
 		return nil, nil //nolint:nilnil // there are none
@@ -286,7 +286,7 @@ func (p *Pods) farEnds(path string) (map[string]Stands, error) {
 		return nil, err
 	}
 	defer far.close()
-	found := map[string]Stands{}
+	found := map[string]PrepluggedPort{}
 	err = onThread(p.home, func() error {
 		if err := far.enter(); err != nil {
 			return err
@@ -311,16 +311,16 @@ func (p *Pods) farEnds(path string) (map[string]Stands, error) {
 			if err != nil {
 				return err
 			}
-			found[link.Attrs().Name] = Stands{Idle: link.Attrs().Promisc == 0, TxOffloadOff: offload == Off}
+			found[link.Attrs().Name] = PrepluggedPort{Idle: link.Attrs().Promisc == 0, TxOffloadOff: offload == Off}
 		}
 		if err != nil {
 			return err
 		}
 		shapes, err := readShapes(handle, links)
 		for name := range shapes {
-			stands, there := found[name]
-			stands.Idle, stands.Gone = false, !there
-			found[name] = stands
+			port, there := found[name]
+			port.Idle, port.Gone = false, !there
+			found[name] = port
 		}
 		return err
 	})
@@ -341,10 +341,10 @@ type onPort struct {
 
 // openOnPort opens what Create, Check and Unplug need of a pre-plugged port's namespace.
 func openOnPort(c creation) (*onPort, error) {
-	ports, err := openNamespace(c.pair.Standing)
+	ports, err := openNamespace(c.pair.Preplugged)
 	if err != nil {
 		// Without wrapping err: a missing namespace of pre-plugged ports must not look like a missing namespace of the pod.
-		return nil, fmt.Errorf("%w: %s: far end in %s: %w: %s", ErrUnusable, c.pair.HostName, c.pair.Standing, ErrNoDevice, err.Error())
+		return nil, fmt.Errorf("%w: %s: far end in %s: %w: %s", ErrUnusable, c.pair.HostName, c.pair.Preplugged, ErrNoDevice, err.Error())
 	}
 	return &onPort{creation: c, ports: ports}, nil
 }
@@ -356,8 +356,8 @@ func (u *onPort) close() {
 	u.ports.close()
 }
 
-// createUpon is Create for a pod on a pre-plugged port. If it fails, it removes what it has created.
-func (p *Pods) createUpon(ctx context.Context, c creation) (*creation, error) {
+// createPreplugged is Create for a pod on a pre-plugged port. If it fails, it removes what it has created.
+func (p *Pods) createPreplugged(ctx context.Context, c creation) (*creation, error) {
 	u, err := openOnPort(c)
 	if err != nil {
 		return nil, err
@@ -401,7 +401,7 @@ func (u *onPort) complete() error {
 		return fmt.Errorf("%w: host end %s: %w", ErrUnusable, u.pair.HostName, ErrNoDevice)
 	case u.far == nil:
 		return fmt.Errorf("%w: far end of %s: %w", ErrUnusable, u.pair.HostName, ErrNoDevice)
-	case u.host.Type() != "veth" || u.host.Attrs().Alias != standingAlias(u.pair.HostName):
+	case u.host.Type() != "veth" || u.host.Attrs().Alias != prepluggedAlias(u.pair.HostName):
 		return fmt.Errorf("%w: %s (%s, alias %q) on the host: %w", ErrUnusable, u.pair.HostName, u.host.Type(), u.host.Attrs().Alias, ErrForeign)
 	}
 	return nil
@@ -627,5 +627,5 @@ func (u *onPort) check() error {
 	return errors.Join(u.compare(func() bool { return isOn(u.peer, u.far) }, "is not upon "), shape)
 }
 
-// IsStanding reports whether an owner is a pre-plugged port's.
-func IsStanding(owner string) bool { return strings.HasPrefix(owner, standingOwner) }
+// IsPreplugged reports whether an owner is a pre-plugged port's.
+func IsPreplugged(owner string) bool { return strings.HasPrefix(owner, prepluggedOwner) }

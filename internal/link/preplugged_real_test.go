@@ -14,10 +14,10 @@ import (
 	"weft.dev/weft/internal/link/nstest"
 )
 
-func standingPairs(count int) []Standing {
-	pairs := make([]Standing, 0, count)
+func prepluggedPairs(count int) []Preplugged {
+	pairs := make([]Preplugged, 0, count)
 	for i := range count {
-		pairs = append(pairs, Standing{Name: fmt.Sprintf("wts%d", i), MTU: 1450, HostGroup: 77, TxOffloadOff: true})
+		pairs = append(pairs, Preplugged{Name: fmt.Sprintf("wts%d", i), MTU: 1450, HostGroup: 77, TxOffloadOff: true})
 	}
 	return pairs
 }
@@ -35,18 +35,18 @@ func inNamespace(t *testing.T, path string, work func(h *netlink.Handle) error) 
 	})
 }
 
-// uponPair is testPair's pod on the first pre-plugged port.
-func uponPair(netns, ports string) Pair {
+// prepluggedPair is testPair's pod on the first pre-plugged port.
+func prepluggedPair(netns, ports string) Pair {
 	pair := testPair(netns, 2)
-	pair.HostName, pair.Standing = "wts0", ports
+	pair.HostName, pair.Preplugged = "wts0", ports
 	return pair
 }
 
-func wantStanding(t *testing.T, pods *Pods, ports string, idle ...bool) {
+func wantPreplugged(t *testing.T, pods *Pods, ports string, idle ...bool) {
 	t.Helper()
-	found, err := pods.ListStanding(context.Background(), ports)
+	found, err := pods.ListPreplugged(context.Background(), ports)
 	if err != nil || len(found) != len(idle) {
-		t.Fatalf("ListStanding: %v, %v; want %d", found, err, len(idle))
+		t.Fatalf("ListPreplugged: %v, %v; want %d", found, err, len(idle))
 	}
 	for i, want := range idle {
 		if got := found[fmt.Sprintf("wts%d", i)]; got.Idle != want || got.MTU != 1450 {
@@ -55,20 +55,20 @@ func wantStanding(t *testing.T, pods *Pods, ports string, idle ...bool) {
 	}
 }
 
-func TestStandingRealLifecycle(t *testing.T) {
+func TestPrepluggedRealLifecycle(t *testing.T) {
 	pods, _ := newPods(t)
 	ctx := context.Background()
 	ports, first, second := nstest.New(t), nstest.New(t), nstest.New(t)
-	if err := pods.CreateStanding(ctx, ports, standingPairs(3)...); err != nil {
+	if err := pods.CreatePreplugged(ctx, ports, prepluggedPairs(3)...); err != nil {
 		t.Fatal(err)
 	}
-	wantStanding(t, pods, ports, true, true, true)
-	if err := pods.CreateStanding(ctx, ports, standingPairs(4)...); err == nil {
+	wantPreplugged(t, pods, ports, true, true, true)
+	if err := pods.CreatePreplugged(ctx, ports, prepluggedPairs(4)...); err == nil {
 		t.Error("made again over those that are there")
 	}
-	wantStanding(t, pods, ports, true, true, true)
+	wantPreplugged(t, pods, ports, true, true, true)
 
-	pair := uponPair(first, ports)
+	pair := prepluggedPair(first, ports)
 	if err := pods.Check(ctx, pair); err == nil {
 		t.Fatal("Check found an interface that was not made")
 	}
@@ -91,10 +91,10 @@ func TestStandingRealLifecycle(t *testing.T) {
 			t.Fatalf("second Create: %+v, %v", again, err)
 		}
 	}
-	wantStanding(t, pods, ports, false, true, true)
+	wantPreplugged(t, pods, ports, false, true, true)
 	checkOffloads(t, ports, pair.HostName)
 
-	other := uponPair(second, ports)
+	other := prepluggedPair(second, ports)
 	if _, err := pods.Create(ctx, other); !errors.Is(err, ErrOccupied) {
 		t.Errorf("a second pod upon it: %v", err)
 	}
@@ -109,7 +109,7 @@ func TestStandingRealLifecycle(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	wantStanding(t, pods, ports, true, true, true)
+	wantPreplugged(t, pods, ports, true, true, true)
 	if _, err := pods.Create(ctx, other); err != nil {
 		t.Fatal(err)
 	}
@@ -119,7 +119,7 @@ func TestStandingRealLifecycle(t *testing.T) {
 	if err := pods.Delete(ctx, "wts0", "wts1", "wts2"); err != nil {
 		t.Fatal(err)
 	}
-	wantStanding(t, pods, ports)
+	wantPreplugged(t, pods, ports)
 	inNamespace(t, second, func(h *netlink.Handle) error {
 		if _, err := h.LinkByName("eth0"); err == nil {
 			t.Error("the pod's interface outlives its port")
@@ -129,14 +129,14 @@ func TestStandingRealLifecycle(t *testing.T) {
 }
 
 // What a pod with rights over its namespace does to its interface does not free the port, and affects nothing of the next pod's.
-func TestStandingRealHostilePod(t *testing.T) {
+func TestPrepluggedRealHostilePod(t *testing.T) {
 	pods, _ := newPods(t)
 	ctx := context.Background()
 	ports, pod, next := nstest.New(t), nstest.New(t), nstest.New(t)
-	if err := pods.CreateStanding(ctx, ports, standingPairs(1)...); err != nil {
+	if err := pods.CreatePreplugged(ctx, ports, prepluggedPairs(1)...); err != nil {
 		t.Fatal(err)
 	}
-	pair := uponPair(pod, ports)
+	pair := prepluggedPair(pod, ports)
 	if _, err := pods.Create(ctx, pair); err != nil {
 		t.Fatal(err)
 	}
@@ -154,7 +154,7 @@ func TestStandingRealHostilePod(t *testing.T) {
 	if err := pods.Unplug(ctx, pair, func() {}); !errors.Is(err, ErrOccupied) {
 		t.Errorf("Unplug of a hidden interface: %v", err)
 	}
-	other := uponPair(next, ports)
+	other := prepluggedPair(next, ports)
 	other.PodMAC = net.HardwareAddr{0x0a, 0x58, 10, 128, 9, 9}
 	if _, err := pods.Create(ctx, other); !errors.Is(err, ErrOccupied) || !errors.Is(err, ErrUnusable) {
 		t.Errorf("the next pod upon it: %v", err)
@@ -169,36 +169,36 @@ func TestStandingRealHostilePod(t *testing.T) {
 }
 
 // A missing port, and a missing namespace of ports, are distinguished from a missing namespace of the pod.
-func TestStandingRealGone(t *testing.T) {
+func TestPrepluggedRealGone(t *testing.T) {
 	pods, _ := newPods(t)
 	ctx := context.Background()
 	pod := nstest.New(t)
-	if err := pods.CreateStanding(ctx, "/run/netns/wt-never", standingPairs(1)...); !errors.Is(err, ErrNoNamespace) {
-		t.Errorf("CreateStanding: %v", err)
+	if err := pods.CreatePreplugged(ctx, "/run/netns/wt-never", prepluggedPairs(1)...); !errors.Is(err, ErrNoNamespace) {
+		t.Errorf("CreatePreplugged: %v", err)
 	}
-	if found, err := pods.ListStanding(ctx, "/run/netns/wt-never"); err != nil || len(found) != 0 {
-		t.Errorf("ListStanding: %v, %v", found, err)
+	if found, err := pods.ListPreplugged(ctx, "/run/netns/wt-never"); err != nil || len(found) != 0 {
+		t.Errorf("ListPreplugged: %v, %v", found, err)
 	}
-	if _, err := pods.Create(ctx, uponPair(pod, "/run/netns/wt-never")); !errors.Is(err, ErrUnusable) || errors.Is(err, ErrNoNamespace) {
+	if _, err := pods.Create(ctx, prepluggedPair(pod, "/run/netns/wt-never")); !errors.Is(err, ErrUnusable) || errors.Is(err, ErrNoNamespace) {
 		t.Errorf("Create: %v", err)
 	}
-	if err := pods.Unplug(ctx, uponPair(pod, "/run/netns/wt-never"), func() {}); !errors.Is(err, ErrNoDevice) {
+	if err := pods.Unplug(ctx, prepluggedPair(pod, "/run/netns/wt-never"), func() {}); !errors.Is(err, ErrNoDevice) {
 		t.Errorf("Unplug: %v", err)
 	}
 	ports := nstest.New(t)
-	if _, err := pods.Create(ctx, uponPair(pod, ports)); !errors.Is(err, ErrNoDevice) {
+	if _, err := pods.Create(ctx, prepluggedPair(pod, ports)); !errors.Is(err, ErrNoDevice) {
 		t.Errorf("Create: %v", err)
 	}
-	if err := pods.Unplug(ctx, uponPair(pod, ports), func() {}); !errors.Is(err, ErrNoDevice) {
+	if err := pods.Unplug(ctx, prepluggedPair(pod, ports), func() {}); !errors.Is(err, ErrNoDevice) {
 		t.Errorf("Unplug: %v", err)
 	}
-	if err := pods.CreateStanding(ctx, ports, standingPairs(1)...); err != nil {
+	if err := pods.CreatePreplugged(ctx, ports, prepluggedPairs(1)...); err != nil {
 		t.Fatal(err)
 	}
-	if err := pods.Unplug(ctx, uponPair("/run/netns/wt-never", ports), func() {}); err != nil {
+	if err := pods.Unplug(ctx, prepluggedPair("/run/netns/wt-never", ports), func() {}); err != nil {
 		t.Errorf("Unplug of a pod whose namespace is gone: %v", err)
 	}
-	if err := pods.Unplug(ctx, uponPair("/etc/passwd", ports), func() {}); err != nil {
+	if err := pods.Unplug(ctx, prepluggedPair("/etc/passwd", ports), func() {}); err != nil {
 		t.Errorf("Unplug of a pod whose namespace never was: %v", err)
 	}
 }

@@ -1,6 +1,6 @@
-// Package tell has the section of weft status about a flannel network: its configuration, which nodes have a lease, and why nodes cannot
+// Package section has the section of weft status about a flannel network: its configuration, which nodes have a lease, and why nodes cannot
 // reach each other.
-package tell
+package section
 
 import (
 	"context"

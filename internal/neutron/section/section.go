@@ -1,6 +1,6 @@
-// Package tell has the section of weft status about OpenStack's networks: how many networks and ports there are, and what waits for
+// Package section has the section of weft status about OpenStack's networks: how many networks and ports there are, and what waits for
 // OpenStack.
-package tell
+package section
 
 import (
 	"context"

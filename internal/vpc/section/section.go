@@ -1,5 +1,5 @@
-// Package tell has the section of weft status about VPCs: how many there are, and which objects are not in effect.
-package tell
+// Package section has the section of weft status about VPCs: how many there are, and which objects are not in effect.
+package section
 
 import (
 	"context"

@@ -21,18 +21,18 @@ import (
 
 const portsNetns = "/run/weft/cni/ports"
 
-// standingNode returns a node whose agents pre-plug ports, in an existing namespace.
-func standingNode(dir string, spare int) *node {
+// prepluggedNode returns a node whose agents pre-plug ports, in an existing namespace.
+func prepluggedNode(dir string, spare int) *node {
 	n := newNode(dir)
 	n.spare = spare
 	n.pods.AddNamespace(portsNetns)
 	return n
 }
 
-// standingStart returns an agent with free pre-plugged ports.
-func standingStart(t *testing.T, spare int) *life {
+// prepluggedStart returns an agent with free pre-plugged ports.
+func prepluggedStart(t *testing.T, spare int) *life {
 	t.Helper()
-	l := standingNode(t.TempDir(), spare).begin(t)
+	l := prepluggedNode(t.TempDir(), spare).begin(t)
 	t.Cleanup(l.stop)
 	l.update(t, sample())
 	l.free(t, spare)
@@ -43,29 +43,29 @@ func standingStart(t *testing.T, spare int) *life {
 func (l *life) free(t tb, count int) {
 	t.Helper()
 	eventually(t, fmt.Sprintf("%d ports are free", count), func() bool {
-		free, other := l.standing.count()
+		free, other := l.preplugged.count()
 		return free == count && other == 0
 	})
 }
 
 // count returns how many ports are free, and how many are being created or removed.
-func (s *standing) count() (free, other int) {
+func (s *preplugged) count() (free, other int) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, port := range s.ports {
 		switch port.state {
-		case standingFree:
+		case prepluggedFree:
 			free++
-		case standingMaking, standingLeaving:
+		case prepluggedMaking, prepluggedLeaving:
 			other++
-		case standingTaken:
+		case prepluggedTaken:
 		}
 	}
 	return free, other
 }
 
-// standingPorts returns the names of pods' pairs, and checks that the switch has the same ports.
-func (l *life) standingPorts(t tb) []string {
+// prepluggedPorts returns the names of pods' pairs, and checks that the switch has the same ports.
+func (l *life) prepluggedPorts(t tb) []string {
 	t.Helper()
 	links, err := l.node.pods.List(context.Background())
 	if err != nil {
@@ -89,9 +89,9 @@ func (l *life) standingPorts(t tb) []string {
 }
 
 // A pod on a pre-plugged port changes nothing in the switch's database, neither on ADD nor on DEL.
-func TestStandingPorts(t *testing.T) {
-	l := standingStart(t, 4)
-	ports := l.standingPorts(t)
+func TestPrepluggedPorts(t *testing.T) {
+	l := prepluggedStart(t, 4)
+	ports := l.prepluggedPorts(t)
 	if len(ports) != 4 {
 		t.Fatalf("ports %v", ports)
 	}
@@ -101,7 +101,7 @@ func TestStandingPorts(t *testing.T) {
 		result := l.add(t, req)
 		l.whole(t, req)
 		rec := l.record(t, req)
-		if !l.standing.has(rec.OFPort) || !slices.Contains(ports, rec.HostInterface) || result.Interfaces[0].Name != rec.HostInterface {
+		if !l.preplugged.has(rec.OFPort) || !slices.Contains(ports, rec.HostInterface) || result.Interfaces[0].Name != rec.HostInterface {
 			t.Errorf("record %+v, result %v", rec, result.Interfaces)
 		}
 		if err := l.Check(context.Background(), req); err != nil {
@@ -114,14 +114,14 @@ func TestStandingPorts(t *testing.T) {
 	if now := l.node.rows.Transactions(); now != written {
 		t.Errorf("%d transactions, it were %d", now, written)
 	}
-	if now := l.standingPorts(t); !slices.Equal(now, ports) {
+	if now := l.prepluggedPorts(t); !slices.Equal(now, ports) {
 		t.Errorf("ports %v, it were %v", now, ports)
 	}
 }
 
 // The port that has been free longest is taken next.
-func TestStandingPortsRotate(t *testing.T) {
-	l := standingStart(t, 4)
+func TestPrepluggedPortsRotate(t *testing.T) {
+	l := prepluggedStart(t, 4)
 	var order []uint32
 	for i := range 8 {
 		req := l.request(fmt.Sprint("s", i))
@@ -137,7 +137,7 @@ func TestStandingPortsRotate(t *testing.T) {
 }
 
 // Until the plugin has created the namespace, and when more pods are added at once than ports are free, pods get ports of their own.
-func TestWithoutStandingPorts(t *testing.T) {
+func TestWithoutPrepluggedPorts(t *testing.T) {
 	n := newNode(t.TempDir())
 	n.spare = 2
 	l := n.begin(t)
@@ -147,7 +147,7 @@ func TestWithoutStandingPorts(t *testing.T) {
 	first := l.request("first")
 	l.add(t, first)
 	l.whole(t, first)
-	if l.standing.has(l.record(t, first).OFPort) {
+	if l.preplugged.has(l.record(t, first).OFPort) {
 		t.Error("it is upon a port that cannot be")
 	}
 	l.del(t, first)
@@ -156,28 +156,28 @@ func TestWithoutStandingPorts(t *testing.T) {
 	second := l.request("second")
 	l.add(t, second) // this ADD also starts another check of the namespace
 	l.free(t, 2)
-	var own, standing int
+	var own, preplugged int
 	for i := range 3 {
 		req := l.request(fmt.Sprint("s", i))
 		l.add(t, req)
 		l.whole(t, req)
-		if l.standing.has(l.record(t, req).OFPort) {
-			standing++
+		if l.preplugged.has(l.record(t, req).OFPort) {
+			preplugged++
 		} else {
 			own++
 		}
 	}
-	if standing == 0 {
-		t.Errorf("%d pods upon standing ports, %d upon their own", standing, own)
+	if preplugged == 0 {
+		t.Errorf("%d pods upon pre-plugged ports, %d upon their own", preplugged, own)
 	}
 }
 
 // A restart changes nothing: taken ports stay taken, and the others are free again, except one with an interface that no record names.
-func TestStandingPortsAfterARestart(t *testing.T) {
-	l := standingStart(t, 4)
+func TestPrepluggedPortsAfterARestart(t *testing.T) {
+	l := prepluggedStart(t, 4)
 	req := l.request("a")
 	l.add(t, req)
-	state, ports, taken := l.node.state(t), l.standingPorts(t), l.record(t, req).HostInterface
+	state, ports, taken := l.node.state(t), l.prepluggedPorts(t), l.record(t, req).HostInterface
 	next := l.restart(t)
 	next.free(t, 3)
 	if now := next.node.state(t); now != state {
@@ -188,7 +188,7 @@ func TestStandingPortsAfterARestart(t *testing.T) {
 
 	strange := slices.DeleteFunc(slices.Clone(ports), func(name string) bool { return name == taken })[0]
 	next.node.pods.AddNamespace("/run/netns/stranger")
-	pair := link.Pair{HostName: strange, PodName: "eth0", Netns: "/run/netns/stranger", Standing: portsNetns, Owner: "attachment/stranger/eth0"}
+	pair := link.Pair{HostName: strange, PodName: "eth0", Netns: "/run/netns/stranger", Preplugged: portsNetns, Owner: "attachment/stranger/eth0"}
 	if _, err := next.node.pods.Create(context.Background(), pair); err != nil {
 		t.Fatal(err)
 	}
@@ -196,14 +196,14 @@ func TestStandingPortsAfterARestart(t *testing.T) {
 	t.Cleanup(last.stop)
 	last.update(t, sample())
 	last.free(t, 2)
-	if now := last.standingPorts(t); slices.Contains(now, strange) || len(now) != 3 {
+	if now := last.prepluggedPorts(t); slices.Contains(now, strange) || len(now) != 3 {
 		t.Errorf("ports %v; %s is occupied", now, strange)
 	}
 }
 
 // When the cluster's MTU changes, free ports get it at once, and a taken one is replaced once it is free.
-func TestStandingPortsOfAnotherMTU(t *testing.T) {
-	l := standingStart(t, 4)
+func TestPrepluggedPortsOfAnotherMTU(t *testing.T) {
+	l := prepluggedStart(t, 4)
 	req := l.request("a")
 	l.add(t, req)
 	old := l.record(t, req).HostInterface
@@ -211,28 +211,28 @@ func TestStandingPortsOfAnotherMTU(t *testing.T) {
 	view.Cluster.MTU = 1400
 	l.update(t, view)
 	l.free(t, 4)
-	found, err := l.node.pods.ListStanding(context.Background(), portsNetns)
+	found, err := l.node.pods.ListPreplugged(context.Background(), portsNetns)
 	if err != nil {
 		t.Fatal(err)
 	}
-	for name, stands := range found {
-		if want := 1400; name != old && stands.MTU != want {
-			t.Errorf("%s has MTU %d", name, stands.MTU)
+	for name, listed := range found {
+		if want := 1400; name != old && listed.MTU != want {
+			t.Errorf("%s has MTU %d", name, listed.MTU)
 		}
 	}
 	l.del(t, req)
 	l.settled(t)
 	l.free(t, 4)
-	if slices.Contains(l.standingPorts(t), old) {
+	if slices.Contains(l.prepluggedPorts(t), old) {
 		t.Errorf("%s is still there", old)
 	}
 }
 
 // An unusable port is removed, and the pod gets a port of its own.
-func TestStandingPortThatFails(t *testing.T) {
+func TestPrepluggedPortThatFails(t *testing.T) {
 	for name, why := range map[string]error{"occupied": link.ErrOccupied, "no macvlan": errors.New("operation not supported")} {
 		t.Run(name, func(t *testing.T) {
-			l := standingStart(t, 2)
+			l := prepluggedStart(t, 2)
 			broken := ""
 			l.node.pods.onCreate(func() error {
 				if broken == "" {
@@ -249,15 +249,15 @@ func TestStandingPortThatFails(t *testing.T) {
 			}
 			l.del(t, req)
 			l.settled(t)
-			eventually(t, "the port is gone", func() bool { return !slices.Contains(l.standingPorts(t), broken) })
+			eventually(t, "the port is gone", func() bool { return !slices.Contains(l.prepluggedPorts(t), broken) })
 		})
 	}
 }
 
 // After a failure that is the pod's own, the port is free again.
-func TestStandingPortAndAPodThatFails(t *testing.T) {
-	l := standingStart(t, 2)
-	ports := l.standingPorts(t)
+func TestPrepluggedPortAndAPodThatFails(t *testing.T) {
+	l := prepluggedStart(t, 2)
+	ports := l.prepluggedPorts(t)
 	req := l.request("a")
 	l.node.pods.RemoveNamespace(req.Netns)
 	if _, err := l.Add(context.Background(), req); !errors.Is(err, link.ErrNoNamespace) {
@@ -265,15 +265,15 @@ func TestStandingPortAndAPodThatFails(t *testing.T) {
 	}
 	l.settled(t)
 	l.free(t, 2)
-	if now := l.standingPorts(t); !slices.Equal(now, ports) {
+	if now := l.prepluggedPorts(t); !slices.Equal(now, ports) {
 		t.Errorf("ports %v, it were %v", now, ports)
 	}
 }
 
 // Ports whose links another program has deleted do not make any pod's ADD fail, and are removed.
-func TestStandingPortsThatAreGone(t *testing.T) {
-	l := standingStart(t, 4)
-	gone := l.standingPorts(t)
+func TestPrepluggedPortsThatAreGone(t *testing.T) {
+	l := prepluggedStart(t, 4)
+	gone := l.prepluggedPorts(t)
 	upon := l.request("upon")
 	l.add(t, upon)
 	if err := l.node.pods.FakePods.Delete(context.Background(), gone...); err != nil {
@@ -288,7 +288,7 @@ func TestStandingPortsThatAreGone(t *testing.T) {
 	}
 	l.settled(t)
 	l.free(t, 4)
-	for _, name := range l.standingPorts(t) {
+	for _, name := range l.prepluggedPorts(t) {
 		if slices.Contains(gone, name) {
 			t.Errorf("%s is there again", name)
 		}
@@ -296,13 +296,13 @@ func TestStandingPortsThatAreGone(t *testing.T) {
 }
 
 // A port is not taken while the switch may hold state of its former pod.
-func TestStandingPortsRest(t *testing.T) {
-	l := standingStart(t, 1)
-	l.standing.rest = time.Hour
+func TestPrepluggedPortsRest(t *testing.T) {
+	l := prepluggedStart(t, 1)
+	l.preplugged.rest = time.Hour
 	req := l.request("a")
 	l.add(t, req)
 	first := l.record(t, req)
-	if !l.standing.has(first.OFPort) {
+	if !l.preplugged.has(first.OFPort) {
 		t.Fatalf("record %+v", first)
 	}
 	l.free(t, 1) // another one was created
@@ -318,46 +318,46 @@ func TestStandingPortsRest(t *testing.T) {
 }
 
 // Ports that were created for another datapath, with other offloads, are not used any more.
-func TestStandingPortsOfAnotherDatapath(t *testing.T) {
-	n := standingNode(t.TempDir(), 2)
-	before := link.Standing{Name: attach.PortName(7), MTU: 1450, HostGroup: host.PodGroup}
-	if err := n.pods.CreateStanding(context.Background(), portsNetns, before); err != nil {
+func TestPrepluggedPortsOfAnotherDatapath(t *testing.T) {
+	n := prepluggedNode(t.TempDir(), 2)
+	before := link.Preplugged{Name: attach.PortName(7), MTU: 1450, HostGroup: host.PodGroup}
+	if err := n.pods.CreatePreplugged(context.Background(), portsNetns, before); err != nil {
 		t.Fatal(err)
 	}
 	l := n.begin(t)
 	t.Cleanup(l.stop)
 	l.update(t, sample())
 	l.free(t, 2)
-	if ports := l.standingPorts(t); slices.Contains(ports, before.Name) {
+	if ports := l.prepluggedPorts(t); slices.Contains(ports, before.Name) {
 		t.Errorf("ports %v", ports)
 	}
 }
 
 // Of the ports that many pods have freed, all but a few are removed.
-func TestSurplusOfStandingPorts(t *testing.T) {
-	l := standingStart(t, 2)
+func TestSurplusOfPrepluggedPorts(t *testing.T) {
+	l := prepluggedStart(t, 2)
 	for i := range 20 {
 		l.add(t, l.request(fmt.Sprint("s", i)))
-		eventually(t, "ports are free", func() bool { free, other := l.standing.count(); return free > 0 && other == 0 })
+		eventually(t, "ports are free", func() bool { free, other := l.preplugged.count(); return free > 0 && other == 0 })
 	}
 	for i := range 20 {
 		l.del(t, l.request(fmt.Sprint("s", i)))
 	}
 	l.settled(t)
 	eventually(t, "few ports are free", func() bool {
-		free, other := l.standing.count()
+		free, other := l.preplugged.count()
 		return other == 0 && free <= surplus*2 && free >= 2
 	})
-	if ports := l.standingPorts(t); len(ports) > surplus*2 {
+	if ports := l.prepluggedPorts(t); len(ports) > surplus*2 {
 		t.Errorf("ports %v", ports)
 	}
 }
 
 // After any sequence of requests and restarts: no two pods have the same port, none leaks, and every port has its link.
-func TestStandingPortsProperty(t *testing.T) {
+func TestPrepluggedPortsProperty(t *testing.T) {
 	base := t.TempDir()
 	rapid.Check(t, func(t *rapid.T) {
-		n := standingNode(tempDir(t, base), rapid.IntRange(0, 5).Draw(t, "spare"))
+		n := prepluggedNode(tempDir(t, base), rapid.IntRange(0, 5).Draw(t, "spare"))
 		l := n.begin(t)
 		defer func() { l.stop() }()
 		l.update(t, sample())
@@ -393,21 +393,21 @@ func TestStandingPortsProperty(t *testing.T) {
 		}
 		l.settled(t)
 		eventually(t, "the ports are at rest", func() bool {
-			free, other := l.standing.count()
+			free, other := l.preplugged.count()
 			return other == 0 && free >= (n.spare+1)/2 && free <= surplus*n.spare
 		})
-		l.standing.mu.Lock()
-		ports := len(l.standing.ports)
-		l.standing.mu.Unlock()
-		if now := l.standingPorts(t); len(now) != ports {
+		l.preplugged.mu.Lock()
+		ports := len(l.preplugged.ports)
+		l.preplugged.mu.Unlock()
+		if now := l.prepluggedPorts(t); len(now) != ports {
 			t.Errorf("%d ports are known, there are %v", ports, now)
 		}
 	})
 }
 
 // A failure of a pre-plugged port's row is reported for its pod, and blocks the removal of neither the pod nor the port.
-func TestStandingPortWhoseRowFails(t *testing.T) {
-	l := standingStart(t, 2)
+func TestPrepluggedPortWhoseRowFails(t *testing.T) {
+	l := prepluggedStart(t, 2)
 	req := l.request("a")
 	l.add(t, req)
 	rec := l.record(t, req)
@@ -422,7 +422,7 @@ func TestStandingPortWhoseRowFails(t *testing.T) {
 	if err := l.node.pods.FakePods.Delete(context.Background(), rec.HostInterface); err != nil {
 		t.Fatal(err)
 	}
-	_, row := standingRow(rec.OFPort)
+	_, row := prepluggedRow(rec.OFPort)
 	for key := range row {
 		if err := l.node.rows.Commit(context.Background(), reconcile.Change[ovsdb.Key, ovsdb.Row]{Delete: row}); err != nil {
 			t.Fatalf("%s: %v", key, err)
@@ -436,7 +436,7 @@ func TestStandingPortWhoseRowFails(t *testing.T) {
 	if err := l.engines.Rows.Failure(owner(keyOf(req))); err != nil {
 		t.Errorf("once the pod is gone: %v", err)
 	}
-	if slices.Contains(l.standingPorts(t), rec.HostInterface) {
+	if slices.Contains(l.prepluggedPorts(t), rec.HostInterface) {
 		t.Errorf("%s is there again", rec.HostInterface)
 	}
 }

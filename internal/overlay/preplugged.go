@@ -15,12 +15,12 @@ import (
 	"weft.dev/weft/internal/reconcile"
 )
 
-// standing keeps pre-plugged ports: ports of the switch that exist before their pods. A new port with its link makes the switch go over all
-// its ports, which takes longer the more there are. A pod on a pre-plugged port makes the switch do nothing (link.Standing).
+// preplugged keeps pre-plugged ports: ports of the switch that exist before their pods. A new port with its link makes the switch go over all
+// its ports, which takes longer the more there are. A pod on a pre-plugged port makes the switch do nothing (link.Preplugged).
 //
 // A port serves one pod after another: it goes from free to taken and back. It is removed only when it is unusable, or when far more ports
 // are free than are ever taken at once.
-type standing struct {
+type preplugged struct {
 	network *Network
 	wake    chan struct{}
 	// unplugging locks a port, by its number, while what is on it is removed.
@@ -28,8 +28,8 @@ type standing struct {
 
 	mu sync.Mutex
 	// shape is the desired configuration of ports; its Name is empty.
-	shape link.Standing
-	ports map[uint32]*standingPort
+	shape link.Preplugged
+	ports map[uint32]*prepluggedPort
 	// free are the numbers of the free ports, the one that has been free longest first. It is taken next, so that nothing in the switch refers
 	// to its former pod any more.
 	free []uint32
@@ -39,36 +39,36 @@ type standing struct {
 	logged string
 }
 
-// standingPort is one pre-plugged port.
-type standingPort struct {
-	state        standingState
+// prepluggedPort is one pre-plugged port.
+type prepluggedPort struct {
+	state        prepluggedState
 	mtu          int
 	txOffloadOff bool
 	// freed is when its last pod was removed.
 	freed time.Time
-	// clean says that nothing is on the port; condemned, that it must not be used again; doubted is since when something is on it that should
+	// clean says that nothing is on the port; condemned, that it must not be used again; lingersSince is since when something is on it that should
 	// not be.
 	clean, condemned bool
-	doubted          time.Time
+	lingersSince     time.Time
 	// seen is the last reported state of its host veth.
 	seen link.HostEnd
 }
 
-type standingState int
+type prepluggedState int
 
 const (
-	standingMaking standingState = iota
-	standingFree
-	standingTaken
-	standingLeaving
+	prepluggedMaking prepluggedState = iota
+	prepluggedFree
+	prepluggedTaken
+	prepluggedLeaving
 )
 
 const (
-	// standingGroup is how many ports are created at once. The switch forwards no packet meanwhile.
-	standingGroup = 8
-	// standingRest is the least time that a port stays free. By then the switch has revalidated what it has cached for the former pod (Open
+	// prepluggedGroup is how many ports are created at once. The switch forwards no packet meanwhile.
+	prepluggedGroup = 8
+	// prepluggedRest is the least time that a port stays free. By then the switch has revalidated what it has cached for the former pod (Open
 	// vSwitch's max-revalidator is half of it).
-	standingRest = time.Second
+	prepluggedRest = time.Second
 	// lingering is how long something may be on a port after its pod was removed: the kernel deletes namespaces asynchronously.
 	lingering = 5 * time.Second
 	// surplus times Options.Spare is how many ports may be free before those above half of that are removed.
@@ -77,16 +77,16 @@ const (
 
 // Delays between retries to create and remove ports.
 const (
-	firstStandingRetry = 200 * time.Millisecond
-	lastStandingRetry  = 30 * time.Second
+	firstPrepluggedRetry = 200 * time.Millisecond
+	lastPrepluggedRetry  = 30 * time.Second
 )
 
-func newStanding(n *Network) *standing {
-	return &standing{network: n, wake: make(chan struct{}, 1), ports: map[uint32]*standingPort{}, rest: standingRest}
+func newPreplugged(n *Network) *preplugged {
+	return &preplugged{network: n, wake: make(chan struct{}, 1), ports: map[uint32]*prepluggedPort{}, rest: prepluggedRest}
 }
 
 // wakeUp makes run check whether to create or remove ports.
-func (s *standing) wakeUp() {
+func (s *preplugged) wakeUp() {
 	select {
 	case s.wake <- struct{}{}:
 	default: // a wake-up is already waiting
@@ -94,7 +94,7 @@ func (s *standing) wakeUp() {
 }
 
 // take returns the number of a free port, if there is one that fits.
-func (s *standing) take(mtu int) (ofport uint32, ok bool) {
+func (s *preplugged) take(mtu int) (ofport uint32, ok bool) {
 	defer s.wakeUp()
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -107,57 +107,57 @@ func (s *standing) take(mtu int) (ofport uint32, ok bool) {
 		return 0, false
 	}
 	s.free = s.free[1:]
-	port.state, port.clean = standingTaken, false
+	port.state, port.clean = prepluggedTaken, false
 	return ofport, true
 }
 
 // give returns a port, which becomes free or, if it was condemned, is removed. A port that is not pre-plugged or not taken is ignored.
-func (s *standing) give(ofport uint32) {
+func (s *preplugged) give(ofport uint32) {
 	defer s.wakeUp()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if port := s.ports[ofport]; port != nil && port.state == standingTaken {
+	if port := s.ports[ofport]; port != nil && port.state == prepluggedTaken {
 		port.freed = time.Now()
 		s.release(ofport, port, true)
 	}
 }
 
 // release makes a port free, or marks it for removal. The caller holds mu.
-func (s *standing) release(ofport uint32, port *standingPort, whole bool) {
+func (s *preplugged) release(ofport uint32, port *prepluggedPort, whole bool) {
 	if !whole || port.condemned || !s.fits(port) {
-		port.state = standingLeaving
+		port.state = prepluggedLeaving
 		return
 	}
-	port.state, port.doubted = standingFree, time.Time{}
+	port.state, port.lingersSince = prepluggedFree, time.Time{}
 	s.free = append(s.free, ofport)
 }
 
 // fits reports whether a port has the desired configuration. Before configure every port does. The caller holds mu.
-func (s *standing) fits(port *standingPort) bool {
+func (s *preplugged) fits(port *prepluggedPort) bool {
 	return s.shape.MTU == 0 || port.mtu == s.shape.MTU && port.txOffloadOff == s.shape.TxOffloadOff
 }
 
 // discard marks an unusable port for removal.
-func (s *standing) discard(ofport uint32) {
-	s.mark(ofport, func(port *standingPort) { port.condemned = true })
+func (s *preplugged) discard(ofport uint32) {
+	s.mark(ofport, func(port *prepluggedPort) { port.condemned = true })
 	s.give(ofport)
 }
 
 // clean notes that nothing is on a port any more.
-func (s *standing) clean(ofport uint32) {
-	s.mark(ofport, func(port *standingPort) { port.clean = true })
+func (s *preplugged) clean(ofport uint32) {
+	s.mark(ofport, func(port *prepluggedPort) { port.clean = true })
 }
 
-func (s *standing) mark(ofport uint32, how func(*standingPort)) {
+func (s *preplugged) mark(ofport uint32, how func(*prepluggedPort)) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	if port := s.ports[ofport]; port != nil && port.state == standingTaken {
+	if port := s.ports[ofport]; port != nil && port.state == prepluggedTaken {
 		how(port)
 	}
 }
 
 // isClean reports whether nothing is known to be on a port.
-func (s *standing) isClean(ofport uint32) bool {
+func (s *preplugged) isClean(ofport uint32) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	port := s.ports[ofport]
@@ -166,7 +166,7 @@ func (s *standing) isClean(ofport uint32) bool {
 
 // hopeless reports whether a port from which a pod's interface cannot be removed must not be used again, and condemns it if so: removing
 // the port removes what is on it as well.
-func (s *standing) hopeless(rec *attach.Record, err error) bool {
+func (s *preplugged) hopeless(rec *attach.Record, err error) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	port := s.ports[rec.OFPort]
@@ -177,10 +177,10 @@ func (s *standing) hopeless(rec *attach.Record, err error) bool {
 	case !errors.Is(err, link.ErrOccupied):
 		return false
 	case port.condemned:
-	case port.doubted.IsZero():
-		port.doubted = time.Now()
+	case port.lingersSince.IsZero():
+		port.lingersSince = time.Now()
 		return false
-	case time.Since(port.doubted) < lingering:
+	case time.Since(port.lingersSince) < lingering:
 		return false
 	}
 	port.condemned = true
@@ -188,7 +188,7 @@ func (s *standing) hopeless(rec *attach.Record, err error) bool {
 }
 
 // missing marks free ports for removal whose links another program has deleted. A pod on such a port keeps it until it is detached.
-func (s *standing) missing(have map[string]link.HostEnd) {
+func (s *preplugged) missing(have map[string]link.HostEnd) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	for _, ofport := range slices.Clone(s.free) {
@@ -200,19 +200,19 @@ func (s *standing) missing(have map[string]link.HostEnd) {
 }
 
 // has reports whether a number is that of a pre-plugged port.
-func (s *standing) has(ofport uint32) bool {
+func (s *preplugged) has(ofport uint32) bool {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	return s.ports[ofport] != nil
 }
 
 // ends returns the desired host veths of pre-plugged ports, by name.
-func (s *standing) ends() map[string]link.HostEnd {
+func (s *preplugged) ends() map[string]link.HostEnd {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	ends := make(map[string]link.HostEnd, len(s.ports))
 	for ofport, port := range s.ports {
-		if port.state == standingFree || port.state == standingTaken {
+		if port.state == prepluggedFree || port.state == prepluggedTaken {
 			ends[attach.PortName(ofport)] = s.end(port)
 		}
 	}
@@ -220,12 +220,12 @@ func (s *standing) ends() map[string]link.HostEnd {
 }
 
 // end returns the desired host veth of a port. The caller holds mu.
-func (s *standing) end(port *standingPort) link.HostEnd {
+func (s *preplugged) end(port *prepluggedPort) link.HostEnd {
 	return link.HostEnd{MTU: port.mtu, Group: s.shape.HostGroup, Up: true}
 }
 
 // changed notes the state of a host veth, and reports whether it has to be restored.
-func (s *standing) changed(name string, now link.HostEnd) bool {
+func (s *preplugged) changed(name string, now link.HostEnd) bool {
 	ofport, ok := attach.PortNumber(name)
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -234,14 +234,14 @@ func (s *standing) changed(name string, now link.HostEnd) bool {
 		return false
 	}
 	port.seen = now
-	return (port.state == standingFree || port.state == standingTaken) && now != s.end(port)
+	return (port.state == prepluggedFree || port.state == prepluggedTaken) && now != s.end(port)
 }
 
 // takeOver takes over the pre-plugged ports from before the restart. Those that records name are taken, the others are free, or are removed
 // if something is on them that no record names.
-func (s *standing) takeOver(ctx context.Context) error {
+func (s *preplugged) takeOver(ctx context.Context) error {
 	n := s.network
-	found, err := n.engines.Standing.ListStanding(ctx, n.opts.Ports)
+	found, err := n.engines.Preplugged.ListPreplugged(ctx, n.opts.Ports)
 	if err != nil {
 		return fmt.Errorf("pre-plugged ports: %w", err)
 	}
@@ -253,18 +253,18 @@ func (s *standing) takeOver(ctx context.Context) error {
 	}
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.ports, s.free = map[uint32]*standingPort{}, nil
-	for name, stands := range found {
+	s.ports, s.free = map[uint32]*prepluggedPort{}, nil
+	for name, listed := range found {
 		ofport, ok := attach.PortNumber(name)
 		if !ok {
 			continue
 		}
-		port := &standingPort{mtu: stands.MTU, txOffloadOff: stands.TxOffloadOff, state: standingTaken}
+		port := &prepluggedPort{mtu: listed.MTU, txOffloadOff: listed.TxOffloadOff, state: prepluggedTaken}
 		s.ports[ofport] = port
 		if mtu, ok := taken[ofport]; ok {
 			port.mtu = mtu
 		} else {
-			s.release(ofport, port, stands.Idle)
+			s.release(ofport, port, listed.Idle)
 		}
 	}
 	slices.Sort(s.free)
@@ -272,18 +272,18 @@ func (s *standing) takeOver(ctx context.Context) error {
 }
 
 // configure sets the desired configuration of ports, and hands over the rows of pre-plugged ports.
-func (s *standing) configure(with *settings) {
+func (s *preplugged) configure(with *settings) {
 	defer s.wakeUp()
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.shape = link.Standing{MTU: with.mtu, HostGroup: with.attachments.HostGroup, TxOffloadOff: with.attachments.TxOffloadOff}
+	s.shape = link.Preplugged{MTU: with.mtu, HostGroup: with.attachments.HostGroup, TxOffloadOff: with.attachments.TxOffloadOff}
 	rows := map[reconcile.Owner]map[ovsdb.Key]ovsdb.Row{}
 	for ofport, port := range s.ports {
-		if port.state == standingFree && !s.fits(port) {
+		if port.state == prepluggedFree && !s.fits(port) {
 			s.leave(ofport)
 		}
-		if port.state == standingFree || port.state == standingTaken {
-			o, row := standingRow(ofport)
+		if port.state == prepluggedFree || port.state == prepluggedTaken {
+			o, row := prepluggedRow(ofport)
 			rows[o] = row
 		}
 	}
@@ -291,33 +291,33 @@ func (s *standing) configure(with *settings) {
 }
 
 // leave marks a free port for removal. The caller holds mu.
-func (s *standing) leave(ofport uint32) {
-	s.ports[ofport].state = standingLeaving
+func (s *preplugged) leave(ofport uint32) {
+	s.ports[ofport].state = prepluggedLeaving
 	s.free = slices.DeleteFunc(s.free, func(other uint32) bool { return other == ofport })
 }
 
-func standingRow(ofport uint32) (reconcile.Owner, map[ovsdb.Key]ovsdb.Row) {
+func prepluggedRow(ofport uint32) (reconcile.Owner, map[ovsdb.Key]ovsdb.Row) {
 	name := attach.PortName(ofport)
-	o := reconcile.Owner(link.StandingOwner(name))
+	o := reconcile.Owner(link.PrepluggedOwner(name))
 	return o, host.PodRows(host.PodPort{Owner: o, Interface: name, OFPort: ofport})
 }
 
 // run creates and removes ports until ctx ends. It begins when the engines run.
-func (s *standing) run(ctx context.Context) error {
+func (s *preplugged) run(ctx context.Context) error {
 	select {
 	case <-ctx.Done():
 		return nil
 	case <-s.network.running:
 	}
-	delay := firstStandingRetry
+	delay := firstPrepluggedRetry
 	for {
 		err := errors.Join(s.remove(ctx), s.fill(ctx))
 		s.logOnce(ctx, err)
 		var retry <-chan time.Time
 		if err != nil && !errors.Is(err, link.ErrNoNamespace) { // the plugin creates the namespace with the next ADD
-			retry, delay = time.After(delay), min(2*delay, lastStandingRetry)
+			retry, delay = time.After(delay), min(2*delay, lastPrepluggedRetry)
 		} else {
-			delay = firstStandingRetry
+			delay = firstPrepluggedRetry
 		}
 		select {
 		case <-ctx.Done():
@@ -329,7 +329,7 @@ func (s *standing) run(ctx context.Context) error {
 }
 
 // logOnce logs an error once, until another follows.
-func (s *standing) logOnce(ctx context.Context, err error) {
+func (s *preplugged) logOnce(ctx context.Context, err error) {
 	if ctx.Err() != nil {
 		return
 	}
@@ -351,13 +351,13 @@ func (s *standing) logOnce(ctx context.Context, err error) {
 }
 
 // remove removes the ports that are marked for it: rows first, so that the switch has released the links.
-func (s *standing) remove(ctx context.Context) error {
+func (s *preplugged) remove(ctx context.Context) error {
 	n := s.network
 	s.mu.Lock()
 	s.trim()
 	var leaving []uint32
 	for ofport, port := range s.ports {
-		if port.state == standingLeaving {
+		if port.state == prepluggedLeaving {
 			leaving = append(leaving, ofport)
 		}
 	}
@@ -367,7 +367,7 @@ func (s *standing) remove(ctx context.Context) error {
 	}
 	rows, names := map[reconcile.Owner]map[ovsdb.Key]ovsdb.Row{}, make([]string, 0, len(leaving))
 	for _, ofport := range leaving {
-		o, _ := standingRow(ofport)
+		o, _ := prepluggedRow(ofport)
 		rows[o], names = nil, append(names, attach.PortName(ofport))
 	}
 	if err := n.engines.Rows.Apply(ctx, rows); err != nil {
@@ -388,7 +388,7 @@ func (s *standing) remove(ctx context.Context) error {
 }
 
 // unshape removes what traffic shaping has left of removed ports.
-func (s *standing) unshape(ctx context.Context, names []string) error {
+func (s *preplugged) unshape(ctx context.Context, names []string) error {
 	n := s.network
 	if n.engines.Shapers == nil {
 		return nil
@@ -404,7 +404,7 @@ func (s *standing) unshape(ctx context.Context, names []string) error {
 }
 
 // trim marks ports for removal when far more are free than desired. The caller holds mu.
-func (s *standing) trim() {
+func (s *preplugged) trim() {
 	spare := s.network.opts.Spare
 	if len(s.free) <= surplus*spare {
 		return
@@ -415,9 +415,9 @@ func (s *standing) trim() {
 }
 
 // fill creates ports until Options.Spare are free. It begins once less than half of that are.
-func (s *standing) fill(ctx context.Context) error {
+func (s *preplugged) fill(ctx context.Context) error {
 	for lacking := s.lacking(false); lacking > 0 && ctx.Err() == nil; lacking = s.lacking(true) {
-		if _, err := s.make(ctx, min(lacking, standingGroup), standingFree); err != nil {
+		if _, err := s.make(ctx, min(lacking, prepluggedGroup), prepluggedFree); err != nil {
 			return err
 		}
 	}
@@ -425,7 +425,7 @@ func (s *standing) fill(ctx context.Context) error {
 }
 
 // lacking returns how many ports to create. Until fill has begun, it is 0 while at least half of Options.Spare are free.
-func (s *standing) lacking(begun bool) int {
+func (s *preplugged) lacking(begun bool) int {
 	spare := s.network.opts.Spare
 	s.mu.Lock()
 	defer s.mu.Unlock()
@@ -436,9 +436,9 @@ func (s *standing) lacking(begun bool) int {
 }
 
 // makeTaken creates a port for a pod.
-func (s *standing) makeTaken(ctx context.Context) (ofport uint32, err error) {
+func (s *preplugged) makeTaken(ctx context.Context) (ofport uint32, err error) {
 	defer s.wakeUp() // an unusable port is removed
-	numbers, err := s.make(ctx, 1, standingTaken)
+	numbers, err := s.make(ctx, 1, prepluggedTaken)
 	if err != nil {
 		return 0, err
 	}
@@ -446,16 +446,16 @@ func (s *standing) makeTaken(ctx context.Context) (ofport uint32, err error) {
 }
 
 // make creates ports, free or taken, and waits until the switch has them.
-func (s *standing) make(ctx context.Context, count int, state standingState) ([]uint32, error) {
+func (s *preplugged) make(ctx context.Context, count int, state prepluggedState) ([]uint32, error) {
 	n := s.network
 	numbers, pairs, err := s.plan(count)
 	if err != nil {
 		return nil, err
 	}
-	if err = n.engines.Standing.CreateStanding(ctx, n.opts.Ports, pairs...); err == nil {
+	if err = n.engines.Preplugged.CreatePreplugged(ctx, n.opts.Ports, pairs...); err == nil {
 		rows := map[reconcile.Owner]map[ovsdb.Key]ovsdb.Row{}
 		for _, ofport := range numbers {
-			o, row := standingRow(ofport)
+			o, row := prepluggedRow(ofport)
 			rows[o] = row
 		}
 		err = named("making ports", n.engines.Rows.Apply(ctx, rows))
@@ -467,8 +467,8 @@ func (s *standing) make(ctx context.Context, count int, state standingState) ([]
 			delete(s.ports, ofport) // nothing was made
 			continue
 		}
-		if port := s.ports[ofport]; err == nil && state == standingTaken {
-			port.state = standingTaken
+		if port := s.ports[ofport]; err == nil && state == prepluggedTaken {
+			port.state = prepluggedTaken
 		} else {
 			s.release(ofport, port, err == nil)
 		}
@@ -480,7 +480,7 @@ func (s *standing) make(ctx context.Context, count int, state standingState) ([]
 }
 
 // plan picks numbers for new ports.
-func (s *standing) plan(count int) (numbers []uint32, pairs []link.Standing, err error) {
+func (s *preplugged) plan(count int) (numbers []uint32, pairs []link.Preplugged, err error) {
 	n := s.network
 	inUse := n.store.InUse()
 	n.picking.Lock()
@@ -495,7 +495,7 @@ func (s *standing) plan(count int) (numbers []uint32, pairs []link.Standing, err
 		}
 		s.mu.Lock()
 		pair := s.shape
-		s.ports[ofport] = &standingPort{state: standingMaking, mtu: pair.MTU, txOffloadOff: pair.TxOffloadOff}
+		s.ports[ofport] = &prepluggedPort{state: prepluggedMaking, mtu: pair.MTU, txOffloadOff: pair.TxOffloadOff}
 		s.mu.Unlock()
 		pair.Name = attach.PortName(ofport)
 		numbers, pairs = append(numbers, ofport), append(pairs, pair)
