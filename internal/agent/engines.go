@@ -378,6 +378,9 @@ func (e *engines) followFlows(ctx context.Context, bridge *node.Flows) error {
 		if event.Connected {
 			e.metrics.Connected("openflow")
 		}
+		if event.Lost != nil {
+			bridge.Loop.Outdate()
+		}
 		switch {
 		case event.Connected:
 			bridge.Loop.ReadAhead()

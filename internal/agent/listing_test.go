@@ -11,8 +11,24 @@ import (
 	"testing"
 	"time"
 
+	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/rest"
+
+	networkv1 "weft.dev/weft/api/openshift/v1"
 )
+
+// What isolates pods is read as it is in etcd, not as an API server that lags has it.
+func TestBeginsWithStreams(t *testing.T) {
+	for _, kind := range []runtime.Object{
+		&networkv1.NetNamespace{}, &networkv1.EgressNetworkPolicy{}, &networkingv1.NetworkPolicy{}, &corev1.Pod{}, &corev1.Namespace{},
+	} {
+		if beginsWithList(kind) {
+			t.Errorf("%T begins with a list", kind)
+		}
+	}
+}
 
 // An agent that starts sends one list and one watch for each kind that it waits for, in this order, and no request for a stream.
 func TestBeginsWithLists(t *testing.T) {

@@ -38,7 +38,7 @@ func newPlaces(config *rest.Config, node string) (*places, error) {
 	mapper.Add(corev1.SchemeGroupVersion.WithKind("Pod"), meta.RESTScopeNamespace)
 	mapper.Add(corev1.SchemeGroupVersion.WithKind("Namespace"), meta.RESTScopeRoot)
 	store, err := cache.New(config, cache.Options{
-		Scheme: scheme, Mapper: mapper, DefaultTransform: keepMetadata, NewInformer: newInformer,
+		Scheme: scheme, Mapper: mapper, DefaultTransform: keepMetadata,
 		ByObject: map[client.Object]cache.ByObject{&corev1.Pod{}: {Field: fields.OneTermEqualSelector("spec.nodeName", node)}},
 	})
 	if err != nil {

@@ -145,7 +145,8 @@ func (l *Loop[K, V]) ReadAhead() {
 	l.signal()
 }
 
-// Outdate discards what was read before Start: another engine's commit may have changed it. After Start it does nothing.
+// Outdate discards what was read before Start: another engine's commit may have changed it, or the engine's connection has ended. After
+// Start it does nothing.
 func (l *Loop[K, V]) Outdate() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
