@@ -133,6 +133,7 @@ func (n *networks) open(ctx context.Context, k *kind, e *engines, group *errgrou
 // node returns this node in the form that networks use.
 func (n *networks) node(k *kind, e *engines, group *errgroup.Group) *node.Node {
 	a := n.agent
+	run := e.runSwitch(a.engineCtx, group)
 	return &node.Node{
 		Name: a.opts.Node, BootID: a.bootID, RunDir: a.opts.RunDir, StateDir: a.opts.StateDir,
 		Ports: PortsNamespace(a.opts.RunDir), Verify: a.opts.Verify, Reserved: a.reservedFor,
@@ -140,7 +141,7 @@ func (n *networks) node(k *kind, e *engines, group *errgroup.Group) *node.Node {
 		Observe: a.tables.add, Ranges: link.Ranges, Elsewhere: link.Elsewhere,
 		Switch: func(ctx context.Context) (*node.Switch, error) {
 			k.set(nil, "waiting for Open vSwitch's database at "+a.opts.OVSRunDir)
-			if err := a.openSwitch(ctx, e, e.runSwitch(a.engineCtx, group)); err != nil {
+			if err := a.openSwitch(ctx, e, run); err != nil {
 				return nil, err
 			}
 			return &node.Switch{Datapath: e.datapath, Database: e.rows, Rows: e.rowLoop, Bridges: e.bridges}, nil

@@ -296,24 +296,11 @@ func (p *Pods) farEnds(path string) (map[string]PrepluggedPort, error) {
 			return fmt.Errorf("opening a netlink socket: %w", err)
 		}
 		defer handle.Close()
-		tool, err := openEthtool("")
+		links, err := listLinks(handle)
 		if err != nil {
 			return err
 		}
-		defer tool.close()
-		links, err := listLinks(handle)
-		for _, link := range links {
-			if link.Type() != "veth" {
-				continue
-			}
-			tool.device = link.Attrs().Name
-			offload, err := tool.txOffload()
-			if err != nil {
-				return err
-			}
-			found[link.Attrs().Name] = PrepluggedPort{Idle: link.Attrs().Promisc == 0, TxOffloadOff: offload == Off}
-		}
-		if err != nil {
+		if err := vethPeers(links, found); err != nil {
 			return err
 		}
 		shapes, err := readShapes(handle, links)
@@ -325,6 +312,27 @@ func (p *Pods) farEnds(path string) (map[string]PrepluggedPort, error) {
 		return err
 	})
 	return found, err
+}
+
+// vethPeers adds the veths among the links of the calling thread's namespace to found.
+func vethPeers(links []netlink.Link, found map[string]PrepluggedPort) error {
+	tool, err := openEthtool("")
+	if err != nil {
+		return err
+	}
+	defer tool.close()
+	for _, link := range links {
+		if link.Type() != "veth" {
+			continue
+		}
+		tool.device = link.Attrs().Name
+		offload, err := tool.txOffload()
+		if err != nil {
+			return err
+		}
+		found[link.Attrs().Name] = PrepluggedPort{Idle: link.Attrs().Promisc == 0, TxOffloadOff: offload == Off}
+	}
+	return nil
 }
 
 // onPort is one run of Create for a pod on a pre-plugged port.

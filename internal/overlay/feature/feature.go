@@ -48,10 +48,10 @@ type View struct {
 type Due int
 
 const (
-	// Never: the change needs no purge.
+	// Never means that the change needs no purge.
 	Never Due = iota
-	// Soon: after Options.PurgeRest at the latest.
+	// Soon means after Options.PurgeRest at the latest.
 	Soon
-	// Now: before Purge returns.
+	// Now means before Purge returns.
 	Now
 )

@@ -40,10 +40,8 @@ func concerns(elements []*nft.Element) func(link.Connection) bool {
 		case e.Set == gateway.FloatingIn && len(e.Match) == 1:
 			floating[to] = true
 		case e.Set == gateway.Ports && len(e.Match) == 3:
-			port, err := strconv.ParseUint(e.Match[2], 10, 16)
-			protocol, known := map[string]uint8{"tcp": unix.IPPROTO_TCP, "udp": unix.IPPROTO_UDP}[e.Match[1]]
-			if err == nil && known {
-				ports[forwarded{to, protocol, uint16(port)}] = true
+			if port, ok := forwardedPort(to, e.Match[1], e.Match[2]); ok {
+				ports[port] = true
 			}
 		}
 	}
@@ -53,4 +51,11 @@ func concerns(elements []*nft.Element) func(link.Connection) bool {
 		}
 		return c.From != c.Back && (sources[c.From] || slices.ContainsFunc(ranges, func(p netip.Prefix) bool { return p.Contains(c.From) }))
 	}
+}
+
+// forwardedPort returns the port that an element of gateway.Ports matches.
+func forwardedPort(to netip.Addr, protocol, port string) (forwarded, bool) {
+	number, err := strconv.ParseUint(port, 10, 16)
+	protocolNumber, known := map[string]uint8{"tcp": unix.IPPROTO_TCP, "udp": unix.IPPROTO_UDP}[protocol]
+	return forwarded{to, protocolNumber, uint16(number)}, err == nil && known
 }
