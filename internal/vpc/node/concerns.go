@@ -40,9 +40,7 @@ func concerns(elements []*nft.Element) func(link.Connection) bool {
 		case e.Set == gateway.FloatingIn && len(e.Match) == 1:
 			floating[to] = true
 		case e.Set == gateway.Ports && len(e.Match) == 3:
-			if port, ok := forwardedPort(to, e.Match[1], e.Match[2]); ok {
-				ports[port] = true
-			}
+			ports[forwardedPort(to, e.Match[1], e.Match[2])] = true
 		}
 	}
 	return func(c link.Connection) bool {
@@ -53,9 +51,12 @@ func concerns(elements []*nft.Element) func(link.Connection) bool {
 	}
 }
 
-// forwardedPort returns the port that an element of gateway.Ports matches.
-func forwardedPort(to netip.Addr, protocol, port string) (forwarded, bool) {
+// forwardedPort returns the port that an element of gateway.Ports matches; if it matches none, one without an address.
+func forwardedPort(to netip.Addr, protocol, port string) forwarded {
 	number, err := strconv.ParseUint(port, 10, 16)
 	protocolNumber, known := map[string]uint8{"tcp": unix.IPPROTO_TCP, "udp": unix.IPPROTO_UDP}[protocol]
-	return forwarded{to, protocolNumber, uint16(number)}, err == nil && known
+	if err != nil || !known {
+		return forwarded{}
+	}
+	return forwarded{to, protocolNumber, uint16(number)}
 }
