@@ -12,6 +12,7 @@ import (
 	"os"
 	"path/filepath"
 	"runtime"
+	"sync"
 	"time"
 
 	"github.com/containernetworking/cni/libcni"
@@ -69,7 +70,33 @@ func (f *Failure) Error() string {
 	return text
 }
 
-type server struct{ cni *libcni.CNIConfig }
+type server struct {
+	cni *libcni.CNIConfig
+	// mu guards busy: the IDs of sandboxes for which a call is under way. idle is signalled when one ends.
+	mu   sync.Mutex
+	idle *sync.Cond
+	busy map[string]bool
+}
+
+// begin waits until no other call for the sandbox is under way. As in containerd, the DEL of a sandbox follows the end of its ADD, even if the
+// caller of that ADD is gone: libcni keeps an ADD's result when the plugin has ended, and a DEL before that would leave the result behind.
+func (s *server) begin(id string) (end func()) {
+	if id == "" { // a call for the node
+		return func() {}
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for s.busy[id] {
+		s.idle.Wait()
+	}
+	s.busy[id] = true
+	return func() {
+		s.mu.Lock()
+		defer s.mu.Unlock()
+		delete(s.busy, id)
+		s.idle.Broadcast()
+	}
+}
 
 // Run serves on the node whose namespaces the process is in, until the context ends.
 func Run(ctx context.Context) error {
@@ -83,7 +110,8 @@ func Run(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("answer on %s: %w", Socket, err)
 	}
-	s := &server{cni: libcni.NewCNIConfig([]string{binDir}, nil)}
+	s := &server{cni: libcni.NewCNIConfig([]string{binDir}, nil), busy: map[string]bool{}}
+	s.idle = sync.NewCond(&s.mu)
 	mux := http.NewServeMux()
 	mux.HandleFunc("POST /prepare", s.handle(func(_ context.Context, b Sandbox) (types.Result, time.Duration, error) { return nil, 0, prepare(b) }))
 	mux.HandleFunc("POST /add", s.handle(s.add))
@@ -110,7 +138,9 @@ func (s *server) handle(f func(context.Context, Sandbox) (types.Result, time.Dur
 		err := json.NewDecoder(r.Body).Decode(&box)
 		if err == nil {
 			var res types.Result
+			end := s.begin(box.ID)
 			res, a.Took, err = f(r.Context(), box)
+			end()
 			if err == nil && res != nil {
 				a.Result, err = json.Marshal(res)
 			}
