@@ -13,16 +13,7 @@ import (
 
 // The table of OpenShift SDN's faults has all 20, each with tests, and the tests exist.
 func TestFaultsHaveTests(t *testing.T) {
-	const faults = 20
-	rows := tableOfTests(t, "## What OpenShift SDN got wrong")
-	if len(rows) != faults {
-		t.Errorf("the table has %d rows, want %d", len(rows), faults)
-	}
-	for i, number := range rows {
-		if number != i+1 {
-			t.Errorf("row %d is number %d", i+1, number)
-		}
-	}
+	complete(t, tableOfTests(t, "## What OpenShift SDN got wrong"), 20)
 }
 
 // The table of KubeStack's faults is in order, and names tests that exist.
@@ -36,54 +27,45 @@ func TestKubeStackFaultsHaveTests(t *testing.T) {
 
 // The table of flannel's faults is in order and complete, and names tests that exist.
 func TestFlannelFaultsHaveTests(t *testing.T) {
-	const faults = 38
-	rows := tableOfTests(t, "## What flannel got wrong")
-	if len(rows) != faults {
-		t.Errorf("the table has %d rows, want %d", len(rows), faults)
-	}
-	for i, number := range rows {
-		if number != i+1 {
-			t.Errorf("row %d has the number %d", i+1, number)
-		}
-	}
+	complete(t, tableOfTests(t, "## What flannel got wrong"), 38)
 }
 
 // The table of what a replacement of flannel would get wrong has all 30, each with tests, and the tests exist.
 func TestFlannelTrapsHaveTests(t *testing.T) {
-	const traps = 30
-	rows := tableOfTests(t, "### What a replacement of flannel would get wrong")
-	if len(rows) != traps {
-		t.Errorf("the table has %d rows, want %d", len(rows), traps)
-	}
-	for i, number := range rows {
-		if number != i+1 {
-			t.Errorf("row %d is number %d", i+1, number)
-		}
-	}
+	complete(t, tableOfTests(t, "### What a replacement of flannel would get wrong"), 30)
 }
 
 // The table of Kube-OVN's faults is in order, and names tests that exist.
 func TestKubeOVNFaultsHaveTests(t *testing.T) {
-	const last = 37
-	rows := tableOfTests(t, "## What Kube-OVN's VPCs got wrong")
-	if len(rows) == 0 || !slices.IsSorted(rows) || len(slices.Compact(slices.Clone(rows))) != len(rows) || rows[0] < 1 || rows[len(rows)-1] > last {
-		t.Errorf("rows %v: they are not in order from 1 to %d", rows, last)
-	}
+	inOrder(t, tableOfTests(t, "## What Kube-OVN's VPCs got wrong"), 37)
 }
 
 // The table of what must hold for VPCs is in order and complete, and names tests that exist.
 func TestVPCsHaveTests(t *testing.T) {
-	for i, number := range tableOfTests(t, "## What must hold for VPCs") {
+	complete(t, tableOfTests(t, "## What must hold for VPCs"), 19)
+}
+
+// The table of what an attack found is in order, and names tests that exist.
+func TestAttacksHaveTests(t *testing.T) {
+	inOrder(t, tableOfTests(t, "## What an attack found"), 26)
+}
+
+// complete requires the rows to be all from 1 to last, in order.
+func complete(t *testing.T, rows []int, last int) {
+	t.Helper()
+	if len(rows) != last {
+		t.Errorf("the table has %d rows, want %d", len(rows), last)
+	}
+	for i, number := range rows {
 		if number != i+1 {
 			t.Errorf("row %d has the number %d", i+1, number)
 		}
 	}
 }
 
-// The table of what an attack found is in order, and names tests that exist.
-func TestAttacksHaveTests(t *testing.T) {
-	const last = 26
-	rows := tableOfTests(t, "## What an attack found")
+// inOrder requires the rows to be some of those from 1 to last, in order, none twice.
+func inOrder(t *testing.T, rows []int, last int) {
+	t.Helper()
 	if len(rows) == 0 || !slices.IsSorted(rows) || len(slices.Compact(slices.Clone(rows))) != len(rows) || rows[0] < 1 || rows[len(rows)-1] > last {
 		t.Errorf("rows %v: they are not in order from 1 to %d", rows, last)
 	}

@@ -96,10 +96,10 @@ func TestPrepluggedRealLifecycle(t *testing.T) {
 
 	other := prepluggedPair(second, ports)
 	if _, err := pods.Create(ctx, other); !errors.Is(err, ErrOccupied) {
-		t.Errorf("a second pod upon it: %v", err)
+		t.Errorf("a second pod on it: %v", err)
 	}
 	if err := pods.Unplug(ctx, other, func() {}); !errors.Is(err, ErrOccupied) {
-		t.Errorf("Unplug of a pod that is not upon it: %v", err)
+		t.Errorf("Unplug of a pod that is not on it: %v", err)
 	}
 	if err := pods.Check(ctx, pair); err != nil {
 		t.Errorf("after another pod's trial: %v", err)
@@ -147,7 +147,7 @@ func TestPrepluggedRealHostilePod(t *testing.T) {
 		}
 		second := &netlink.Macvlan{LinkAttrs: netlink.LinkAttrs{Name: "mine", ParentIndex: eth0.Attrs().Index}, Mode: netlink.MACVLAN_MODE_BRIDGE}
 		if err := h.LinkAdd(second); err == nil {
-			t.Error("the pod has a second interface upon its port")
+			t.Error("the pod has a second interface on its port")
 		}
 		return errors.Join(h.LinkSetDown(eth0), h.LinkSetName(eth0, "hidden")) // the veth peer shows nothing of it
 	})
@@ -157,7 +157,7 @@ func TestPrepluggedRealHostilePod(t *testing.T) {
 	other := prepluggedPair(next, ports)
 	other.PodMAC = net.HardwareAddr{0x0a, 0x58, 10, 128, 9, 9}
 	if _, err := pods.Create(ctx, other); !errors.Is(err, ErrOccupied) || !errors.Is(err, ErrUnusable) {
-		t.Errorf("the next pod upon it: %v", err)
+		t.Errorf("the next pod on it: %v", err)
 	}
 	inNamespace(t, pod, func(h *netlink.Handle) error {
 		hidden, err := h.LinkByName("hidden")

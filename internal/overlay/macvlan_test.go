@@ -145,7 +145,7 @@ func TestEgressRouterRefused(t *testing.T) {
 	} {
 		_, err := l.Add(t.Context(), l.router("router", name))
 		if !codeIs(err, cni.CodeInvalidConfig) || !strings.Contains(err.Error(), name+" is "+of+": name an interface of the node") {
-			t.Errorf("upon %s: %v", name, err)
+			t.Errorf("on %s: %v", name, err)
 		}
 	}
 	l.nothingLeft(t, before)

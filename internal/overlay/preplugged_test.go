@@ -148,7 +148,7 @@ func TestWithoutPrepluggedPorts(t *testing.T) {
 	l.add(t, first)
 	l.whole(t, first)
 	if l.preplugged.has(l.record(t, first).OFPort) {
-		t.Error("it is upon a port that cannot be")
+		t.Error("it is on a port that cannot be")
 	}
 	l.del(t, first)
 	l.nothingLeft(t, before)
@@ -168,7 +168,7 @@ func TestWithoutPrepluggedPorts(t *testing.T) {
 		}
 	}
 	if preplugged == 0 {
-		t.Errorf("%d pods upon pre-plugged ports, %d upon their own", preplugged, own)
+		t.Errorf("%d pods on pre-plugged ports, %d on their own", preplugged, own)
 	}
 }
 
@@ -245,7 +245,7 @@ func TestPrepluggedPortThatFails(t *testing.T) {
 			l.add(t, req)
 			l.whole(t, req)
 			if rec := l.record(t, req); rec.HostInterface == broken {
-				t.Errorf("it is upon %s", broken)
+				t.Errorf("it is on %s", broken)
 			}
 			l.del(t, req)
 			l.settled(t)

@@ -135,40 +135,6 @@ func (l *Loop[K, V]) Resync() {
 	l.signal()
 }
 
-// ReadAhead is called when the engine's changes begin to be watched. Before Start, it reads what is programmed at once, while the first state
-// is still being gathered; Start reads again only after a Resync or Outdate. After Start, it does the same as Resync.
-func (l *Loop[K, V]) ReadAhead() {
-	l.mu.Lock()
-	l.resync, l.ahead = true, !l.started
-	l.outdate()
-	l.mu.Unlock()
-	l.signal()
-}
-
-// Outdate discards what was read before Start: another engine's commit may have changed it, or the engine's connection has ended. After
-// Start it does nothing.
-func (l *Loop[K, V]) Outdate() {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	l.outdate()
-}
-
-// outdate discards what was read before Start, and the result of such a read in progress. The caller holds mu.
-func (l *Loop[K, V]) outdate() {
-	l.early = nil
-	l.outdated++
-}
-
-// KeepChanged causes another pass, which calls Keep again. Before Start, Keep has not been called.
-func (l *Loop[K, V]) KeepChanged() {
-	l.mu.Lock()
-	started := l.started
-	l.mu.Unlock()
-	if started {
-		l.Resync()
-	}
-}
-
 // Hash returns the hash of the desired state.
 func (l *Loop[K, V]) Hash() Hash {
 	l.mu.Lock()
@@ -343,17 +309,6 @@ func (l *Loop[K, V]) read(ctx context.Context) (map[K]V, error) {
 	return actual, err
 }
 
-// readAhead reads what is programmed before Start. outdated is the count at its beginning. If the read fails, Start reads again, and reports
-// the failure.
-func (l *Loop[K, V]) readAhead(ctx context.Context, outdated int) {
-	actual, err := l.read(ctx)
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if err == nil && l.outdated == outdated {
-		l.early = actual
-	}
-}
-
 func (l *Loop[K, V]) readFailed(ctx context.Context, err error) bool {
 	if ctx.Err() != nil {
 		return false
@@ -449,28 +404,6 @@ func (l *Loop[K, V]) diffKey(key K, change *Change[K, V]) {
 	default:
 		delete(l.leaving, key)
 	}
-}
-
-func (l *Loop[K, V]) isSeal(key K) bool {
-	if l.opts.Seal == nil {
-		return false
-	}
-	sealKey, _ := l.opts.Seal(Hash{})
-	return key == sealKey
-}
-
-// seal adds the sealing item to the change if it is out of date.
-func (l *Loop[K, V]) seal(r *round[K, V]) {
-	if l.opts.Seal == nil {
-		return
-	}
-	key, value := l.opts.Seal(l.desired.hash)
-	delete(r.change.Delete, key)
-	if have, ok := l.actual[key]; ok && value.Equal(have) {
-		return
-	}
-	r.change.Set[key] = value
-	r.seal = &key
 }
 
 // commit commits the round's change and returns the keys that failed. A failure that names no keys is narrowed down by committing each

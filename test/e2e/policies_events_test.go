@@ -44,7 +44,7 @@ func TestPolicyTellsOfProblems(t *testing.T) {
 			}
 			return err
 		})
-		s.reach(t, "nobody", map[uint16][3]bool{sourcePort: {}})
+		s.reach(t, "no client", map[uint16][3]bool{sourcePort: {}})
 	}
 	if got, err := notes(t.Context()); err != nil || len(got) != len(want) {
 		t.Errorf("in the end the events are %q, %v", got, err)

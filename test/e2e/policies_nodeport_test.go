@@ -67,7 +67,7 @@ func TestPolicyNodePort(t *testing.T) {
 		return ingress(networkingv1.NetworkPolicyIngressRule{From: peers})
 	}
 	s.policy(t, "np", server, from(networkingv1.NetworkPolicyPeer{NamespaceSelector: labelled(nil)}))
-	reach("all pods, and nobody outside", ways{hostHere: true, byPod: true})
+	reach("all pods, and no address outside", ways{hostHere: true, byPod: true})
 	block := func(cidr string) networkingv1.NetworkPolicyPeer {
 		return networkingv1.NetworkPolicyPeer{IPBlock: &networkingv1.IPBlock{CIDR: cidr}}
 	}
@@ -78,7 +78,7 @@ func TestPolicyNodePort(t *testing.T) {
 	s.policy(t, "np", server, from(block(gateway(s.far.IPs[0]).String()+"/32")))
 	reach("what the other node masquerades", ways{hostHere: true, other: true, hostThere: true})
 	s.policy(t, "np", server, from(block("0.0.0.0/0")))
-	reach("everybody", all)
+	reach("all addresses", all)
 	s.drop(t, "np")
 	reach("without a policy again", all)
 }

@@ -210,11 +210,11 @@ func TestPolicyIngress(t *testing.T) {
 	from := func(peers ...networkingv1.NetworkPolicyPeer) networkingv1.NetworkPolicyIngressRule {
 		return networkingv1.NetworkPolicyIngressRule{From: peers, Ports: []networkingv1.NetworkPolicyPort{{Port: new(intstr.FromInt32(sourcePort))}}}
 	}
-	nobody, everybody := [3]bool{}, [3]bool{true, true, true}
-	s.reach(t, "without a policy", map[uint16][3]bool{sourcePort: everybody, otherPort: everybody})
+	none, all := [3]bool{}, [3]bool{true, true, true}
+	s.reach(t, "without a policy", map[uint16][3]bool{sourcePort: all, otherPort: all})
 
 	s.policy(t, "in", server, ingress())
-	s.reach(t, "default deny", map[uint16][3]bool{sourcePort: nobody, otherPort: nobody})
+	s.reach(t, "default deny", map[uint16][3]bool{sourcePort: none, otherPort: none})
 	n1 := s.server.Node
 	expect(t, "the node to its own pod, and the pod to others",
 		who{"the node", n1.Netns, port(s.server.IPs[0], sourcePort), true},
@@ -224,20 +224,20 @@ func TestPolicyIngress(t *testing.T) {
 		who{"the server to itself", s.server.Netns, port(s.server.IPs[0], sourcePort), true})
 
 	s.policy(t, "in", server, ingress(from(networkingv1.NetworkPolicyPeer{PodSelector: labelled(map[string]string{"app": "far"})})))
-	s.reach(t, "podSelector", map[uint16][3]bool{sourcePort: {false, true, false}, otherPort: nobody})
+	s.reach(t, "podSelector", map[uint16][3]bool{sourcePort: {false, true, false}, otherPort: none})
 
 	s.policy(t, "in", server, ingress(from(networkingv1.NetworkPolicyPeer{NamespaceSelector: labelled(map[string]string{corev1.LabelMetadataName: "strangers"})})))
-	s.reach(t, "namespaceSelector", map[uint16][3]bool{sourcePort: {false, false, true}, otherPort: nobody})
+	s.reach(t, "namespaceSelector", map[uint16][3]bool{sourcePort: {false, false, true}, otherPort: none})
 
 	block := &networkingv1.IPBlock{CIDR: "10.0.0.0/8", Except: []string{netip.PrefixFrom(s.far.IPs[0], 32).String()}}
 	s.policy(t, "in", server, ingress(from(networkingv1.NetworkPolicyPeer{IPBlock: block})))
-	s.reach(t, "ipBlock with except", map[uint16][3]bool{sourcePort: {true, false, true}, otherPort: nobody})
+	s.reach(t, "ipBlock with except", map[uint16][3]bool{sourcePort: {true, false, true}, otherPort: none})
 
 	s.policy(t, "in", server, ingress(networkingv1.NetworkPolicyIngressRule{Ports: []networkingv1.NetworkPolicyPort{{Port: new(intstr.FromString("other"))}}}))
-	s.reach(t, "a named port", map[uint16][3]bool{sourcePort: nobody, otherPort: everybody})
+	s.reach(t, "a named port", map[uint16][3]bool{sourcePort: none, otherPort: all})
 
 	s.policy(t, "in", server, ingress(networkingv1.NetworkPolicyIngressRule{Ports: []networkingv1.NetworkPolicyPort{{Port: new(intstr.FromInt32(1)), EndPort: new(int32(sourcePort))}}}))
-	s.reach(t, "a range of ports", map[uint16][3]bool{sourcePort: everybody, otherPort: nobody})
+	s.reach(t, "a range of ports", map[uint16][3]bool{sourcePort: all, otherPort: none})
 
 	group := map[string]string{"policy-group.network.openshift.io/host-network": ""}
 	s.policy(t, "in", server, ingress(from(networkingv1.NetworkPolicyPeer{NamespaceSelector: labelled(group)})))
@@ -246,10 +246,10 @@ func TestPolicyIngress(t *testing.T) {
 	s.hostNetwork(t, group)
 	other.passes = true
 	expect(t, "the nodes' namespace has it", other)
-	s.reach(t, "which is no pod's", map[uint16][3]bool{sourcePort: nobody, otherPort: nobody})
+	s.reach(t, "which is no pod's", map[uint16][3]bool{sourcePort: none, otherPort: none})
 
 	s.drop(t, "in")
-	s.reach(t, "without a policy again", map[uint16][3]bool{sourcePort: everybody, otherPort: everybody})
+	s.reach(t, "without a policy again", map[uint16][3]bool{sourcePort: all, otherPort: all})
 }
 
 // hostNetwork sets labels on the nodes' namespace, until the test ends.

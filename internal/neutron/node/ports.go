@@ -7,10 +7,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
 	"net"
 	"net/netip"
-	"slices"
 	"sync"
 	"time"
 
@@ -500,51 +498,6 @@ func (p *port) free(network string) bool {
 
 // active reports whether the port can be expected to work: Neutron has reported it as ACTIVE, and if it was plugged before, it is bound again.
 func (p *port) active() bool { return p.object.Spec.Active && (p.bound || !p.again) }
-
-// unbound returns the ports that were plugged again and are not known to be bound, by their names on br-int. cancel is called when there may
-// be others.
-func (ps *ports) unbound(cancel func()) map[string]*port {
-	ps.mu.Lock()
-	defer ps.mu.Unlock()
-	ps.replugged = cancel
-	names := map[string]*port{}
-	for _, p := range ps.all {
-		if p.plugged && p.again && !p.bound && !p.used {
-			names[host.IntegrationPort(p.uuid)] = p
-		}
-	}
-	return names
-}
-
-// followBindings notes which ports are bound until ctx ends. After an error it tries again: without it no port would be used a second time.
-func (ps *ports) followBindings(ctx context.Context) {
-	delay := firstRetry
-	for ctx.Err() == nil {
-		waiting, cancel := context.WithCancel(ctx)
-		names := ps.unbound(cancel)
-		bound, err := ps.awaitBound(waiting, slices.Collect(maps.Keys(names)))
-		failed := err != nil && waiting.Err() == nil
-		cancel()
-		if failed {
-			ps.log.WarnContext(ctx, "bindings of ports not read from Open vSwitch's database; reading them again", "error", err, "delay", delay)
-			select {
-			case <-ctx.Done():
-			case <-time.After(delay):
-			}
-			delay = min(2*delay, lastRetry)
-			continue
-		}
-		delay = firstRetry
-		ps.mu.Lock()
-		for _, name := range bound {
-			if p := names[name]; p.plugged && !p.used {
-				p.bound = true
-			}
-		}
-		ps.wakeWaiting()
-		ps.mu.Unlock()
-	}
-}
 
 // count returns how many ports of a network the node has, and how many of them are plugged but not active yet.
 func (ps *ports) count(network string) (all, inactive int) {

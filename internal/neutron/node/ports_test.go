@@ -30,14 +30,7 @@ func TestPortsThatTheNodeRoutesElsewhere(t *testing.T) {
 	if err := weftv1.AddToScheme(scheme); err != nil {
 		t.Fatal(err)
 	}
-	object := &weftv1.NeutronPort{
-		ObjectMeta: metav1.ObjectMeta{Name: "00000001-0000-4000-8000-000000000000"},
-		Spec: weftv1.NeutronPortSpec{
-			Network: weftv1.NeutronPortNetwork{Namespace: "blue", Name: "blue", UID: "u"}, Node: "n1", MAC: "0a:58:c0:a8:01:35", Active: true,
-			Addresses: []weftv1.NeutronPortAddress{{Address: "192.168.1.53/24"}},
-		},
-		Status: weftv1.NeutronPortStatus{Plugged: true},
-	}
+	object := pluggedPort("0a:58:c0:a8:01:35", "192.168.1.53/24")
 	ps := newPorts("n1", 0, nil, fake.NewClientBuilder().WithScheme(scheme).WithObjects(object).Build(), nil)
 	where := "the node routes 192.168.1.53 by eth0"
 	ps.elsewhere = func(netip.Addr) (string, error) { return where, nil }
@@ -108,6 +101,18 @@ func TestPortsWithTheSameDeviceNames(t *testing.T) {
 	}
 }
 
+// pluggedPort is a port of n1 that is plugged and ACTIVE.
+func pluggedPort(mac, address string) *weftv1.NeutronPort {
+	return &weftv1.NeutronPort{
+		ObjectMeta: metav1.ObjectMeta{Name: "00000001-0000-4000-8000-000000000000"},
+		Spec: weftv1.NeutronPortSpec{
+			Network: weftv1.NeutronPortNetwork{Namespace: "blue", Name: "blue", UID: "u"}, Node: "n1", MAC: mac, Active: true,
+			Addresses: []weftv1.NeutronPortAddress{{Address: address}},
+		},
+		Status: weftv1.NeutronPortStatus{Plugged: true},
+	}
+}
+
 // switched is the ports of a node with a switch in memory, and the only NeutronPort, which is ACTIVE.
 func switched(t *testing.T) (ps *ports, api client.Client, key client.ObjectKey) {
 	t.Helper()
@@ -115,14 +120,7 @@ func switched(t *testing.T) (ps *ports, api client.Client, key client.ObjectKey)
 	if err := weftv1.AddToScheme(scheme); err != nil {
 		t.Fatal(err)
 	}
-	object := &weftv1.NeutronPort{
-		ObjectMeta: metav1.ObjectMeta{Name: "00000001-0000-4000-8000-000000000000"},
-		Spec: weftv1.NeutronPortSpec{
-			Network: weftv1.NeutronPortNetwork{Namespace: "blue", Name: "blue", UID: "u"}, Node: "n1", MAC: "0a:58:0a:f4:00:05", Active: true,
-			Addresses: []weftv1.NeutronPortAddress{{Address: "10.244.0.5/16"}},
-		},
-		Status: weftv1.NeutronPortStatus{Plugged: true},
-	}
+	object := pluggedPort("0a:58:0a:f4:00:05", "10.244.0.5/16")
 	api = fake.NewClientBuilder().WithScheme(scheme).WithObjects(object).Build()
 	vswitch := ovsdb.NewFake(pipeline.Bridge)
 	vswitch.Hand(ovsdb.Change{Set: map[ovsdb.Key]ovsdb.Row{ovsdb.BridgeKey(host.IntegrationBridge): &ovsdb.Bridge{Name: host.IntegrationBridge}}})

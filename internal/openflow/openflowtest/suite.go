@@ -45,7 +45,7 @@ func Run(t *testing.T, start func(t *testing.T) Subject) {
 		{"groups come before and go after their flows", groups},
 		{"a change larger than a bundle is made whole", large},
 		{"flows with a timeout belong to the switch", timeouts},
-		{"what others change is told, own changes are not", reportsDrift},
+		{"foreign changes are reported, own changes are not", reportsDrift},
 		{"after a restart everything is committed again", restarts},
 	}
 	for _, test := range tests {
