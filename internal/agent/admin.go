@@ -330,7 +330,7 @@ func (v engineView[K, V]) state() admin.Engine {
 	status := v.loop.Status()
 	e := admin.Engine{Name: v.name, InStep: status.InStep(), Items: status.Items, Waiting: status.Waiting}
 	if v.hashed {
-		e.Hash = v.loop.Hash().String()
+		e.Hash = status.Hash.String()
 	}
 	if !status.Committed.IsZero() {
 		at := status.Committed.UTC()

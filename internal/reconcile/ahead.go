@@ -1,15 +1,49 @@
 package reconcile
 
-import "context"
+// ahead is what the loop reads before Start, while the first state is still being gathered. Its user holds Loop.mu.
+type ahead[K comparable, V any] struct {
+	// early is what was read; nil if nothing was, or if it is outdated.
+	early map[K]V
+	// due says that such a read is due.
+	due bool
+	// outdated counts the events that outdate a read.
+	outdated int
+}
+
+// outdate discards what was read, and the result of such a read in progress.
+func (a *ahead[K, V]) outdate() {
+	a.early = nil
+	a.outdated++
+}
+
+// begin reports whether a read is due, which is not due any more then. outdated is the count to pass to keep.
+func (a *ahead[K, V]) begin() (due bool, outdated int) {
+	due, a.due = a.due, false
+	return due, a.outdated
+}
+
+// keep stores what was read, unless an event since begin outdates it.
+func (a *ahead[K, V]) keep(actual map[K]V, outdated int) {
+	if a.outdated == outdated {
+		a.early = actual
+	}
+}
+
+// take returns what was read, once.
+func (a *ahead[K, V]) take() map[K]V {
+	early := a.early
+	a.early = nil
+	return early
+}
 
 // ReadAhead is called when the engine's changes begin to be watched. Before Start, it reads what is programmed at once, while the first state
 // is still being gathered; Start reads again only after a Resync or Outdate. After Start, it does the same as Resync.
 func (l *Loop[K, V]) ReadAhead() {
 	l.mu.Lock()
-	l.resync, l.ahead = true, !l.started
-	l.outdate()
+	l.resync, l.ahead.due = true, !l.started
+	l.ahead.outdate()
 	l.mu.Unlock()
-	l.signal()
+	l.wake.signal()
 }
 
 // Outdate discards what was read before Start: another engine's commit may have changed it, or the engine's connection has ended. After
@@ -17,13 +51,7 @@ func (l *Loop[K, V]) ReadAhead() {
 func (l *Loop[K, V]) Outdate() {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	l.outdate()
-}
-
-// outdate discards what was read before Start, and the result of such a read in progress. The caller holds mu.
-func (l *Loop[K, V]) outdate() {
-	l.early = nil
-	l.outdated++
+	l.ahead.outdate()
 }
 
 // KeepChanged causes another pass, which calls Keep again. Before Start, Keep has not been called.
@@ -33,16 +61,5 @@ func (l *Loop[K, V]) KeepChanged() {
 	l.mu.Unlock()
 	if started {
 		l.Resync()
-	}
-}
-
-// readAhead reads what is programmed before Start. outdated is the count at its beginning. If the read fails, Start reads again, and reports
-// the failure.
-func (l *Loop[K, V]) readAhead(ctx context.Context, outdated int) {
-	actual, err := l.read(ctx)
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	if err == nil && l.outdated == outdated {
-		l.early = actual
 	}
 }

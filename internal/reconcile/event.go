@@ -61,7 +61,7 @@ func (l *Loop[K, V]) Programmed(class func(K) string) map[string]int {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	counts := map[string]int{}
-	for key := range l.actual {
+	for key := range l.state.actual {
 		counts[class(key)]++
 	}
 	return counts

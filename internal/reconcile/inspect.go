@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"sync"
 	"time"
 )
 
@@ -22,6 +23,8 @@ type Status struct {
 	Waiting int
 	// Committed is when the last commit that changed something succeeded; zero if there was none.
 	Committed time.Time
+	// Hash is the hash of the desired state; zero if Options.Encode is nil.
+	Hash Hash
 	// Failures are the owners whose fragments are not in effect, with the reasons; the key Unreadable represents all of them.
 	Failures map[Owner]error
 }
@@ -33,14 +36,10 @@ func (s *Status) InStep() bool { return s.Started && s.Waiting == 0 && len(s.Fai
 func (l *Loop[K, V]) Status() Status {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	status := Status{
-		Started: l.started, Items: len(l.desired.claims), Waiting: len(l.dirty), Committed: l.committed,
-		Failures: maps.Clone(l.failures),
+	return Status{
+		Started: l.started, Items: len(l.state.desired.claims), Waiting: len(l.state.dirty), Committed: l.driver.lastCommit(),
+		Hash: l.state.desired.hash, Failures: l.state.allFailures(),
 	}
-	if l.unreadable != nil {
-		status.Failures[Unreadable] = l.unreadable
-	}
-	return status
 }
 
 // Difference is one item whose programmed state differs from the desired one.
@@ -72,11 +71,65 @@ type inspector[K comparable, V any] struct {
 	actual map[K]V
 }
 
+// inspectors are the callers that wait for an inspection.
+type inspectors[K comparable, V any] struct {
+	// name is the engine's.
+	name string
+
+	// mu guards what follows. It is not held while Loop.mu is acquired.
+	mu      sync.Mutex
+	waiting []*inspector[K, V]
+	stopped bool
+}
+
+// await queues the caller, signals the loop, and waits.
+func (q *inspectors[K, V]) await(ctx context.Context, i *inspector[K, V], signal func()) error {
+	if err := q.add(i); err != nil {
+		return err
+	}
+	signal()
+	select {
+	case err := <-i.done:
+		return err
+	case <-ctx.Done():
+		return fmt.Errorf("%s: waiting for the reading: %w", q.name, ctx.Err())
+	}
+}
+
+func (q *inspectors[K, V]) add(i *inspector[K, V]) error {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	if q.stopped {
+		return fmt.Errorf("%s: %w", q.name, ErrStopped)
+	}
+	q.waiting = append(q.waiting, i)
+	return nil
+}
+
+// take returns the waiting callers, who wait for nothing else then.
+func (q *inspectors[K, V]) take() []*inspector[K, V] {
+	q.mu.Lock()
+	defer q.mu.Unlock()
+	waiting := q.waiting
+	q.waiting = nil
+	return waiting
+}
+
+// stop ends the wait of all callers, present and future.
+func (q *inspectors[K, V]) stop() {
+	q.mu.Lock()
+	q.stopped = true
+	q.mu.Unlock()
+	for _, i := range q.take() {
+		i.done <- fmt.Errorf("%s: %w", q.name, ErrStopped)
+	}
+}
+
 // Inspect reads back everything that is programmed and returns how it differs from what is desired. An item that waits for the next commit
 // and has not failed is not reported as a difference. The loop corrects the differences afterwards.
 func (l *Loop[K, V]) Inspect(ctx context.Context) (Inspection[K, V], error) {
 	i := &inspector[K, V]{done: make(chan error, 1)}
-	if err := l.awaitInspection(ctx, i); err != nil {
+	if err := l.inspectors.await(ctx, i, l.wake.signal); err != nil {
 		return Inspection[K, V]{}, err
 	}
 	return i.found, nil
@@ -85,46 +138,31 @@ func (l *Loop[K, V]) Inspect(ctx context.Context) (Inspection[K, V], error) {
 // Read reads back everything that is programmed, also before Start: what a former process has left. It changes nothing.
 func (l *Loop[K, V]) Read(ctx context.Context) (map[K]V, error) {
 	i := &inspector[K, V]{done: make(chan error, 1), early: true}
-	if err := l.awaitInspection(ctx, i); err != nil {
+	if err := l.inspectors.await(ctx, i, l.wake.signal); err != nil {
 		return nil, err
 	}
 	return i.actual, nil
 }
 
-func (l *Loop[K, V]) awaitInspection(ctx context.Context, i *inspector[K, V]) error {
-	l.mu.Lock()
-	if l.stopped {
-		l.mu.Unlock()
-		return fmt.Errorf("%s: %w", l.opts.Name, ErrStopped)
-	}
-	l.inspectors = append(l.inspectors, i)
-	l.mu.Unlock()
-	l.signal()
-	select {
-	case err := <-i.done:
-		return err
-	case <-ctx.Done():
-		return fmt.Errorf("%s: waiting for the reading: %w", l.opts.Name, ctx.Err())
-	}
-}
-
 // inspect serves the waiting inspections. It runs after a pass, so that what waited before is committed.
 func (l *Loop[K, V]) inspect(ctx context.Context) {
-	l.mu.Lock()
-	waiting, started := l.inspectors, l.started
-	l.inspectors = nil
-	l.mu.Unlock()
+	waiting := l.inspectors.take()
 	if len(waiting) == 0 {
 		return
 	}
+	l.mu.Lock()
+	started := l.started
+	l.mu.Unlock()
 	var actual map[K]V
 	var found Inspection[K, V]
 	var err error
 	if started || slices.ContainsFunc(waiting, func(i *inspector[K, V]) bool { return i.early }) {
-		actual, err = l.engine.Read(ctx)
+		actual, err = l.driver.engine.Read(ctx)
 	}
 	if started && err == nil {
-		found = l.compare(actual)
+		l.mu.Lock()
+		found = l.state.compare(actual)
+		l.mu.Unlock()
 	}
 	if len(found.Differences) > 0 {
 		l.Resync() // the engine has read the foreign changes, and does not report them again
@@ -145,36 +183,34 @@ func (l *Loop[K, V]) inspect(ctx context.Context) {
 }
 
 // compare returns how what was read differs from what is desired, including the seal.
-func (l *Loop[K, V]) compare(actual map[K]V) Inspection[K, V] {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	union := l.desired.union()
-	if l.opts.Seal != nil {
-		key, value := l.opts.Seal(l.desired.hash)
+func (s *state[K, V]) compare(actual map[K]V) Inspection[K, V] {
+	union := s.desired.union()
+	if s.makeSeal != nil {
+		key, value := s.makeSeal(s.desired.hash)
 		union[key] = value
 	}
 	found := Inspection[K, V]{Desired: len(union), Programmed: len(actual)}
-	change := l.without(Diff(union, actual))
+	change := s.without(Diff(union, actual))
 	for key, want := range change.Set {
 		d := Difference[K, V]{Key: key, Want: want, Wanted: true}
 		d.Have, d.Held = actual[key]
-		found.Differences = l.failure(found.Differences, d)
+		found.Differences = s.difference(found.Differences, d)
 	}
 	for key, have := range change.Delete {
-		found.Differences = l.failure(found.Differences, Difference[K, V]{Key: key, Have: have, Held: true})
+		found.Differences = s.difference(found.Differences, Difference[K, V]{Key: key, Have: have, Held: true})
 	}
 	return found
 }
 
-// failure appends a difference with its owners and, if known, the reason, unless it only waits for the next commit.
-func (l *Loop[K, V]) failure(all []Difference[K, V], d Difference[K, V]) []Difference[K, V] {
-	d.Owners = append(l.desired.ownersOf(d.Key), l.leaving[d.Key]...)
+// difference appends a difference with its owners and, if known, the reason, unless it only waits for the next commit.
+func (s *state[K, V]) difference(all []Difference[K, V], d Difference[K, V]) []Difference[K, V] {
+	d.Owners = append(s.desired.ownersOf(d.Key), s.leaving[d.Key]...)
 	for _, owner := range d.Owners {
-		if d.Err = l.failures[owner]; d.Err != nil {
+		if d.Err = s.failures[owner]; d.Err != nil {
 			break
 		}
 	}
-	if _, dirty := l.dirty[d.Key]; dirty && d.Err == nil && len(d.Owners) > 0 {
+	if _, dirty := s.dirty[d.Key]; dirty && d.Err == nil && len(d.Owners) > 0 {
 		return all
 	}
 	return append(all, d)

@@ -123,7 +123,7 @@ func TestInspectNeedsTheDesiredState(t *testing.T) {
 func TestDryRun(t *testing.T) {
 	engine := &memory{state: map[string]text{"a": "1", "old": "0"}}
 	loop := runLoop(t, engine, Options[string, text]{})
-	loop.engine = DryRun[string, text](engine)
+	loop.driver.engine = DryRun[string, text](engine)
 	if err := loop.Start(t.Context(), map[Owner]map[string]text{"pod/a": {"a": "1"}}); err != nil {
 		t.Fatal(err)
 	}

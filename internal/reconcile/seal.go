@@ -1,24 +1,24 @@
 package reconcile
 
 // isSeal reports whether key is that of the sealing item.
-func (l *Loop[K, V]) isSeal(key K) bool {
-	if l.opts.Seal == nil {
+func (s *state[K, V]) isSeal(key K) bool {
+	if s.makeSeal == nil {
 		return false
 	}
-	sealKey, _ := l.opts.Seal(Hash{})
+	sealKey, _ := s.makeSeal(Hash{})
 	return key == sealKey
 }
 
 // seal adds the sealing item to the change if it is out of date.
-func (l *Loop[K, V]) seal(r *round[K, V]) {
-	if l.opts.Seal == nil {
+func (s *state[K, V]) seal(d *due[K, V]) {
+	if s.makeSeal == nil {
 		return
 	}
-	key, value := l.opts.Seal(l.desired.hash)
-	delete(r.change.Delete, key)
-	if have, ok := l.actual[key]; ok && value.Equal(have) {
+	key, value := s.makeSeal(s.desired.hash)
+	delete(d.change.Delete, key)
+	if have, ok := s.actual[key]; ok && value.Equal(have) {
 		return
 	}
-	r.change.Set[key] = value
-	r.seal = &key
+	d.change.Set[key] = value
+	d.seal = &key
 }

@@ -177,7 +177,7 @@ func TestReadingAheadFails(t *testing.T) {
 func (l *Loop[K, V]) hasEarly() bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	return l.early != nil
+	return l.ahead.early != nil
 }
 
 func (l *Loop[K, V]) isAwaited() bool {

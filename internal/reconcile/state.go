@@ -1,147 +1,226 @@
 package reconcile
 
 import (
-	"crypto/sha256"
-	"encoding/binary"
 	"fmt"
+	"maps"
 	"slices"
+	"time"
 )
 
-// Hash is an order-free digest of a state: the same items give the same hash, in whatever order they were added.
-type Hash [4]uint64
+// state is what the owners desire, what the engine holds as far as is known, and how the two differ. It calls no engine and no caller waits
+// on it: the loop passes in fragments, read-backs and the results of commits, and takes changes from it. Its user holds Loop.mu.
+type state[K comparable, V Value[V]] struct {
+	// keep and makeSeal are Options.Keep and Options.Seal.
+	keep     func(K, V) bool
+	makeSeal func(Hash) (K, V)
 
-// String returns the hash as 64 hexadecimal digits.
-func (h Hash) String() string { return fmt.Sprintf("%016x%016x%016x%016x", h[0], h[1], h[2], h[3]) }
+	desired *desired[K, V]
+	// actual is what is programmed; nil before the first read.
+	actual map[K]V
+	// dirty holds the keys to compare in the next pass.
+	dirty map[K]struct{}
+	// leaving holds the owners that withdrew a key that may still be programmed for them.
+	leaving map[K][]Owner
+	// since is when the oldest waiting change was handed over; zero if none waits.
+	since time.Time
+	// failures are the owners whose fragments are not in effect, with the reasons.
+	failures map[Owner]error
+	// unreadable is why the last read failed; nil if it succeeded.
+	unreadable error
+}
 
-// plus adds an item's digest. Addition modulo 2^64 commutes, so items may be added and removed in any order.
-func (h Hash) plus(item Hash) Hash {
-	for i := range h {
-		h[i] += item[i]
+func newState[K comparable, V Value[V]](opts *Options[K, V]) state[K, V] {
+	return state[K, V]{
+		keep: opts.Keep, makeSeal: opts.Seal, desired: newDesired(opts.Encode),
+		dirty: map[K]struct{}{}, leaving: map[K][]Owner{}, failures: map[Owner]error{},
 	}
-	return h
 }
 
-// minus removes an item's digest.
-func (h Hash) minus(item Hash) Hash {
-	for i := range h {
-		h[i] -= item[i]
+// due is a change that is due.
+type due[K comparable, V any] struct {
+	change Change[K, V]
+	// drift counts the differences that a read-back found, without those that were waiting for a commit.
+	drift Drift
+	// seal is the key of the sealing item in change.
+	seal *K
+	// since is when the oldest item of the change was handed over; zero if none was.
+	since time.Time
+}
+
+// replace stores the fragments.
+func (s *state[K, V]) replace(fragments map[Owner]map[K]V) {
+	for owner, fragment := range fragments {
+		s.desired.set(owner, fragment, func(key K) {
+			s.dirty[key] = struct{}{}
+			s.leaving[key] = slices.DeleteFunc(s.leaving[key], func(o Owner) bool { return o == owner })
+			if _, kept := fragment[key]; !kept {
+				s.leaving[key] = append(s.leaving[key], owner)
+			}
+		})
 	}
-	return h
-}
-
-func digest(item []byte) Hash {
-	sum := sha256.Sum256(item)
-	var h Hash
-	for i := range h {
-		h[i] = binary.BigEndian.Uint64(sum[8*i:])
+	if len(s.dirty) > 0 && s.since.IsZero() {
+		s.since = time.Now()
 	}
-	return h
 }
 
-// claim is the value that one owner desires for a key.
-type claim[V any] struct {
-	owner Owner
-	value V
-}
-
-// desired is the union of all fragments. If several owners claim a key with different values, the owner that sorts first gets it, so that
-// the result depends on the objects alone and not on their order of arrival.
-type desired[K comparable, V Value[V]] struct {
-	fragments map[Owner]map[K]V
-	claims    map[K][]claim[V]
-	encode    func(K, V) []byte
-	hash      Hash
-}
-
-func newDesired[K comparable, V Value[V]](encode func(K, V) []byte) *desired[K, V] {
-	return &desired[K, V]{fragments: map[Owner]map[K]V{}, claims: map[K][]claim[V]{}, encode: encode}
-}
-
-// set replaces the owner's fragment (nil or empty: it has none any more) and calls touched for every key whose claims changed.
-func (d *desired[K, V]) set(owner Owner, fragment map[K]V, touched func(K)) {
-	old := d.fragments[owner]
-	for key := range old {
-		if _, kept := fragment[key]; !kept {
-			d.reclaim(key, owner, nil)
-			touched(key)
+// take computes the change that is due. actual, if not nil, was just read back and replaces the known state.
+func (s *state[K, V]) take(actual map[K]V) due[K, V] {
+	d := due[K, V]{change: Change[K, V]{Set: map[K]V{}, Delete: map[K]V{}}}
+	first := s.actual == nil
+	if actual != nil {
+		s.actual, s.unreadable = actual, nil
+		d.change = s.without(Diff(s.desired.union(), actual))
+		if !first { // the first read finds what a former process left: that is normal, not a foreign change
+			d.drift = s.strays(d.change)
 		}
 	}
-	for key, value := range fragment {
-		if have, ok := old[key]; ok && value.Equal(have) {
+	for key := range s.dirty {
+		s.diffKey(key, &d.change)
+	}
+	s.dirty = map[K]struct{}{}
+	d.since, s.since = s.since, time.Time{}
+	s.seal(&d)
+	return d
+}
+
+// without returns a change without the removal of kept items.
+func (s *state[K, V]) without(all Change[K, V]) Change[K, V] {
+	if s.keep != nil {
+		maps.DeleteFunc(all.Delete, func(key K, have V) bool { return len(s.leaving[key]) == 0 && s.keep(key, have) })
+	}
+	return all
+}
+
+// strays counts the differences that no pending change explains.
+func (s *state[K, V]) strays(all Change[K, V]) Drift {
+	var drift Drift
+	foreign := func(key K) bool {
+		_, waiting := s.dirty[key]
+		return !waiting && !s.isSeal(key)
+	}
+	for key := range all.Set {
+		_, held := s.actual[key]
+		switch {
+		case !foreign(key):
+		case held:
+			drift.Altered++
+		default:
+			drift.Missing++
+		}
+	}
+	for key := range all.Delete {
+		if foreign(key) {
+			drift.Stray++
+		}
+	}
+	return drift
+}
+
+func (s *state[K, V]) diffKey(key K, change *Change[K, V]) {
+	want, wanted := s.desired.get(key)
+	have, held := s.actual[key]
+	switch {
+	case wanted && (!held || !want.Equal(have)):
+		change.Set[key] = want
+	case !wanted && held:
+		change.Delete[key] = have
+	default:
+		delete(s.leaving, key)
+	}
+}
+
+// split divides a change by owner: an item that is set belongs to its owner, an item that is deleted to its former owner. Items without an
+// owner are a part of their own. The seal is in no part.
+func (s *state[K, V]) split(d *due[K, V]) []Change[K, V] {
+	byOwner := map[Owner]Change[K, V]{}
+	part := func(owners []Owner) Change[K, V] {
+		var owner Owner
+		if len(owners) > 0 {
+			owner = owners[0]
+		}
+		if _, ok := byOwner[owner]; !ok {
+			byOwner[owner] = Change[K, V]{Set: map[K]V{}, Delete: map[K]V{}}
+		}
+		return byOwner[owner]
+	}
+	for key, value := range d.change.Set {
+		if d.seal == nil || key != *d.seal {
+			part(s.desired.ownersOf(key)).Set[key] = value
+		}
+	}
+	for key, value := range d.change.Delete {
+		part(s.leaving[key]).Delete[key] = value
+	}
+	parts := make([]Change[K, V], 0, len(byOwner))
+	for _, owner := range slices.Sorted(maps.Keys(byOwner)) {
+		parts = append(parts, byOwner[owner])
+	}
+	return parts
+}
+
+// settle updates the known state and the failures with what was committed and what failed. It returns the failures of this change by owner.
+func (s *state[K, V]) settle(d *due[K, V], failed map[K]error) (broken map[Owner]error) {
+	broken = map[Owner]error{}
+	fail := func(key K, err error) {
+		s.dirty[key] = struct{}{}
+		for _, owner := range append(s.desired.ownersOf(key), s.leaving[key]...) {
+			broken[owner] = err
+		}
+	}
+	for key, value := range d.change.Set {
+		if err, bad := failed[key]; bad {
+			fail(key, err)
 			continue
 		}
-		d.reclaim(key, owner, &value)
-		touched(key)
+		s.actual[key] = value
+		s.left(key)
 	}
-	if len(fragment) == 0 {
-		delete(d.fragments, owner)
-		return
+	for key := range d.change.Delete {
+		if err, bad := failed[key]; bad {
+			fail(key, err)
+			continue
+		}
+		delete(s.actual, key)
+		s.left(key)
 	}
-	d.fragments[owner] = fragment
+	if len(failed) > 0 && !d.since.IsZero() && (s.since.IsZero() || d.since.Before(s.since)) {
+		s.since = d.since // it still waits
+	}
+	s.refreshFailures(broken)
+	return broken
 }
 
-// reclaim sets the owner's claim on key to value (nil removes the claim) and updates the hash.
-func (d *desired[K, V]) reclaim(key K, owner Owner, value *V) {
-	before, had := d.get(key)
-	claims := slices.DeleteFunc(d.claims[key], func(c claim[V]) bool { return c.owner == owner })
-	if value != nil {
-		at, _ := slices.BinarySearchFunc(claims, owner, func(c claim[V], o Owner) int {
-			if c.owner < o {
-				return -1
-			}
-			return 1
-		})
-		claims = slices.Insert(claims, at, claim[V]{owner, *value})
-	}
-	if len(claims) == 0 {
-		delete(d.claims, key)
-	} else {
-		d.claims[key] = claims
-	}
-	if d.encode == nil {
-		return
-	}
-	if had {
-		d.hash = d.hash.minus(digest(d.encode(key, before)))
-	}
-	if after, has := d.get(key); has {
-		d.hash = d.hash.plus(digest(d.encode(key, after)))
+// left deletes the former owners of a key, unless one withdrew it after the change was computed.
+func (s *state[K, V]) left(key K) {
+	if _, again := s.dirty[key]; !again {
+		delete(s.leaving, key)
 	}
 }
 
-// get returns the value desired under key.
-func (d *desired[K, V]) get(key K) (V, bool) {
-	if claims := d.claims[key]; len(claims) > 0 {
-		return claims[0].value, true
-	}
-	var none V
-	return none, false
-}
-
-// conflict returns an error if another owner holds one of the owner's keys with another value.
-func (d *desired[K, V]) conflict(owner Owner) error {
-	for key, value := range d.fragments[owner] {
-		if first := d.claims[key][0]; first.owner != owner && !first.value.Equal(value) {
-			return &ConflictError{Owner: owner, Holder: first.owner, Key: fmt.Sprint(key)}
+// verdict returns why the fragments of the owners are not in effect: the failure of one of them in the last change, or the conflict about
+// one of its keys. name is the engine's.
+func (s *state[K, V]) verdict(name string, owners []Owner, broken map[Owner]error) error {
+	for _, owner := range owners {
+		if err := broken[owner]; err != nil {
+			return fmt.Errorf("%s: %s: %w", name, owner, err)
+		}
+		if err := s.desired.conflict(owner); err != nil {
+			return fmt.Errorf("%s: %w", name, err)
 		}
 	}
 	return nil
 }
 
-// union returns a copy of the whole desired state.
-func (d *desired[K, V]) union() map[K]V {
-	all := make(map[K]V, len(d.claims))
-	for key, claims := range d.claims {
-		all[key] = claims[0].value
+// owners returns, sorted, the owners that desire something, and former owners whose items may still be programmed.
+func (s *state[K, V]) owners() []Owner {
+	owners := make(map[Owner]struct{}, len(s.desired.fragments))
+	for owner := range s.desired.fragments {
+		owners[owner] = struct{}{}
 	}
-	return all
-}
-
-// ownersOf returns the owners that claim the key.
-func (d *desired[K, V]) ownersOf(key K) []Owner {
-	owners := make([]Owner, 0, 1)
-	for _, c := range d.claims[key] {
-		owners = append(owners, c.owner)
+	for _, left := range s.leaving {
+		for _, owner := range left {
+			owners[owner] = struct{}{}
+		}
 	}
-	return owners
+	return slices.Sorted(maps.Keys(owners))
 }
