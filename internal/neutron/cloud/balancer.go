@@ -13,8 +13,18 @@ import (
 	"github.com/gophercloud/gophercloud/v2/openstack/loadbalancer/v2/loadbalancers"
 	"github.com/gophercloud/gophercloud/v2/openstack/loadbalancer/v2/pools"
 
+	"weft.dev/weft/internal/neutron/conf"
 	"weft.dev/weft/internal/neutron/openstack"
 )
+
+// balancers makes the requests about load balancers, with their listeners, pools and members.
+type balancers struct {
+	marks
+
+	client   *openstack.Client
+	config   conf.LoadBalancer
+	floating floatingIPs
+}
 
 // Balancer is the desired state of a load balancer.
 type Balancer struct {
@@ -91,18 +101,18 @@ const (
 )
 
 // FindBalancer looks a load balancer up by name, with all its parts; project "" means any. It returns ErrNotFound and ErrMultiple.
-func (c *Cloud) FindBalancer(ctx context.Context, project, name string) (*HeldBalancer, error) {
-	one, err := c.named(ctx, project, name)
+func (b *balancers) FindBalancer(ctx context.Context, project, name string) (*HeldBalancer, error) {
+	one, err := b.named(ctx, project, name)
 	if err != nil {
 		return nil, err
 	}
 	held := &HeldBalancer{LoadBalancer: *one}
-	if err := c.readListeners(ctx, held); err != nil {
+	if err := b.readListeners(ctx, held); err != nil {
 		return nil, err
 	}
 	for i := range held.Listeners {
 		if h := &held.Listeners[i]; h.Pool != nil {
-			if h.Members, err = c.membersOf(ctx, held, h.Pool); err != nil {
+			if h.Members, err = b.membersOf(ctx, held, h.Pool); err != nil {
 				return nil, err
 			}
 		}
@@ -111,12 +121,12 @@ func (c *Cloud) FindBalancer(ctx context.Context, project, name string) (*HeldBa
 }
 
 // named looks a load balancer up by name, without its parts.
-func (c *Cloud) named(ctx context.Context, project, name string) (*loadbalancers.LoadBalancer, error) {
+func (b *balancers) named(ctx context.Context, project, name string) (*loadbalancers.LoadBalancer, error) {
 	what := fmt.Sprintf("load balancer %q", name)
-	if c.client.LoadBalancer == nil {
+	if b.client.LoadBalancer == nil {
 		return nil, ErrNoOctavia
 	}
-	found, err := list(ctx, loadbalancers.List(c.client.LoadBalancer, loadbalancers.ListOpts{Name: name, ProjectID: project}),
+	found, err := list(ctx, loadbalancers.List(b.client.LoadBalancer, loadbalancers.ListOpts{Name: name, ProjectID: project}),
 		loadbalancers.ExtractLoadBalancers)
 	one, err := only(what, found, err)
 	if err == nil && one == nil {
@@ -127,14 +137,14 @@ func (c *Cloud) named(ctx context.Context, project, name string) (*loadbalancers
 
 // OwnBalancer looks up the load balancer that Weft created for an object, in any project, by its mark, because names are not unique. It
 // returns ErrNotFound, and ErrForeign if only one that Weft did not create has the name in the project; project "" has none.
-func (c *Cloud) OwnBalancer(ctx context.Context, project, owner, name string) (*loadbalancers.LoadBalancer, error) {
+func (b *balancers) OwnBalancer(ctx context.Context, project, owner, name string) (*loadbalancers.LoadBalancer, error) {
 	what := fmt.Sprintf("load balancer %q", name)
-	if c.client.LoadBalancer == nil {
+	if b.client.LoadBalancer == nil {
 		return nil, ErrNoOctavia
 	}
-	found, err := list(ctx, loadbalancers.List(c.client.LoadBalancer, loadbalancers.ListOpts{Name: name}), loadbalancers.ExtractLoadBalancers)
+	found, err := list(ctx, loadbalancers.List(b.client.LoadBalancer, loadbalancers.ListOpts{Name: name}), loadbalancers.ExtractLoadBalancers)
 	foreign := slices.ContainsFunc(found, func(lb loadbalancers.LoadBalancer) bool { return project != "" && lb.ProjectID == project })
-	own := slices.DeleteFunc(found, func(lb loadbalancers.LoadBalancer) bool { return lb.Description != c.mark(owner) })
+	own := slices.DeleteFunc(found, func(lb loadbalancers.LoadBalancer) bool { return lb.Description != b.mark(owner) })
 	one, err := only(what, own, err)
 	switch {
 	case err != nil:
@@ -149,16 +159,16 @@ func (c *Cloud) OwnBalancer(ctx context.Context, project, owner, name string) (*
 
 // EnsureBalancer creates what is missing of a load balancer, updates its members, and removes listeners that are not desired. It waits for
 // each change. If it fails, a load balancer that this call created is removed.
-func (c *Cloud) EnsureBalancer(ctx context.Context, want Balancer) (held *HeldBalancer, err error) {
+func (b *balancers) EnsureBalancer(ctx context.Context, want Balancer) (held *HeldBalancer, err error) {
 	made := ""
 	defer func() {
 		if err != nil && made != "" {
-			undone := undo{func(ctx context.Context) error { return c.removeBalancer(ctx, made) }}
+			undone := undo{func(ctx context.Context) error { return b.removeBalancer(ctx, made) }}
 			err = errors.Join(err, undone.run(ctx))
 		}
 	}()
 	for progress := Pending; progress != InStep; {
-		if held, progress, err = c.nextChange(ctx, want); err != nil {
+		if held, progress, err = b.nextChange(ctx, want); err != nil {
 			return nil, err
 		}
 		if progress == Created {
@@ -172,11 +182,11 @@ func (c *Cloud) EnsureBalancer(ctx context.Context, want Balancer) (held *HeldBa
 const settleLimit = 2 * time.Minute
 
 // nextChange waits until Octavia accepts the next change, and requests it.
-func (c *Cloud) nextChange(ctx context.Context, want Balancer) (held *HeldBalancer, progress Progress, err error) {
+func (b *balancers) nextChange(ctx context.Context, want Balancer) (held *HeldBalancer, progress Progress, err error) {
 	ctx, cancel := context.WithTimeout(ctx, settleLimit)
 	defer cancel()
 	err = await(ctx, fmt.Sprintf("load balancer %q to become ACTIVE", want.Name), func(ctx context.Context) (bool, error) {
-		held, progress, err = c.AdvanceBalancer(ctx, want)
+		held, progress, err = b.AdvanceBalancer(ctx, want)
 		return progress != Pending, err
 	})
 	return held, progress, err
@@ -185,8 +195,8 @@ func (c *Cloud) nextChange(ctx context.Context, want Balancer) (held *HeldBalanc
 // AdvanceBalancer requests from Octavia the next change towards the desired load balancer, without waiting: while a change is in progress,
 // Octavia refuses every other. It returns the load balancer as read from Octavia, without members, also together with ErrBalancer if
 // Octavia failed; its floating IP is set last.
-func (c *Cloud) AdvanceBalancer(ctx context.Context, want Balancer) (*HeldBalancer, Progress, error) {
-	one, created, err := c.ensureBalancer(ctx, want)
+func (b *balancers) AdvanceBalancer(ctx context.Context, want Balancer) (*HeldBalancer, Progress, error) {
+	one, created, err := b.ensureBalancer(ctx, want)
 	if err != nil {
 		return nil, Pending, err
 	}
@@ -199,38 +209,38 @@ func (c *Cloud) AdvanceBalancer(ctx context.Context, want Balancer) (*HeldBalanc
 	case one.ProvisioningStatus != "ACTIVE":
 		return held, Pending, nil
 	}
-	if err := c.readListeners(ctx, held); err != nil {
+	if err := b.readListeners(ctx, held); err != nil {
 		return held, InStep, err
 	}
 	for _, l := range want.Listeners {
-		if changed, err := c.advanceListener(ctx, want, l, held); changed || err != nil {
+		if changed, err := b.advanceListener(ctx, want, l, held); changed || err != nil {
 			return held, Changed, err
 		}
 	}
-	if changed, err := c.prune(ctx, want, held); changed || err != nil {
+	if changed, err := b.prune(ctx, want, held); changed || err != nil {
 		return held, Changed, err
 	}
 	held.FloatingIP = want.FloatingIP
 	switch {
 	case want.FloatingIP.IsValid():
-		err = c.ensureFloating(ctx, want, held.VipPortID)
-	case want.AnyFloating && c.config.ExternalNetwork != "":
-		held.FloatingIP, err = c.anyFloating(ctx, want, held.VipPortID)
+		err = b.floating.ensure(ctx, want, held.VipPortID)
+	case want.AnyFloating && b.floating.external != "":
+		held.FloatingIP, err = b.floating.ensureAny(ctx, want, held.VipPortID)
 	}
 	return held, InStep, err
 }
 
-func (c *Cloud) ensureBalancer(ctx context.Context, want Balancer) (*loadbalancers.LoadBalancer, bool, error) {
-	if c.client.LoadBalancer == nil {
+func (b *balancers) ensureBalancer(ctx context.Context, want Balancer) (*loadbalancers.LoadBalancer, bool, error) {
+	if b.client.LoadBalancer == nil {
 		return nil, false, ErrNoOctavia
 	}
 	what := fmt.Sprintf("load balancer %q", want.Name)
 	return makeOnce(ctx, what, func(lb *loadbalancers.LoadBalancer) string { return lb.ID },
 		func(ctx context.Context) (one *loadbalancers.LoadBalancer, err error) {
 			if want.ByName {
-				one, err = c.named(ctx, want.Project, want.Name)
+				one, err = b.named(ctx, want.Project, want.Name)
 			} else {
-				one, err = c.OwnBalancer(ctx, want.Project, want.Owner, want.Name)
+				one, err = b.OwnBalancer(ctx, want.Project, want.Owner, want.Name)
 			}
 			if errors.Is(err, ErrNotFound) {
 				return nil, nil //nolint:nilnil // it is to be made
@@ -238,45 +248,45 @@ func (c *Cloud) ensureBalancer(ctx context.Context, want Balancer) (*loadbalance
 			return one, err
 		},
 		func(ctx context.Context) (*loadbalancers.LoadBalancer, error) {
-			return loadbalancers.Create(ctx, c.client.LoadBalancer, loadbalancers.CreateOpts{
-				Name: want.Name, Description: c.mark(want.Owner), ProjectID: want.Project, VipSubnetID: want.Subnet,
-				Provider: c.config.LoadBalancer.Provider, AdminStateUp: yes(),
+			return loadbalancers.Create(ctx, b.client.LoadBalancer, loadbalancers.CreateOpts{
+				Name: want.Name, Description: b.mark(want.Owner), ProjectID: want.Project, VipSubnetID: want.Subnet,
+				Provider: b.config.Provider, AdminStateUp: yes(),
 			}).Extract()
 		})
 }
 
 // RemoveBalancer removes a load balancer with all its parts, and its floating IP if Weft created it. It waits until the load balancer is
 // removed.
-func (c *Cloud) RemoveBalancer(ctx context.Context, held *loadbalancers.LoadBalancer) error {
-	if err := c.releaseFloating(ctx, held.VipPortID); err != nil {
+func (b *balancers) RemoveBalancer(ctx context.Context, held *loadbalancers.LoadBalancer) error {
+	if err := b.floating.release(ctx, held.VipPortID); err != nil {
 		return err
 	}
-	return c.removeBalancer(ctx, held.ID)
+	return b.removeBalancer(ctx, held.ID)
 }
 
-func (c *Cloud) removeBalancer(ctx context.Context, id string) error {
+func (b *balancers) removeBalancer(ctx context.Context, id string) error {
 	ctx, cancel := context.WithTimeout(ctx, settleLimit)
 	defer cancel()
-	return await(ctx, "load balancer "+id+" to be deleted", func(ctx context.Context) (bool, error) { return c.withdrawBalancer(ctx, id) })
+	return await(ctx, "load balancer "+id+" to be deleted", func(ctx context.Context) (bool, error) { return b.withdrawBalancer(ctx, id) })
 }
 
 // WithdrawBalancer is RemoveBalancer without waiting. It reports whether the load balancer is removed; until then it has to be called
 // again.
-func (c *Cloud) WithdrawBalancer(ctx context.Context, held *loadbalancers.LoadBalancer) (bool, error) {
-	if err := c.releaseFloating(ctx, held.VipPortID); err != nil {
+func (b *balancers) WithdrawBalancer(ctx context.Context, held *loadbalancers.LoadBalancer) (bool, error) {
+	if err := b.floating.release(ctx, held.VipPortID); err != nil {
 		return false, err
 	}
-	return c.withdrawBalancer(ctx, held.ID)
+	return b.withdrawBalancer(ctx, held.ID)
 }
 
-func (c *Cloud) withdrawBalancer(ctx context.Context, id string) (bool, error) {
-	err := loadbalancers.Delete(ctx, c.client.LoadBalancer, id, loadbalancers.DeleteOpts{Cascade: true}).ExtractErr()
+func (b *balancers) withdrawBalancer(ctx context.Context, id string) (bool, error) {
+	err := loadbalancers.Delete(ctx, b.client.LoadBalancer, id, loadbalancers.DeleteOpts{Cascade: true}).ExtractErr()
 	switch {
 	case openstack.NotFound(err):
 		return true, nil
 	case err != nil && !openstack.Is(err, http.StatusConflict): // 409: a change of it is under way
 		return false, fmt.Errorf("delete load balancer %s: %w", id, openstack.Explain(err))
 	}
-	_, err = loadbalancers.Get(ctx, c.client.LoadBalancer, id).Extract()
+	_, err = loadbalancers.Get(ctx, b.client.LoadBalancer, id).Extract()
 	return openstack.NotFound(err), nil
 }

@@ -39,12 +39,12 @@ func MAC(addr netip.Addr) string {
 }
 
 // CreatePorts creates ports in one call: all, or none. If the outcome is unknown, Ports shows what exists.
-func (c *Cloud) CreatePorts(ctx context.Context, want NewPorts) ([]HeldPort, error) {
+func (s *portSet) CreatePorts(ctx context.Context, want NewPorts) ([]HeldPort, error) {
 	list := make([]map[string]any, 0, len(want.Addresses))
 	for _, addr := range want.Addresses {
 		opts := portsbinding.CreateOptsExt{
 			CreateOptsBuilder: ports.CreateOpts{
-				NetworkID: want.Network, Description: c.mark(want.Owner), ProjectID: want.Project, AdminStateUp: yes(),
+				NetworkID: want.Network, Description: s.mark(want.Owner), ProjectID: want.Project, AdminStateUp: yes(),
 				DeviceOwner: deviceOwner(want.Host), SecurityGroups: &want.Groups, MACAddress: MAC(addr),
 				FixedIPs: []ports.IP{{SubnetID: want.Subnet, IPAddress: addr.String()}},
 			},
@@ -63,7 +63,7 @@ func (c *Cloud) CreatePorts(ctx context.Context, want NewPorts) ([]HeldPort, err
 	var made struct {
 		Ports []HeldPort `json:"ports"`
 	}
-	_, err := c.client.Network.Post(ctx, c.client.Network.ServiceURL("ports"), map[string]any{"ports": list}, &made, //nolint:bodyclose // it is read
+	_, err := s.client.Network.Post(ctx, s.client.Network.ServiceURL("ports"), map[string]any{"ports": list}, &made, //nolint:bodyclose // it is read
 		&gophercloud.RequestOpts{OkCodes: []int{http.StatusCreated}})
 	if openstack.Is(err, http.StatusConflict) {
 		return nil, fmt.Errorf("create %d ports on host %q: %w: %w", len(list), want.Host, ErrAddressTaken, openstack.Explain(err))
@@ -78,8 +78,8 @@ func (c *Cloud) CreatePorts(ctx context.Context, want NewPorts) ([]HeldPort, err
 }
 
 // Ports lists all ports of a network, with their bindings.
-func (c *Cloud) Ports(ctx context.Context, network string) ([]HeldPort, error) {
-	pages, err := ports.List(c.client.Network, ports.ListOpts{NetworkID: network}).AllPages(ctx)
+func (s *portSet) Ports(ctx context.Context, network string) ([]HeldPort, error) {
+	pages, err := ports.List(s.client.Network, ports.ListOpts{NetworkID: network}).AllPages(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("list the ports of network %s: %w", network, openstack.Explain(err))
 	}

@@ -14,7 +14,6 @@ import (
 	"time"
 
 	"github.com/gophercloud/gophercloud/v2"
-	"github.com/gophercloud/gophercloud/v2/openstack/identity/v3/projects"
 	"github.com/gophercloud/gophercloud/v2/pagination"
 
 	"weft.dev/weft/internal/neutron/conf"
@@ -22,9 +21,14 @@ import (
 )
 
 // Cloud makes Weft's requests to one OpenStack. Its methods may be called concurrently for different objects.
+//
+// Each part makes the requests about one kind of object.
 type Cloud struct {
-	client *openstack.Client
-	config Config
+	marks
+	tenants
+	topology
+	portSet
+	balancers
 }
 
 // Config is the configuration of created objects.
@@ -39,7 +43,16 @@ type Config struct {
 
 // New returns a Cloud that uses a client.
 func New(client *openstack.Client, config Config) *Cloud {
-	return &Cloud{client: client, config: config}
+	marks := marks{config.Cluster}
+	ports := portSet{marks, client}
+	return &Cloud{
+		marks: marks, tenants: tenants{marks, client}, portSet: ports,
+		topology: topology{marks: marks, client: client, ports: ports, external: config.ExternalNetwork},
+		balancers: balancers{
+			marks: marks, client: client, config: config.LoadBalancer,
+			floating: floatingIPs{marks: marks, client: client, external: config.ExternalNetwork},
+		},
+	}
 }
 
 // Errors that callers distinguish.
@@ -51,18 +64,21 @@ var (
 // markPrefix begins the description of every object that Weft created.
 const markPrefix = "weft "
 
+// marks are the descriptions of the objects that an installation of Weft created.
+type marks struct{ cluster string }
+
 // mark is the description of an object created for owner.
-func (c *Cloud) mark(owner string) string { return markPrefix + c.config.Cluster + " " + owner }
+func (m marks) mark(owner string) string { return markPrefix + m.cluster + " " + owner }
 
 // OwnerOf returns the owner in the description of an object in OpenStack, if this installation's mark is in it. It proves nothing alone:
 // every owner of an object can write its description.
-func (c *Cloud) OwnerOf(description string) (owner string, ours bool) {
-	return strings.CutPrefix(description, c.mark(""))
+func (m marks) OwnerOf(description string) (owner string, ours bool) {
+	return strings.CutPrefix(description, m.mark(""))
 }
 
 // marked reports whether a description is this installation's mark.
-func (c *Cloud) marked(description string) bool {
-	_, ours := c.OwnerOf(description)
+func (m marks) marked(description string) bool {
+	_, ours := m.OwnerOf(description)
 	return ours
 }
 
@@ -150,29 +166,6 @@ func gone(what string, err error) error {
 		return nil
 	}
 	return fmt.Errorf("delete %s: %w", what, openstack.Explain(err))
-}
-
-// Project finds a project by its id or its name.
-func (c *Cloud) Project(ctx context.Context, idOrName string) (id string, err error) {
-	if idOrName == "" {
-		return "", fmt.Errorf("project with an empty name: %w", ErrNotFound)
-	}
-	p, err := whole(projects.Get(ctx, c.client.Identity, idOrName).Extract())
-	if err == nil && p.ID == idOrName {
-		return p.ID, nil
-	}
-	if err != nil && !openstack.NotFound(err) {
-		return "", fmt.Errorf("look for project %q: %w", idOrName, openstack.Explain(err))
-	}
-	found, err := list(ctx, projects.List(c.client.Identity, projects.ListOpts{Name: idOrName}), projects.ExtractProjects)
-	one, err := only(fmt.Sprintf("project %q", idOrName), found, err)
-	if err != nil {
-		return "", err
-	}
-	if one == nil {
-		return "", fmt.Errorf("project %q: %w", idOrName, ErrNotFound)
-	}
-	return one.ID, nil
 }
 
 // await polls until done returns true, at growing intervals; for what OpenStack does after it has answered.

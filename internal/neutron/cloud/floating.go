@@ -18,29 +18,38 @@ var (
 	ErrNotHeld    = errors.New("the project has no such floating IP")
 )
 
-// ensureFloating assigns a floating IP to a load balancer's virtual address: a free one of the project. It is created only with
+// floatingIPs makes the requests about the floating IPs of load balancers.
+type floatingIPs struct {
+	marks
+
+	client *openstack.Client
+	// external is Config.ExternalNetwork.
+	external string
+}
+
+// ensure assigns a floating IP to a load balancer's virtual address: a free one of the project. It is created only with
 // MakeFloating.
-func (c *Cloud) ensureFloating(ctx context.Context, want Balancer, port string) error {
-	if c.config.ExternalNetwork == "" {
+func (ips *floatingIPs) ensure(ctx context.Context, want Balancer, port string) error {
+	if ips.external == "" {
 		return ErrNoExternal
 	}
 	what := "floating IP " + want.FloatingIP.String()
 	held, _, err := makeOnce(ctx, what, func(f *floatingips.FloatingIP) string { return f.ID },
 		func(ctx context.Context) (*floatingips.FloatingIP, error) {
-			found, err := list(ctx, floatingips.List(c.client.Network, floatingips.ListOpts{
-				FloatingIP: want.FloatingIP.String(), FloatingNetworkID: c.config.ExternalNetwork,
+			found, err := list(ctx, floatingips.List(ips.client.Network, floatingips.ListOpts{
+				FloatingIP: want.FloatingIP.String(), FloatingNetworkID: ips.external,
 			}), floatingips.ExtractFloatingIPs)
 			held, err := only(what, found, err)
 			// The Service must not learn whether another project has the address.
 			if err == nil && !want.MakeFloating && (held == nil || held.ProjectID != want.Project) {
 				return nil, fmt.Errorf("%s: %w: openstack floating ip create --project %s --floating-ip-address %s %s",
-					what, ErrNotHeld, want.Project, want.FloatingIP, c.config.ExternalNetwork)
+					what, ErrNotHeld, want.Project, want.FloatingIP, ips.external)
 			}
 			return held, err
 		},
 		func(ctx context.Context) (*floatingips.FloatingIP, error) {
-			return floatingips.Create(ctx, c.client.Network, floatingips.CreateOpts{
-				Description: c.mark(want.Owner), FloatingNetworkID: c.config.ExternalNetwork, FloatingIP: want.FloatingIP.String(),
+			return floatingips.Create(ctx, ips.client.Network, floatingips.CreateOpts{
+				Description: ips.mark(want.Owner), FloatingNetworkID: ips.external, FloatingIP: want.FloatingIP.String(),
 				PortID: port, ProjectID: want.Project,
 			}).Extract()
 		})
@@ -57,23 +66,23 @@ func (c *Cloud) ensureFloating(ctx context.Context, want Balancer, port string) 
 	if held.ProjectID != want.Project {
 		return fmt.Errorf("%s: %w: it is of project %s", what, ErrTaken, held.ProjectID)
 	}
-	if err := floatingips.Update(ctx, c.client.Network, held.ID, floatingips.UpdateOpts{PortID: &port}).Err; err != nil {
+	if err := floatingips.Update(ctx, ips.client.Network, held.ID, floatingips.UpdateOpts{PortID: &port}).Err; err != nil {
 		return fmt.Errorf("lead %s to port %s: %w", what, port, openstack.Explain(err))
 	}
 	return nil
 }
 
-// anyFloating returns the floating IP of a port, and creates one if there is none.
-func (c *Cloud) anyFloating(ctx context.Context, want Balancer, port string) (netip.Addr, error) {
+// ensureAny returns the floating IP of a port, and creates one if there is none.
+func (ips *floatingIPs) ensureAny(ctx context.Context, want Balancer, port string) (netip.Addr, error) {
 	what := "floating IP of load balancer " + want.Name
 	held, _, err := makeOnce(ctx, what, func(f *floatingips.FloatingIP) string { return f.ID },
 		func(ctx context.Context) (*floatingips.FloatingIP, error) {
-			found, err := list(ctx, floatingips.List(c.client.Network, floatingips.ListOpts{PortID: port}), floatingips.ExtractFloatingIPs)
+			found, err := list(ctx, floatingips.List(ips.client.Network, floatingips.ListOpts{PortID: port}), floatingips.ExtractFloatingIPs)
 			return only(what, found, err)
 		},
 		func(ctx context.Context) (*floatingips.FloatingIP, error) {
-			return floatingips.Create(ctx, c.client.Network, floatingips.CreateOpts{
-				Description: c.mark(want.Owner), FloatingNetworkID: c.config.ExternalNetwork, PortID: port, ProjectID: want.Project,
+			return floatingips.Create(ctx, ips.client.Network, floatingips.CreateOpts{
+				Description: ips.mark(want.Owner), FloatingNetworkID: ips.external, PortID: port, ProjectID: want.Project,
 			}).Extract()
 		})
 	if err != nil {
@@ -86,19 +95,19 @@ func (c *Cloud) anyFloating(ctx context.Context, want Balancer, port string) (ne
 	return addr, nil
 }
 
-// releaseFloating deletes the floating IPs of a port that Weft created, and disassociates the others from the port.
-func (c *Cloud) releaseFloating(ctx context.Context, port string) error {
+// release deletes the floating IPs of a port that Weft created, and disassociates the others from the port.
+func (ips *floatingIPs) release(ctx context.Context, port string) error {
 	if port == "" {
 		return nil
 	}
-	found, err := list(ctx, floatingips.List(c.client.Network, floatingips.ListOpts{PortID: port}), floatingips.ExtractFloatingIPs)
+	found, err := list(ctx, floatingips.List(ips.client.Network, floatingips.ListOpts{PortID: port}), floatingips.ExtractFloatingIPs)
 	if err != nil {
 		return fmt.Errorf("list the floating IPs of port %s: %w", port, err)
 	}
 	for _, f := range found {
-		if c.marked(f.Description) {
-			err = gone("floating IP "+f.FloatingIP, floatingips.Delete(ctx, c.client.Network, f.ID).ExtractErr())
-		} else if err = floatingips.Update(ctx, c.client.Network, f.ID, floatingips.UpdateOpts{PortID: new(string)}).Err; err != nil {
+		if ips.marked(f.Description) {
+			err = gone("floating IP "+f.FloatingIP, floatingips.Delete(ctx, ips.client.Network, f.ID).ExtractErr())
+		} else if err = floatingips.Update(ctx, ips.client.Network, f.ID, floatingips.UpdateOpts{PortID: new(string)}).Err; err != nil {
 			err = fmt.Errorf("take floating IP %s off port %s: %w", f.FloatingIP, port, openstack.Explain(err))
 		}
 		if err != nil {

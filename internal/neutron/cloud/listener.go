@@ -22,12 +22,12 @@ const (
 )
 
 // readListeners reads a load balancer's listeners with their pools, without members.
-func (c *Cloud) readListeners(ctx context.Context, held *HeldBalancer) error {
-	below, err := list(ctx, listeners.List(c.client.LoadBalancer, listeners.ListOpts{LoadbalancerID: held.ID}), listeners.ExtractListeners)
+func (b *balancers) readListeners(ctx context.Context, held *HeldBalancer) error {
+	below, err := list(ctx, listeners.List(b.client.LoadBalancer, listeners.ListOpts{LoadbalancerID: held.ID}), listeners.ExtractListeners)
 	if err != nil {
 		return fmt.Errorf("list the listeners of load balancer %q: %w", held.Name, err)
 	}
-	all, err := list(ctx, pools.List(c.client.LoadBalancer, pools.ListOpts{LoadbalancerID: held.ID}), pools.ExtractPools)
+	all, err := list(ctx, pools.List(b.client.LoadBalancer, pools.ListOpts{LoadbalancerID: held.ID}), pools.ExtractPools)
 	if err != nil {
 		return fmt.Errorf("list the pools of load balancer %q: %w", held.Name, err)
 	}
@@ -42,8 +42,8 @@ func (c *Cloud) readListeners(ctx context.Context, held *HeldBalancer) error {
 }
 
 // membersOf reads a pool's members.
-func (c *Cloud) membersOf(ctx context.Context, held *HeldBalancer, p *pools.Pool) ([]pools.Member, error) {
-	members, err := list(ctx, pools.ListMembers(c.client.LoadBalancer, p.ID, pools.ListMembersOpts{}), pools.ExtractMembers)
+func (b *balancers) membersOf(ctx context.Context, held *HeldBalancer, p *pools.Pool) ([]pools.Member, error) {
+	members, err := list(ctx, pools.ListMembers(b.client.LoadBalancer, p.ID, pools.ListMembersOpts{}), pools.ExtractMembers)
 	if err != nil {
 		return nil, fmt.Errorf("list the members of load balancer %q: %w", held.Name, err)
 	}
@@ -51,10 +51,10 @@ func (c *Cloud) membersOf(ctx context.Context, held *HeldBalancer, p *pools.Pool
 }
 
 // advanceListener requests the next change towards the desired listener, and reports whether there was one.
-func (c *Cloud) advanceListener(ctx context.Context, want Balancer, l Listener, held *HeldBalancer) (changed bool, err error) {
+func (b *balancers) advanceListener(ctx context.Context, want Balancer, l Listener, held *HeldBalancer) (changed bool, err error) {
 	i := slices.IndexFunc(held.Listeners, func(h HeldListener) bool { return h.Protocol == l.Protocol && h.ProtocolPort == l.Port })
 	if i < 0 {
-		_, err := whole(listeners.Create(ctx, c.client.LoadBalancer, listeners.CreateOpts{
+		_, err := whole(listeners.Create(ctx, b.client.LoadBalancer, listeners.CreateOpts{
 			LoadbalancerID: held.ID, Name: l.name(), Protocol: listeners.Protocol(l.Protocol), ProtocolPort: l.Port, ProjectID: held.ProjectID,
 		}).Extract())
 		if err != nil {
@@ -64,16 +64,16 @@ func (c *Cloud) advanceListener(ctx context.Context, want Balancer, l Listener, 
 	}
 	h := &held.Listeners[i]
 	if h.Pool == nil {
-		return true, c.makePool(ctx, want, l, held, h)
+		return true, b.makePool(ctx, want, l, held, h)
 	}
-	if c.config.LoadBalancer.CreateMonitor && l.Protocol == "TCP" && h.Pool.MonitorID == "" {
-		return true, c.makeMonitor(ctx, want, l, held, h)
+	if b.config.CreateMonitor && l.Protocol == "TCP" && h.Pool.MonitorID == "" {
+		return true, b.makeMonitor(ctx, want, l, held, h)
 	}
-	return c.setMembers(ctx, want, l, held, h)
+	return b.setMembers(ctx, want, l, held, h)
 }
 
-func (c *Cloud) makePool(ctx context.Context, want Balancer, l Listener, held *HeldBalancer, h *HeldListener) error {
-	method := pools.LBMethod(c.config.LoadBalancer.Method)
+func (b *balancers) makePool(ctx context.Context, want Balancer, l Listener, held *HeldBalancer, h *HeldListener) error {
+	method := pools.LBMethod(b.config.Method)
 	if held.Provider == providerOVN {
 		method = sourceIPPort
 	} else if method == "" {
@@ -85,10 +85,10 @@ func (c *Cloud) makePool(ctx context.Context, want Balancer, l Listener, held *H
 	if want.SourceAffinity {
 		opts.Persistence = &pools.SessionPersistence{Type: "SOURCE_IP"}
 	}
-	_, err := whole(pools.Create(ctx, c.client.LoadBalancer, opts).Extract())
-	if openstack.Is(err, http.StatusNotImplemented) && c.config.LoadBalancer.Method == "" {
+	_, err := whole(pools.Create(ctx, b.client.LoadBalancer, opts).Extract())
+	if openstack.Is(err, http.StatusNotImplemented) && b.config.Method == "" {
 		opts.LBMethod = sourceIPPort
-		_, err = whole(pools.Create(ctx, c.client.LoadBalancer, opts).Extract())
+		_, err = whole(pools.Create(ctx, b.client.LoadBalancer, opts).Extract())
 	}
 	if err != nil {
 		return fmt.Errorf("create pool %s of load balancer %q: %w", l.name(), want.Name, openstack.Explain(err))
@@ -96,9 +96,9 @@ func (c *Cloud) makePool(ctx context.Context, want Balancer, l Listener, held *H
 	return nil
 }
 
-func (c *Cloud) makeMonitor(ctx context.Context, want Balancer, l Listener, held *HeldBalancer, h *HeldListener) error {
-	lb := c.config.LoadBalancer
-	err := monitors.Create(ctx, c.client.LoadBalancer, monitors.CreateOpts{
+func (b *balancers) makeMonitor(ctx context.Context, want Balancer, l Listener, held *HeldBalancer, h *HeldListener) error {
+	lb := b.config
+	err := monitors.Create(ctx, b.client.LoadBalancer, monitors.CreateOpts{
 		PoolID: h.Pool.ID, Type: monitors.TypeTCP, Delay: int(lb.MonitorDelay.Seconds()), Timeout: int(lb.MonitorTimeout.Seconds()),
 		MaxRetries: lb.MonitorMaxRetries, ProjectID: held.ProjectID,
 	}).Err
@@ -109,8 +109,8 @@ func (c *Cloud) makeMonitor(ctx context.Context, want Balancer, l Listener, held
 }
 
 // setMembers replaces a pool's members in one request, if they differ in address or port.
-func (c *Cloud) setMembers(ctx context.Context, want Balancer, l Listener, held *HeldBalancer, h *HeldListener) (changed bool, err error) {
-	if h.Members, err = c.membersOf(ctx, held, h.Pool); err != nil {
+func (b *balancers) setMembers(ctx context.Context, want Balancer, l Listener, held *HeldBalancer, h *HeldListener) (changed bool, err error) {
+	if h.Members, err = b.membersOf(ctx, held, h.Pool); err != nil {
 		return false, err
 	}
 	wanted, has := map[Member]bool{}, map[Member]bool{}
@@ -131,22 +131,22 @@ func (c *Cloud) setMembers(ctx context.Context, want Balancer, l Listener, held 
 	if same {
 		return false, nil
 	}
-	if err := pools.BatchUpdateMembers(ctx, c.client.LoadBalancer, h.Pool.ID, batch).ExtractErr(); err != nil {
+	if err := pools.BatchUpdateMembers(ctx, b.client.LoadBalancer, h.Pool.ID, batch).ExtractErr(); err != nil {
 		return false, fmt.Errorf("set the members of listener %s of load balancer %q: %w", l.name(), want.Name, openstack.Explain(err))
 	}
 	return true, nil
 }
 
 // prune removes the pool of a listener that is not desired, or a listener without a pool, and reports whether there was one.
-func (c *Cloud) prune(ctx context.Context, want Balancer, held *HeldBalancer) (changed bool, err error) {
+func (b *balancers) prune(ctx context.Context, want Balancer, held *HeldBalancer) (changed bool, err error) {
 	for _, h := range held.Listeners {
 		if slices.ContainsFunc(want.Listeners, func(l Listener) bool { return h.Protocol == l.Protocol && h.ProtocolPort == l.Port }) {
 			continue
 		}
 		if h.Pool != nil {
-			return true, gone("pool "+h.Pool.Name, pools.Delete(ctx, c.client.LoadBalancer, h.Pool.ID).ExtractErr())
+			return true, gone("pool "+h.Pool.Name, pools.Delete(ctx, b.client.LoadBalancer, h.Pool.ID).ExtractErr())
 		}
-		return true, gone("listener "+h.Name, listeners.Delete(ctx, c.client.LoadBalancer, h.ID).ExtractErr())
+		return true, gone("listener "+h.Name, listeners.Delete(ctx, b.client.LoadBalancer, h.ID).ExtractErr())
 	}
 	return false, nil
 }

@@ -19,6 +19,17 @@ import (
 	"weft.dev/weft/internal/neutron/openstack"
 )
 
+// topology makes the requests about networks, with their subnets and routers.
+type topology struct {
+	marks
+
+	client *openstack.Client
+	// ports are removed with their network.
+	ports portSet
+	// external is Config.ExternalNetwork.
+	external string
+}
+
 // Network is the desired state of a network, with subnets and a router with the network's name.
 type Network struct {
 	Owner   string // the object for which it is created; part of the mark
@@ -52,16 +63,16 @@ type HeldNetwork struct {
 }
 
 // FindNetwork looks a network up by id, or else by name; project "" means any. It returns ErrNotFound and ErrMultiple.
-func (c *Cloud) FindNetwork(ctx context.Context, project, name, id string) (*HeldNetwork, error) {
+func (t *topology) FindNetwork(ctx context.Context, project, name, id string) (*HeldNetwork, error) {
 	what := fmt.Sprintf("network %q", name+id)
-	one, err := c.lookNetwork(ctx, what, networks.ListOpts{ID: id, Name: ifElse(id == "", name, ""), ProjectID: project})
+	one, err := t.lookNetwork(ctx, what, networks.ListOpts{ID: id, Name: ifElse(id == "", name, ""), ProjectID: project})
 	if err != nil {
 		return nil, err
 	}
 	if one == nil {
 		return nil, fmt.Errorf("%s: %w", what, ErrNotFound)
 	}
-	found, err := list(ctx, subnets.List(c.client.Network, subnets.ListOpts{NetworkID: one.ID}), subnets.ExtractSubnets)
+	found, err := list(ctx, subnets.List(t.client.Network, subnets.ListOpts{NetworkID: one.ID}), subnets.ExtractSubnets)
 	if err != nil {
 		return nil, fmt.Errorf("list the subnets of %s: %w", what, err)
 	}
@@ -77,20 +88,20 @@ func ifElse(condition bool, yes, no string) string {
 }
 
 // FindOwn looks up the network that Weft created for an owner, in any project. It returns ErrNotFound and ErrMultiple.
-func (c *Cloud) FindOwn(ctx context.Context, owner, name string) (*HeldNetwork, error) {
+func (t *topology) FindOwn(ctx context.Context, owner, name string) (*HeldNetwork, error) {
 	what := fmt.Sprintf("network %q of %s", name, owner)
-	one, err := c.lookNetwork(ctx, what, networks.ListOpts{Name: name, Description: c.mark(owner)})
+	one, err := t.lookNetwork(ctx, what, networks.ListOpts{Name: name, Description: t.mark(owner)})
 	if err != nil {
 		return nil, err
 	}
 	if one == nil {
 		return nil, fmt.Errorf("%s: %w", what, ErrNotFound)
 	}
-	return c.FindNetwork(ctx, "", "", one.ID)
+	return t.FindNetwork(ctx, "", "", one.ID)
 }
 
-func (c *Cloud) lookNetwork(ctx context.Context, what string, by networks.ListOpts) (*HeldNetwork, error) {
-	pages, err := networks.List(c.client.Network, by).AllPages(ctx)
+func (t *topology) lookNetwork(ctx context.Context, what string, by networks.ListOpts) (*HeldNetwork, error) {
+	pages, err := networks.List(t.client.Network, by).AllPages(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("look for %s: %w", what, openstack.Explain(err))
 	}
@@ -101,42 +112,42 @@ func (c *Cloud) lookNetwork(ctx context.Context, what string, by networks.ListOp
 
 // EnsureNetwork creates what is missing of a network, and updates what may change (name servers, routes). If it fails, what it created is
 // removed.
-func (c *Cloud) EnsureNetwork(ctx context.Context, want Network) (held *HeldNetwork, err error) {
+func (t *topology) EnsureNetwork(ctx context.Context, want Network) (held *HeldNetwork, err error) {
 	var made undo
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, made.run(ctx))
 		}
 	}()
-	id, err := c.ensureNetwork(ctx, want, &made)
+	id, err := t.ensureNetwork(ctx, want, &made)
 	if err != nil {
 		return nil, err
 	}
-	router, err := c.ensureRouter(ctx, want, &made)
+	router, err := t.ensureRouter(ctx, want, &made)
 	if err != nil {
 		return nil, err
 	}
 	for _, subnet := range want.Subnets {
-		if err := c.ensureSubnet(ctx, want, subnet, place{network: id, router: router}, &made); err != nil {
+		if err := t.ensureSubnet(ctx, want, subnet, place{network: id, router: router}, &made); err != nil {
 			return nil, err
 		}
 	}
-	return c.FindNetwork(ctx, "", "", id)
+	return t.FindNetwork(ctx, "", "", id)
 }
 
-func (c *Cloud) ensureNetwork(ctx context.Context, want Network, made *undo) (string, error) {
+func (t *topology) ensureNetwork(ctx context.Context, want Network, made *undo) (string, error) {
 	what := fmt.Sprintf("network %q", want.Name)
 	held, fresh, err := makeOnce(ctx, what, func(n *HeldNetwork) string { return n.ID },
 		func(ctx context.Context) (*HeldNetwork, error) {
-			held, err := c.lookNetwork(ctx, what, networks.ListOpts{Name: want.Name, ProjectID: want.Project})
-			if err == nil && held != nil && held.Description != c.mark(want.Owner) {
+			held, err := t.lookNetwork(ctx, what, networks.ListOpts{Name: want.Name, ProjectID: want.Project})
+			if err == nil && held != nil && held.Description != t.mark(want.Owner) {
 				return nil, fmt.Errorf("%s of project %s: %w", what, want.Project, ErrForeign)
 			}
 			return held, err
 		},
 		func(ctx context.Context) (*HeldNetwork, error) {
-			n, err := whole(networks.Create(ctx, c.client.Network, networks.CreateOpts{
-				Name: want.Name, ProjectID: want.Project, Description: c.mark(want.Owner), AdminStateUp: yes(),
+			n, err := whole(networks.Create(ctx, t.client.Network, networks.CreateOpts{
+				Name: want.Name, ProjectID: want.Project, Description: t.mark(want.Owner), AdminStateUp: yes(),
 			}).Extract())
 			if err != nil {
 				return nil, err
@@ -147,32 +158,32 @@ func (c *Cloud) ensureNetwork(ctx context.Context, want Network, made *undo) (st
 		return "", err
 	}
 	made.add(fresh, func(ctx context.Context) error {
-		return gone(what, networks.Delete(ctx, c.client.Network, held.ID).ExtractErr())
+		return gone(what, networks.Delete(ctx, t.client.Network, held.ID).ExtractErr())
 	})
 	return held.ID, nil
 }
 
-func (c *Cloud) ensureRouter(ctx context.Context, want Network, made *undo) (string, error) {
+func (t *topology) ensureRouter(ctx context.Context, want Network, made *undo) (string, error) {
 	what := fmt.Sprintf("router %q", want.Name)
-	opts := routers.CreateOpts{Name: want.Name, ProjectID: want.Project, Description: c.mark(want.Owner), AdminStateUp: yes()}
-	if c.config.ExternalNetwork != "" {
-		opts.GatewayInfo = &routers.GatewayInfo{NetworkID: c.config.ExternalNetwork}
+	opts := routers.CreateOpts{Name: want.Name, ProjectID: want.Project, Description: t.mark(want.Owner), AdminStateUp: yes()}
+	if t.external != "" {
+		opts.GatewayInfo = &routers.GatewayInfo{NetworkID: t.external}
 	}
 	held, fresh, err := makeOnce(ctx, what, func(r *routers.Router) string { return r.ID },
 		func(ctx context.Context) (*routers.Router, error) {
-			found, err := list(ctx, routers.List(c.client.Network, routers.ListOpts{
-				Name: want.Name, ProjectID: want.Project, Description: c.mark(want.Owner),
+			found, err := list(ctx, routers.List(t.client.Network, routers.ListOpts{
+				Name: want.Name, ProjectID: want.Project, Description: t.mark(want.Owner),
 			}), routers.ExtractRouters)
 			return only(what, found, err)
 		},
 		func(ctx context.Context) (*routers.Router, error) {
-			return routers.Create(ctx, c.client.Network, opts).Extract()
+			return routers.Create(ctx, t.client.Network, opts).Extract()
 		})
 	if err != nil {
 		return "", err
 	}
 	made.add(fresh, func(ctx context.Context) error {
-		return gone(what, routers.Delete(ctx, c.client.Network, held.ID).ExtractErr())
+		return gone(what, routers.Delete(ctx, t.client.Network, held.ID).ExtractErr())
 	})
 	return held.ID, nil
 }
@@ -183,37 +194,37 @@ type place struct{ network, router string }
 // ErrFixed is returned if an object exists with other values of fields that cannot change.
 var ErrFixed = errors.New("cannot change: delete the network and make it anew")
 
-func (c *Cloud) ensureSubnet(ctx context.Context, want Network, s Subnet, at place, made *undo) error {
+func (t *topology) ensureSubnet(ctx context.Context, want Network, s Subnet, at place, made *undo) error {
 	what := fmt.Sprintf("subnet %q", s.Name)
 	held, fresh, err := makeOnce(ctx, what, func(s *subnets.Subnet) string { return s.ID },
 		func(ctx context.Context) (*subnets.Subnet, error) {
-			found, err := list(ctx, subnets.List(c.client.Network, subnets.ListOpts{NetworkID: at.network, Name: s.Name}), subnets.ExtractSubnets)
+			found, err := list(ctx, subnets.List(t.client.Network, subnets.ListOpts{NetworkID: at.network, Name: s.Name}), subnets.ExtractSubnets)
 			return only(what, found, err)
 		},
 		func(ctx context.Context) (*subnets.Subnet, error) {
-			return subnets.Create(ctx, c.client.Network, c.subnetOptions(want, s, at.network)).Extract()
+			return subnets.Create(ctx, t.client.Network, t.subnetOptions(want, s, at.network)).Extract()
 		})
 	if err != nil {
 		return err
 	}
 	made.add(fresh, func(ctx context.Context) error {
-		return gone(what, subnets.Delete(ctx, c.client.Network, held.ID).ExtractErr())
+		return gone(what, subnets.Delete(ctx, t.client.Network, held.ID).ExtractErr())
 	})
 	if !fresh {
-		if err := c.updateSubnet(ctx, what, s, held); err != nil {
+		if err := t.updateSubnet(ctx, what, s, held); err != nil {
 			return err
 		}
 	}
-	return c.ensureInterface(ctx, what, at.router, held, made)
+	return t.ensureInterface(ctx, what, at.router, held, made)
 }
 
-func (c *Cloud) subnetOptions(want Network, s Subnet, network string) subnets.CreateOpts {
+func (t *topology) subnetOptions(want Network, s Subnet, network string) subnets.CreateOpts {
 	version := gophercloud.IPv4
 	if s.CIDR.Addr().Is6() {
 		version = gophercloud.IPv6
 	}
 	opts := subnets.CreateOpts{
-		NetworkID: network, Name: s.Name, ProjectID: want.Project, Description: c.mark(want.Owner),
+		NetworkID: network, Name: s.Name, ProjectID: want.Project, Description: t.mark(want.Owner),
 		CIDR: s.CIDR.String(), IPVersion: version, EnableDHCP: yes(), DNSNameservers: texts(s.DNS), HostRoutes: hostRoutes(s.Routes),
 	}
 	if s.Gateway.IsValid() {
@@ -239,7 +250,7 @@ func hostRoutes(routes []Route) []subnets.HostRoute {
 	return out
 }
 
-func (c *Cloud) updateSubnet(ctx context.Context, what string, want Subnet, held *subnets.Subnet) error {
+func (t *topology) updateSubnet(ctx context.Context, what string, want Subnet, held *subnets.Subnet) error {
 	if held.CIDR != want.CIDR.String() {
 		return fmt.Errorf("%s: cidr is %s, %s is wanted: %w", what, held.CIDR, want.CIDR, ErrFixed)
 	}
@@ -250,16 +261,16 @@ func (c *Cloud) updateSubnet(ctx context.Context, what string, want Subnet, held
 	if slices.Equal(dns, held.DNSNameservers) && slices.Equal(routes, held.HostRoutes) {
 		return nil
 	}
-	err := subnets.Update(ctx, c.client.Network, held.ID, subnets.UpdateOpts{DNSNameservers: &dns, HostRoutes: &routes}).Err
+	err := subnets.Update(ctx, t.client.Network, held.ID, subnets.UpdateOpts{DNSNameservers: &dns, HostRoutes: &routes}).Err
 	if err != nil {
 		return fmt.Errorf("update %s: %w", what, openstack.Explain(err))
 	}
 	return nil
 }
 
-func (c *Cloud) ensureInterface(ctx context.Context, what, router string, s *subnets.Subnet, made *undo) error {
+func (t *topology) ensureInterface(ctx context.Context, what, router string, s *subnets.Subnet, made *undo) error {
 	has := func(ctx context.Context) (bool, error) {
-		found, err := list(ctx, ports.List(c.client.Network, ports.ListOpts{NetworkID: s.NetworkID, DeviceID: router}), ports.ExtractPorts)
+		found, err := list(ctx, ports.List(t.client.Network, ports.ListOpts{NetworkID: s.NetworkID, DeviceID: router}), ports.ExtractPorts)
 		for _, p := range found {
 			if slices.ContainsFunc(p.FixedIPs, func(ip ports.IP) bool { return ip.SubnetID == s.ID }) {
 				return true, err
@@ -270,18 +281,18 @@ func (c *Cloud) ensureInterface(ctx context.Context, what, router string, s *sub
 	if there, err := has(ctx); err != nil || there {
 		return err
 	}
-	_, err := routers.AddInterface(ctx, c.client.Network, router, routers.AddInterfaceOpts{SubnetID: s.ID}).Extract()
+	_, err := routers.AddInterface(ctx, t.client.Network, router, routers.AddInterfaceOpts{SubnetID: s.ID}).Extract()
 	if err != nil {
 		if there, lookErr := has(ctx); lookErr != nil || !there {
 			return fmt.Errorf("connect %s to its router: %w", what, openstack.Explain(err))
 		}
 	}
-	made.add(true, func(ctx context.Context) error { return c.disconnect(ctx, router, s.ID) })
+	made.add(true, func(ctx context.Context) error { return t.disconnect(ctx, router, s.ID) })
 	return nil
 }
 
-func (c *Cloud) disconnect(ctx context.Context, router, subnet string) error {
-	_, err := routers.RemoveInterface(ctx, c.client.Network, router, routers.RemoveInterfaceOpts{SubnetID: subnet}).Extract()
+func (t *topology) disconnect(ctx context.Context, router, subnet string) error {
+	_, err := routers.RemoveInterface(ctx, t.client.Network, router, routers.RemoveInterfaceOpts{SubnetID: subnet}).Extract()
 	return gone("router interface of subnet "+subnet, err)
 }
 
@@ -295,8 +306,8 @@ func isNetworks(deviceOwner string) bool { return strings.HasPrefix(deviceOwner,
 
 // RemoveNetwork removes a network with all its ports, subnets and the routers that only it uses. Objects that do not exist any more are no
 // error.
-func (c *Cloud) RemoveNetwork(ctx context.Context, held *HeldNetwork) error {
-	found, err := list(ctx, ports.List(c.client.Network, ports.ListOpts{NetworkID: held.ID}), ports.ExtractPorts)
+func (t *topology) RemoveNetwork(ctx context.Context, held *HeldNetwork) error {
+	found, err := list(ctx, ports.List(t.client.Network, ports.ListOpts{NetworkID: held.ID}), ports.ExtractPorts)
 	if err != nil {
 		return fmt.Errorf("list the ports of network %q: %w", held.Name, err)
 	}
@@ -305,43 +316,43 @@ func (c *Cloud) RemoveNetwork(ctx context.Context, held *HeldNetwork) error {
 	for _, p := range found {
 		if !slices.Contains(routerInterfaces(), p.DeviceOwner) {
 			if !isNetworks(p.DeviceOwner) { // Neutron removes its own with the network
-				errs = append(errs, c.RemovePort(ctx, p.ID))
+				errs = append(errs, t.ports.RemovePort(ctx, p.ID))
 			}
 			continue
 		}
 		connected[p.DeviceID] = true
 		for _, ip := range p.FixedIPs {
-			errs = append(errs, c.disconnect(ctx, p.DeviceID, ip.SubnetID))
+			errs = append(errs, t.disconnect(ctx, p.DeviceID, ip.SubnetID))
 		}
 	}
 	for _, s := range held.Held {
-		errs = append(errs, gone("subnet "+s.Name, subnets.Delete(ctx, c.client.Network, s.ID).ExtractErr()))
+		errs = append(errs, gone("subnet "+s.Name, subnets.Delete(ctx, t.client.Network, s.ID).ExtractErr()))
 	}
-	errs = append(errs, c.removeRouters(ctx, held, connected))
+	errs = append(errs, t.removeRouters(ctx, held, connected))
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
-	return gone("network "+held.Name, networks.Delete(ctx, c.client.Network, held.ID).ExtractErr())
+	return gone("network "+held.Name, networks.Delete(ctx, t.client.Network, held.ID).ExtractErr())
 }
 
 // removeRouters removes routers with the network's name and project to which nothing is connected any more.
-func (c *Cloud) removeRouters(ctx context.Context, held *HeldNetwork, connected map[string]bool) error {
-	found, err := list(ctx, routers.List(c.client.Network, routers.ListOpts{Name: held.Name, ProjectID: held.ProjectID}), routers.ExtractRouters)
+func (t *topology) removeRouters(ctx context.Context, held *HeldNetwork, connected map[string]bool) error {
+	found, err := list(ctx, routers.List(t.client.Network, routers.ListOpts{Name: held.Name, ProjectID: held.ProjectID}), routers.ExtractRouters)
 	if err != nil {
 		return fmt.Errorf("list the routers of network %q: %w", held.Name, err)
 	}
 	for _, r := range found {
-		if !connected[r.ID] && (len(found) > 1 || !c.marked(r.Description)) {
+		if !connected[r.ID] && (len(found) > 1 || !t.marked(r.Description)) {
 			continue // another router with the same name
 		}
-		rest, err := list(ctx, ports.List(c.client.Network, ports.ListOpts{DeviceID: r.ID, DeviceOwner: routerInterfaces()[0]}), ports.ExtractPorts)
+		rest, err := list(ctx, ports.List(t.client.Network, ports.ListOpts{DeviceID: r.ID, DeviceOwner: routerInterfaces()[0]}), ports.ExtractPorts)
 		if err != nil {
 			return fmt.Errorf("list what router %q connects: %w", r.Name, err)
 		}
 		if len(rest) > 0 {
 			continue
 		}
-		if err := gone("router "+r.Name, routers.Delete(ctx, c.client.Network, r.ID).ExtractErr()); err != nil {
+		if err := gone("router "+r.Name, routers.Delete(ctx, t.client.Network, r.ID).ExtractErr()); err != nil {
 			return err
 		}
 	}
