@@ -46,7 +46,7 @@ var tricks = []struct { //nolint:gochecknoglobals // a constant table
 	{"pod's ARP for another's address", []string{
 		"spoofed ARP sender address", "gratuitous ARP", "spoofed ARP sender MAC", "spoofed ARP frame",
 	}, honestARP},
-	{"straight to the host's end of its veth", []string{"to the host's end of the veth"}, honestStraight},
+	{"straight to the host's end of its veth", []string{"to the host veth"}, honestStraight},
 	{"pod's own tunnel packets", []string{tunnelClass}, honestPacket},
 }
 

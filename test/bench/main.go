@@ -51,7 +51,7 @@ func parse(args []string, errs io.Writer) (options, error) {
 	flags.StringVar(&o.name, "lab", "bench", "name of the lab that is brought up")
 	flags.IntVar(&o.rounds, "rounds", measure.MinRounds, "rounds of a comparison, at least 7")
 	flags.BoolVar(&o.list, "list", false, "print the rows' names, and measure nothing")
-	flags.BoolVar(&o.loaded, "even-if-loaded", false, "for work on the benchmark itself: measure on a loaded machine, and mark the results as not valid")
+	flags.BoolVar(&o.loaded, "even-if-loaded", false, "for work on the benchmark itself: measure on a loaded machine too, and mark the results as not valid")
 	if err := flags.Parse(args); err != nil {
 		return o, err
 	}

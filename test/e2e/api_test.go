@@ -52,7 +52,7 @@ func TestAPIServerAway(t *testing.T) {
 	if err := watch.Check(t.Context(), deleted); err != nil {
 		t.Error(err)
 	}
-	t.Logf("while it was away: %s", watch)
+	t.Logf("flows while the API server was away: %s", watch)
 	back()
 }
 
@@ -70,16 +70,16 @@ func TestAgentStartsWithoutAPIServer(t *testing.T) {
 		kill(t, c, "n1/weft-agent", syscall.SIGKILL)
 		var failure *podruntime.Failure
 		var last error
-		await(t, "the agent's answer", func(ctx context.Context) error {
+		await(t, "an ADD answered by the agent", func(ctx context.Context) error {
 			p, err := c.AddPod(ctx, lab.PodSpec{Node: "n1", Name: "early", NoObject: true})
 			if p != nil {
 				defer delPod(t, p)
 			}
 			if err == nil {
-				t.Fatal("ADD succeeded although the agent cannot know the cluster")
+				t.Fatal("ADD succeeded although the agent cannot reach the API server")
 			}
 			if last = err; !errors.As(err, &failure) || failure.Code != codeTryAgain {
-				t.Fatalf("ADD: %v, not code %d", err, codeTryAgain)
+				t.Fatalf("ADD: %v, want code %d", err, codeTryAgain)
 			}
 			if !strings.Contains(failure.Error(), "API server") {
 				return err // the agent has not started so far
@@ -94,7 +94,7 @@ func TestAgentStartsWithoutAPIServer(t *testing.T) {
 	if err := watch.Check(t.Context(), nil); err != nil {
 		t.Error(err)
 	}
-	t.Logf("while it was away: %s", watch)
+	t.Logf("flows while the API server was away: %s", watch)
 	began := time.Now()
 	back()
 	addPod(t, c, "n1", "late")

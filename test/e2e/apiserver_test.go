@@ -59,10 +59,10 @@ func TestAPIServerReachesPods(t *testing.T) {
 	t.Run("proxy", func(t *testing.T) {
 		for _, p := range b.pods {
 			path := fmt.Sprintf("/api/v1/namespaces/default/pods/%s:%d/proxy/name", p.Name, plainPort)
-			await(t, "pod "+p.Name+" by the API server", func(ctx context.Context) error {
+			await(t, "pod "+p.Name+" through the API server", func(ctx context.Context) error {
 				answer, err := get(ctx, path)
 				if err == nil && answer != p.Name {
-					err = fmt.Errorf("it answers %q", answer)
+					err = fmt.Errorf("the answer is %q", answer)
 				}
 				return err
 			})
@@ -71,10 +71,10 @@ func TestAPIServerReachesPods(t *testing.T) {
 	t.Run("webhook", b.judges)
 	t.Run("aggregated API", func(t *testing.T) {
 		b.serveAPI(t)
-		await(t, "an API that pods serve", func(ctx context.Context) error {
+		await(t, "an aggregated API served by pods", func(ctx context.Context) error {
 			answer, err := get(ctx, "/apis/"+extensionGroup+"/v1/hello")
 			if err == nil && answer != "hello admin" {
-				err = fmt.Errorf("it answers %q", answer)
+				err = fmt.Errorf("the answer is %q", answer)
 			}
 			return err
 		})
@@ -192,7 +192,7 @@ func judge(w http.ResponseWriter, r *http.Request) {
 // greet answers the API server, which names the user, and refuses other clients.
 func greet(w http.ResponseWriter, r *http.Request) {
 	if r.TLS == nil || len(r.TLS.PeerCertificates) == 0 || r.TLS.PeerCertificates[0].Subject.CommonName != controlplane.FrontProxy {
-		http.Error(w, "no certificate of the API server", http.StatusUnauthorized)
+		http.Error(w, "the client has no certificate of the API server", http.StatusUnauthorized)
 		return
 	}
 	_, _ = io.WriteString(w, "hello "+r.Header.Get("X-Remote-User"))
@@ -233,12 +233,12 @@ func (b *backends) judges(t *testing.T) {
 	}
 	await(t, "a refusal by the webhook", func(ctx context.Context) error {
 		if err := create(ctx, "bad"); err == nil || !strings.Contains(err.Error(), "the pod says no") {
-			return fmt.Errorf("a ConfigMap that the pod refuses: %w", err)
+			return fmt.Errorf("creation of a ConfigMap that the webhook refuses: %w", err)
 		}
 		return nil
 	})
 	if err := create(t.Context(), "good"); err != nil {
-		t.Errorf("a ConfigMap that the pod admits: %v", err)
+		t.Errorf("creation of a ConfigMap that the webhook admits: %v", err)
 	}
 }
 

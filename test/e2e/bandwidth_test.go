@@ -65,10 +65,10 @@ func newLimitedPods(t *testing.T, c *lab.Cluster) *limitedPods {
 	p.near, p.far = addLimited(t, c, "n1", "bw-near", ofNear), addLimited(t, c, "n2", "bw-far", ofFar)
 	transfer(t, p.near, p.far)
 	transfer(t, p.far, p.near)
-	p.flood(t, "what bw-near receives", p.plainFar, p.near, ofNear.ingress)
-	p.flood(t, "what bw-near sends", p.near, p.plainFar, ofNear.egress)
-	p.flood(t, "what bw-far receives", p.plainNear, p.far, ofFar.ingress)
-	p.flood(t, "what bw-far sends", p.far, p.plainNear, ofFar.egress)
+	p.flood(t, "traffic to bw-near", p.plainFar, p.near, ofNear.ingress)
+	p.flood(t, "traffic from bw-near", p.near, p.plainFar, ofNear.egress)
+	p.flood(t, "traffic to bw-far", p.plainNear, p.far, ofFar.ingress)
+	p.flood(t, "traffic from bw-far", p.far, p.plainNear, ofFar.egress)
 	return p
 }
 
@@ -145,7 +145,7 @@ func (p *limitedPods) during(t *testing.T, what string, length time.Duration, f 
 // flowing waits until the received rates reach the limits: the switch has cached the flows, and queues are full.
 func (p *limitedPods) flowing(t *testing.T) {
 	t.Helper()
-	await(t, "the limits being reached again", func(context.Context) error {
+	await(t, "rates at the limits again", func(context.Context) error {
 		rates := p.rates(t, time.Second, func() {})
 		var errs []error
 		for i, l := range p.floods {
@@ -189,14 +189,14 @@ func TestBandwidth(t *testing.T) {
 	echo(t, p.plainFar.Netns, p.plainFar.IPs[0])
 	ping(t, p.plainNear.Netns, p.plainFar.IPs[0])
 	sleep(t, warmUp)
-	t.Run("limits", func(t *testing.T) { p.during(t, "while nothing is done", measured, func() {}) })
+	t.Run("limits", func(t *testing.T) { p.during(t, "without a restart", measured, func() {}) })
 	t.Run("restarts", func(t *testing.T) { p.restarts(t, c) })
 }
 
 // restarts ends agents and a switch, removes limits by hand, adds pods with invalid limits, and deletes all pods.
 func (p *limitedPods) restarts(t *testing.T, c *lab.Cluster) {
 	t.Helper()
-	others, err := traffic.NewLoad([]traffic.Pair{{Name: "others", From: p.plainNear.Netns, To: addrPort(p.plainFar)}}, min(*pairRate, othersRate))
+	unlimited, err := traffic.NewLoad([]traffic.Pair{{Name: "unlimited", From: p.plainNear.Netns, To: addrPort(p.plainFar)}}, min(*pairRate, othersRate))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -204,10 +204,10 @@ func (p *limitedPods) restarts(t *testing.T, c *lab.Cluster) {
 		for _, node := range []string{"n1", "n2"} {
 			kill(t, c, node+"/weft-agent", syscall.SIGKILL)
 		}
-		await(t, "the agents are back", func(ctx context.Context) error { return errors.Join(ready(ctx, c.Node(1)), ready(ctx, c.Node(2))) })
+		await(t, "both agents ready", func(ctx context.Context) error { return errors.Join(ready(ctx, c.Node(1)), ready(ctx, c.Node(2))) })
 	})
-	if tallies, err := others.Stop(); err != nil {
-		t.Errorf("others: %v: %v", tallies, err)
+	if tallies, err := unlimited.Stop(); err != nil {
+		t.Errorf("pods without limits: %v: %v", tallies, err)
 	}
 	kill(t, c, "n1/ovs-vswitchd", syscall.SIGKILL)
 	ping(t, p.plainNear.Netns, p.plainFar.IPs[0])
@@ -221,7 +221,7 @@ func (p *limitedPods) restarts(t *testing.T, c *lab.Cluster) {
 		}
 	}
 	for _, n := range c.Nodes() {
-		await(t, "nothing is left on "+n.Name, func(context.Context) error {
+		await(t, "no shaping left on "+n.Name, func(context.Context) error {
 			if now := shaping(t, n) + mustRun(t, n.Enter("sh", "-c", "ls /var/lib/weft/attachments-extra")); now != "" {
 				return errors.New(now)
 			}
@@ -242,12 +242,12 @@ func byHand(t *testing.T, n lab.Node, p *limitedPods) {
 		mustRun(t, append([]string{"nsenter", "--net=" + n.Root("/run/weft/cni/ports")}, argv...))
 	}
 	if now := shaping(t, n); now == want {
-		t.Fatalf("nothing was removed: %s", now)
+		t.Fatalf("no shaping was removed: %s", now)
 	}
 	kill(t, cluster(t), n.Name+"/weft-agent", syscall.SIGTERM)
-	await(t, "the limits are back", func(context.Context) error {
+	await(t, "the limits restored", func(context.Context) error {
 		if now := shaping(t, n); now != want {
-			return fmt.Errorf("%s, was %s", now, want)
+			return fmt.Errorf("shaping is %s, was %s", now, want)
 		}
 		return nil
 	})
@@ -259,7 +259,7 @@ func wrongLimits(t *testing.T, n lab.Node) {
 	pod, err := n.Attach(t.Context(), lab.PodSpec{Namespace: "default", Name: "bw-wrong", Capabilities: limits{999, 0}.capabilities()}, "")
 	var failure *podruntime.Failure
 	if !asFailure(err, &failure) || !strings.Contains(err.Error(), "kubernetes.io/ingress-bandwidth: 999: it is from 1k") {
-		t.Errorf("a limit below the least: %v", err)
+		t.Errorf("a limit below the minimum: %v", err)
 	}
 	delPod(t, pod)
 }

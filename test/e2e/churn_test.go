@@ -50,13 +50,13 @@ func TestChurn(t *testing.T) {
 	}
 	for _, n := range c.Nodes() {
 		var have probe.Counts
-		took := await(t, n.Name+" with nothing left over", func(ctx context.Context) (err error) {
+		took := await(t, n.Name+" without leftovers", func(ctx context.Context) (err error) {
 			if have, err = probe.Count(ctx, c, n); err != nil {
 				return err
 			}
 			return have.More(before[n.Name])
 		})
-		t.Logf("%s: nothing left over after %s: %v", n.Name, took.Round(time.Millisecond), have)
+		t.Logf("%s: leftovers removed after %s: %v", n.Name, took.Round(time.Millisecond), have)
 	}
 	t.Logf("ADD: median %s, 95 %% %s, longest %s; DEL: median %s, 95 %% %s, longest %s; %d at a time; memory of the agent %d KiB before",
 		quantile(adds, 0.5), quantile(adds, 0.95), quantile(adds, 1), quantile(dels, 0.5), quantile(dels, 0.95), quantile(dels, 1), atATime, memory)

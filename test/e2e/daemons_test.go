@@ -55,8 +55,8 @@ func TestSwitchKilled(t *testing.T) {
 	daemon := time.Since(began)
 	tr.reaches(t, c)
 	reached := time.Since(began)
-	awaitState(t, n, want, "the switch's daemon was killed")
-	t.Logf("daemon back after %s, all reached after %s, all as it was after %s", daemon.Round(time.Millisecond),
+	awaitState(t, n, want, "ovs-vswitchd was killed")
+	t.Logf("ovs-vswitchd back after %s, all pods reached after %s, state as before after %s", daemon.Round(time.Millisecond),
 		reached.Round(time.Millisecond), time.Since(began).Round(time.Millisecond))
 	fresh := addPod(t, c, "n1", "switch-fresh")
 	echo(t, fresh.Netns, fresh.IPs[0])
@@ -77,7 +77,7 @@ func TestDatabaseKilled(t *testing.T) {
 	l.during(t, "database killed", func() {
 		began := time.Now()
 		kill(t, c, "n1/ovsdb-server", syscall.SIGKILL)
-		awaitState(t, n, want, "the switch's database was killed")
+		awaitState(t, n, want, "ovsdb-server was killed")
 		fresh = addPod(t, c, "n1", "database-fresh")
 		back = time.Since(began)
 	})
@@ -123,7 +123,7 @@ func TestByHand(t *testing.T) {
 			mustRun(t, n.Enter(damage.command...))
 			back := awaitState(t, n, want, damage.name)
 			tr.reaches(t, c)
-			t.Logf("back after %s", back.Round(time.Millisecond))
+			t.Logf("restored after %s", back.Round(time.Millisecond))
 		})
 	}
 	if _, err := traffic.PingICMP(t.Context(), n.Netns, tr.asks.IPs[0], 84); err != nil {
@@ -145,10 +145,10 @@ func TestPodLinkByHand(t *testing.T) {
 	for _, change := range [][]string{{"down"}, {"mtu", "1300"}, {"group", "0"}, {"down", "mtu", "1300", "group", "0"}} {
 		t.Run(strings.Join(change, "-"), func(t *testing.T) {
 			mustRun(t, n.Enter(append([]string{"ip", "link", "set", "dev", name}, change...)...))
-			await(t, "the link as it was", func(ctx context.Context) error {
+			await(t, "the link as before", func(ctx context.Context) error {
 				have, err := run(ctx, show)
 				if err == nil && have != want {
-					err = fmt.Errorf("it is %s, not %s", have, want)
+					err = fmt.Errorf("the link is %s, want %s", have, want)
 				}
 				return err
 			})

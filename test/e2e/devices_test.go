@@ -69,8 +69,8 @@ func newDevice(t *testing.T, c *lab.Cluster) *device {
 	return d
 }
 
-// hear waits for a pod's datagram with that content in the tunnel, and returns the whole packet.
-func (d *device) hear(ctx context.Context, content []byte) (packet []byte, from netip.AddrPort, err error) {
+// receive waits for a pod's datagram with that content in the tunnel, and returns the whole packet.
+func (d *device) receive(ctx context.Context, content []byte) (packet []byte, from netip.AddrPort, err error) {
 	for {
 		deadline, _ := ctx.Deadline()
 		if err := d.conn.SetReadDeadline(deadline); err != nil {
@@ -101,8 +101,8 @@ func (d *device) answer(packet []byte, vni uint32, to netip.AddrPort) error {
 	return err
 }
 
-// talk has a pod send to the device, which answers with a VNI, and returns whether the answer arrives.
-func (d *device) talk(ctx context.Context, pod *lab.Pod, vni uint32) (arrives bool, err error) {
+// exchange has a pod send to the device, which answers with a VNI, and returns whether the answer arrives.
+func (d *device) exchange(ctx context.Context, pod *lab.Pod, vni uint32) (arrives bool, err error) {
 	ctx, cancel := context.WithTimeout(ctx, 3*time.Second)
 	defer cancel()
 	conn, err := traffic.ListenUDP(pod.Netns, netip.AddrPortFrom(pod.IPs[0], 0))
@@ -114,9 +114,9 @@ func (d *device) talk(ctx context.Context, pod *lab.Pod, vni uint32) (arrives bo
 	if _, err := conn.WriteToUDPAddrPort(content, netip.AddrPortFrom(d.address, echoPort)); err != nil {
 		return false, err
 	}
-	packet, from, err := d.hear(ctx, content)
+	packet, from, err := d.receive(ctx, content)
 	if err != nil {
-		return false, fmt.Errorf("what the pod sends does not come: %w", err)
+		return false, fmt.Errorf("the pod's packet does not arrive: %w", err)
 	}
 	if got := binary.BigEndian.Uint32(packet[vniAt:]) >> 8; got != deviceVNID || from.Addr() != pod.Node.IP {
 		return false, fmt.Errorf("the pod's packet comes from %s with VNI %d", from, got)
@@ -151,10 +151,10 @@ func TestFixedVNID(t *testing.T) {
 	}
 	reach := func(t *testing.T, namespace string, vni uint32, want bool) {
 		t.Helper()
-		await(t, fmt.Sprintf("between %s and the device, which answers with %d", namespace, vni), func(ctx context.Context) error {
-			arrives, err := d.talk(ctx, pods[namespace], vni)
+		await(t, fmt.Sprintf("traffic between %s and the device, which answers with VNI %d", namespace, vni), func(ctx context.Context) error {
+			arrives, err := d.exchange(ctx, pods[namespace], vni)
 			if err == nil && arrives != want {
-				err = fmt.Errorf("its answer arrives: %t", arrives)
+				err = fmt.Errorf("the answer arrives: %t", arrives)
 			}
 			return err
 		})

@@ -84,15 +84,15 @@ func (s *bothScene) run(t *testing.T) {
 	s.namesFromNode(t)
 	s.guards.policy(t, egressA, "default", "Allow "+one, "Deny "+all)
 	s.host(t, "n1")
-	s.leaves(t, "nobody holds the address", closed, closed)
+	s.leaves(t, "no node holds the address", closed, closed)
 	s.namesFromNode(t)
 	s.want(t, egressA)
 	nodes := [2]string{n1.IP.String(), n2.IP.String()}
 	s.seenBy(t, "a firewall and no egress IP", nodes, [2]string{closed, closed})
 	s.guards.drop(t, egressA, "default")
-	s.seenBy(t, "neither", nodes, nodes)
+	s.seenBy(t, "no firewall and no egress IP", nodes, nodes)
 	for _, n := range s.cluster.Nodes() {
-		awaitState(t, n, before[n.Name], "firewall and egress IP have gone")
+		awaitState(t, n, before[n.Name], "firewall and egress IP were removed")
 	}
 }
 
@@ -117,7 +117,7 @@ func (s *bothScene) seenBy(t *testing.T, when string, good, bad [2]string) {
 			for _, protocol := range []string{"tcp", "udp"} {
 				asking.Go(func() error {
 					if got := s.seenAt(ctx, want.pod, protocol, port(want.host, sourcePort)); got != want.seenAs {
-						return fmt.Errorf("%s sees %s by %s as %s, not %s", want.host, want.pod, protocol, got, want.seenAs)
+						return fmt.Errorf("at %s, the source of %s by %s is %s, want %s", want.host, want.pod, protocol, got, want.seenAs)
 					}
 					return nil
 				})
@@ -135,7 +135,7 @@ func (s *bothScene) namesFromNode(t *testing.T) {
 		for _, protocol := range []string{"tcp", "udp"} {
 			want := s.pods[name].IPs[0].String()
 			if got := s.seenAt(t.Context(), name, protocol, port(s.cluster.Node(i+1).IP, 53)); got != want {
-				t.Errorf("%s asks its node for names by %s, and is seen as %s, not %s", name, protocol, got, want)
+				t.Errorf("name query of %s to its node by %s has source %s, want %s", name, protocol, got, want)
 			}
 		}
 	}
@@ -161,18 +161,18 @@ func (s *bothScene) throughout(t *testing.T) {
 	}
 	s.host(t, "n1")
 	s.host(t, "n2", egressOne)
-	s.leaves(t, "the address has moved", egressOne, closed)
+	s.leaves(t, "the address on n2", egressOne, closed)
 	s.host(t, "n2")
 	s.host(t, "n1", egressOne)
-	s.leaves(t, "it is back", egressOne, closed)
+	s.leaves(t, "the address on n1 again", egressOne, closed)
 	tallies, _ := running.Stop() // denied datagrams are lost
 	for name, tally := range tallies {
 		t.Logf("%s: %s", name, tally)
 	}
 	if sources := bad.Sources(); len(sources) > 0 {
-		t.Errorf("what is denied came through: %v", sources)
+		t.Errorf("denied packets arrived: %v", sources)
 	}
 	if sources := good.Sources(); len(sources) != 1 || sources[netip.MustParseAddr(egressOne)] == 0 {
-		t.Errorf("what is allowed came by other addresses than %s: %v", egressOne, sources)
+		t.Errorf("allowed packets have other sources than %s: %v", egressOne, sources)
 	}
 }

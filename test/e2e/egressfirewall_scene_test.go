@@ -28,8 +28,8 @@ type guardScene struct {
 	cluster *lab.Cluster
 	api     client.Client
 	zone    *nameServer
-	// near and far are pods of the first namespace, on the first and the second node; stranger is a pod of the second, on the first node.
-	near, far, stranger *lab.Pod
+	// near and far are pods of the first namespace, on the first and the second node; otherPod is a pod of the second, on the first node.
+	near, far, otherPod *lab.Pod
 	// hosts are addresses beyond the router. Each answers with its own address.
 	hosts []netip.Addr
 }
@@ -67,8 +67,8 @@ func newGuardScene(t *testing.T, c *lab.Cluster) *guardScene {
 		}
 		return p
 	}
-	s.near, s.far, s.stranger = pod("n1", guardedOne, "egress-near"), pod("n2", guardedOne, "egress-far"), pod("n1", guardedTwo, "egress-stranger")
-	tell(t, s.far.Netns, "far", sourcePort)
+	s.near, s.far, s.otherPod = pod("n1", guardedOne, "egress-near"), pod("n2", guardedOne, "egress-far"), pod("n1", guardedTwo, "egress-other")
+	startSourceServer(t, s.far.Netns, "far", sourcePort)
 	return s
 }
 
@@ -142,7 +142,7 @@ func (s *guardScene) condition(t *testing.T, namespace, name, reason, says strin
 		}
 		valid := meta.FindStatusCondition(object.Status.Conditions, networkv1.ConditionValid)
 		if valid == nil || valid.Reason != reason || !strings.Contains(valid.Message, says) || valid.ObservedGeneration != object.Generation {
-			return fmt.Errorf("its conditions are %v", object.Status.Conditions)
+			return fmt.Errorf("the conditions are %v", object.Status.Conditions)
 		}
 		return nil
 	})
@@ -152,19 +152,19 @@ func (s *guardScene) condition(t *testing.T, namespace, name, reason, says strin
 // traffic within the cluster works.
 func (s *guardScene) reach(t *testing.T, what string, places ...int) {
 	t.Helper()
-	s.reachOf(t, what, map[*lab.Pod][]int{s.near: places, s.far: places, s.stranger: {0, 1, 2, 3}})
+	s.reachOf(t, what, map[*lab.Pod][]int{s.near: places, s.far: places, s.otherPod: {0, 1, 2, 3}})
 }
 
 func (s *guardScene) reachOf(t *testing.T, what string, of map[*lab.Pod][]int) {
 	t.Helper()
-	all := []who{{s.near.Name, s.near.Netns, port(s.far.IPs[0], sourcePort), true}}
+	all := []attempt{{s.near.Name, s.near.Netns, port(s.far.IPs[0], sourcePort), true}}
 	for pod, places := range of {
 		for i, host := range s.hosts {
 			passes := false
 			for _, place := range places {
 				passes = passes || place == i
 			}
-			all = append(all, who{pod.Name, pod.Netns, port(host, sourcePort), passes})
+			all = append(all, attempt{pod.Name, pod.Netns, port(host, sourcePort), passes})
 		}
 	}
 	expect(t, what, all...)

@@ -40,10 +40,10 @@ func TestEgressFirewall(t *testing.T) {
 
 	t.Run("ranges in order", func(t *testing.T) {
 		s.policy(t, guardedOne, "default", "Allow "+one(0), "Deny "+all)
-		s.reach(t, "an exception first", 0)
+		s.reach(t, "the exception before the range", 0)
 		s.condition(t, guardedOne, "default", networkv1.ReasonValid, "")
 		s.policy(t, guardedOne, "default", "Deny "+all, "Allow "+one(0))
-		s.reach(t, "an exception that comes too late")
+		s.reach(t, "the exception after the range")
 		s.policy(t, guardedOne, "default", "Deny "+one(1), "Allow "+all, "Deny 0.0.0.0/0")
 		s.reach(t, "three ranges", 0, 2, 3)
 		has(t, owned(t), "egressfirewall")
@@ -53,18 +53,18 @@ func TestEgressFirewall(t *testing.T) {
 		s.reach(t, "no rules", 0, 1, 2, 3)
 	})
 	t.Run("a connection ends", func(t *testing.T) {
-		talk, err := traffic.NewTalk(t.Context(), s.near.Netns, "tcp", port(s.hosts[0], sourcePort))
+		conn, err := traffic.Dial(t.Context(), s.near.Netns, "tcp", port(s.hosts[0], sourcePort))
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer func() { _ = talk.Close() }()
-		if _, err := talk.Ask(); err != nil {
+		defer func() { _ = conn.Close() }()
+		if _, err := conn.Ask(); err != nil {
 			t.Fatal(err)
 		}
 		s.policy(t, guardedOne, "default", "Deny "+one(0))
 		s.reach(t, "one denied", 1, 2, 3)
-		if answer, err := talk.Ask(); err == nil {
-			t.Errorf("the connection goes on: %s", answer)
+		if answer, err := conn.Ask(); err == nil {
+			t.Errorf("the connection still works: %s", answer)
 		}
 	})
 	t.Run("several policies", func(t *testing.T) {
@@ -75,7 +75,7 @@ func TestEgressFirewall(t *testing.T) {
 			s.condition(t, guardedOne, name, networkv1.ReasonConflict, "2 EgressNetworkPolicies")
 		}
 		s.drop(t, guardedOne, "other")
-		s.reach(t, "one again", 1, 2, 3)
+		s.reach(t, "one policy again", 1, 2, 3)
 		s.condition(t, guardedOne, "default", networkv1.ReasonValid, "")
 	})
 	t.Run("wrong policies are refused", func(t *testing.T) {
@@ -89,9 +89,9 @@ func TestEgressFirewall(t *testing.T) {
 			object.Namespace, object.Name, object.Spec.Egress = guardedTwo, "wrong", rules(text)
 			if err := s.api.Create(t.Context(), object); err == nil {
 				s.drop(t, guardedTwo, "wrong")
-				t.Errorf("%q was taken", text)
+				t.Errorf("%q was accepted", text)
 			} else if !strings.Contains(strings.ToLower(err.Error()), strings.ToLower(says)) {
-				t.Errorf("%q: %v does not say %q", text, err, says)
+				t.Errorf("%q: error %v does not contain %q", text, err, says)
 			}
 		}
 	})
@@ -101,7 +101,7 @@ func TestEgressFirewall(t *testing.T) {
 	s.drop(t, guardedOne, "default")
 	s.reach(t, "no policy again", 0, 1, 2, 3)
 	for _, n := range c.Nodes() {
-		awaitState(t, n, before[n.Name], "the policy is gone")
+		awaitState(t, n, before[n.Name], "the policy was deleted")
 	}
 }
 
@@ -111,38 +111,38 @@ func (s *guardScene) names(t *testing.T, all string) {
 	allow := []string{"Allow " + egressName, "Deny " + all}
 	s.zone.fails(egressName)
 	s.policy(t, guardedOne, "default", allow...)
-	s.reach(t, "a name that cannot be resolved is not allowed")
+	s.reach(t, "an allowed name that cannot be resolved")
 	s.zone.has(egressName, address(ttl, s.hosts[1]))
-	s.reach(t, "it is resolved", 1)
+	s.reach(t, "the name is resolved", 1)
 	s.zone.has(egressName, address(ttl, s.hosts[2]), address(ttl, s.hosts[3]))
-	s.reach(t, "it has other addresses", 2, 3)
+	s.reach(t, "the name has other addresses", 2, 3)
 	s.zone.has(egressName, fmt.Sprintf("%s. %d IN CNAME far.test.", egressName, ttl), fmt.Sprintf("far.test. %d IN A %s", ttl, s.hosts[0]))
-	s.reach(t, "it is an alias", 0)
+	s.reach(t, "the name is an alias", 0)
 	s.zone.cut(true)
 	s.zone.has(egressName, address(ttl, s.hosts[1]))
-	s.reach(t, "the answer does not fit a packet", 1)
+	s.reach(t, "the answer is larger than a UDP packet", 1)
 	if s.zone.byTCP() == 0 {
-		t.Error("nobody asked by TCP")
+		t.Error("no query by TCP")
 	}
 	s.zone.cut(false)
 	s.zone.has(egressName)
-	s.reach(t, "the name is gone")
+	s.reach(t, "the name no longer exists")
 
 	s.zone.fails(egressName)
 	s.policy(t, guardedOne, "default", "Allow "+s.hosts[3].String()+"/32", "Deny "+egressName) // the name still does not exist
-	s.reach(t, "a name that does not exist is denied", 0, 1, 2, 3)
+	s.reach(t, "a denied name that does not exist", 0, 1, 2, 3)
 	s.zone.fails("other.egress.test") // before the first query, because "does not exist" is an answer as well
 	s.policy(t, guardedOne, "default", "Allow "+s.hosts[3].String()+"/32", "Deny other.egress.test")
-	s.reach(t, "a name that nobody knows is denied: all is closed that no rule before has matched", 3)
+	s.reach(t, "a denied name without an answer: everything is denied that no earlier rule matched", 3)
 	s.zone.has("other.egress.test", fmt.Sprintf("other.egress.test. %d IN A %s", ttl, s.hosts[0]))
-	s.reach(t, "it is resolved", 1, 2, 3)
+	s.reach(t, "the denied name is resolved", 1, 2, 3)
 }
 
 // restarts: killing an agent under traffic changes nothing: traffic to an allowed name passes, and denied traffic does not.
 func (s *guardScene) restarts(t *testing.T, all string) {
 	s.zone.has(egressName, address(5, s.hosts[0]))
 	s.policy(t, guardedOne, "default", "Allow "+egressName, "Deny "+all)
-	s.reach(t, "by name", 0)
+	s.reach(t, "allowed by name", 0)
 	denied := echo(t, s.cluster.Outside.Netns, s.hosts[2])
 	allowed := echo(t, s.cluster.Outside.Netns, s.hosts[0])
 	running := func(to netip.Addr) *traffic.Load {
@@ -174,27 +174,27 @@ func (s *guardScene) restarts(t *testing.T, all string) {
 	for _, tally := range tallies {
 		sent += tally.Sent
 		if tally.Lost > 0 {
-			t.Errorf("of what is allowed, packets were lost: %v", err)
+			t.Errorf("allowed packets were lost: %v", err)
 		}
 	}
 	tallies, _ = bad.Stop() // all are lost
 	for _, tally := range tallies {
 		if tally.Sent == 0 {
-			t.Error("nothing was sent that must not arrive")
+			t.Error("no denied packet was sent")
 		}
 	}
 	if sources := denied.Sources(); len(sources) > 0 {
-		t.Errorf("what is denied came through: %v", sources)
+		t.Errorf("denied packets arrived: %v", sources)
 	}
 	if len(allowed.Sources()) == 0 || sent == 0 {
-		t.Error("nothing was sent that is to arrive")
+		t.Error("no allowed packet was sent")
 	}
 	for name, watch := range watches {
 		if err := watch.Check(t.Context(), nil); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
 	}
-	t.Logf("%d packets, none lost, and none came through that is denied", sent)
+	t.Logf("%d allowed packets, none lost; no denied packet arrived", sent)
 	s.reach(t, "after restarts", 0)
 }
 
@@ -222,7 +222,7 @@ func TestEgressFirewallOfProjects(t *testing.T) {
 	s.condition(t, guardedOne, "default", networkv1.ReasonValid, "")
 	both := func(what string, places ...int) {
 		t.Helper()
-		s.reachOf(t, what, map[*lab.Pod][]int{s.near: places, s.far: places, s.stranger: places})
+		s.reachOf(t, what, map[*lab.Pod][]int{s.near: places, s.far: places, s.otherPod: places})
 	}
 	end := s.forbidden(t, 0)
 	e.change(t, tenant.Join(guardedOne), guardedTwo)
@@ -237,7 +237,7 @@ func TestEgressFirewallOfProjects(t *testing.T) {
 	s.reach(t, "global", 0, 1, 2, 3)
 	s.condition(t, guardedOne, "default", networkv1.ReasonNoEffect, "VNID 0")
 	e.change(t, tenant.Isolate(), guardedOne)
-	s.reach(t, "global no more", 1, 2, 3)
+	s.reach(t, "no longer global", 1, 2, 3)
 	e.setMode(t, networkv1.PluginSubnet)
 	s.reach(t, "flat again", 0, 1, 2, 3)
 }
@@ -254,7 +254,7 @@ func (s *guardScene) forbidden(t *testing.T, host int) (end func()) {
 	return func() {
 		tallies, _ := load.Stop() // all are lost
 		if sources := at.Sources(); len(sources) > 0 {
-			t.Errorf("what was forbidden throughout came through: %v", sources)
+			t.Errorf("packets that were denied all the time arrived: %v", sources)
 		}
 		t.Logf("%v in %s", tallies, time.Since(began).Round(time.Millisecond))
 	}

@@ -56,19 +56,19 @@ func (s *egressScene) takeOver(t *testing.T) {
 	s.host(t, "n2", egressOne)
 	s.host(t, "n3", egressTwo)
 	targets := s.crowd(t)
-	var talks []*traffic.Talk // of a1, by n3
-	await(t, "connections by both nodes", func(ctx context.Context) error {
+	var conns []*traffic.Conn // of a1, by n3
+	await(t, "connections through both nodes", func(ctx context.Context) error {
 		seen := map[string]int{}
 		for _, target := range targets {
-			talk, err := traffic.NewTalk(ctx, s.pods["a1"].Netns, "tcp", target)
+			conn, err := traffic.Dial(ctx, s.pods["a1"].Netns, "tcp", target)
 			if err != nil {
 				return err
 			}
-			answer, err := talk.Ask()
+			answer, err := conn.Ask()
 			if err == nil && answer.Source.String() == egressTwo {
-				talks = append(talks, talk)
+				conns = append(conns, conn)
 			} else {
-				err = errors.Join(err, talk.Close())
+				err = errors.Join(err, conn.Close())
 			}
 			if err != nil {
 				return err
@@ -76,19 +76,19 @@ func (s *egressScene) takeOver(t *testing.T) {
 			seen[answer.Source.String()]++
 		}
 		if len(seen) != 2 || seen[egressOne] == 0 || seen[egressTwo] == 0 {
-			return fmt.Errorf("seen as %v", seen)
+			return fmt.Errorf("the sources are %v", seen)
 		}
 		return nil
 	})
 	s.cut(t, "n2", func(began time.Time) {
-		lost := s.leaveBy(t, "all that a1 sends leaves by n3", targets, egressTwo)
-		t.Logf("a node with a share died: all leaves by the other after %s, with %d connections lost and the %d that say so",
+		lost := s.leaveBy(t, "all connections of a1 leave by n3", targets, egressTwo)
+		t.Logf("a node with a share died: after %s all connections leave by the other node; %d were lost before, %d were made in the last round",
 			time.Since(began).Round(time.Millisecond), lost, len(targets))
-		for _, talk := range talks {
-			if answer, err := talk.Ask(); err != nil || answer.Source.String() != egressTwo {
-				t.Errorf("a connection by the node that lives: %v, %v", answer, err)
+		for _, conn := range conns {
+			if answer, err := conn.Ask(); err != nil || answer.Source.String() != egressTwo {
+				t.Errorf("a connection through the node that still runs: %v, %v", answer, err)
 			}
-			_ = talk.Close()
+			_ = conn.Close()
 		}
 	})
 	s.host(t, "n2")
@@ -102,7 +102,7 @@ func (s *egressScene) reassign(t *testing.T) {
 	for _, name := range []string{"n2", "n3"} {
 		s.set(t, "hostsubnets", name, "egressCIDRs", "172.31.0.96/28")
 	}
-	s.sees(t, "given to a node", "a1 "+egressThree)
+	s.sees(t, "the address assigned to a node", "a1 "+egressThree)
 	holder := ""
 	await(t, "a HostSubnet that lists the address", func(ctx context.Context) error {
 		lists, err := s.lists(ctx, t)
@@ -115,16 +115,16 @@ func (s *egressScene) reassign(t *testing.T) {
 				return nil
 			}
 		}
-		return errors.New("none")
+		return errors.New("no HostSubnet lists the address")
 	})
 	s.cut(t, holder, func(began time.Time) {
-		await(t, "it is given to another", func(ctx context.Context) error {
+		await(t, "the address assigned to another node", func(ctx context.Context) error {
 			if got := s.seen(ctx, "a1", "tcp"); got != egressThree {
-				return fmt.Errorf("seen as %s", got)
+				return fmt.Errorf("the source is %s", got)
 			}
 			return nil
 		})
-		t.Logf("the node with the address died: it is at another after %s", time.Since(began).Round(time.Millisecond))
+		t.Logf("the node with the address died: another node holds the address after %s", time.Since(began).Round(time.Millisecond))
 	})
 }
 
@@ -168,7 +168,7 @@ func (s *egressScene) stay(t *testing.T) {
 	s.host(t, "n3")
 	s.set(t, "hostsubnets", "n2", "egressCIDRs", egressTwo+"/32", egressThree+"/32")
 	s.want(t, egressB, egressTwo)
-	s.assigned(t, "both at the only node", map[string][]string{"n2": {egressTwo, egressThree}, "n3": nil})
+	s.assigned(t, "both addresses on the only node", map[string][]string{"n2": {egressTwo, egressThree}, "n3": nil})
 	s.set(t, "hostsubnets", "n3", "egressCIDRs", egressTwo+"/32")
 	s.setReady(t, "n2", corev1.ConditionFalse)
 	apart := map[string][]string{"n2": {egressThree}, "n3": {egressTwo}}
@@ -179,7 +179,7 @@ func (s *egressScene) stay(t *testing.T) {
 		s.assigned(t, "n2 is dead", apart)
 	})
 	took := s.sees(t, "n2 is back", "a1 "+egressThree+" b1 "+egressTwo)
-	t.Logf("the only node that can have an address is back: it is in use after %s more", took)
+	t.Logf("the only node that can hold the address is back: the address is in use after another %s", took)
 	s.setReady(t, "n2", corev1.ConditionTrue)
 	s.assigned(t, "n2 is ready", apart)
 }

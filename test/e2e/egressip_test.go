@@ -50,7 +50,7 @@ func newEgressScene(t *testing.T, c *lab.Cluster, plugin string) *egressScene {
 	s := &egressScene{cluster: c, pods: map[string]*lab.Pod{}}
 	e := &estate{cluster: c}
 	e.flatAgain(t)
-	tell(t, c.Outside.Netns, "outside", outsidePort)
+	startSourceServer(t, c.Outside.Netns, "outside", outsidePort)
 	for _, name := range []string{egressA, egressB} {
 		addProject(t, c, name)
 	}
@@ -69,7 +69,7 @@ func newEgressScene(t *testing.T, c *lab.Cluster, plugin string) *egressScene {
 			spec.Capabilities = published(c.Outside.IP) // one port on all addresses, one on an address that no node has
 		}
 		s.pods[name] = pods(t, spec)
-		tell(t, s.pods[name].Netns, name, sourcePort)
+		startSourceServer(t, s.pods[name].Netns, name, sourcePort)
 	}
 	for _, name := range []string{egressA, egressB} {
 		await(t, "a NetNamespace of "+name, func(ctx context.Context) error {
@@ -148,7 +148,7 @@ func (s *egressScene) leaveBy(t *testing.T, what string, targets []netip.AddrPor
 		for _, target := range targets {
 			if got := s.seenAt(ctx, "a1", "tcp", target); got != address {
 				lost++
-				return fmt.Errorf("seen as %s", got)
+				return fmt.Errorf("the source is %s", got)
 			}
 		}
 		return nil
@@ -172,7 +172,7 @@ func (s *egressScene) seenAt(ctx context.Context, pod, protocol string, at netip
 func (s *egressScene) sees(t *testing.T, when string, pairs string) time.Duration {
 	t.Helper()
 	words := strings.Fields(pairs)
-	return await(t, when+": outside sees "+pairs, func(ctx context.Context) error {
+	return await(t, when+": sources are "+pairs, func(ctx context.Context) error {
 		var errs []error
 		for i := 0; i < len(words); i += 2 {
 			for _, protocol := range []string{"tcp", "udp"} {
@@ -180,7 +180,7 @@ func (s *egressScene) sees(t *testing.T, when string, pairs string) time.Duratio
 					continue // one request suffices if no answer is expected: it takes long
 				}
 				if got := s.seen(ctx, words[i], protocol); got != words[i+1] {
-					errs = append(errs, fmt.Errorf("%s by %s as %s, not %s", words[i], protocol, got, words[i+1]))
+					errs = append(errs, fmt.Errorf("the source of %s by %s is %s, want %s", words[i], protocol, got, words[i+1]))
 				}
 			}
 		}
@@ -206,40 +206,40 @@ func (s *egressScene) run(t *testing.T) {
 		}
 	})
 	b := " b1 " + n1 + " b2 " + n2
-	s.sees(t, "nobody wants any", "a1 "+n1+" a2 "+n2+b)
+	s.sees(t, "no project has an egress IP", "a1 "+n1+" a2 "+n2+b)
 	s.want(t, egressA, egressOne)
-	s.sees(t, "hosted by none", "a1 none a2 none"+b)
+	s.sees(t, "no node holds the address", "a1 none a2 none"+b)
 	s.host(t, "n1", egressOne)
-	s.sees(t, "hosted by n1", "a1 "+egressOne+" a2 "+egressOne+b)
+	s.sees(t, "n1 holds the address", "a1 "+egressOne+" a2 "+egressOne+b)
 	s.together(t)
 	s.answers(t)
 	s.transfer(t)
 	s.notReachable(t)
 	s.host(t, "n1")
-	s.sees(t, "off n1", "a1 none a2 none"+b)
+	s.sees(t, "removed from n1", "a1 none a2 none"+b)
 	s.host(t, "n2", egressOne)
 	s.sees(t, "moved to n2", "a1 "+egressOne+" a2 "+egressOne+b)
 	s.want(t, egressB, egressOne)
-	s.sees(t, "wanted by two projects", "a1 none a2 none b1 none b2 none")
+	s.sees(t, "two projects have the address", "a1 none a2 none b1 none b2 none")
 	s.want(t, egressB)
-	s.sees(t, "wanted by one again", "a1 "+egressOne+" a2 "+egressOne+b)
+	s.sees(t, "one project has the address again", "a1 "+egressOne+" a2 "+egressOne+b)
 	s.want(t, egressA, egressOne, egressTwo)
 	s.host(t, "n1", egressTwo)
-	s.sees(t, "one on each node", "a1 "+egressTwo+" a2 "+egressOne+b)
+	s.sees(t, "one address on each node", "a1 "+egressTwo+" a2 "+egressOne+b)
 	has(t, owned(t), "egressip")
 	s.host(t, "n1", egressTwo, egressOne)
-	s.sees(t, "one at both nodes", "a1 "+egressTwo+" a2 "+egressTwo+b)
+	s.sees(t, "one address on both nodes", "a1 "+egressTwo+" a2 "+egressTwo+b)
 	s.host(t, "n1", egressTwo)
-	s.sees(t, "one on each node again", "a1 "+egressTwo+" a2 "+egressOne+b)
+	s.sees(t, "one address on each node again", "a1 "+egressTwo+" a2 "+egressOne+b)
 	s.putBack(t)
 	s.restart(t)
 	s.host(t, "n1")
 	s.ghost(t)
 	s.want(t, egressA)
 	s.host(t, "n2")
-	s.sees(t, "nobody wants any more", "a1 "+n1+" a2 "+n2+b)
+	s.sees(t, "no project has an egress IP again", "a1 "+n1+" a2 "+n2+b)
 	for _, n := range s.cluster.Nodes() {
-		awaitState(t, n, before[n.Name], "egress addresses have gone")
+		awaitState(t, n, before[n.Name], "egress IPs were removed")
 	}
 }
 
@@ -296,14 +296,14 @@ func (s *egressScene) transfer(t *testing.T) {
 // notReachable: the node is not reachable by an egress IP, and a pod is not reachable by a host port there.
 func (s *egressScene) notReachable(t *testing.T) {
 	t.Helper()
-	tell(t, s.cluster.Node(1).Netns, "node", 7791)
+	startSourceServer(t, s.cluster.Node(1).Netns, "node", 7791)
 	address := netip.MustParseAddr(egressOne)
-	ask := func(who, from string, to uint16) {
+	ask := func(client, from string, to uint16) {
 		t.Helper()
 		ctx, cancel := context.WithTimeout(t.Context(), brief)
 		defer cancel()
 		if answer, err := traffic.Ask(ctx, from, "tcp", port(address, to)); err == nil {
-			t.Errorf("%s reaches port %d of the node by its egress address: %s", who, to, answer)
+			t.Errorf("%s reaches port %d of the node at its egress IP: %s", client, to, answer)
 		}
 	}
 	for from, netns := range map[string]string{"outside": s.cluster.Outside.Netns, "a pod": s.pods["b2"].Netns, "a pod of the project": s.pods["a1"].Netns} {
@@ -318,15 +318,15 @@ func (s *egressScene) putBack(t *testing.T) {
 	t.Helper()
 	n := s.cluster.Node(2)
 	mustRun(t, n.Enter("ip", "addr", "del", egressOne+"/32", "dev", uplink(s.cluster)))
-	took := await(t, "the address is back", func(ctx context.Context) error {
+	took := await(t, "the address restored", func(ctx context.Context) error {
 		out, err := run(ctx, n.Enter("ip", "-o", "addr", "show", "dev", uplink(s.cluster)))
 		if err == nil && !strings.Contains(out, egressOne+"/32") {
 			return errors.New(out)
 		}
 		return err
 	})
-	t.Logf("an address that was taken away is back after %s", took)
-	s.sees(t, "it is back", "a1 "+egressTwo+" a2 "+egressOne)
+	t.Logf("an address removed by hand is restored after %s", took)
+	s.sees(t, "after the address is restored", "a1 "+egressTwo+" a2 "+egressOne)
 }
 
 // restart: killed agents lose no traffic that leaves by egress IPs, and change nothing.
@@ -338,7 +338,7 @@ func (s *egressScene) restart(t *testing.T) {
 	}
 	echo(t, s.cluster.Outside.Netns, s.cluster.Outside.IP)
 	s.host(t, "n1") // so that traffic from a1 leaves by the other node
-	s.sees(t, "by n2", "a1 "+egressOne+" a2 "+egressOne)
+	s.sees(t, "n2 holds the address", "a1 "+egressOne+" a2 "+egressOne)
 	var pairs []traffic.Pair
 	for _, name := range []string{"a1", "a2"} {
 		pairs = append(pairs, traffic.Pair{Name: name, From: s.pods[name].Netns, To: port(s.cluster.Outside.IP, echoPort)})
@@ -378,8 +378,8 @@ func (s *egressScene) ghost(t *testing.T) {
 	s.want(t, egressA, egressOne, egressThree)
 	targets := s.crowd(t)
 	began := time.Now()
-	lost := s.leaveBy(t, "all that a1 sends leaves by the node that answers", targets, egressOne)
-	t.Logf("with a node that never answers: all leaves by the other after %s, %d connections lost", time.Since(began).Round(time.Millisecond), lost)
+	lost := s.leaveBy(t, "all connections of a1 leave by the node that answers", targets, egressOne)
+	t.Logf("with a node that never answers: all connections leave by the other after %s, %d connections lost", time.Since(began).Round(time.Millisecond), lost)
 	s.want(t, egressA, egressOne)
 	if err := objects(t, s.cluster, network, "hostsubnets").Delete(t.Context(), name, metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
@@ -395,21 +395,21 @@ func TestEgressIPAtNode(t *testing.T) {
 		}
 	})
 	s.want(t, egressA, egressOne)
-	ear, err := traffic.NewSniffer(s.cluster.Node(2).Netns, uplink(s.cluster), true)
+	sniffer, err := traffic.NewSniffer(s.cluster.Node(2).Netns, uplink(s.cluster), true)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _ = ear.Close() }()
+	defer func() { _ = sniffer.Close() }()
 	address := netip.MustParseAddr(egressOne).AsSlice()
 	s.host(t, "n1", egressOne)
 	await(t, "n1 announces the address", func(context.Context) error {
-		told := slices.ContainsFunc(ear.Frames(), func(frame []byte) bool {
+		announced := slices.ContainsFunc(sniffer.Frames(), func(frame []byte) bool {
 			const header, sender, target = 14, 14 + 14, 14 + 24
 			return len(frame) >= target+4 && bytes.Equal(frame[12:header], []byte{8, 6}) &&
 				bytes.Equal(frame[sender:sender+4], address) && bytes.Equal(frame[target:target+4], address)
 		})
-		if !told {
-			return errors.New("nothing heard")
+		if !announced {
+			return errors.New("no announcement received")
 		}
 		return nil
 	})
@@ -425,7 +425,7 @@ func (s *egressScene) refused(t *testing.T) {
 	virtual := func(change string) []string { return n.Enter("ip", "addr", change, virtualIP+"/32", "dev", "lo") }
 	mustRun(t, virtual("add"))
 	t.Cleanup(func() { _, _ = run(context.Background(), virtual("del")) }) // if it still exists
-	tell(t, n.Netns, "node", nodePort)
+	startSourceServer(t, n.Netns, "node", nodePort)
 	for _, address := range []string{n.IP.String(), virtualIP} {
 		s.want(t, egressA, address)
 		s.host(t, n.Name, address)
@@ -440,7 +440,7 @@ func (s *egressScene) refused(t *testing.T) {
 		}
 	}
 	mustRun(t, virtual("del"))
-	s.sees(t, "n1 has the address for nothing else any more", "a1 "+virtualIP+" a2 "+virtualIP)
+	s.sees(t, "n1 has the address only as an egress IP", "a1 "+virtualIP+" a2 "+virtualIP)
 }
 
 // notHeld waits for the event on a HostSubnet which reports that the node does not have an address.
@@ -462,7 +462,7 @@ func (s *egressScene) notHeld(t *testing.T, node, address string) {
 			}
 		}
 		if !slices.ContainsFunc(notes, func(note string) bool { return strings.HasPrefix(note, "egressIPs: "+address+" is ") }) {
-			return fmt.Errorf("told %q", notes)
+			return fmt.Errorf("the events are %q", notes)
 		}
 		return nil
 	})

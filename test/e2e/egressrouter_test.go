@@ -59,8 +59,8 @@ func TestEgressRouter(t *testing.T) {
 	services := &serviceScene{cluster: c, client: client}
 	near := pods.pod(t, lab.PodSpec{Node: "n1", Namespace: "default", Name: "er-near"})
 	far := pods.pod(t, lab.PodSpec{Node: "n2", Namespace: "default", Name: "er-far"})
-	tell(t, far.Netns, "far", sourcePort)
-	tell(t, c.Outside.Netns, "outside", outsidePort)
+	startSourceServer(t, far.Netns, "far", sourcePort)
+	startSourceServer(t, c.Outside.Netns, "outside", outsidePort)
 	sourceServerAt(t, n1.Netns, "node", port(n1.IP, roundPort))
 	service := services.simple(t, "er", nil, at(far))
 	settles(t, near.Netns, port(service, 80), "far")
@@ -76,14 +76,14 @@ func TestEgressRouter(t *testing.T) {
 			t.Errorf("%s: result %s, %v", name, p.Result, err)
 		}
 		if again, err := p.AddAgain(t.Context()); err != nil || string(again) != string(p.Result) {
-			t.Errorf("%s: asked again: %s, %v; was %s", name, again, err, p.Result)
+			t.Errorf("%s: repeated ADD: %s, %v; was %s", name, again, err, p.Result)
 		}
 		if err := p.Check(t.Context()); err != nil {
-			t.Errorf("%s, as it was made: %v", name, err)
+			t.Errorf("%s after ADD: %v", name, err)
 		}
 		routers = append(routers, p)
 		become(t, c, p, source, port(c.Outside.IP, outsidePort))
-		await(t, name+" reaches the outside", func(ctx context.Context) error {
+		await(t, name+" reaches the host outside", func(ctx context.Context) error {
 			answer, err := traffic.Ask(ctx, p.Netns, "tcp", port(c.Outside.IP, outsidePort))
 			if err == nil && answer.Source != source {
 				err = fmt.Errorf("%s", answer)
@@ -92,13 +92,13 @@ func TestEgressRouter(t *testing.T) {
 		})
 		asked(t,
 			asker{name, p.Netns, port(c.Outside.IP, outsidePort), "outside", source},
-			asker{"near, by " + name, near.Netns, port(p.IPs[0], sourcePort), "outside", source},
-			asker{"far, by " + name, far.Netns, port(p.IPs[0], sourcePort), "outside", source},
+			asker{"near, through " + name, near.Netns, port(p.IPs[0], sourcePort), "outside", source},
+			asker{"far, through " + name, far.Netns, port(p.IPs[0], sourcePort), "outside", source},
 			asker{name, p.Netns, port(far.IPs[0], sourcePort), "far", p.IPs[0]},
 			asker{name, p.Netns, port(service, 80), "far", p.IPs[0]},
 			asker{name, p.Netns, port(n1.IP, roundPort), "node", p.IPs[0]})
 		if err := p.Check(t.Context()); err != nil {
-			t.Errorf("%s at work: %v", name, err)
+			t.Errorf("%s while it forwards: %v", name, err)
 		}
 	}
 	for _, p := range routers {
@@ -109,7 +109,7 @@ func TestEgressRouter(t *testing.T) {
 		}
 	}
 	if files := mustRun(t, n1.Enter("sh", "-c", "ls /var/lib/weft/attachments-extra")); files != "" {
-		t.Errorf("left: %s", files)
+		t.Errorf("files left in attachments-extra: %s", files)
 	}
 }
 

@@ -30,14 +30,14 @@ const (
 	discard = 9
 )
 
-// stage is the scene of the attacks: three pods, and packet sniffers ("ears") in all namespaces.
+// stage is the scene of the attacks: three pods, and packet sniffers in all namespaces.
 type stage struct {
 	cluster                     *lab.Cluster
 	attacker, neighbour, remote *lab.Pod
 	scene                       hostile.Scene
 	remoteGateway               hostile.End
 	raw                         *traffic.Raw
-	ears                        map[string]*traffic.Sniffer
+	sniffers                    map[string]*traffic.Sniffer
 }
 
 func end(ip netip.Addr) hostile.End { return hostile.End{MAC: pipeline.PodMAC(ip), IP: ip} }
@@ -56,7 +56,7 @@ func newStage(t *testing.T) *stage {
 // reach them; they may reach each other.
 func newStageOf(t *testing.T, c *lab.Cluster, pods []*lab.Pod, apart bool) *stage {
 	t.Helper()
-	s := &stage{cluster: c, attacker: pods[0], neighbour: pods[1], remote: pods[2], ears: map[string]*traffic.Sniffer{}}
+	s := &stage{cluster: c, attacker: pods[0], neighbour: pods[1], remote: pods[2], sniffers: map[string]*traffic.Sniffer{}}
 	s.remoteGateway = gatewayOf(s.remote)
 	s.scene = hostile.Scene{
 		Attacker: end(s.attacker.IPs[0]), Neighbour: end(s.neighbour.IPs[0]), Remote: end(s.remote.IPs[0]),
@@ -119,7 +119,7 @@ func (s *stage) listen(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		s.ears[name] = sniffer
+		s.sniffers[name] = sniffer
 		t.Cleanup(func() { _ = sniffer.Close() })
 	}
 	for _, p := range []*lab.Pod{s.neighbour, s.remote} {
@@ -140,11 +140,11 @@ func (s *stage) listen(t *testing.T) {
 	add("outside", outside, err)
 }
 
-// heard returns the sniffers that received a marker, sorted.
-func (s *stage) heard(marker []byte) []string {
+// receivers returns the sniffers that received a marker, sorted.
+func (s *stage) receivers(marker []byte) []string {
 	var by []string
-	for name, ear := range s.ears {
-		if _, ok := ear.Find(marker); ok {
+	for name, sniffer := range s.sniffers {
+		if _, ok := sniffer.Find(marker); ok {
 			by = append(by, name)
 		}
 	}
@@ -154,12 +154,12 @@ func (s *stage) heard(marker []byte) []string {
 
 // expectation is an honest packet and the sniffers that must receive it.
 type expectation struct {
-	name string
-	from *traffic.Raw
-	who  hostile.End
-	via  net.HardwareAddr
-	to   netip.Addr
-	ears []string
+	name     string
+	from     *traffic.Raw
+	source   hostile.End
+	via      net.HardwareAddr
+	to       netip.Addr
+	sniffers []string
 }
 
 // honest sends packets that must arrive, and awaits each on its whole path. They are sent last: all earlier packets on the same path have
@@ -190,16 +190,16 @@ func (s *stage) honest(t *testing.T, round string) {
 		{"outside", s.raw, a, scene.Gateway.MAC, s.cluster.Outside.IP, []string{"n1" + phy, "outside"}},
 		{"remote-gateway", remote, scene.Remote, s.remoteGateway.MAC, s.remoteGateway.IP, []string{"n2's tun0", "n2's UDP sockets"}},
 	} {
-		frame, err := hostile.Honest(x.name+round, x.who, x.via, netip.AddrPortFrom(x.to, discard))
+		frame, err := hostile.Honest(x.name+round, x.source, x.via, netip.AddrPortFrom(x.to, discard))
 		if err != nil {
 			t.Fatal(err)
 		}
 		if err := x.from.Send(frame.Data); err != nil {
 			t.Fatal(err)
 		}
-		for _, name := range x.ears {
-			if _, ok := s.ears[name].Await(frame.Marker, patience); !ok {
-				t.Errorf("an honest packet to the %s was not heard at %s, so silence there says nothing; heard by %v", x.name, name, s.heard(frame.Marker))
+		for _, name := range x.sniffers {
+			if _, ok := s.sniffers[name].Await(frame.Marker, patience); !ok {
+				t.Errorf("an honest packet to the %s was not received at %s, so missing hostile packets prove nothing there; received at %v", x.name, name, s.receivers(frame.Marker))
 			}
 		}
 	}
@@ -222,11 +222,11 @@ func (s *stage) unharmed(t *testing.T) {
 			}
 			known++
 			if !bytes.Equal(mac, pipeline.PodMAC(ip)) {
-				t.Errorf("%s takes %s for %s, who is %s", name, mac, ip, pipeline.PodMAC(ip))
+				t.Errorf("the neighbour cache of %s has MAC address %s for %s, want %s", name, mac, ip, pipeline.PodMAC(ip))
 			}
 		}
 		if known == 0 {
-			t.Errorf("%s knows nobody: there is no cache to judge", name)
+			t.Errorf("the neighbour cache of %s is empty, so there is nothing to check", name)
 		}
 	}
 	s.meet(t)
@@ -246,13 +246,13 @@ func TestPolicyHostile(t *testing.T) {
 	s.policy(t, "hostile", victim, ingress(networkingv1.NetworkPolicyIngressRule{From: []networkingv1.NetworkPolicyPeer{{PodSelector: labelled(victim)}}}))
 	attacker, neighbour, remote := pods[0], pods[1], pods[2]
 	for _, p := range []*lab.Pod{neighbour, remote} {
-		tell(t, p.Netns, p.Name, sourcePort)
+		startSourceServer(t, p.Netns, p.Name, sourcePort)
 	}
-	expect(t, "the victims reach each other, and nobody else does",
-		who{"attacker", attacker.Netns, port(neighbour.IPs[0], sourcePort), false},
-		who{"attacker", attacker.Netns, port(remote.IPs[0], sourcePort), false},
-		who{"remote", remote.Netns, port(neighbour.IPs[0], sourcePort), true},
-		who{"neighbour", neighbour.Netns, port(remote.IPs[0], sourcePort), true})
+	expect(t, "only the victims reach each other",
+		attempt{"attacker", attacker.Netns, port(neighbour.IPs[0], sourcePort), false},
+		attempt{"attacker", attacker.Netns, port(remote.IPs[0], sourcePort), false},
+		attempt{"remote", remote.Netns, port(neighbour.IPs[0], sourcePort), true},
+		attempt{"neighbour", neighbour.Netns, port(remote.IPs[0], sourcePort), true})
 	newStageOf(t, s.cluster, pods, true).attack(t)
 }
 
@@ -276,37 +276,37 @@ func (s *stage) attack(t *testing.T) {
 	classes := map[string]int{}
 	for _, f := range frames {
 		classes[f.Class]++
-		by := slices.DeleteFunc(s.heard(f.Marker), func(ear string) bool {
-			return f.ToHost && ear == "n1's tun0" || f.Between && slices.Contains(between, ear)
+		by := slices.DeleteFunc(s.receivers(f.Marker), func(sniffer string) bool {
+			return f.ToHost && sniffer == "n1's tun0" || f.Between && slices.Contains(between, sniffer)
 		})
 		if len(by) > 0 {
-			t.Errorf("%s: %s: heard by %v", f.Class, f.Name, by)
+			t.Errorf("%s: %s: received at %v", f.Class, f.Name, by)
 		}
 	}
 	s.unharmed(t)
 	if s.scene.Apart && (len(frames) < 500 || len(classes) < 20) {
-		t.Errorf("%d frames of %d classes are fewer than 500 of 20", len(frames), len(classes))
+		t.Errorf("%d frames of %d classes, want at least 500 of 20", len(frames), len(classes))
 	}
-	t.Logf("%d hostile frames of %d classes; %d ears, nothing heard", len(frames), len(classes), len(s.ears))
+	t.Logf("%d hostile frames of %d classes, none received by %d sniffers", len(frames), len(classes), len(s.sniffers))
 }
 
 // A pod resolves its gateway by ARP, to the gateway's MAC address. No other address of the node answers ARP, and the host veth never
 // does.
 func TestNodeAnswersNoARP(t *testing.T) {
 	s := newStage(t)
-	ears, err := traffic.NewSniffer(s.attacker.Netns, "eth0", true)
+	sniffer, err := traffic.NewSniffer(s.attacker.Netns, "eth0", true)
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _ = ears.Close() }()
+	defer func() { _ = sniffer.Close() }()
 	addresses, err := traffic.Addresses(s.cluster.Node(1).Netns)
 	if err != nil {
 		t.Fatal(err)
 	}
 	// The gateway last: when it has answered, the others would have answered too.
 	addresses = slices.DeleteFunc(addresses, func(a netip.Addr) bool { return a == s.scene.Gateway.IP })
-	for _, whose := range append(addresses, s.scene.Service, s.cluster.Node(2).IP, s.scene.Gateway.IP) {
-		frame, err := hostile.ARPRequest(s.scene.Attacker, whose)
+	for _, address := range append(addresses, s.scene.Service, s.cluster.Node(2).IP, s.scene.Gateway.IP) {
+		frame, err := hostile.ARPRequest(s.scene.Attacker, address)
 		if err != nil {
 			t.Fatal(err)
 		}
@@ -315,9 +315,9 @@ func TestNodeAnswersNoARP(t *testing.T) {
 		}
 	}
 	answers := func() (found []hostile.End) {
-		for _, frame := range ears.Frames() {
-			if who, ok := hostile.ARPAnswer(frame); ok {
-				found = append(found, who)
+		for _, frame := range sniffer.Frames() {
+			if sender, ok := hostile.ARPAnswer(frame); ok {
+				found = append(found, sender)
 			}
 		}
 		return found
@@ -328,23 +328,23 @@ func TestNodeAnswersNoARP(t *testing.T) {
 		}
 		return nil
 	})
-	for _, who := range answers() {
-		if who.IP != s.scene.Gateway.IP || !bytes.Equal(who.MAC, s.scene.Gateway.MAC) {
-			t.Errorf("%s says to have %s", who.MAC, who.IP)
+	for _, sender := range answers() {
+		if sender.IP != s.scene.Gateway.IP || !bytes.Equal(sender.MAC, s.scene.Gateway.MAC) {
+			t.Errorf("%s answers ARP for %s", sender.MAC, sender.IP)
 		}
 	}
-	t.Logf("asked for %v; answers: %v", addresses, answers())
+	t.Logf("ARP requests for %v; answers: %v", addresses, answers())
 }
 
 // A host that is not a node cannot send into the tunnel, whatever pod's address it uses: only tunnel packets from nodes are accepted.
 func TestHostileHost(t *testing.T) {
 	s := newStage(t)
-	stranger := attachStranger(t, s.cluster)
+	foreignHost := attachForeignHost(t, s.cluster)
 	n2 := s.cluster.Node(2)
 	echo(t, n2.Netns, n2.IP)
-	ping(t, stranger, n2.IP)
+	ping(t, foreignHost, n2.IP)
 	ping(t, s.cluster.Outside.Netns, n2.IP)
-	senders := map[string]string{"stranger": stranger, "outside": s.cluster.Outside.Netns}
+	senders := map[string]string{"foreign-host": foreignHost, "outside": s.cluster.Outside.Netns}
 	inner := map[string]hostile.End{
 		"own": end(netip.MustParseAddr("10.130.0.5")), "as-a-pod": s.scene.Attacker, "as-the-gateway": s.scene.Gateway,
 		"as-local-pod": s.scene.Remote, "as-outside": end(s.cluster.Outside.IP), "as-node": end(s.cluster.Node(1).IP),
@@ -364,8 +364,8 @@ func TestHostileHost(t *testing.T) {
 		}
 	}
 	for _, f := range sent {
-		if _, ok := s.ears["n2's eth0"].Await(f.Marker, patience); !ok {
-			t.Errorf("%s never came to n2's eth0: its silence further on says nothing", f.Name)
+		if _, ok := s.sniffers["n2's eth0"].Await(f.Marker, patience); !ok {
+			t.Errorf("%s did not arrive at n2's eth0, so its absence behind eth0 proves nothing", f.Name)
 		}
 	}
 	// A packet with a node's address takes the same path, and arrives; so packets sent before it would have arrived.
@@ -374,18 +374,18 @@ func TestHostileHost(t *testing.T) {
 		t.Fatal(err)
 	}
 	sendUDP(t, s.cluster.Node(1).Netns, netip.AddrPortFrom(n2.IP, vxlanPort), control.Data)
-	if _, ok := s.ears["remote's eth0"].Await(control.Marker, patience); !ok {
-		t.Errorf("a known node's tunnel packet does not arrive: the others' silence says nothing")
+	if _, ok := s.sniffers["remote's eth0"].Await(control.Marker, patience); !ok {
+		t.Errorf("a node's tunnel packet did not arrive, so the absence of the others proves nothing")
 	}
 	for _, f := range sent {
 		for _, name := range []string{"remote's eth0", "neighbour's eth0", "n2's tun0", "n1's tun0", "n2's UDP sockets"} {
-			if _, ok := s.ears[name].Find(f.Marker); ok {
-				t.Errorf("%s: heard at %s", f.Name, name)
+			if _, ok := s.sniffers[name].Find(f.Marker); ok {
+				t.Errorf("%s: received at %s", f.Name, name)
 			}
 		}
 	}
 	s.unharmed(t)
-	t.Logf("%d tunnel packets of two strangers came to the node and no further", len(sent))
+	t.Logf("%d tunnel packets of two hosts that are no nodes arrived at the node and were dropped there", len(sent))
 }
 
 // sendUDP sends one datagram from a namespace.
@@ -409,8 +409,8 @@ func sendUDP(t *testing.T, netns string, to netip.AddrPort, data []byte) {
 	}
 }
 
-// attachStranger attaches a host that is not a node to the nodes' network, and returns its namespace.
-func attachStranger(t *testing.T, c *lab.Cluster) string {
+// attachForeignHost attaches a host that is not a node to the nodes' network, and returns its namespace.
+func attachForeignHost(t *testing.T, c *lab.Cluster) string {
 	t.Helper()
 	path, remove, err := traffic.NewSpace(t.TempDir())
 	if err != nil {
@@ -430,7 +430,7 @@ func attachStranger(t *testing.T, c *lab.Cluster) string {
 		t.Fatal(err)
 	}
 	defer func() { _ = unix.Close(space) }()
-	const here, there = "wtstranger", "eth0"
+	const here, there = "wtforeign", "eth0"
 	err = traffic.In(st.UnderlayNS, func() error {
 		veth := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: here, MTU: 1500}, PeerName: there, PeerNamespace: netlink.NsFd(space)}
 		if err := netlink.LinkAdd(veth); err != nil {

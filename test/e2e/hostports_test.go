@@ -48,7 +48,7 @@ func published(at netip.Addr) map[string]any {
 
 // asker is a client and the expected answer: the server's name and the source address that it sees.
 type asker struct {
-	who    string
+	client string
 	from   string
 	to     netip.AddrPort
 	name   string
@@ -62,7 +62,7 @@ func asked(t *testing.T, askers ...asker) {
 		for _, network := range []string{"tcp", "udp"} {
 			answer, err := traffic.Ask(t.Context(), a.from, network, a.to)
 			if err != nil || answer.Name != a.name || answer.Source != a.source {
-				t.Errorf("%s asks %s %s: %v, %v; want %s, which sees %s", a.who, network, a.to, answer, err, a.name, a.source)
+				t.Errorf("%s to %s %s: answer %v, %v; want an answer of %s with source %s", a.client, network, a.to, answer, err, a.name, a.source)
 			}
 		}
 	}
@@ -75,18 +75,18 @@ func TestHostPorts(t *testing.T) {
 	pods := addPods(t, c, [2]string{"n1", "hp-near"}, [2]string{"n2", "hp-far"})
 	near, far := pods[0], pods[1]
 	before := settledState(t, n1)
-	early, err := traffic.NewTalk(t.Context(), outside.Netns, "udp", port(n1.IP, hostPort))
+	early, err := traffic.Dial(t.Context(), outside.Netns, "udp", port(n1.IP, hostPort))
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer func() { _ = early.Close() }()
 	if answer, err := early.Ask(); err == nil {
-		t.Fatalf("without a pod: %s", answer)
+		t.Fatalf("an answer without a pod: %s", answer)
 	}
 
 	spec := lab.PodSpec{Node: "n1", Namespace: "default", Name: "hp-web", NoObject: true, Capabilities: published(n1.IP)}
 	web := addPodAs(t, c, spec)
-	tell(t, web.Netns, "web", sourcePort)
+	startSourceServer(t, web.Netns, "web", sourcePort)
 	gw := gateway(web.IPs[0])
 	loopback := netip.AddrFrom4([4]byte{127, 0, 0, 1})
 	asked(t,
@@ -105,14 +105,14 @@ func TestHostPorts(t *testing.T) {
 		asker{"near, at the address", near.Netns, port(n1.IP, hostPortAt), "web", gw})
 	refused(t, n1.Netns, port(loopback, hostPortAt), "tcp", "udp")                              // it is published on one address only
 	refused(t, n1.Netns, port(netip.AddrFrom4([4]byte{127, 0, 0, 53}), hostPort), "tcp", "udp") // the node's range
-	await(t, "whoever asked before there was a pod", func(context.Context) error {
+	await(t, "an answer to the client that sent before the pod existed", func(context.Context) error {
 		_, err := early.Ask()
 		return err
 	})
 
 	// Traffic to the same port number on other machines is not changed by the node (CVE-2025-67499).
-	tell(t, n2.Netns, "n2", hostPort)
-	tell(t, outside.Netns, "outside", hostPort)
+	startSourceServer(t, n2.Netns, "n2", hostPort)
+	startSourceServer(t, outside.Netns, "outside", hostPort)
 	asked(t,
 		asker{"outside, at another node", outside.Netns, port(n2.IP, hostPort), "n2", outside.IP},
 		asker{"the node, at another", n1.Netns, port(n2.IP, hostPort), "n2", n1.IP},
@@ -132,8 +132,8 @@ func TestHostPorts(t *testing.T) {
 	refused(t, outside.Netns, port(n1.IP, hostPort), "tcp", "udp")
 	// The next pod gets the ports, also for clients with connections to the former pod.
 	next := addPodAs(t, c, spec)
-	tell(t, next.Netns, "next", sourcePort)
-	await(t, "the next pod answers who talked to the one before", func(context.Context) error {
+	startSourceServer(t, next.Netns, "next", sourcePort)
+	await(t, "an answer of the next pod to the former pod's client", func(context.Context) error {
 		answer, err := early.Ask()
 		if err == nil && answer.Name != "next" {
 			err = errors.New(answer.String())
@@ -143,19 +143,19 @@ func TestHostPorts(t *testing.T) {
 	if _, err := next.Detach(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	await(t, "nothing is left of pods with host ports", func(ctx context.Context) error {
+	await(t, "no leftovers of pods with host ports", func(ctx context.Context) error {
 		for _, subject := range []string{"flows", "groups", "inet weft"} { // there may be more pre-plugged ports than before
 			if now := probe.StateIn(ctx, n1, subject); now != before[subject] {
-				return fmt.Errorf("%s: %s, was %s", subject, now, before[subject])
+				return fmt.Errorf("%s are %s, were %s", subject, now, before[subject])
 			}
 		}
 		return nil
 	})
 	if rules := mustRun(t, n1.Enter("nft", "list", "map", "inet", "weft", "hostports")); strings.Contains(rules, "elements") {
-		t.Errorf("left: %s", rules)
+		t.Errorf("elements left in the map hostports: %s", rules)
 	}
 	if files := mustRun(t, n1.Enter("sh", "-c", "ls /var/lib/weft/attachments-extra")); files != "" {
-		t.Errorf("left: %s", files)
+		t.Errorf("files left in attachments-extra: %s", files)
 	}
 }
 
@@ -166,7 +166,7 @@ func silentLoopback(t *testing.T, from *lab.Pod) {
 	mustRun(t, from.Enter("ip", "route", "replace", "table", "local", "unicast", "127.0.0.1", "via", gateway(from.IPs[0]).String(), "src", from.IPs[0].String()))
 	for _, network := range []string{"tcp", "udp"} {
 		if answer, err := traffic.Ask(t.Context(), from.Netns, network, netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), hostPort)); err == nil {
-			t.Errorf("%s from a pod to its node's loopback: %s", network, answer)
+			t.Errorf("%s from a pod to its node's loopback is answered: %s", network, answer)
 		}
 	}
 }
@@ -184,7 +184,7 @@ func taken(t *testing.T, n lab.Node, spec lab.PodSpec) {
 	wrong := map[string]any{"portMappings": []map[string]any{{"hostPort": 70000, "containerPort": 1, "protocol": "tcp"}}}
 	bad, err := n.Attach(t.Context(), lab.PodSpec{Namespace: "default", Name: "hp-bad", Capabilities: wrong}, "")
 	if !asFailure(err, &failure) || !strings.Contains(err.Error(), "portMappings[0].hostPort: 70000") {
-		t.Errorf("a port that is none: %v", err)
+		t.Errorf("an invalid host port: %v", err)
 	}
 	delPod(t, bad)
 }
@@ -220,7 +220,7 @@ func hostPortsOutlive(t *testing.T, c *lab.Cluster, web *lab.Pod) {
 	for _, signal := range []syscall.Signal{syscall.SIGKILL, syscall.SIGTERM} {
 		load(fmt.Sprint("the agent restarts by ", signal), func() {
 			kill(t, c, "n1/weft-agent", signal)
-			await(t, "the agent is back", func(ctx context.Context) error { return ready(ctx, c.Node(1)) })
+			await(t, "the agent ready", func(ctx context.Context) error { return ready(ctx, c.Node(1)) })
 		})
 	}
 	var result struct{ Interfaces []any }
@@ -232,7 +232,7 @@ func hostPortsOutlive(t *testing.T, c *lab.Cluster, web *lab.Pod) {
 	}
 	// Elements removed by hand are restored.
 	mustRun(t, c.Node(1).Enter("nft", "flush", "map", "inet", "weft", "hostports"))
-	await(t, "what was flushed is back", func(ctx context.Context) error {
+	await(t, "the flushed elements restored", func(ctx context.Context) error {
 		_, err := traffic.Ask(ctx, c.Outside.Netns, "tcp", port(c.Node(1).IP, hostPort))
 		return err
 	})
@@ -245,41 +245,41 @@ func TestPolicyHostPort(t *testing.T) {
 	n1, n2, outside := s.cluster.Node(1), s.cluster.Node(2), s.cluster.Outside
 	labels := map[string]string{"app": "published"}
 	web := s.pod(t, lab.PodSpec{Node: "n1", Name: "hp-published", Labels: labels, Capabilities: published(n1.IP)})
-	tell(t, web.Netns, "web", sourcePort)
+	startSourceServer(t, web.Netns, "web", sourcePort)
 	gw := gateway(web.IPs[0])
 	type ways struct{ outside, node, loopback, otherNode, near, far, self, byGateway bool }
 	reach := func(what string, w ways) {
 		t.Helper()
 		to := port(n1.IP, hostPort)
 		expect(t, what,
-			who{"outside", outside.Netns, to, w.outside},
-			who{"the node", n1.Netns, to, w.node},
-			who{"the node, by loopback", n1.Netns, port(netip.AddrFrom4([4]byte{127, 0, 0, 1}), hostPort), w.loopback},
-			who{"the other node", n2.Netns, to, w.otherNode},
-			who{"near", s.near.Netns, to, w.near},
-			who{"far", s.far.Netns, to, w.far},
-			who{"itself", web.Netns, to, w.self},
-			who{"near, by the gateway", s.near.Netns, port(gw, hostPort), w.byGateway},
-			who{"far, by the gateway", s.far.Netns, port(gw, hostPort), w.byGateway},
-			who{"the other node, by the gateway", n2.Netns, port(gw, hostPort), w.byGateway})
+			attempt{"outside", outside.Netns, to, w.outside},
+			attempt{"the node", n1.Netns, to, w.node},
+			attempt{"the node, by loopback", n1.Netns, port(netip.AddrFrom4([4]byte{127, 0, 0, 1}), hostPort), w.loopback},
+			attempt{"the other node", n2.Netns, to, w.otherNode},
+			attempt{"near", s.near.Netns, to, w.near},
+			attempt{"far", s.far.Netns, to, w.far},
+			attempt{"itself", web.Netns, to, w.self},
+			attempt{"near, by the gateway", s.near.Netns, port(gw, hostPort), w.byGateway},
+			attempt{"far, by the gateway", s.far.Netns, port(gw, hostPort), w.byGateway},
+			attempt{"the other node, by the gateway", n2.Netns, port(gw, hostPort), w.byGateway})
 	}
 	all := ways{true, true, true, true, true, true, true, true}
 	node := ways{node: true, loopback: true}
 	reach("without a policy", all)
 	s.policy(t, "hp", labels, ingress())
-	reach("nobody", node)
+	reach("no client except the node", node)
 	from := func(cidr string) networkingv1.NetworkPolicySpec {
 		peer := networkingv1.NetworkPolicyPeer{IPBlock: &networkingv1.IPBlock{CIDR: cidr}}
 		return ingress(networkingv1.NetworkPolicyIngressRule{From: []networkingv1.NetworkPolicyPeer{peer}})
 	}
 	s.policy(t, "hp", labels, ingress(networkingv1.NetworkPolicyIngressRule{From: []networkingv1.NetworkPolicyPeer{{NamespaceSelector: labelled(nil)}}}))
-	reach("all pods, and nobody outside", node)
+	reach("all pods, and no address outside", node)
 	s.policy(t, "hp", labels, from(outside.IP.String()+"/32"))
 	reach("an address outside", ways{node: true, loopback: true, outside: true})
 	s.policy(t, "hp", labels, from(n2.IP.String()+"/32"))
 	reach("the other node, and its pods by it", ways{node: true, loopback: true, otherNode: true, far: true})
 	s.policy(t, "hp", labels, from(maskedOutside.String()+"/32"))
-	reach("pods of this node, and who asks by its gateway address", ways{node: true, loopback: true, near: true, self: true, byGateway: true})
+	reach("pods of this node, and clients that use its gateway address", ways{node: true, loopback: true, near: true, self: true, byGateway: true})
 	s.drop(t, "hp")
 	reach("without a policy again", all)
 }
@@ -295,7 +295,7 @@ func TestTenantHostPort(t *testing.T) {
 	e.setMode(t, networkv1.PluginMultitenant)
 	n1, n2 := c.Node(1), c.Node(2)
 	web := addPodAs(t, c, lab.PodSpec{Node: "n1", Namespace: projectA, Name: "hp-tenant", NoObject: true, Capabilities: published(n1.IP)})
-	tell(t, web.Netns, "web", sourcePort)
+	startSourceServer(t, web.Netns, "web", sourcePort)
 	near, far := addPodIn(t, c, "n1", projectB, "hp-near-b"), addPodIn(t, c, "n2", projectB, "hp-far-b")
 	gw := gateway(web.IPs[0])
 	asked(t,

@@ -53,7 +53,7 @@ func plugin(t *testing.T, n lab.Node, stdin string, env map[string]string) (code
 		Msg  string `json:"msg"`
 	}
 	if err := json.Unmarshal(out.Bytes(), &failure); err != nil || failure.Code == 0 || failure.Msg == "" {
-		t.Errorf("the plugin failed without an error of the specification's: %q, %q", out.String(), errs.String())
+		t.Errorf("the plugin failed without an error in the format of the CNI specification: %q, %q", out.String(), errs.String())
 	}
 	return failure.Code, failure.Msg
 }
@@ -71,11 +71,11 @@ func TestWrongRequests(t *testing.T) {
 		stdin string
 		env   map[string]string
 	}{
-		"nothing on stdin":      {"", nil},
+		"empty stdin":           {"", nil},
 		"truncated":             {goodConfig[:20], nil},
 		"no JSON":               {"\x00\xff\x00", nil},
 		"another type":          {`[1,2,3]`, nil},
-		"a version of tomorrow": {`{"cniVersion":"9.9.9","name":"weft","type":"weft"}`, nil},
+		"an unknown version":    {`{"cniVersion":"9.9.9","name":"weft","type":"weft"}`, nil},
 		"no name":               {`{"cniVersion":"1.0.0","type":"weft"}`, nil},
 		"unknown fields":        {`{"cniVersion":"1.0.0","name":"weft","type":"weft","what":{"is":["this"]}}`, nil},
 		"too long":              {`{"cniVersion":"1.0.0","name":"weft","type":"weft","x":"` + strings.Repeat("y", 8<<20) + `"}`, nil},
@@ -99,11 +99,11 @@ func TestWrongRequests(t *testing.T) {
 			t.Errorf("%s: accepted: %s", name, said)
 		}
 		if strings.Contains(said, "\n") {
-			t.Errorf("%s: the error has more than a line: %q", name, said)
+			t.Errorf("%s: the error has more than one line: %q", name, said)
 		}
 		t.Logf("%s: %d %.200s", name, code, said)
 	}
-	await(t, "nothing left over", func(ctx context.Context) error {
+	await(t, "no leftovers", func(ctx context.Context) error {
 		have, err := probe.Count(ctx, c, n)
 		if err != nil {
 			return err
@@ -148,7 +148,7 @@ func TestGarbageOnSocket(t *testing.T) {
 	addPod(t, c, "n1", "garbage-after")
 	t.Logf("ADD beside 30 connections that stay open: %s", time.Since(began).Round(time.Millisecond))
 	if status, err := program(t.Context(), c, "n1/weft-agent"); err != nil || strings.Contains(logOf(t, c, "n1/weft-agent"), "panic") {
-		t.Errorf("the agent: %v, %v", status, err)
+		t.Errorf("agent not ready afterwards: %v, %v", status, err)
 	}
 }
 
@@ -192,19 +192,19 @@ func TestHalfWrittenRecord(t *testing.T) {
 		ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 		defer cancel()
 		if _, err := traffic.Ping(ctx, tr.far.Netns, addrPort(victim)); err == nil {
-			return fmt.Errorf("%s is still reached", victim.IPs[0])
+			return fmt.Errorf("%s still answers", victim.IPs[0])
 		}
 		return nil
 	})
 	if said := logOf(t, c, "n1/weft-agent")[logged:]; !strings.Contains(said, "level=ERROR") || !strings.Contains(said, filepath.Base(path)) {
-		t.Errorf("nothing is said of the broken record:\n%s", said)
+		t.Errorf("the broken record is not reported:\n%s", said)
 	}
 	tr.reaches(t, c)
 	if err := watch.Check(t.Context(), []*lab.Pod{victim}); err != nil {
 		t.Error(err)
 	}
 	if err := victim.Check(t.Context()); err == nil {
-		t.Error("CNI CHECK of the pod finds nothing wrong")
+		t.Error("CNI CHECK of the pod succeeds")
 	} else if failure := new(podruntime.Failure); !asFailure(err, &failure) {
 		t.Errorf("CNI CHECK: %v", err)
 	}
@@ -213,7 +213,7 @@ func TestHalfWrittenRecord(t *testing.T) {
 	echo(t, fresh.Netns, fresh.IPs[0])
 	ping(t, tr.far.Netns, fresh.IPs[0])
 	delPod(t, fresh)
-	await(t, "nothing left over", func(ctx context.Context) error {
+	await(t, "no leftovers", func(ctx context.Context) error {
 		have, err := probe.Count(ctx, c, n)
 		if err != nil {
 			return err

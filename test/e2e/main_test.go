@@ -33,16 +33,16 @@ const child = "WEFT_E2E_CHILD"
 
 var ( //nolint:gochecknoglobals // flags of the test binary
 	labName = flag.String("lab.name", "e2e", "name of the lab that the tests bring up")
-	keepLab = flag.Bool("lab.keep", false, "use the lab if it is up, and leave it up")
+	keepLab = flag.Bool("lab.keep", false, "use the lab if it is up, and do not take it down")
 	weftBin = flag.String("lab.bin", "", "folder with weft, weft-cni and weft-lab; without it, they are built")
 
 	// Smaller numbers are for slower machines. The assertions are the same.
-	pairRate  = flag.Int("lab.rate", 1000, "how many datagrams a second each pair of pods exchanges while none may be lost")
-	bandwidth = flag.Float64("lab.bandwidth", 1, "which share of their usual bandwidth limited pods have")
-	restarts  = flag.Int("lab.restarts", 20, "how often agents are restarted")
-	starts    = flag.Int("lab.starts", 60, "how many pods start that nothing may reach")
-	rounds    = flag.Int("lab.rounds", 5, "how many crowds of pods come and go")
-	perRound  = flag.Int("lab.crowd", 200, "how many pods are in a crowd")
+	pairRate  = flag.Int("lab.rate", 1000, "datagrams a second of each pair of pods in tests that allow no loss")
+	bandwidth = flag.Float64("lab.bandwidth", 1, "share of their usual bandwidth that limited pods have")
+	restarts  = flag.Int("lab.restarts", 20, "number of restarts of agents")
+	starts    = flag.Int("lab.starts", 60, "number of isolated pods that start under hostile traffic")
+	rounds    = flag.Int("lab.rounds", 5, "number of crowds of pods that are added and deleted")
+	perRound  = flag.Int("lab.crowd", 200, "number of pods in a crowd")
 )
 
 func TestMain(m *testing.M) {

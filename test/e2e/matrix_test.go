@@ -40,7 +40,7 @@ func matrix(c *lab.Cluster, pods []*lab.Pod) []cell {
 	return []cell{
 		{"pod to pod on its node", a.Netns, b.IPs[0], b.Netns, a.IPs[0], podMTU},
 		{"pod to pod on another node", a.Netns, far.IPs[0], far.Netns, a.IPs[0], podMTU},
-		{"and the other way", far.Netns, a.IPs[0], a.Netns, far.IPs[0], podMTU},
+		{"pod of the other node to pod", far.Netns, a.IPs[0], a.Netns, far.IPs[0], podMTU},
 		{"pod to itself", a.Netns, a.IPs[0], a.Netns, a.IPs[0], podMTU},
 		{"pod to its gateway", a.Netns, gateway(a), n1.Netns, a.IPs[0], podMTU},
 		{"pod to its own host", a.Netns, n1.IP, n1.Netns, a.IPs[0], podMTU},
@@ -70,7 +70,7 @@ func (c *cell) check(t *testing.T) {
 	latency := ping(t, c.from, c.to)
 	for source := range server.Sources() {
 		if source != c.seen {
-			t.Errorf("UDP: the receiver sees %s, not %s", source, c.seen)
+			t.Errorf("UDP: the receiver sees the source %s, want %s", source, c.seen)
 		}
 	}
 
@@ -84,7 +84,7 @@ func (c *cell) check(t *testing.T) {
 		t.Fatal(err)
 	}
 	if sent.Source != c.seen {
-		t.Errorf("TCP: the receiver sees %s, not %s", sent.Source, c.seen)
+		t.Errorf("TCP: the receiver sees the source %s, want %s", sent.Source, c.seen)
 	}
 
 	icmp, err := traffic.PingICMP(ctx, c.from, c.to, 84)
@@ -94,7 +94,7 @@ func (c *cell) check(t *testing.T) {
 	if _, err := traffic.PingICMP(ctx, c.from, c.to, c.size); err != nil {
 		t.Errorf("the largest packet: %v", err)
 	}
-	t.Logf("UDP %s (first %s), ICMP %s, TCP connect %s, 1 MiB %s; seen as %s",
+	t.Logf("UDP %s (first %s), ICMP %s, TCP connect %s, 1 MiB %s; source %s",
 		latency.Round(time.Microsecond), first.Round(time.Microsecond), icmp.Round(time.Microsecond),
 		sent.Connect.Round(time.Microsecond), sent.Took.Round(time.Millisecond), c.seen)
 }
@@ -106,7 +106,7 @@ func TestDatapath(t *testing.T) {
 	for _, n := range c.Nodes() {
 		found := strings.TrimSpace(mustRun(t, n.Enter("ovs-vsctl", "get", "Bridge", "br0", "datapath_type")))
 		if found != string(c.Datapath) {
-			t.Errorf("br0 of %s has datapath_type %s, not %s", n.Name, found, c.Datapath)
+			t.Errorf("br0 of %s has datapath_type %s, want %s", n.Name, found, c.Datapath)
 		}
 		// This is what the switch really does: with a type that does not work here, it keeps the bridge but forwards nothing.
 		datapaths := mustRun(t, n.Enter("ovs-appctl", "dpif/show"))
@@ -143,7 +143,7 @@ func TestPodInterface(t *testing.T) {
 		t.Errorf("a packet of the MTU's size: %v", err)
 	}
 	if _, err := traffic.PingICMP(ctx, a.Netns, b.IPs[0], podMTU+1); !errors.Is(err, unix.EMSGSIZE) {
-		t.Errorf("a packet over the MTU: %v, not %v", err, unix.EMSGSIZE)
+		t.Errorf("a packet over the MTU: %v, want %v", err, unix.EMSGSIZE)
 	}
 	if err := a.Check(ctx); err != nil {
 		t.Errorf("CNI CHECK: %v", err)

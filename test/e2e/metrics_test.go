@@ -56,7 +56,7 @@ func TestMetrics(t *testing.T) {
 		stray    = `weft_engine_drift_total{engine="openflow",kind="stray"}`
 		podFlows = `weft_openflow_flows{network="overlay",table="pod"}`
 	)
-	await(t, "what earlier tests had is taken away", func(ctx context.Context) error {
+	await(t, "pods of earlier tests removed", func(ctx context.Context) error {
 		now, err := scrape(ctx, n)
 		if err == nil && now[inUse] != now[attached] {
 			err = fmt.Errorf("%v addresses in use, %v attachments", now[inUse], now[attached])
@@ -74,7 +74,7 @@ func TestMetrics(t *testing.T) {
 	if after[podFlows] <= before[podFlows] || after[`weft_openflow_flow_mods_total`] <= before[`weft_openflow_flow_mods_total`] {
 		t.Error("an ADD adds no flows")
 	}
-	await(t, "everything in step", func(ctx context.Context) error { // the database shows the port after the switch has it
+	await(t, "all engines in step", func(ctx context.Context) error { // the database shows the port after the switch has it
 		now, err := scrape(ctx, n)
 		for _, name := range []string{
 			`weft_ready{network="overlay"}`, `weft_engine_in_step{engine="link"}`, `weft_engine_in_step{engine="nft"}`, `weft_engine_in_step{engine="ovsdb"}`, inStep,
@@ -92,7 +92,7 @@ func TestMetrics(t *testing.T) {
 	if now := get(); now[dels] <= after[dels] {
 		t.Errorf("%s: %v after a DEL, was %v", dels, now[dels], after[dels])
 	}
-	await(t, "the address to be free", func(ctx context.Context) error {
+	await(t, "the address free again", func(ctx context.Context) error {
 		if now, err := scrape(ctx, n); err != nil || now[inUse] != before[inUse] {
 			return fmt.Errorf("in use %v, %w", now[inUse], err)
 		}
@@ -102,7 +102,7 @@ func TestMetrics(t *testing.T) {
 	at := get()
 	mustRun(t, n.Enter("ovs-ofctl", "-O", "OpenFlow15", "add-flow", "br0", "table=70,priority=7,ip,actions=drop"))
 	mustRun(t, n.Enter("ovs-ofctl", "-O", "OpenFlow15", "del-flows", "br0", "table=90"))
-	await(t, "the damage told and repaired", func(ctx context.Context) error {
+	await(t, "the damage counted and repaired", func(ctx context.Context) error {
 		now, err := scrape(ctx, n)
 		if err != nil {
 			return err

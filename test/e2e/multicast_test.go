@@ -29,25 +29,25 @@ import (
 
 // Projects of the multicast tests. The third never enables it.
 const (
-	choirA = "choir-a"
-	choirB = "choir-b"
-	choirC = "choir-c"
+	multicastA = "multicast-a"
+	multicastB = "multicast-b"
+	multicastC = "multicast-c"
 )
 
-// choir is pods of projects on both nodes, and both hosts, all in one multicast group.
-type choir struct {
+// multicastScene is pods of projects on both nodes, and both hosts, all in one multicast group.
+type multicastScene struct {
 	estate
 
 	pods    map[string]*lab.Pod // a1 is the first project's on n1, and so on
-	singers map[string]*traffic.Singer
-	songs   int
+	members map[string]*traffic.GroupMember
+	rounds  int
 }
 
-func songGroup() netip.AddrPort { return netip.MustParseAddrPort("239.17.0.9:7793") }
+func multicastGroup() netip.AddrPort { return netip.MustParseAddrPort("239.17.0.9:7793") }
 
-func newChoir(t *testing.T, plugin string) *choir {
+func newMulticastScene(t *testing.T, plugin string) *multicastScene {
 	t.Helper()
-	c := &choir{estate: estate{cluster: cluster(t)}, pods: map[string]*lab.Pod{}, singers: map[string]*traffic.Singer{}}
+	c := &multicastScene{estate: estate{cluster: cluster(t)}, pods: map[string]*lab.Pod{}, members: map[string]*traffic.GroupMember{}}
 	config, err := c.cluster.RESTConfig()
 	if err != nil {
 		t.Fatal(err)
@@ -57,7 +57,7 @@ func newChoir(t *testing.T, plugin string) *choir {
 		t.Fatal(err)
 	}
 	c.flatAgain(t)
-	for _, name := range []string{choirA, choirB, choirC} {
+	for _, name := range []string{multicastA, multicastB, multicastC} {
 		addProject(t, c.cluster, name)
 	}
 	if plugin == networkv1.PluginNetworkPolicy {
@@ -66,15 +66,15 @@ func newChoir(t *testing.T, plugin string) *choir {
 		c.setMode(t, plugin)
 	}
 	for name, spec := range map[string]lab.PodSpec{
-		"a1": {Node: "n1", Namespace: choirA}, "a2": {Node: "n2", Namespace: choirA}, "a3": {Node: "n1", Namespace: choirA},
-		"b1": {Node: "n1", Namespace: choirB}, "b2": {Node: "n2", Namespace: choirB},
-		"c1": {Node: "n1", Namespace: choirC}, "c2": {Node: "n2", Namespace: choirC},
+		"a1": {Node: "n1", Namespace: multicastA}, "a2": {Node: "n2", Namespace: multicastA}, "a3": {Node: "n1", Namespace: multicastA},
+		"b1": {Node: "n1", Namespace: multicastB}, "b2": {Node: "n2", Namespace: multicastB},
+		"c1": {Node: "n1", Namespace: multicastC}, "c2": {Node: "n2", Namespace: multicastC},
 	} {
 		c.add(t, name, spec)
 	}
 	for _, n := range c.cluster.Nodes() {
-		c.joins(t, n.Name, n.Netns, "tun0")
-		if err := c.singers[n.Name].By(n.Netns, "tun0"); err != nil {
+		c.join(t, n.Name, n.Netns, "tun0")
+		if err := c.members[n.Name].By(n.Netns, "tun0"); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -82,30 +82,30 @@ func newChoir(t *testing.T, plugin string) *choir {
 }
 
 // add starts a pod that joins the group and sends.
-func (c *choir) add(t *testing.T, name string, spec lab.PodSpec) {
+func (c *multicastScene) add(t *testing.T, name string, spec lab.PodSpec) {
 	t.Helper()
-	spec.Name = "choir-" + name
+	spec.Name = "multicast-" + name
 	c.pods[name] = (&policyScene{cluster: c.cluster}).pod(t, spec)
 	echo(t, c.pods[name].Netns, c.pods[name].IPs[0])
-	c.joins(t, name, c.pods[name].Netns, "eth0")
+	c.join(t, name, c.pods[name].Netns, "eth0")
 }
 
-func (c *choir) joins(t *testing.T, name, netns, device string) {
+func (c *multicastScene) join(t *testing.T, name, netns, device string) {
 	t.Helper()
-	singer, err := traffic.JoinGroup(netns, device, songGroup())
+	member, err := traffic.JoinGroup(netns, device, multicastGroup())
 	if err != nil {
 		t.Fatal(err)
 	}
-	c.singers[name] = singer
+	c.members[name] = member
 	t.Cleanup(func() {
-		if err := singer.Close(); err != nil {
+		if err := member.Close(); err != nil {
 			t.Error(err)
 		}
 	})
 }
 
 // want enables or disables multicast for a project; "" removes the annotation.
-func (c *choir) want(t *testing.T, project, value string) {
+func (c *multicastScene) want(t *testing.T, project, value string) {
 	t.Helper()
 	patch := fmt.Appendf(nil, `{"metadata":{"annotations":{%q:%q}}}`, networkv1.AnnotationMulticast, value)
 	if value == "" {
@@ -118,23 +118,23 @@ func (c *choir) want(t *testing.T, project, value string) {
 	})
 }
 
-// song is one datagram of one sender.
-type song struct{ from, text string }
+// datagram is one datagram of one sender.
+type datagram struct{ from, text string }
 
-// sing has every member send one datagram of at least size bytes, and returns the datagrams.
-func (c *choir) sing(t *testing.T, size int) []song {
+// sendAll has every member send one datagram of at least size bytes, and returns the datagrams.
+func (c *multicastScene) sendAll(t *testing.T, size int) []datagram {
 	t.Helper()
-	var songs []song
-	c.songs++
-	for _, name := range slices.Sorted(maps.Keys(c.singers)) {
-		text := fmt.Appendf(nil, "%s %d ", name, c.songs)
+	var datagrams []datagram
+	c.rounds++
+	for _, name := range slices.Sorted(maps.Keys(c.members)) {
+		text := fmt.Appendf(nil, "%s %d ", name, c.rounds)
 		text = append(text, bytes.Repeat([]byte("x"), max(0, size-len(text)))...)
-		if err := c.singers[name].Sing(text); err != nil {
+		if err := c.members[name].Send(text); err != nil {
 			t.Fatalf("%s: %v", name, err)
 		}
-		songs = append(songs, song{name, string(text)})
+		datagrams = append(datagrams, datagram{name, string(text)})
 	}
-	return songs
+	return datagrams
 }
 
 // together reports whether one member receives another's datagrams: both are pods of one of the sets of projects.
@@ -146,10 +146,10 @@ func together(sets []string, from, to string) bool {
 
 // judge returns the members that did not receive a datagram they should (missing), and those that received a wrong or repeated one
 // (stray).
-func (c *choir) judge(songs []song, sets []string) (missing, stray []string) {
-	for _, s := range songs {
-		for to, singer := range c.singers {
-			n := singer.Count(s.text)
+func (c *multicastScene) judge(datagrams []datagram, sets []string) (missing, stray []string) {
+	for _, s := range datagrams {
+		for to, member := range c.members {
+			n := member.Count(s.text)
 			wanted := together(sets, s.from, to)
 			switch {
 			case wanted && n == 0:
@@ -166,7 +166,7 @@ func (c *choir) judge(songs []song, sets []string) (missing, stray []string) {
 
 // fence returns when all earlier datagrams have arrived: after them, each node has got an answer from each pod, except for pods that only
 // their own node can reach.
-func (c *choir) fence(t *testing.T) {
+func (c *multicastScene) fence(t *testing.T) {
 	t.Helper()
 	for range 3 {
 		for _, n := range c.cluster.Nodes() {
@@ -180,49 +180,49 @@ func (c *choir) fence(t *testing.T) {
 	}
 }
 
-// hears waits until each set of projects shares multicast, and then checks this with datagrams of several sizes: no other member receives
+// receives waits until each set of projects shares multicast, and then checks this with datagrams of several sizes: no other member receives
 // them, and none receives them twice.
-func (c *choir) hears(t *testing.T, when string, sets ...string) {
+func (c *multicastScene) receives(t *testing.T, when string, sets ...string) {
 	t.Helper()
 	took := await(t, when, func(context.Context) error {
-		songs := c.sing(t, 0)
+		datagrams := c.sendAll(t, 0)
 		c.fence(t)
-		if missing, stray := c.judge(songs, sets); len(missing)+len(stray) > 0 {
-			return fmt.Errorf("missing: %v, heard by others: %v", missing, stray)
+		if missing, stray := c.judge(datagrams, sets); len(missing)+len(stray) > 0 {
+			return fmt.Errorf("missing: %v, stray: %v", missing, stray)
 		}
 		return nil
 	})
 	t.Logf("%s after %s", when, took.Round(time.Millisecond))
 	for _, size := range []int{100, 1400, 5000} { // the last in fragments
-		songs := c.sing(t, size)
-		await(t, "all that is meant to be heard", func(context.Context) error {
-			if missing, _ := c.judge(songs, sets); len(missing) > 0 {
+		datagrams := c.sendAll(t, size)
+		await(t, "all members of the project received the datagrams", func(context.Context) error {
+			if missing, _ := c.judge(datagrams, sets); len(missing) > 0 {
 				return fmt.Errorf("%s, %d bytes: missing: %v", when, size, missing)
 			}
 			return nil
 		})
 		c.fence(t)
-		if missing, stray := c.judge(songs, sets); len(missing)+len(stray) > 0 {
-			t.Errorf("%s, %d bytes: missing: %v, heard by others: %v", when, size, missing, stray)
+		if missing, stray := c.judge(datagrams, sets); len(missing)+len(stray) > 0 {
+			t.Errorf("%s, %d bytes: missing: %v, stray: %v", when, size, missing, stray)
 		}
 	}
 }
 
 // large: a datagram of more fragments than the switch forwards in one go reaches all pods of a node. The namespace of their ports
 // reassembles nothing: it would mix up fragments of different pods.
-func (c *choir) large(t *testing.T, from string, sets ...string) {
+func (c *multicastScene) large(t *testing.T, from string, sets ...string) {
 	t.Helper()
 	const size = 60000
 	before := c.reassembled(t)
 	await(t, "a large datagram of "+from, func(context.Context) error {
-		c.songs++
-		text := string(append(fmt.Appendf(nil, "%s %d ", from, c.songs), bytes.Repeat([]byte("x"), size)...))
-		if err := c.singers[from].Sing([]byte(text)); err != nil {
+		c.rounds++
+		text := string(append(fmt.Appendf(nil, "%s %d ", from, c.rounds), bytes.Repeat([]byte("x"), size)...))
+		if err := c.members[from].Send([]byte(text)); err != nil {
 			return err
 		}
 		c.fence(t)
-		if missing, stray := c.judge([]song{{from, text}}, sets); len(missing)+len(stray) > 0 {
-			return fmt.Errorf("missing: %v, heard by others: %v", missing, stray)
+		if missing, stray := c.judge([]datagram{{from, text}}, sets); len(missing)+len(stray) > 0 {
+			return fmt.Errorf("missing: %v, stray: %v", missing, stray)
 		}
 		return nil
 	})
@@ -232,7 +232,7 @@ func (c *choir) large(t *testing.T, from string, sets ...string) {
 }
 
 // reassembled returns how many fragments the namespaces of ports were to reassemble, for each node.
-func (c *choir) reassembled(t *testing.T) string {
+func (c *multicastScene) reassembled(t *testing.T) string {
 	t.Helper()
 	var counts []string
 	for _, n := range c.cluster.Nodes() {
@@ -258,40 +258,40 @@ func TestMulticast(t *testing.T) {
 		flat[n.Name] = settledState(t, n)
 	}
 	t.Run("projects", func(t *testing.T) {
-		c := newChoir(t, networkv1.PluginMultitenant)
-		c.hears(t, "off")
-		c.want(t, choirA, "true")
-		c.hears(t, "on for the first project", "a")
-		c.want(t, choirB, "yes")
-		c.hears(t, "asked for in other words than true", "a")
-		c.want(t, choirB, "true")
-		c.hears(t, "on for two", "a", "b")
+		c := newMulticastScene(t, networkv1.PluginMultitenant)
+		c.receives(t, "off")
+		c.want(t, multicastA, "true")
+		c.receives(t, "on for the first project", "a")
+		c.want(t, multicastB, "yes")
+		c.receives(t, "on for the first project; the second has a value other than true", "a")
+		c.want(t, multicastB, "true")
+		c.receives(t, "on for two projects", "a", "b")
 		c.large(t, "a2", "a", "b")
-		c.change(t, tenant.Join(choirA), choirB)
-		c.hears(t, "joined", "ab")
+		c.change(t, tenant.Join(multicastA), multicastB)
+		c.receives(t, "joined", "ab")
 		c.restarts(t)
-		c.want(t, choirB, "")
-		c.hears(t, "joined, and one does not want it")
-		c.change(t, tenant.Isolate(), choirB)
-		c.hears(t, "isolated again", "a")
-		c.want(t, choirB, "true")
+		c.want(t, multicastB, "")
+		c.receives(t, "joined, on for one namespace only")
+		c.change(t, tenant.Isolate(), multicastB)
+		c.receives(t, "isolated again", "a")
+		c.want(t, multicastB, "true")
 		c.comeAndGo(t)
-		c.want(t, choirA, "false")
-		c.hears(t, "off again", "b")
+		c.want(t, multicastA, "false")
+		c.receives(t, "off again", "b")
 		c.setMode(t, networkv1.PluginSubnet)
-		c.hears(t, "in a flat network")
+		c.receives(t, "in a flat network")
 	})
 	t.Run("policies", func(t *testing.T) {
-		c := newChoir(t, networkv1.PluginNetworkPolicy)
-		c.hears(t, "off")
-		c.want(t, choirA, "true")
-		c.hears(t, "on for the first project", "a")
+		c := newMulticastScene(t, networkv1.PluginNetworkPolicy)
+		c.receives(t, "off")
+		c.want(t, multicastA, "true")
+		c.receives(t, "on for the first project", "a")
 		client, err := c.cluster.Client()
 		if err != nil {
 			t.Fatal(err)
 		}
 		deny := networkingv1.NetworkPolicySpec{PolicyTypes: []networkingv1.PolicyType{networkingv1.PolicyTypeIngress, networkingv1.PolicyTypeEgress}}
-		policies := client.NetworkingV1().NetworkPolicies(choirA)
+		policies := client.NetworkingV1().NetworkPolicies(multicastA)
 		if _, err := policies.Create(t.Context(), &networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Name: "deny"}, Spec: deny}, metav1.CreateOptions{}); err != nil {
 			t.Fatal(err)
 		}
@@ -303,7 +303,7 @@ func TestMulticast(t *testing.T) {
 			}
 			return nil
 		})
-		c.hears(t, "on, and isolated otherwise", "a")
+		c.receives(t, "on, and isolated otherwise", "a")
 		c.large(t, "a2", "a")
 		if err := policies.Delete(t.Context(), "deny", metav1.DeleteOptions{}); err != nil {
 			t.Error(err)
@@ -322,26 +322,26 @@ func TestMulticast(t *testing.T) {
 }
 
 // restarts kills agents while all members receive all datagrams: nothing is lost.
-func (c *choir) restarts(t *testing.T) {
+func (c *multicastScene) restarts(t *testing.T) {
 	t.Helper()
-	stop, stopped := make(chan struct{}), make(chan []song)
+	stop, stopped := make(chan struct{}), make(chan []datagram)
 	go func() {
-		var songs []song
+		var datagrams []datagram
 		ticker := time.NewTicker(5 * time.Millisecond)
 		defer ticker.Stop()
 		for i := 0; ; i++ {
 			select {
 			case <-stop:
-				stopped <- songs
+				stopped <- datagrams
 				return
 			case <-ticker.C:
 			}
 			for _, name := range []string{"a1", "b2"} {
 				text := fmt.Sprintf("%s during restarts %d", name, i)
-				if err := c.singers[name].Sing([]byte(text)); err != nil {
+				if err := c.members[name].Send([]byte(text)); err != nil {
 					t.Error(err)
 				}
-				songs = append(songs, song{name, text})
+				datagrams = append(datagrams, datagram{name, text})
 			}
 		}
 	}()
@@ -351,30 +351,30 @@ func (c *choir) restarts(t *testing.T) {
 		await(t, n.Name+" ready", func(ctx context.Context) error { return ready(ctx, n) })
 	}
 	close(stop)
-	songs := <-stopped
+	datagrams := <-stopped
 	c.fence(t)
-	if missing, stray := c.judge(songs, []string{"ab"}); len(missing)+len(stray) > 0 {
-		t.Errorf("of %d datagrams while agents were killed, %d deliveries are missing and %d are stray", len(songs), len(missing), len(stray))
+	if missing, stray := c.judge(datagrams, []string{"ab"}); len(missing)+len(stray) > 0 {
+		t.Errorf("of %d datagrams while agents were killed, %d deliveries are missing and %d are stray", len(datagrams), len(missing), len(stray))
 	}
-	t.Logf("%d datagrams sung while agents were killed", len(songs))
+	t.Logf("%d datagrams sent while agents were killed", len(datagrams))
 }
 
 // comeAndGo: a new pod receives datagrams. A pod of another project that gets a deleted pod's port does not.
-func (c *choir) comeAndGo(t *testing.T) {
+func (c *multicastScene) comeAndGo(t *testing.T) {
 	t.Helper()
 	for i := range 5 {
 		name := fmt.Sprintf("a%d", 10+i)
-		c.add(t, name, lab.PodSpec{Node: "n1", Namespace: choirA})
+		c.add(t, name, lab.PodSpec{Node: "n1", Namespace: multicastA})
 	}
-	c.hears(t, "with more pods", "a", "b")
+	c.receives(t, "with more pods", "a", "b")
 	for i := range 5 {
 		name := fmt.Sprintf("a%d", 10+i)
 		delPod(t, c.pods[name])
 		delete(c.pods, name)
-		delete(c.singers, name)
+		delete(c.members, name)
 	}
 	for i := range 40 { // more than there are pre-plugged ports, so that some get reused ports
-		c.add(t, fmt.Sprintf("c%d", 10+i), lab.PodSpec{Node: "n1", Namespace: choirC})
+		c.add(t, fmt.Sprintf("c%d", 10+i), lab.PodSpec{Node: "n1", Namespace: multicastC})
 	}
-	c.hears(t, "with other pods", "a", "b")
+	c.receives(t, "with other pods", "a", "b")
 }

@@ -4,6 +4,7 @@ package e2e
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strings"
 	"testing"
@@ -45,19 +46,19 @@ func TestWrongClusterNetwork(t *testing.T) {
 	t.Cleanup(func() { restore(t, networks, good) })
 	watch := watchFlows(t, c.Node(1))
 	for name, wrong := range map[string]struct{ patch, field string }{
-		"no CIDR":              {`{"clusterNetworks":[{"CIDR":"10.128.0.0/33","hostSubnetLength":9}]}`, "CIDR"},
-		"host bits":            {`{"clusterNetworks":[{"CIDR":"10.128.0.1/14","hostSubnetLength":9}]}`, "CIDR"},
-		"words":                {`{"clusterNetworks":[{"CIDR":"here","hostSubnetLength":9}]}`, "CIDR"},
-		"no room for a host":   {`{"clusterNetworks":[{"CIDR":"10.128.0.0/14","hostSubnetLength":30}]}`, "hostSubnetLength"},
-		"nothing for a host":   {`{"clusterNetworks":[{"CIDR":"10.128.0.0/14","hostSubnetLength":0}]}`, "hostSubnetLength"},
-		"ranges overlap":       {`{"clusterNetworks":[{"CIDR":"10.128.0.0/14","hostSubnetLength":9},{"CIDR":"10.129.0.0/16","hostSubnetLength":9}]}`, "clusterNetworks"},
-		"Services among pods":  {`{"serviceNetwork":"10.130.0.0/16"}`, "serviceNetwork"},
-		"no Services' range":   {`{"serviceNetwork":"x"}`, "serviceNetwork"},
-		"port out of range":    {`{"vxlanPort":70000}`, "vxlanPort"},
-		"MTU out of range":     {`{"mtu":70000}`, "mtu"},
-		"MTU over the node's":  {`{"mtu":1500}`, "mtu"},
-		"unknown plugin":       {`{"pluginName":"somebody/else"}`, "pluginName"},
-		"nodes among the pods": {`{"clusterNetworks":[{"CIDR":"10.128.0.0/14","hostSubnetLength":9},{"CIDR":"172.31.0.0/16","hostSubnetLength":9}]}`, "172.31.0.0/16"},
+		"no CIDR":                             {`{"clusterNetworks":[{"CIDR":"10.128.0.0/33","hostSubnetLength":9}]}`, "CIDR"},
+		"host bits":                           {`{"clusterNetworks":[{"CIDR":"10.128.0.1/14","hostSubnetLength":9}]}`, "CIDR"},
+		"words":                               {`{"clusterNetworks":[{"CIDR":"here","hostSubnetLength":9}]}`, "CIDR"},
+		"host subnets larger than the range":  {`{"clusterNetworks":[{"CIDR":"10.128.0.0/14","hostSubnetLength":30}]}`, "hostSubnetLength"},
+		"host subnets without pod addresses":  {`{"clusterNetworks":[{"CIDR":"10.128.0.0/14","hostSubnetLength":0}]}`, "hostSubnetLength"},
+		"ranges overlap":                      {`{"clusterNetworks":[{"CIDR":"10.128.0.0/14","hostSubnetLength":9},{"CIDR":"10.129.0.0/16","hostSubnetLength":9}]}`, "clusterNetworks"},
+		"Services' range overlaps the pods'":  {`{"serviceNetwork":"10.130.0.0/16"}`, "serviceNetwork"},
+		"no range for Services":               {`{"serviceNetwork":"x"}`, "serviceNetwork"},
+		"port out of range":                   {`{"vxlanPort":70000}`, "vxlanPort"},
+		"MTU out of range":                    {`{"mtu":70000}`, "mtu"},
+		"MTU over the node's":                 {`{"mtu":1500}`, "mtu"},
+		"unknown plugin":                      {`{"pluginName":"example/other"}`, "pluginName"},
+		"nodes' addresses in the pods' range": {`{"clusterNetworks":[{"CIDR":"10.128.0.0/14","hostSubnetLength":9},{"CIDR":"172.31.0.0/16","hostSubnetLength":9}]}`, "172.31.0.0/16"},
 	} {
 		t.Run(strings.ReplaceAll(name, " ", "-"), func(t *testing.T) {
 			offset := map[string]int{}
@@ -67,13 +68,13 @@ func TestWrongClusterNetwork(t *testing.T) {
 			_, err := networks.Patch(t.Context(), networkv1.ClusterNetworkDefault, types.MergePatchType, []byte(wrong.patch), metav1.PatchOptions{})
 			if err != nil {
 				if !strings.Contains(err.Error(), wrong.field) {
-					t.Errorf("refused, but %q is not named: %v", wrong.field, err)
+					t.Errorf("refused, but the error does not name %q: %v", wrong.field, err)
 				}
 				return
 			}
 			defer restore(t, networks, good)
 			var said string
-			await(t, "a word about "+wrong.field, func(context.Context) error {
+			await(t, "a report about "+wrong.field, func(context.Context) error {
 				for program, at := range offset {
 					for line := range strings.Lines(logOf(t, c, program)[at:]) {
 						if strings.Contains(line, wrong.field) && !strings.Contains(line, "level=INFO") {
@@ -82,7 +83,7 @@ func TestWrongClusterNetwork(t *testing.T) {
 						}
 					}
 				}
-				return fmt.Errorf("nobody says anything")
+				return errors.New("no report")
 			})
 			t.Logf("accepted by the API server; %s", strings.TrimSpace(said))
 		})
@@ -146,7 +147,7 @@ func TestHostWithoutNode(t *testing.T) {
 			return err
 		}
 		if subnet, _, _ = unstructured.NestedString(have.Object, "subnet"); subnet == "" {
-			return fmt.Errorf("no subnet yet")
+			return fmt.Errorf("the host has no subnet yet")
 		}
 		return nil
 	})
@@ -156,7 +157,7 @@ func TestHostWithoutNode(t *testing.T) {
 			everything := s["flows"] + s["inet weft"]
 			for _, other := range not {
 				if strings.Contains(everything, other) {
-					return fmt.Errorf("something still has %s", other)
+					return fmt.Errorf("the state of the node still contains %s", other)
 				}
 			}
 			if !strings.Contains(s["flows"], "nw_dst="+subnet) || !strings.Contains(s["flows"], "tun_src="+to) || !strings.Contains(s["inet weft"], to) {
@@ -175,7 +176,7 @@ func TestHostWithoutNode(t *testing.T) {
 		t.Fatal(err)
 	}
 	gone := awaitState(t, n, want, name+" was deleted")
-	t.Logf("%s assigned after %s, flows after %s, moved after %s, gone after %s", subnet, assigned.Round(time.Millisecond),
+	t.Logf("%s assigned after %s, flows after %s, moved after %s, removed after %s", subnet, assigned.Round(time.Millisecond),
 		programmed.Round(time.Millisecond), moved.Round(time.Millisecond), gone.Round(time.Millisecond))
 }
 
@@ -191,13 +192,13 @@ func TestWrongHosts(t *testing.T) {
 	}
 	subnet, _, _ := unstructured.NestedString(own.Object, "subnet")
 	for name, object := range map[string]*unstructured.Unstructured{
-		"no address":          hostSubnet("bad-a", "bad-a", "nowhere", "10.131.0.0/23", nil),
-		"no range":            hostSubnet("bad-b", "bad-b", "172.31.0.203", "10.131.0.0", nil),
-		"outside the cluster": hostSubnet("bad-c", "bad-c", "172.31.0.204", "192.168.0.0/23", nil),
-		"a node's subnet":     hostSubnet("bad-d", "bad-d", "172.31.0.205", subnet, nil),
-		"a node's address":    hostSubnet("bad-e", "bad-e", c.Node(1).IP.String(), "10.131.2.0/23", nil),
-		"a loopback address":  hostSubnet("bad-f", "bad-f", "127.0.0.1", "10.131.4.0/23", nil),
-		"another's name":      hostSubnet("bad-g", "n2", "172.31.0.206", "10.131.6.0/23", nil),
+		"no address":               hostSubnet("bad-a", "bad-a", "nowhere", "10.131.0.0/23", nil),
+		"no range":                 hostSubnet("bad-b", "bad-b", "172.31.0.203", "10.131.0.0", nil),
+		"outside the cluster":      hostSubnet("bad-c", "bad-c", "172.31.0.204", "192.168.0.0/23", nil),
+		"a node's subnet":          hostSubnet("bad-d", "bad-d", "172.31.0.205", subnet, nil),
+		"a node's address":         hostSubnet("bad-e", "bad-e", c.Node(1).IP.String(), "10.131.2.0/23", nil),
+		"a loopback address":       hostSubnet("bad-f", "bad-f", "127.0.0.1", "10.131.4.0/23", nil),
+		"the name of another host": hostSubnet("bad-g", "n2", "172.31.0.206", "10.131.6.0/23", nil),
 	} {
 		if err := createHostSubnet(t, subnets, object); err != nil {
 			t.Logf("%s: refused: %v", name, err)
@@ -229,7 +230,7 @@ func TestWrongHosts(t *testing.T) {
 	flows := stateOf(t.Context(), c.Node(1))["flows"]
 	for _, bad := range []string{"192.168.0.0", "127.0.0.1,", "172.31.0.205"} {
 		if strings.Contains(flows, "tun_src="+bad) || strings.Contains(flows, "nw_dst="+bad) {
-			t.Errorf("a flow was made for %s", bad)
+			t.Errorf("a flow was added for %s", bad)
 		}
 	}
 }

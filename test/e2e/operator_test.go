@@ -100,7 +100,7 @@ func (o *operator) dryRun(ctx context.Context, t *testing.T, n lab.Node) (answer
 // awaitInStep waits until a start of the agent would change nothing.
 func (o *operator) awaitInStep(t *testing.T, n lab.Node) {
 	t.Helper()
-	await(t, "a dry run in step", func(ctx context.Context) error {
+	await(t, "a dry run without a difference", func(ctx context.Context) error {
 		if a, diff := o.dryRun(ctx, t, n); a.code != 0 || !diff.InStep {
 			return fmt.Errorf("a start would change something: %+v", a)
 		}
@@ -163,7 +163,7 @@ func TestDryRunSeesWhatAStoppedAgentDoesNot(t *testing.T) {
 	mustRun(t, n.Enter("ip", "route", "del", "10.128.0.0/14", "dev", "tun0"))
 	damaged := stateOf(t.Context(), n)
 	if a, _ := o.diff(t.Context(), t, n, "--timeout", "1s"); a.code != 2 || !strings.Contains(a.err, "did not answer in time") {
-		t.Errorf("diff of an agent that is stopped: %+v", a)
+		t.Errorf("diff of a stopped agent: %+v", a)
 	}
 	a, diff := o.dryRun(t.Context(), t, n)
 	if a.code != 1 || diff.InStep {
@@ -178,7 +178,7 @@ func TestDryRunSeesWhatAStoppedAgentDoesNot(t *testing.T) {
 	has := func(kind, part string) {
 		t.Helper()
 		if !slices.ContainsFunc(found[kind], func(s string) bool { return strings.Contains(s, part) }) {
-			t.Errorf("%s has none with %q: %v", kind, part, found[kind])
+			t.Errorf("no line of %s contains %q: %v", kind, part, found[kind])
 		}
 	}
 	has("openflow missing", "table=20")
@@ -188,7 +188,7 @@ func TestDryRunSeesWhatAStoppedAgentDoesNot(t *testing.T) {
 		t.Errorf("the dry run changed the node: %v", err)
 	}
 	resume()
-	awaitState(t, n, want, "the agent went on")
+	awaitState(t, n, want, "the agent continued")
 	o.awaitInStep(t, n)
 }
 
@@ -204,7 +204,7 @@ func TestStatusNamesWhatFails(t *testing.T) {
 	}
 	mustRun(t, n.Enter("ip", "link", "del", port))
 	var failing answer
-	await(t, "the failure in weft status", func(ctx context.Context) error {
+	await(t, "the failure reported by weft status", func(ctx context.Context) error {
 		a, report := o.status(ctx, t)
 		at := slices.IndexFunc(report.Problems, func(f status.Finding) bool { return f.Object == "node/n1" && f.Next != "" })
 		if a.code != 1 || report.OK || at < 0 || !strings.Contains(report.Problems[at].What, p.Sandbox.ID) {
@@ -237,7 +237,7 @@ func TestStatusOfNoCluster(t *testing.T) {
 		t.Errorf("%+v", a)
 	}
 	if a := ask(t.Context(), t, o.weft, "status", "--kubeconfig", o.kubeconfig, "-n", "elsewhere"); a.code != 1 || !strings.Contains(a.out, "--namespace") {
-		t.Errorf("another namespace: %+v", a)
+		t.Errorf("status of another namespace: %+v", a)
 	}
 }
 

@@ -42,7 +42,7 @@ func owned(t *testing.T) map[string]int {
 		}
 		for _, f := range report.Flows {
 			if len(f.Objects) == 0 {
-				t.Errorf("%s: the flow of %q in table %d, %s, comes from nothing", n.Name, f.Owner, f.Table, f.Match)
+				t.Errorf("%s: the flow of %q in table %d, %s, has no source", n.Name, f.Owner, f.Table, f.Match)
 			}
 			if kinds[f.Kind]++; f.Learned {
 				kinds["learned"]++
@@ -96,8 +96,8 @@ func TestFlowsHaveOwners(t *testing.T) {
 	if a.code != 0 || !strings.Contains(a.out, "NetworkPolicy default/owners-allow: ") || !strings.Contains(a.out, " in table 80") {
 		t.Errorf("explained: %+v", a)
 	}
-	if a, _ := flowsOf(t, o, n1, "--pod", "default/nobody"); a.code != 2 || !strings.Contains(a.err, "default/"+s.server.Name) {
-		t.Errorf("a pod that is not there: %+v", a)
+	if a, _ := flowsOf(t, o, n1, "--pod", "default/missing"); a.code != 2 || !strings.Contains(a.err, "default/"+s.server.Name) {
+		t.Errorf("a pod that does not exist: %+v", a)
 	}
 	s.withoutAgent(t, o)
 }
@@ -112,7 +112,7 @@ func (s *policyScene) withoutAgent(t *testing.T, o *operator) {
 	}
 	for _, f := range report.Flows {
 		if f.Kind == "" {
-			t.Errorf("while the agent hangs, of table %d, %s not even the kind of the owner is known", f.Table, f.Match)
+			t.Errorf("while the agent hangs, the flow of table %d, %s has no kind of owner", f.Table, f.Match)
 		}
 	}
 }

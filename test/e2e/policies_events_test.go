@@ -15,8 +15,8 @@ import (
 )
 
 // An invalid policy gets an event with the reason, from the node that has a pod of it, once for each change.
-func TestPolicyTellsOfProblems(t *testing.T) {
-	s := newPolicyScene(t, "tell")
+func TestPolicyReportsProblems(t *testing.T) {
+	s := newPolicyScene(t, "problems")
 	server := map[string]string{"app": "server"}
 	notes := func(ctx context.Context) ([]string, error) {
 		list, err := s.client.EventsV1().Events("default").List(ctx, metav1.ListOptions{FieldSelector: "reason=PolicyNotAsSpecified"})
@@ -25,7 +25,7 @@ func TestPolicyTellsOfProblems(t *testing.T) {
 		}
 		var all []string
 		for i := range list.Items {
-			if e := &list.Items[i]; e.Regarding.Kind == "NetworkPolicy" && e.Regarding.Name == "tell" && e.Regarding.UID != "" {
+			if e := &list.Items[i]; e.Regarding.Kind == "NetworkPolicy" && e.Regarding.Name == "problems" && e.Regarding.UID != "" {
 				all = append(all, e.Note)
 			}
 		}
@@ -35,7 +35,7 @@ func TestPolicyTellsOfProblems(t *testing.T) {
 	var want []string
 	for _, value := range []string{"always", "never"} {
 		s.annotations = map[string]string{policy.AnnotationEstablished: value}
-		s.policy(t, "tell", server, ingress())
+		s.policy(t, "problems", server, ingress())
 		want = append(want, fmt.Sprintf("%q is neither keep nor end", value))
 		await(t, "the event of "+value, func(ctx context.Context) error {
 			got, err := notes(ctx)
@@ -47,6 +47,6 @@ func TestPolicyTellsOfProblems(t *testing.T) {
 		s.reach(t, "no client", map[uint16][3]bool{sourcePort: {}})
 	}
 	if got, err := notes(t.Context()); err != nil || len(got) != len(want) {
-		t.Errorf("in the end the events are %q, %v", got, err)
+		t.Errorf("after all the events are %q, %v", got, err)
 	}
 }

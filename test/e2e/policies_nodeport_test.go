@@ -40,14 +40,14 @@ func TestPolicyNodePort(t *testing.T) {
 	reach := func(what string, w ways) {
 		t.Helper()
 		expect(t, what,
-			who{"outside", outside.Netns, port(n1.IP, number), w.here},
-			who{"outside, by the other node", outside.Netns, port(n2.IP, number), w.other},
-			who{"outside, keeping its address", outside.Netns, port(n1.IP, kept), w.keeping},
-			who{"the node", n1.Netns, port(n1.IP, number), w.hostHere},
-			who{"the node, by the other node", n1.Netns, port(n2.IP, number), w.hostThere},
-			who{"the other node", n2.Netns, port(n1.IP, number), w.otherHost},
-			who{"near, by the host and back", s.near.Netns, port(gateway(s.near.IPs[0]), roundPort), w.round},
-			who{"near, by its node", s.near.Netns, port(n1.IP, number), w.byPod})
+			attempt{"outside", outside.Netns, port(n1.IP, number), w.here},
+			attempt{"outside, by the other node", outside.Netns, port(n2.IP, number), w.other},
+			attempt{"outside, source address preserved", outside.Netns, port(n1.IP, kept), w.keeping},
+			attempt{"the node", n1.Netns, port(n1.IP, number), w.hostHere},
+			attempt{"the node, by the other node", n1.Netns, port(n2.IP, number), w.hostThere},
+			attempt{"the other node", n2.Netns, port(n1.IP, number), w.otherHost},
+			attempt{"near, by the host and back", s.near.Netns, port(gateway(s.near.IPs[0]), roundPort), w.round},
+			attempt{"near, by its node", s.near.Netns, port(n1.IP, number), w.byPod})
 	}
 	server := map[string]string{"app": "server"}
 	all := ways{true, true, true, true, true, true, true, true}
@@ -62,7 +62,7 @@ func TestPolicyNodePort(t *testing.T) {
 	}
 
 	s.policy(t, "np", server, ingress())
-	reach("nobody", ways{hostHere: true})
+	reach("only the node itself", ways{hostHere: true})
 	from := func(peers ...networkingv1.NetworkPolicyPeer) networkingv1.NetworkPolicySpec {
 		return ingress(networkingv1.NetworkPolicyIngressRule{From: peers})
 	}
@@ -72,11 +72,11 @@ func TestPolicyNodePort(t *testing.T) {
 		return networkingv1.NetworkPolicyPeer{IPBlock: &networkingv1.IPBlock{CIDR: cidr}}
 	}
 	s.policy(t, "np", server, from(block(outside.IP.String()+"/32")))
-	reach("the address outside, which only the policy Local keeps", ways{hostHere: true, keeping: true})
+	reach("the address outside, which only externalTrafficPolicy Local preserves", ways{hostHere: true, keeping: true})
 	s.policy(t, "np", server, from(block(maskedOutside.String()+"/32")))
-	reach("what this node masquerades", ways{hostHere: true, here: true, otherHost: true, round: true})
+	reach("traffic that this node masquerades", ways{hostHere: true, here: true, otherHost: true, round: true})
 	s.policy(t, "np", server, from(block(gateway(s.far.IPs[0]).String()+"/32")))
-	reach("what the other node masquerades", ways{hostHere: true, other: true, hostThere: true})
+	reach("traffic that the other node masquerades", ways{hostHere: true, other: true, hostThere: true})
 	s.policy(t, "np", server, from(block("0.0.0.0/0")))
 	reach("all addresses", all)
 	s.drop(t, "np")

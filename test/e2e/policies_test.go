@@ -51,9 +51,9 @@ func byPolicies(t *testing.T, c *lab.Cluster) {
 		t.Fatal(err)
 	}
 	for _, n := range c.Nodes() {
-		await(t, n.Name+" in the new mode", func(ctx context.Context) error {
+		await(t, n.Name+" in the mode with NetworkPolicies", func(ctx context.Context) error {
 			if stateOf(ctx, n).Differs(flat[n.Name]) == nil {
-				return errors.New("its flows are those of the flat network")
+				return errors.New("its flows are still those of the flat network")
 			}
 			return nil
 		})
@@ -64,9 +64,9 @@ func byPolicies(t *testing.T, c *lab.Cluster) {
 type policyScene struct {
 	cluster *lab.Cluster
 	client  kubernetes.Interface
-	// server is on the first node. near and far are clients on the first and the second node. stranger is on the second node, in another
+	// server is on the first node. near and far are clients on the first and the second node. otherPod is on the second node, in another
 	// namespace.
-	server, near, far, stranger *lab.Pod
+	server, near, far, otherPod *lab.Pod
 	// annotations are set on the policies.
 	annotations map[string]string
 }
@@ -83,10 +83,10 @@ func newPolicyScene(t *testing.T, name string) *policyScene {
 	s.server = s.pod(t, lab.PodSpec{Node: "n1", Name: name + "-server", Labels: map[string]string{"app": "server"}, Ports: []corev1.ContainerPort{{Name: "other", ContainerPort: otherPort}}})
 	s.near = s.pod(t, lab.PodSpec{Node: "n1", Name: name + "-near", Labels: map[string]string{"app": "near"}})
 	s.far = s.pod(t, lab.PodSpec{Node: "n2", Name: name + "-far", Labels: map[string]string{"app": "far"}})
-	s.stranger = s.pod(t, lab.PodSpec{Node: "n2", Namespace: "strangers", Name: name + "-stranger", Labels: map[string]string{"app": "far"}})
+	s.otherPod = s.pod(t, lab.PodSpec{Node: "n2", Namespace: "other-namespace", Name: name + "-other", Labels: map[string]string{"app": "far"}})
 	for _, p := range []*lab.Pod{s.server, s.near, s.far} {
-		tell(t, p.Netns, p.Name, sourcePort)
-		tell(t, p.Netns, p.Name, otherPort)
+		startSourceServer(t, p.Netns, p.Name, sourcePort)
+		startSourceServer(t, p.Netns, p.Name, otherPort)
 	}
 	return s
 }
@@ -157,8 +157,8 @@ func answers(ctx context.Context, from string, to netip.AddrPort, wait time.Dura
 	return err == nil
 }
 
-// who is a client, the address that it connects to, and whether an answer is expected.
-type who struct {
+// attempt is a client, the address that it connects to, and whether an answer is expected.
+type attempt struct {
 	name   string
 	from   string
 	to     netip.AddrPort
@@ -166,7 +166,7 @@ type who struct {
 }
 
 // expect waits until all expectations hold at the same time.
-func expect(t *testing.T, what string, all ...who) {
+func expect(t *testing.T, what string, all ...attempt) {
 	t.Helper()
 	took := await(t, what, func(ctx context.Context) error {
 		for _, w := range all {
@@ -175,7 +175,7 @@ func expect(t *testing.T, what string, all ...who) {
 				wait = generous
 			}
 			if got := answers(ctx, w.from, w.to, wait); got != w.passes {
-				return fmt.Errorf("%s to %s is answered: %t", w.name, w.to, got)
+				return fmt.Errorf("connection from %s to %s is answered: %t", w.name, w.to, got)
 			}
 		}
 		return nil
@@ -183,13 +183,13 @@ func expect(t *testing.T, what string, all ...who) {
 	t.Logf("%s, after %s", what, took.Round(time.Millisecond))
 }
 
-// reach checks which of near, far and stranger reach the server, by port.
+// reach checks which of near, far and otherPod reach the server, by port.
 func (s *policyScene) reach(t *testing.T, what string, byPort map[uint16][3]bool) {
 	t.Helper()
-	var all []who
+	var all []attempt
 	for _, number := range slices.Sorted(maps.Keys(byPort)) {
-		for i, from := range []*lab.Pod{s.near, s.far, s.stranger} {
-			all = append(all, who{from.Name, from.Netns, port(s.server.IPs[0], number), byPort[number][i]})
+		for i, from := range []*lab.Pod{s.near, s.far, s.otherPod} {
+			all = append(all, attempt{from.Name, from.Netns, port(s.server.IPs[0], number), byPort[number][i]})
 		}
 	}
 	expect(t, what, all...)
@@ -217,16 +217,16 @@ func TestPolicyIngress(t *testing.T) {
 	s.reach(t, "default deny", map[uint16][3]bool{sourcePort: none, otherPort: none})
 	n1 := s.server.Node
 	expect(t, "the node to its own pod, and the pod to others",
-		who{"the node", n1.Netns, port(s.server.IPs[0], sourcePort), true},
-		who{"the other node", s.far.Node.Netns, port(s.server.IPs[0], sourcePort), false},
-		who{"the server", s.server.Netns, port(s.far.IPs[0], sourcePort), true},
-		who{"the server", s.server.Netns, port(s.near.IPs[0], sourcePort), true},
-		who{"the server to itself", s.server.Netns, port(s.server.IPs[0], sourcePort), true})
+		attempt{"the node", n1.Netns, port(s.server.IPs[0], sourcePort), true},
+		attempt{"the other node", s.far.Node.Netns, port(s.server.IPs[0], sourcePort), false},
+		attempt{"the server", s.server.Netns, port(s.far.IPs[0], sourcePort), true},
+		attempt{"the server", s.server.Netns, port(s.near.IPs[0], sourcePort), true},
+		attempt{"the server to itself", s.server.Netns, port(s.server.IPs[0], sourcePort), true})
 
 	s.policy(t, "in", server, ingress(from(networkingv1.NetworkPolicyPeer{PodSelector: labelled(map[string]string{"app": "far"})})))
 	s.reach(t, "podSelector", map[uint16][3]bool{sourcePort: {false, true, false}, otherPort: none})
 
-	s.policy(t, "in", server, ingress(from(networkingv1.NetworkPolicyPeer{NamespaceSelector: labelled(map[string]string{corev1.LabelMetadataName: "strangers"})})))
+	s.policy(t, "in", server, ingress(from(networkingv1.NetworkPolicyPeer{NamespaceSelector: labelled(map[string]string{corev1.LabelMetadataName: "other-namespace"})})))
 	s.reach(t, "namespaceSelector", map[uint16][3]bool{sourcePort: {false, false, true}, otherPort: none})
 
 	block := &networkingv1.IPBlock{CIDR: "10.0.0.0/8", Except: []string{netip.PrefixFrom(s.far.IPs[0], 32).String()}}
@@ -241,11 +241,11 @@ func TestPolicyIngress(t *testing.T) {
 
 	group := map[string]string{"policy-group.network.openshift.io/host-network": ""}
 	s.policy(t, "in", server, ingress(from(networkingv1.NetworkPolicyPeer{NamespaceSelector: labelled(group)})))
-	other := who{"the other node", s.far.Node.Netns, port(s.server.IPs[0], sourcePort), false}
-	expect(t, "nobody has the nodes' label", other)
+	other := attempt{"the other node", s.far.Node.Netns, port(s.server.IPs[0], sourcePort), false}
+	expect(t, "no namespace has the label of the nodes' namespace", other)
 	s.hostNetwork(t, group)
 	other.passes = true
-	expect(t, "the nodes' namespace has it", other)
+	expect(t, "the nodes' namespace has the label", other)
 	s.reach(t, "which is no pod's", map[uint16][3]bool{sourcePort: none, otherPort: none})
 
 	s.drop(t, "in")
@@ -291,12 +291,12 @@ func TestPolicyEgress(t *testing.T) {
 	reach := func(what string, direct, other, byService, toHost bool) {
 		t.Helper()
 		expect(t, what,
-			who{"far", s.far.Netns, port(s.server.IPs[0], sourcePort), direct},
-			who{"far", s.far.Netns, port(s.server.IPs[0], otherPort), other},
-			who{"far, by the Service", s.far.Netns, port(ip, 80), byService},
-			who{"far, by the Service of a host", s.far.Netns, port(outside, 80), toHost},
-			who{"near", s.near.Netns, port(ip, 80), true},
-			who{"the server to far", s.server.Netns, port(s.far.IPs[0], sourcePort), true})
+			attempt{"far", s.far.Netns, port(s.server.IPs[0], sourcePort), direct},
+			attempt{"far", s.far.Netns, port(s.server.IPs[0], otherPort), other},
+			attempt{"far, by the Service", s.far.Netns, port(ip, 80), byService},
+			attempt{"far, by the Service of a host", s.far.Netns, port(outside, 80), toHost},
+			attempt{"near", s.near.Netns, port(ip, 80), true},
+			attempt{"the server to far", s.server.Netns, port(s.far.IPs[0], sourcePort), true})
 	}
 	deny := networkingv1.NetworkPolicySpec{PolicyTypes: []networkingv1.PolicyType{networkingv1.PolicyTypeEgress}}
 	s.policy(t, "out", far, deny)
@@ -313,7 +313,7 @@ func TestPolicyEgress(t *testing.T) {
 	toService := deny
 	toService.Egress = []networkingv1.NetworkPolicyEgressRule{{To: []networkingv1.NetworkPolicyPeer{{IPBlock: &networkingv1.IPBlock{CIDR: ip.String() + "/32"}}}}}
 	s.policy(t, "out", far, toService)
-	reach("egress to the Service's address is allowed, which nobody is", false, false, false, false)
+	reach("egress to the Service's address is allowed, which is no endpoint's", false, false, false, false)
 	toService.Egress[0].To[0].IPBlock.CIDR = host.IP.String() + "/32"
 	s.policy(t, "out", far, toService)
 	reach("egress to the host is allowed", false, false, false, true)
@@ -322,11 +322,11 @@ func TestPolicyEgress(t *testing.T) {
 
 	closed := networkingv1.NetworkPolicySpec{PolicyTypes: []networkingv1.PolicyType{networkingv1.PolicyTypeIngress, networkingv1.PolicyTypeEgress}}
 	s.policy(t, "out", map[string]string{"app": "server"}, closed)
-	expect(t, "nobody but itself",
-		who{"near", s.near.Netns, port(ip, 80), false},
-		who{"the server", s.server.Netns, port(s.near.IPs[0], sourcePort), false},
-		who{"the server to itself, by the Service", s.server.Netns, port(ip, 80), true},
-		who{"the node", s.server.Node.Netns, port(s.server.IPs[0], sourcePort), true})
+	expect(t, "only the server itself",
+		attempt{"near", s.near.Netns, port(ip, 80), false},
+		attempt{"the server", s.server.Netns, port(s.near.IPs[0], sourcePort), false},
+		attempt{"the server to itself, by the Service", s.server.Netns, port(ip, 80), true},
+		attempt{"the node", s.server.Node.Netns, port(s.server.IPs[0], sourcePort), true})
 }
 
 // A pod's status with the address of another node's pod does not make policies allow that pod.
@@ -350,7 +350,7 @@ func TestPolicyRemoteStatus(t *testing.T) {
 			t.Error(err)
 		}
 	})
-	ip := s.stranger.IPs[0].String()
+	ip := s.otherPod.IPs[0].String()
 	made.Status.Phase, made.Status.PodIP, made.Status.PodIPs = corev1.PodRunning, ip, []corev1.PodIP{{IP: ip}}
 	if _, err := pods.UpdateStatus(t.Context(), made, metav1.UpdateOptions{}); err != nil {
 		t.Fatal(err)
@@ -360,21 +360,21 @@ func TestPolicyRemoteStatus(t *testing.T) {
 	if _, err := pods.Patch(t.Context(), s.far.Name, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	s.reach(t, "a pod with the label, and a status that names the stranger", map[uint16][3]bool{sourcePort: {false, true, false}})
+	s.reach(t, "a pod with the label, and a status with the address of the pod in the other namespace", map[uint16][3]bool{sourcePort: {false, true, false}})
 }
 
-// talk opens a connection to the server, which is closed when the test ends.
-func (s *policyScene) talk(t *testing.T, from *lab.Pod, network string) *traffic.Talk {
+// connect opens a connection to the server, which is closed when the test ends.
+func (s *policyScene) connect(t *testing.T, from *lab.Pod, network string) *traffic.Conn {
 	t.Helper()
-	return talk(t, from, s.server, network)
+	return connect(t, from, s.server, network)
 }
 
-// talk opens a connection, which is closed when the test ends.
-func talk(t *testing.T, from, to *lab.Pod, network string) *traffic.Talk {
+// connect opens a connection, which is closed when the test ends.
+func connect(t *testing.T, from, to *lab.Pod, network string) *traffic.Conn {
 	t.Helper()
-	var open *traffic.Talk
+	var open *traffic.Conn
 	await(t, "a connection from "+from.Name, func(ctx context.Context) (err error) {
-		open, err = traffic.NewTalk(ctx, from.Netns, network, port(to.IPs[0], sourcePort))
+		open, err = traffic.Dial(ctx, from.Netns, network, port(to.IPs[0], sourcePort))
 		return err
 	})
 	t.Cleanup(func() { _ = open.Close() })
@@ -396,27 +396,27 @@ func TestPolicyKeepsConnections(t *testing.T) {
 		s.annotations = map[string]string{policy.AnnotationEstablished: policy.EstablishedKeep}
 		s.policy(t, "keep", server, only("far"))
 		s.reach(t, "far is allowed", map[uint16][3]bool{sourcePort: {false, true, false}})
-		open, other := s.talk(t, s.far, network), s.talk(t, s.far, network)
+		open, other := s.connect(t, s.far, network), s.connect(t, s.far, network)
 		s.policy(t, "keep", server, only("near"))
-		s.reach(t, "far is allowed no more", map[uint16][3]bool{sourcePort: {true, false, false}})
+		s.reach(t, "far is no longer allowed", map[uint16][3]bool{sourcePort: {true, false, false}})
 		for range 3 {
 			if _, err := open.Ask(); err != nil {
-				t.Errorf("%s: a connection that is kept ends: %v", network, err)
+				t.Errorf("%s: an established connection ended, although the policy keeps connections: %v", network, err)
 			}
 		}
 		s.annotations = nil
 		s.policy(t, "keep", server, only("near"))
-		await(t, network+": the connection ends", func(context.Context) error {
+		await(t, network+": the end of the connection", func(context.Context) error {
 			if answer, err := open.Ask(); err == nil {
-				return fmt.Errorf("it goes on: %s", answer)
+				return fmt.Errorf("the connection still works: %s", answer)
 			}
 			return nil
 		})
 		if answer, err := other.Ask(); err == nil {
-			t.Errorf("%s: the other connection goes on: %s", network, answer)
+			t.Errorf("%s: the other connection still works: %s", network, answer)
 		}
 		s.drop(t, "keep")
-		s.reach(t, "nothing is isolated", map[uint16][3]bool{sourcePort: {true, true, true}})
+		s.reach(t, "no pod is isolated", map[uint16][3]bool{sourcePort: {true, true, true}})
 	}
 }
 
@@ -434,29 +434,29 @@ func TestPolicyEndsConnections(t *testing.T) {
 	}
 	for _, network := range []string{"tcp", "udp"} {
 		// One connection begins before there is a policy, one while a rule allows it.
-		before := s.talk(t, s.far, network)
-		stays := s.talk(t, s.near, network)
-		own := talk(t, s.server, s.far, network)
+		before := s.connect(t, s.far, network)
+		stays := s.connect(t, s.near, network)
+		own := connect(t, s.server, s.far, network)
 		s.policy(t, "end", server, allow("far", "near"))
-		s.reach(t, "both are allowed", map[uint16][3]bool{sourcePort: {true, true, false}})
-		after := s.talk(t, s.far, network)
+		s.reach(t, "near and far are allowed", map[uint16][3]bool{sourcePort: {true, true, false}})
+		after := s.connect(t, s.far, network)
 		if _, err := before.Ask(); err != nil {
-			t.Errorf("%s: a connection that was there before its rule ends: %v", network, err)
+			t.Errorf("%s: a connection ended that is older than the rule that allows it: %v", network, err)
 		}
 		s.policy(t, "end", server, allow("near"))
-		s.reach(t, "one is allowed no more", map[uint16][3]bool{sourcePort: {true, false, false}})
-		for name, c := range map[string]*traffic.Talk{"from before the rule": before, "from after it": after} {
+		s.reach(t, "far is no longer allowed", map[uint16][3]bool{sourcePort: {true, false, false}})
+		for name, c := range map[string]*traffic.Conn{"older than the rule": before, "newer than the rule": after} {
 			if answer, err := c.Ask(); err == nil {
-				t.Errorf("%s: a connection %s goes on: %s", network, name, answer)
+				t.Errorf("%s: a connection %s still works: %s", network, name, answer)
 			}
 		}
-		for name, c := range map[string]*traffic.Talk{"that is allowed all the time": stays, "that the isolated pod began itself": own} {
+		for name, c := range map[string]*traffic.Conn{"allowed all the time": stays, "opened by the isolated pod": own} {
 			if _, err := c.Ask(); err != nil {
-				t.Errorf("%s: a connection %s ends: %v", network, name, err)
+				t.Errorf("%s: a connection %s ended: %v", network, name, err)
 			}
 		}
 		s.drop(t, "end")
-		s.reach(t, "nothing is isolated", map[uint16][3]bool{sourcePort: {true, true, true}})
+		s.reach(t, "no pod is isolated", map[uint16][3]bool{sourcePort: {true, true, true}})
 	}
 }
 
@@ -475,7 +475,7 @@ func TestPolicyAgentRestarts(t *testing.T) {
 		t.Fatal(err)
 	}
 	denied, err := traffic.NewLoad([]traffic.Pair{
-		{Name: "near", From: s.near.Netns, To: addrPort(s.server)}, {Name: "stranger", From: s.stranger.Netns, To: addrPort(s.server)},
+		{Name: "near", From: s.near.Netns, To: addrPort(s.server)}, {Name: "other", From: s.otherPod.Netns, To: addrPort(s.server)},
 	}, *pairRate/10)
 	if err != nil {
 		t.Fatal(err)
@@ -492,20 +492,20 @@ func TestPolicyAgentRestarts(t *testing.T) {
 		t.Fatal(err)
 	}
 	if tally := tallies["far"]; tally.Lost > 0 || tally.Sent == 0 {
-		t.Errorf("of what is allowed: %s", tally)
+		t.Errorf("allowed traffic: %s", tally)
 	}
 	refused, err := denied.Stop()
 	if err == nil {
-		t.Error("of what no rule allows, all is answered") // a stream that loses a packet returns an error
+		t.Error("all denied datagrams were answered") // a stream that loses a packet returns an error
 	}
 	for name, tally := range refused {
 		if tally.Sent == 0 || tally.Lost != tally.Sent {
-			t.Errorf("of what no rule allows, %s: %s", name, tally)
+			t.Errorf("denied traffic of %s: %s", name, tally)
 		}
 	}
-	for _, p := range []*lab.Pod{s.near, s.stranger} {
+	for _, p := range []*lab.Pod{s.near, s.otherPod} {
 		if n := echoed.Sources()[p.IPs[0]]; n > 0 {
-			t.Errorf("%d datagrams of %s came, which no rule allows", n, p.Name)
+			t.Errorf("%d denied datagrams of %s arrived", n, p.Name)
 		}
 	}
 	t.Logf("%d restarts; allowed: %s; refused: %v", *restarts, tallies["far"], refused)
@@ -524,7 +524,7 @@ func TestPolicyIsolatesFirst(t *testing.T) {
 		t.Error(leak)
 	}
 	if report.Starts < *starts {
-		t.Errorf("%d pods were to start", *starts)
+		t.Errorf("%d pods started, want %d", report.Starts, *starts)
 	}
 }
 
@@ -545,7 +545,7 @@ func TestPolicyWithoutAPIServer(t *testing.T) {
 	}
 	var failure *podruntime.Failure
 	if !asFailure(err, &failure) || failure.Code != codeTryAgain {
-		t.Errorf("the ADD of a pod of which nobody told ends with %v, want code %d", err, codeTryAgain)
+		t.Errorf("ADD of a pod that the agent has not observed: %v, want code %d", err, codeTryAgain)
 	}
 	s.reach(t, "far only, without the API server", farOnly)
 	kill(t, s.cluster, "n1/weft-agent", syscall.SIGKILL)

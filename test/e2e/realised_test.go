@@ -61,7 +61,7 @@ func TestPolicyIsRealisedOnNodes(t *testing.T) {
 	server := map[string]string{"app": "server"}
 	s.policy(t, "realised-one", server, ingress())
 	api := networkClient(t, s.cluster)
-	fence := &networkv1.EgressNetworkPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: "strangers", Name: "fence"}}
+	fence := &networkv1.EgressNetworkPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: "other-namespace", Name: "fence"}}
 	fence.Spec.Egress = []networkv1.EgressNetworkPolicyRule{{Type: networkv1.EgressNetworkPolicyRuleDeny, To: networkv1.EgressNetworkPolicyPeer{CIDRSelector: "192.0.2.0/24"}}}
 	if err := api.Create(t.Context(), fence); err != nil {
 		t.Fatal(err)
@@ -72,8 +72,8 @@ func TestPolicyIsRealisedOnNodes(t *testing.T) {
 		}
 	}()
 	asks(t, nodes, realised.NetworkPolicy, "default/realised-one", 2)
-	asks(t, nodes, realised.EgressNetworkPolicy, "strangers/fence", 2)
-	asks(t, nodes, realised.NetNamespace, "strangers", 2)
+	asks(t, nodes, realised.EgressNetworkPolicy, "other-namespace/fence", 2)
+	asks(t, nodes, realised.NetNamespace, "other-namespace", 2)
 	s.reach(t, "a policy that is realised", map[uint16][3]bool{sourcePort: {}})
 
 	goOn := hang(t, s.cluster, "n2/weft-agent")

@@ -79,7 +79,7 @@ func (l *load) control(t *testing.T, length time.Duration) {
 	}
 	sent, lost, err := l.stop()
 	if lost > 0 {
-		t.Fatalf("machine too busy: %d of %d packets lost while nothing was done: %v", lost, sent, err)
+		t.Fatalf("machine too busy: %d of %d packets lost without a fault: %v", lost, sent, err)
 	}
 	t.Logf("control: %d packets in %s, none lost", sent, length)
 }
@@ -133,7 +133,7 @@ func TestAgentRestarts(t *testing.T) {
 			t.Errorf("%s: %v", node, err)
 		}
 	}
-	t.Logf("slowest: %s from the signal until the new pod was attached, reached and the old one gone", slowest.Round(time.Millisecond))
+	t.Logf("slowest restart: %s from the signal until the new pod was attached and reached and the old one deleted", slowest.Round(time.Millisecond))
 }
 
 // churn keeps one pod on each node, which each turn replaces.

@@ -57,7 +57,7 @@ func TestSCTP(t *testing.T) {
 			return nil
 		})
 	}
-	for _, p := range []*lab.Pod{s.near, s.far, s.stranger} {
+	for _, p := range []*lab.Pod{s.near, s.far, s.otherPod} {
 		for _, to := range []netip.AddrPort{direct, other, vip} {
 			reach("without a policy", p, to, true)
 		}
@@ -68,10 +68,10 @@ func TestSCTP(t *testing.T) {
 		Ports: []networkingv1.NetworkPolicyPort{{Protocol: &sctp, Port: &allowed}},
 	}))
 	for _, to := range []netip.AddrPort{direct, vip} {
-		reach("not by the policy's pods", s.near, to, false)
-		reach("from another namespace", s.stranger, to, false)
-		reach("by the policy", s.far, to, true)
+		reach("denied by the policy", s.near, to, false)
+		reach("from another namespace", s.otherPod, to, false)
+		reach("allowed by the policy", s.far, to, true)
 	}
 	reach("at another port", s.far, other, false)
-	expect(t, "by TCP at the same port of a pod", who{"far", s.far.Netns, port(s.server.IPs[0], sourcePort), false})
+	expect(t, "by TCP at the same port of a pod", attempt{"far", s.far.Netns, port(s.server.IPs[0], sourcePort), false})
 }

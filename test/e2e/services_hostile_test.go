@@ -21,10 +21,10 @@ import (
 // None of these is redirected, and all remain reachable.
 func TestHostileServices(t *testing.T) {
 	s := newServiceScene(t, "hostile")
-	tell(t, s.near.Netns, "thief", sourcePort)
+	startSourceServer(t, s.near.Netns, "thief", sourcePort)
 	n1, n2 := s.cluster.Node(1), s.cluster.Node(2)
-	tell(t, n1.Netns, "node", 80)
-	tell(t, s.there.Netns, "victim", 80)
+	startSourceServer(t, n1.Netns, "node", 80)
+	startSourceServer(t, s.there.Netns, "victim", 80)
 	external, made := "203.0.113.40", time.Now()
 	victim := port(s.simple(t, "victim", func(o *corev1.Service) { o.Spec.ExternalIPs = []string{external} }, at(s.there)), 80)
 	settles(t, s.here.Netns, victim, "there")
@@ -32,9 +32,9 @@ func TestHostileServices(t *testing.T) {
 	gateway := gatewayOf(s.here).IP
 	watch := watchFlows(t, n1)
 	// a- sorts before victim by name, and is younger by at least a second, because objects' ages are in seconds.
-	await(t, "the next second", func(context.Context) error {
+	await(t, "a later timestamp", func(context.Context) error {
 		if !time.Now().After(made.Add(2 * time.Second)) {
-			return errors.New("it is the same")
+			return errors.New("the timestamp is the same")
 		}
 		return nil
 	})
@@ -69,13 +69,13 @@ func TestHostileServices(t *testing.T) {
 	out := mustRun(t, n1.Enter("ovs-ofctl", "-O", "OpenFlow15", "--no-stats", "dump-flows", "br0", "table=25"))
 	for _, ip := range []string{n1.IP.String(), n2.IP.String(), gateway.String(), s.there.IPs[0].String()} {
 		if strings.Contains(out, "nw_dst="+ip+",") {
-			t.Errorf("the switch takes %s for a Service", ip)
+			t.Errorf("the switch treats %s as a Service", ip)
 		}
 	}
 	said := logOf(t, s.cluster, "n1/weft-agent")
 	for _, ip := range []string{external, n1.IP.String(), s.there.IPs[0].String(), "172.30.0.1"} {
 		if !strings.Contains(said, "of "+ip) {
-			t.Errorf("nothing is said of %s, which is not served", ip)
+			t.Errorf("%s is not served, and no event reports it", ip)
 		}
 	}
 }
@@ -110,11 +110,11 @@ func TestHugeService(t *testing.T) {
 	// Changes of another Service are still programmed.
 	s.endpoints(t, "modest", "modest", endpointPorts(sourcePort), at(s.there))
 	settles(t, s.near.Netns, other, "there")
-	await(t, "a word about what is left out", func(context.Context) error {
+	await(t, "an event about the endpoints left out", func(context.Context) error {
 		said := logOf(t, s.cluster, "n1/weft-agent")
 		for _, word := range []string{"for one Service", "of the 900 endpoints"} {
 			if !strings.Contains(said, word) {
-				return fmt.Errorf("%q is not said", word)
+				return fmt.Errorf("no event contains %q", word)
 			}
 		}
 		return nil

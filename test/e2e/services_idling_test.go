@@ -42,13 +42,13 @@ func TestServiceIdled(t *testing.T) {
 		return needPods(ctx, s.client, made, since)
 	})
 	go func() {
-		talk, err := traffic.NewPatientTalk(t.Context(), s.near.Netns, "tcp", vip, 2*time.Minute)
+		conn, err := traffic.DialWaiting(t.Context(), s.near.Netns, "tcp", vip, 2*time.Minute)
 		if err != nil {
 			results <- result{err: err}
 			return
 		}
-		answer, err := talk.Ask()
-		results <- result{answer, errors.Join(err, talk.Close())}
+		answer, err := conn.Ask()
+		results <- result{answer, errors.Join(err, conn.Close())}
 	}()
 	woken, err := s.client.CoreV1().Services("default").Get(t.Context(), made.Name, metav1.GetOptions{})
 	if err != nil {

@@ -64,7 +64,7 @@ func TestAgentRestartsUnderServices(t *testing.T) {
 		_, err := traffic.Ask(ctx, s.near.Netns, "tcp", tcp)
 		return err
 	})
-	kept, err := traffic.NewTalk(t.Context(), s.near.Netns, "tcp", tcp)
+	kept, err := traffic.Dial(t.Context(), s.near.Netns, "tcp", tcp)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -82,7 +82,7 @@ func TestAgentRestartsUnderServices(t *testing.T) {
 	}
 	sent, lost, err := control.stop()
 	if lost > 0 || err != nil {
-		t.Fatalf("machine too busy: %d of %d datagrams lost while nothing was done: %v", lost, sent, err)
+		t.Fatalf("machine too busy: %d of %d datagrams lost without a restart: %v", lost, sent, err)
 	}
 	t.Logf("control: %d datagrams in %s, none lost", sent, length)
 
@@ -111,7 +111,7 @@ func TestAgentRestartsUnderServices(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 		if added, changed, removed := watch.Counts(); added+changed+removed > 0 {
-			t.Errorf("%s: %s, although nothing changed", name, watch)
+			t.Errorf("%s: %s, although no object changed", name, watch)
 		}
 	}
 }
@@ -124,17 +124,17 @@ func TestServiceEndpointGoesUnderUDP(t *testing.T) {
 	for _, from := range []struct{ name, netns string }{{"near", s.near.Netns}, {"far", s.far.Netns}} {
 		s.endpoints(t, "udpgone", "udpgone", endpointPorts(sourcePort), at(s.here))
 		settles(t, from.netns, vip, "here")
-		talk, err := traffic.NewTalk(t.Context(), from.netns, "udp", vip)
+		conn, err := traffic.Dial(t.Context(), from.netns, "udp", vip)
 		if err != nil {
 			t.Fatal(err)
 		}
-		defer func() { _ = talk.Close() }()
-		if answer, err := talk.Ask(); err != nil || answer.Name != "here" {
+		defer func() { _ = conn.Close() }()
+		if answer, err := conn.Ask(); err != nil || answer.Name != "here" {
 			t.Fatalf("%s, %v", answer, err)
 		}
 		moved := func(names ...string) func(context.Context) error {
 			return func(context.Context) error {
-				answer, err := talk.Ask()
+				answer, err := conn.Ask()
 				if err == nil && (answer.Name != names[0]) {
 					err = fmt.Errorf("%s answers", answer)
 				}
@@ -142,14 +142,14 @@ func TestServiceEndpointGoesUnderUDP(t *testing.T) {
 			}
 		}
 		s.endpoints(t, "udpgone", "udpgone", endpointPorts(sourcePort), at(s.there))
-		took := await(t, from.name+": the same socket at the endpoint that is left", moved("there"))
+		took := await(t, from.name+": the same socket reaches the remaining endpoint", moved("there"))
 		t.Logf("%s: moved %s after the object was written", from.name, took.Round(time.Millisecond))
 		// The Service loses all endpoints and gets one again: a refusal is not permanent.
 		s.endpoints(t, "udpgone", "udpgone", endpointPorts(sourcePort))
 		refused(t, from.netns, vip, "tcp", "udp")
-		_, _ = talk.Ask() // it is refused
+		_, _ = conn.Ask() // it is refused
 		s.endpoints(t, "udpgone", "udpgone", endpointPorts(sourcePort), at(s.there))
-		await(t, from.name+": the same socket, once there is an endpoint again", moved("there"))
+		await(t, from.name+": the same socket reaches a new endpoint", moved("there"))
 	}
 }
 

@@ -42,13 +42,13 @@ func newServiceScene(t *testing.T, name string) *serviceScene {
 	}
 	pods := addPods(t, c, [2]string{"n1", name + "-near"}, [2]string{"n1", name + "-here"}, [2]string{"n2", name + "-far"}, [2]string{"n2", name + "-there"})
 	s := &serviceScene{cluster: c, client: client, near: pods[0], here: pods[1], far: pods[2], there: pods[3]}
-	tell(t, s.here.Netns, "here", sourcePort)
-	tell(t, s.there.Netns, "there", sourcePort)
+	startSourceServer(t, s.here.Netns, "here", sourcePort)
+	startSourceServer(t, s.there.Netns, "there", sourcePort)
 	return s
 }
 
-// tell answers in a namespace, on any of its addresses, until the test ends.
-func tell(t *testing.T, netns, name string, port uint16) {
+// startSourceServer answers in a namespace, on any of its addresses, until the test ends.
+func startSourceServer(t *testing.T, netns, name string, port uint16) {
 	t.Helper()
 	sourceServerAt(t, netns, name, netip.AddrPortFrom(netip.IPv4Unspecified(), port))
 }
@@ -180,18 +180,18 @@ func settles(t *testing.T, from string, to netip.AddrPort, names ...string) {
 	for _, network := range []string{"tcp", "udp"} {
 		await(t, fmt.Sprintf("%s %s answered by %v", network, to, names), func(ctx context.Context) error {
 			const enough = 8 // one of two is missed by chance with 1 in 128, and then the check is repeated
-			heard := map[string]bool{}
+			answered := map[string]bool{}
 			for range enough {
 				answer, err := traffic.Ask(ctx, from, network, to)
 				if err != nil {
 					return err
 				}
-				if heard[answer.Name] = true; !slices.Contains(names, answer.Name) {
+				if answered[answer.Name] = true; !slices.Contains(names, answer.Name) {
 					return fmt.Errorf("%s answers", answer.Name)
 				}
 			}
-			if len(heard) != len(names) {
-				return fmt.Errorf("only %v answer", heard)
+			if len(answered) != len(names) {
+				return fmt.Errorf("only %v answer", answered)
 			}
 			return nil
 		})
@@ -205,7 +205,7 @@ func refused(t *testing.T, from string, to netip.AddrPort, networks ...string) {
 		await(t, network+" "+to.String()+" refused", func(ctx context.Context) error {
 			_, err := traffic.Ask(ctx, from, network, to)
 			if err == nil {
-				return errors.New("it answers")
+				return errors.New("there is an answer")
 			}
 			if !errors.Is(err, syscall.ECONNREFUSED) {
 				return err

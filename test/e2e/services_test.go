@@ -58,7 +58,7 @@ func TestServiceClusterIP(t *testing.T) {
 	await(t, "a large transfer", func(ctx context.Context) error {
 		transfer, err := traffic.Send(ctx, s.near.Netns, to, 4<<20)
 		if err == nil && transfer.Source != s.near.IPs[0] {
-			return fmt.Errorf("seen as %s", transfer.Source)
+			return fmt.Errorf("the source is %s", transfer.Source)
 		}
 		return err
 	})
@@ -91,15 +91,15 @@ func TestServicesFromOnePort(t *testing.T) {
 // meet opens connections from one port, in order, and sends requests on all of them.
 func (s *serviceScene) meet(t *testing.T, network string, from uint16, order []netip.AddrPort) {
 	t.Helper()
-	var open []*traffic.Talk
+	var open []*traffic.Conn
 	for _, to := range order {
-		talk, err := traffic.NewTalkFrom(t.Context(), s.near.Netns, network, from, to)
+		conn, err := traffic.DialFrom(t.Context(), s.near.Netns, network, from, to)
 		if err != nil {
 			t.Errorf("by %s from port %d to %v: %v", network, from, order, err)
 			return
 		}
-		defer func() { _ = talk.Close() }()
-		open = append(open, talk)
+		defer func() { _ = conn.Close() }()
+		open = append(open, conn)
 		for i, earlier := range open { // earlier connections continue
 			if answer, err := earlier.Ask(); err != nil || answer.Source != s.near.IPs[0] {
 				t.Errorf("by %s from port %d to %v: once %s is reached, %s answers %v, %v", network, from, order, to, order[i], answer, err)
@@ -111,8 +111,8 @@ func (s *serviceScene) meet(t *testing.T, network string, from uint16, order []n
 // Each port of a Service has its own endpoints; a named target port may have another number on each of them.
 func TestServicePorts(t *testing.T) {
 	s := newServiceScene(t, "ports")
-	tell(t, s.here.Netns, "here-named", 9001)
-	tell(t, s.there.Netns, "there-named", 9002)
+	startSourceServer(t, s.here.Netns, "here-named", 9001)
+	startSourceServer(t, s.there.Netns, "there-named", 9002)
 	made := s.service(t, "ports", func(o *corev1.Service) {
 		o.Spec.Ports = append(o.Spec.Ports, corev1.ServicePort{Name: "named", Protocol: corev1.ProtocolTCP, Port: 81, TargetPort: intstr.FromString("web")})
 	})
@@ -124,16 +124,16 @@ func TestServicePorts(t *testing.T) {
 	s.endpoints(t, "ports", "ports-2", named(9002), at(s.there))
 	ip := netip.MustParseAddr(made.Spec.ClusterIP)
 	settles(t, s.near.Netns, port(ip, 80), "here", "there")
-	heard := map[string]int{}
+	answered := map[string]int{}
 	for answer, times := range tally(t, s.near.Netns, "tcp", port(ip, 81), 40) {
-		heard[answer.Name] += times
+		answered[answer.Name] += times
 	}
-	if heard["here-named"] == 0 || heard["there-named"] == 0 || len(heard) != 2 {
-		t.Errorf("the named port: %v", heard)
+	if answered["here-named"] == 0 || answered["there-named"] == 0 || len(answered) != 2 {
+		t.Errorf("the named port: answers %v", answered)
 	}
 	// A port that is not the Service's is not answered.
 	if answer, err := traffic.Ask(t.Context(), s.near.Netns, "tcp", port(ip, 82)); err == nil {
-		t.Errorf("a port that is none answers: %s", answer)
+		t.Errorf("a port that the Service does not have answers: %s", answer)
 	}
 }
 
@@ -163,7 +163,7 @@ func TestServiceNodePort(t *testing.T) {
 	for _, p := range open.Spec.Ports {
 		ports[p.Name] = uint16(p.NodePort)
 	}
-	heard := func(from, network string, to netip.AddrPort, want ...string) {
+	answeredBy := func(from, network string, to netip.AddrPort, want ...string) {
 		t.Helper()
 		await(t, fmt.Sprintf("%s %s answered by %v", network, to, want), func(ctx context.Context) error {
 			names := map[string]bool{}
@@ -183,7 +183,7 @@ func TestServiceNodePort(t *testing.T) {
 	for _, network := range []string{"tcp", "udp"} {
 		for _, n := range []lab.Node{n1, n2} {
 			for _, from := range []string{s.near.Netns, s.far.Netns, s.cluster.Outside.Netns} {
-				heard(from, network, port(n.IP, ports[network]), "here", "there")
+				answeredBy(from, network, port(n.IP, ports[network]), "here", "there")
 			}
 		}
 	}
@@ -192,14 +192,14 @@ func TestServiceNodePort(t *testing.T) {
 		t.Errorf("a pod at its node's port: %s, %v", answer, err)
 	}
 	to := uint16(local.Spec.Ports[0].NodePort)
-	heard(s.near.Netns, "tcp", port(n1.IP, to), "there") // from within, all endpoints count
-	heard(s.near.Netns, "tcp", port(n2.IP, to), "there")
-	heard(s.cluster.Outside.Netns, "tcp", port(n2.IP, to), "there")
+	answeredBy(s.near.Netns, "tcp", port(n1.IP, to), "there") // from within, all endpoints count
+	answeredBy(s.near.Netns, "tcp", port(n2.IP, to), "there")
+	answeredBy(s.cluster.Outside.Netns, "tcp", port(n2.IP, to), "there")
 	silent(t, s.cluster.Outside.Netns, "tcp", port(n1.IP, to))
 	silent(t, s.far.Netns, "tcp", port(n1.IP, to)) // like traffic from outside: n1 has no endpoint
 	answer, err = traffic.Ask(t.Context(), s.cluster.Outside.Netns, "tcp", port(n2.IP, to))
 	if err != nil || answer.Source != s.cluster.Outside.IP {
-		t.Errorf("policy Local keeps the source: %s, %v", answer, err)
+		t.Errorf("policy Local, where the source is preserved: %s, %v", answer, err)
 	}
 }
 
@@ -253,9 +253,9 @@ func TestServiceAffinity(t *testing.T) {
 			t.Errorf("%s: one client has %v", network, count)
 		}
 	}
-	await(t, "what was learned expires", func(context.Context) error {
+	await(t, "learned affinity flows expired", func(context.Context) error {
 		if n, err := learned(); err != nil || n > 0 {
-			return fmt.Errorf("%d clients are remembered: %w", n, err)
+			return fmt.Errorf("affinity of %d clients is still learned: %w", n, err)
 		}
 		return nil
 	})
@@ -292,7 +292,7 @@ func TestServiceEndpointConditions(t *testing.T) {
 	n1 := s.cluster.Node(1)
 	set := func(list ...endpoint) { s.endpoints(t, "ready", "ready", endpointPorts(sourcePort), list...) }
 	settles(t, s.near.Netns, vip, "there")
-	kept, err := traffic.NewTalk(t.Context(), s.near.Netns, "tcp", vip)
+	kept, err := traffic.Dial(t.Context(), s.near.Netns, "tcp", vip)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -307,14 +307,14 @@ func TestServiceEndpointConditions(t *testing.T) {
 	set(at(s.here), at(s.there).unready())
 	settles(t, s.near.Netns, vip, "here")
 	if answer, err := kept.Ask(); err != nil || answer.Name != "there" {
-		t.Errorf("a connection to an endpoint that is not ready any more: %s, %v", answer, err)
+		t.Errorf("a connection to an endpoint that is no longer ready: %s, %v", answer, err)
 	}
 	set(at(s.here).unready(), at(s.there).unready())
 	refused(t, s.near.Netns, vip, "tcp", "udp")
 	refused(t, s.far.Netns, vip, "tcp", "udp")
 	refused(t, n1.Netns, vip, "tcp")
 	if answer, err := kept.Ask(); err != nil || answer.Name != "there" {
-		t.Errorf("a connection that was there, of a Service that has no endpoint now: %s, %v", answer, err)
+		t.Errorf("an established connection of a Service that has no endpoint now: %s, %v", answer, err)
 	}
 	set(at(s.here)) // as in a Service that publishes addresses that are not ready
 	settles(t, s.near.Netns, vip, "here")
@@ -368,7 +368,7 @@ func TestServiceEndpointsOutsideThePodNetwork(t *testing.T) {
 }
 
 // The switch ignores headless Services, ExternalName Services, and those of another proxy.
-func TestServicesThatAreNone(t *testing.T) {
+func TestServicesThatAreNotServed(t *testing.T) {
 	s := newServiceScene(t, "headless")
 	watch := watchFlows(t, s.cluster.Node(1))
 	s.service(t, "headless", func(o *corev1.Service) { o.Spec.ClusterIP = corev1.ClusterIPNone })
@@ -390,7 +390,7 @@ func TestServicesThatAreNone(t *testing.T) {
 	out := mustRun(t, s.cluster.Node(1).Enter("ovs-ofctl", "-O", "OpenFlow15", "--no-stats", "dump-flows", "br0", "table=25"))
 	for line := range strings.SplitSeq(out, "\n") {
 		if strings.Contains(line, "nw_dst") && !strings.Contains(line, "nw_dst=172.30.0.1,") && !strings.Contains(line, "nw_dst="+vip.Addr().String()+",") {
-			t.Errorf("a flow of a Service that is none: %s", line)
+			t.Errorf("a flow of an object that is not served as a Service: %s", line)
 		}
 	}
 }

@@ -19,10 +19,10 @@ func TestOnlyServicesAreTracked(t *testing.T) {
 	settles(t, s.near.Netns, vip, "here", "there")
 	settles(t, s.far.Netns, vip, "here", "there")
 	const other = 7070 // no Service has an endpoint there
-	everybody := []string{s.near.Netns, s.far.Netns, s.cluster.Node(1).Netns, s.cluster.Node(2).Netns}
+	clients := []string{s.near.Netns, s.far.Netns, s.cluster.Node(1).Netns, s.cluster.Node(2).Netns}
 	for _, p := range []*lab.Pod{s.here, s.there} {
-		tell(t, p.Netns, p.Name, other)
-		for _, from := range everybody {
+		startSourceServer(t, p.Netns, p.Name, other)
+		for _, from := range clients {
 			for _, network := range []string{"tcp", "udp"} {
 				for _, number := range []uint16{other, sourcePort} {
 					to := port(p.IPs[0], number)
@@ -41,7 +41,7 @@ func TestOnlyServicesAreTracked(t *testing.T) {
 		for line := range strings.Lines(out) {
 			shown = shown || strings.Contains(line, "dst="+vip.Addr().String()+",")
 			if strings.Contains(line, "port=7070") || strings.Contains(line, "port=9,") || strings.Contains(line, "port=9)") {
-				t.Errorf("%s tracks what is no Service's: %s", n.Name, line)
+				t.Errorf("%s tracks a connection that is not a Service's: %s", n.Name, line)
 			}
 		}
 		if !shown {

@@ -123,7 +123,7 @@ func (e *estate) setMode(t *testing.T, plugin string) {
 		for i := range list.Items {
 			version, _, _ := unstructured.NestedString(list.Items[i].Object, "status", "vnidsVersion")
 			if isolates := version != ""; isolates != (plugin == networkv1.PluginMultitenant) {
-				return fmt.Errorf("%s does not", list.Items[i].GetName())
+				return fmt.Errorf("%s does not follow", list.Items[i].GetName())
 			}
 		}
 		return nil
@@ -200,7 +200,7 @@ func (e *estate) judge(t *testing.T, when string, g groups) {
 	each(false, func(from, to string) {
 		forbidden++
 		if n := e.counts(from, to) - before[[2]string{from, to}]; n > 0 {
-			t.Errorf("%s: %s reaches %s, which is another project's", when, from, to)
+			t.Errorf("%s: %s reaches %s of another project", when, from, to)
 		}
 	})
 	for _, n := range e.cluster.Nodes() { // hosts reach all pods
@@ -242,13 +242,13 @@ func (e *estate) forbid(t *testing.T, pairs ...[2]string) (end func()) {
 		}
 		for _, p := range pairs {
 			if n := e.counts(p[0], p[1]) - before[p]; n > 0 {
-				t.Errorf("%d packets of %s came to %s, which was another project's throughout", n, p[0], p[1])
+				t.Errorf("%d packets of %s arrived at %s, which was another project's all the time", n, p[0], p[1])
 			}
 		}
 		if sent == 0 {
-			t.Error("nothing was sent that must not arrive")
+			t.Error("no denied packet was sent")
 		}
-		t.Logf("%d packets sent that must not arrive", sent)
+		t.Logf("%d denied packets sent", sent)
 	}
 }
 
@@ -279,7 +279,7 @@ func TestTenants(t *testing.T) {
 			e.change(t, tenant.Global(), projectB)
 			e.judge(t, "global", groups{"ab", "bc"})
 			e.change(t, tenant.Isolate(), projectB)
-			e.judge(t, "global no more", nil)
+			e.judge(t, "no longer global", nil)
 		})
 	})
 	t.Run("restarts", func(t *testing.T) {
@@ -336,7 +336,7 @@ func (e *estate) connectionEnds(t *testing.T) {
 	defer func() { _, _ = streams.Stop() }() // losing packets is intended
 	await(t, "packets of a1 at b2", func(context.Context) error {
 		if e.counts("a1", "b2") == 0 {
-			return errors.New("none yet")
+			return errors.New("no packet so far")
 		}
 		return nil
 	})
@@ -345,9 +345,9 @@ func (e *estate) connectionEnds(t *testing.T) {
 	for range 100 { // packets in flight have arrived by then
 		ping(t, e.pods["a1"].Netns, e.pods["a2"].IPs[0])
 	}
-	e.judge(t, "while a connection goes on trying", nil)
+	e.judge(t, "while a client retries its connection", nil)
 	if now := e.counts("a1", "b2"); now != at {
-		t.Errorf("%d packets of the connection came after it was forbidden", now-at)
+		t.Errorf("%d packets of the connection arrived after it was denied", now-at)
 	}
 }
 
@@ -359,7 +359,7 @@ func (e *estate) services(t *testing.T) {
 	}
 	s := &serviceScene{cluster: e.cluster, client: client}
 	for _, name := range []string{"a2", "a3", "c1", "c2", "d2"} {
-		tell(t, e.pods[name].Netns, name, sourcePort)
+		startSourceServer(t, e.pods[name].Netns, name, sourcePort)
 	}
 	own := s.simple(t, "tenants-own", nil, at(e.pods["a2"]), at(e.pods["a3"]))
 	global := s.simple(t, "tenants-global", nil, at(e.pods["d2"]))
@@ -421,7 +421,7 @@ func (e *estate) wrongRequests(t *testing.T) {
 		if report, err := e.tenants.Change(t.Context(), bad.request, true, func(string) {}); err == nil {
 			t.Errorf("%q: %v", what, report)
 		} else if !strings.Contains(err.Error(), what) {
-			t.Errorf("%v does not say %q", err, what)
+			t.Errorf("error %v does not contain %q", err, what)
 		}
 	}
 }

@@ -74,11 +74,11 @@ func TestTunnelPortIsFixed(t *testing.T) {
 	}
 	defer func() {
 		again(vxlanPort)
-		says("nothing is refused any more", "True", "")
+		says("no node reports a refused port", "True", "")
 	}()
 	frames := tunnelFrames(t, s.scene, vxlanPort, other)
 	again(other)
-	says("each node says that the port is refused", "False", fmt.Sprintf("vxlanPort: %d is refused, tunnels stay at port %d", other, vxlanPort))
+	says("each node reports the refused port", "False", fmt.Sprintf("vxlanPort: %d is refused, tunnels stay at port %d", other, vxlanPort))
 	for _, n := range c.Nodes() {
 		if err := probe.TunnelsAt(t.Context(), n, vxlanPort); err != nil {
 			t.Error(err)
@@ -96,13 +96,13 @@ func TestTunnelPortIsFixed(t *testing.T) {
 		t.Fatal(err)
 	}
 	sendUDP(t, c.Node(1).Netns, netip.AddrPortFrom(c.Node(2).IP, vxlanPort), control.Data)
-	if _, ok := s.ears["remote's eth0"].Await(control.Marker, patience); !ok {
-		t.Error("a known node's tunnel packet does not arrive: the others' silence says nothing")
+	if _, ok := s.sniffers["remote's eth0"].Await(control.Marker, patience); !ok {
+		t.Error("a node's tunnel packet did not arrive, so the absence of the others proves nothing")
 	}
 	for _, f := range frames {
-		for _, ear := range []string{"remote's eth0", "neighbour's eth0"} {
-			if _, ok := s.ears[ear].Find(f.Marker); ok {
-				t.Errorf("%s: heard at %s", f.Name, ear)
+		for _, sniffer := range []string{"remote's eth0", "neighbour's eth0"} {
+			if _, ok := s.sniffers[sniffer].Find(f.Marker); ok {
+				t.Errorf("%s: received at %s", f.Name, sniffer)
 			}
 		}
 	}

@@ -1,6 +1,6 @@
 // Package firstpacket holds a network of NetworkPolicies to this: a pod that a policy isolates gets no packet that it must not get, and
 // gets none out, from the first moment of its interface on; also while the agent restarts, the controller hangs and the API server is
-// away. Pods on both nodes shoot at addresses from before a pod gets them, and an ear is in the pod's network namespace before its
+// away. Pods on both nodes send to addresses before a pod gets them, and a sniffer is in the pod's network namespace before its
 // interface is.
 package firstpacket
 
@@ -35,7 +35,7 @@ const Namespace = "first-packet"
 const (
 	node     = "n1" // where pods start
 	program  = node + "/weft-agent"
-	policy   = "nobody"
+	policy   = "deny-all"
 	labelKey = "first-packet/isolated"
 	free     = "free-" // begins the names of pods that nothing isolates
 	// moment is how long after the beginning of an ADD the agent is killed at the latest: an ADD takes less.
@@ -46,11 +46,11 @@ const (
 
 // Report is what was seen.
 type Report struct {
-	// Starts counts pods, Aimed those that were shot at from before they had their address, Sandboxes what was made for them: more where
-	// an agent was killed. Restarts counts the agents that were killed in the midst of an ADD, which failed.
+	// Starts counts pods, Aimed those to whose address packets were sent before they had it, Sandboxes what was made for them: more where
+	// an agent was killed. Restarts counts the agents that were killed during an ADD, which failed.
 	Starts, Aimed, Sandboxes, Restarts int
-	// Shot counts packets, Leaked those of them that came, or got out.
-	Shot   int64
+	// Sent counts the senders' packets, Leaked the packets that arrived at an isolated pod or left it.
+	Sent   int64
 	Leaked int
 	// Leaks are the first of those in words.
 	Leaks []string
@@ -58,18 +58,18 @@ type Report struct {
 
 // String returns the report in words.
 func (r *Report) String() string {
-	return fmt.Sprintf("%d pods started, %d of them shot at from before they were there, in %d sandboxes, with %d restarts of the agent: %d packets shot, %d leaked",
-		r.Starts, r.Aimed, r.Sandboxes, r.Restarts, r.Shot, r.Leaked)
+	return fmt.Sprintf("%d pods started, %d of them with packets to their address before they had it, in %d sandboxes, with %d restarts of the agent: %d packets sent, %d leaked",
+		r.Starts, r.Aimed, r.Sandboxes, r.Restarts, r.Sent, r.Leaked)
 }
 
 // run is a test under way.
 type run struct {
-	cluster  *lab.Cluster
-	client   kubernetes.Interface
-	shooters *shooters
-	// ears are at those who shoot.
-	ears   []*traffic.Sniffer
-	report Report
+	cluster *lab.Cluster
+	client  kubernetes.Interface
+	senders *senders
+	// sniffers are in the senders' namespaces.
+	sniffers []*traffic.Sniffer
+	report   Report
 }
 
 // Run starts so many pods, half of them with nothing else going on, in a cluster of two nodes that is in the mode with NetworkPolicies.
@@ -92,7 +92,7 @@ func Run(ctx context.Context, c *lab.Cluster, starts int) (report Report, err er
 		pods int
 		run  func(context.Context, int) error
 	}{
-		{"nothing else goes on", starts - 3*fifth, r.plain},
+		{"no component fails", starts - 3*fifth, r.plain},
 		{"the agent restarts", fifth, r.restarting},
 		{"the controller hangs", fifth, r.withoutController},
 		{"the API server is away", fifth, r.withoutAPI},
@@ -102,13 +102,13 @@ func Run(ctx context.Context, c *lab.Cluster, starts int) (report Report, err er
 			return report, fmt.Errorf("while %s: %w", part.name, err)
 		}
 		if aimed := r.report.Aimed - before.Aimed; aimed*2 < part.pods {
-			return report, fmt.Errorf("while %s: only %d of %d pods were shot at from before they were there", part.name, aimed, part.pods)
+			return report, fmt.Errorf("while %s: packets were sent to only %d of %d pods before they had their address", part.name, aimed, part.pods)
 		}
 	}
 	return report, r.finish(ctx)
 }
 
-// open makes the namespace with its policy, and those who shoot.
+// open makes the namespace with its policy, and the senders.
 func (r *run) open(ctx context.Context) (err error) {
 	if r.client, err = r.cluster.Client(); err != nil {
 		return err
@@ -126,18 +126,18 @@ func (r *run) open(ctx context.Context) (err error) {
 	}
 	var pods []*lab.Pod
 	for _, on := range []string{node, "n2"} {
-		p, err := probe.AddPod(ctx, r.cluster, lab.PodSpec{Node: on, Namespace: Namespace, Name: "shooter-" + on})
+		p, err := probe.AddPod(ctx, r.cluster, lab.PodSpec{Node: on, Namespace: Namespace, Name: "sender-" + on})
 		if err != nil {
 			return err
 		}
 		pods = append(pods, p)
-		ear, err := traffic.Listen(p.Netns, traffic.Ear{Device: "eth0", Incoming: true, Keep: ofFresh})
+		sniffer, err := traffic.Listen(p.Netns, traffic.Capture{Device: "eth0", Incoming: true, Keep: ofNewPods})
 		if err != nil {
 			return err
 		}
-		r.ears = append(r.ears, ear)
+		r.sniffers = append(r.sniffers, sniffer)
 	}
-	r.shooters, err = newShooters(ctx, pods)
+	r.senders, err = newSenders(ctx, pods)
 	return err
 }
 
@@ -148,12 +148,12 @@ func (r *run) close(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, probe.Patience)
 	defer cancel()
 	var errs []error
-	if r.shooters != nil {
-		errs = append(errs, r.shooters.close())
-		r.report.Shot = r.shooters.sent.Load()
+	if r.senders != nil {
+		errs = append(errs, r.senders.close())
+		r.report.Sent = r.senders.sent.Load()
 	}
-	for _, ear := range r.ears {
-		errs = append(errs, ear.Close())
+	for _, sniffer := range r.sniffers {
+		errs = append(errs, sniffer.Close())
 	}
 	pods, err := r.cluster.Pods(ctx)
 	errs = append(errs, err)
@@ -178,7 +178,7 @@ func (r *run) forget(ctx context.Context, name string) error {
 	return nil
 }
 
-// control starts a pod that nothing isolates: what is shot at it has to be heard in it, and what it says at those who shoot.
+// control starts a pod that nothing isolates: the senders' packets must arrive in it, and its packets at the senders.
 func (r *run) control(ctx context.Context, name string) (err error) {
 	spec := lab.PodSpec{Node: node, Namespace: Namespace, Name: name}
 	uid, err := r.cluster.MakeObject(ctx, spec)
@@ -190,18 +190,18 @@ func (r *run) control(ctx context.Context, name string) (err error) {
 		return err
 	}
 	defer func() { err = errors.Join(err, p.close(ctx), r.forget(ctx, name)) }()
-	for i := range r.shooters.ends {
-		if _, heard := p.ear.Await(fmt.Appendf(nil, "%s%d", markIn, i), probe.Patience); !heard {
-			return errors.New("it gets nothing, so that nothing could be seen of others")
+	for i := range r.senders.ends {
+		if _, received := p.sniffer.Await(fmt.Appendf(nil, "%s%d", markIn, i), probe.Patience); !received {
+			return errors.New("the pod receives no packet, so missing packets of isolated pods prove nothing")
 		}
 	}
-	for _, ear := range r.ears {
-		_, err := probe.Await(ctx, probe.Patience, "what it says being heard", func(ctx context.Context) error {
-			if err := r.speak(p.pod); err != nil {
+	for _, sniffer := range r.sniffers {
+		_, err := probe.Await(ctx, probe.Patience, "the pod's packets at the senders", func(ctx context.Context) error {
+			if err := r.send(p.pod); err != nil {
 				return err
 			}
-			if _, heard := ear.Find(words(p.pod)); !heard {
-				return errors.New("nothing is")
+			if _, received := sniffer.Find(message(p.pod)); !received {
+				return errors.New("no packet of the pod has arrived")
 			}
 			return nil
 		})
@@ -212,15 +212,15 @@ func (r *run) control(ctx context.Context, name string) (err error) {
 	return nil
 }
 
-// finish has a pod that nothing isolates speak after all others, which were heard by then or never are, and counts what of them was.
+// finish has a pod that nothing isolates send last: packets of other pods have arrived by then, or never will. It counts those that arrived.
 func (r *run) finish(ctx context.Context) error {
 	if err := r.control(ctx, free+"end"); err != nil {
 		return fmt.Errorf("the control at the end: %w", err)
 	}
-	for _, ear := range r.ears {
-		for _, frame := range ear.Take() {
+	for _, sniffer := range r.sniffers {
+		for _, frame := range sniffer.Take() {
 			if !bytes.Contains(frame, []byte(markOut+free)) {
-				r.leaked("one that starts", "got out of it", [][]byte{frame})
+				r.leaked("that starts", "left it", [][]byte{frame})
 			}
 		}
 	}
@@ -258,13 +258,13 @@ func (r *run) restarting(ctx context.Context, pods int) error {
 			r.report.Restarts++
 		}
 	}
-	_, err := probe.Await(ctx, probe.Patience, "the agent ready again", func(ctx context.Context) error {
+	_, err := probe.Await(ctx, probe.Patience, "the agent ready", func(ctx context.Context) error {
 		return probe.Ready(ctx, r.cluster.Node(1))
 	})
 	return err
 }
 
-// withoutController starts pods while nobody leads the cluster's network.
+// withoutController starts pods while no controller leads.
 func (r *run) withoutController(ctx context.Context, pods int) (err error) {
 	if _, err := probe.Signal(ctx, r.cluster, "weft-controller", syscall.SIGSTOP); err != nil {
 		return err
@@ -281,7 +281,7 @@ func (r *run) withoutController(ctx context.Context, pods int) (err error) {
 	return nil
 }
 
-// withoutAPI starts pods that the agent knows while it cannot reach the API server.
+// withoutAPI starts pods that the agent has observed, while it cannot reach the API server.
 func (r *run) withoutAPI(ctx context.Context, pods int) error {
 	for i := 0; i < pods; i += atATime {
 		if err := r.someWithoutAPI(ctx, i, min(atATime, pods-i)); err != nil {
@@ -300,7 +300,7 @@ func (r *run) someWithoutAPI(ctx context.Context, first, pods int) (err error) {
 			return err
 		}
 	}
-	// Pods are told in their order: an agent that knows a later one knows those.
+	// The watch reports pods in order: an agent that has observed a later pod has observed these.
 	if err := r.one(ctx, fmt.Sprint("known-", first), nil); err != nil {
 		return err
 	}
@@ -338,10 +338,10 @@ func (r *run) judge(ctx context.Context, spec lab.PodSpec, uid string, before fu
 	}
 	defer func() {
 		ended := p.close(ctx)
-		r.leaked(spec.Name, "came to it", p.ear.Take()) // to its last moment
+		r.leaked(spec.Name, "arrived at it", p.sniffer.Take()) // to its last moment
 		err = errors.Join(err, ended)
 	}()
-	if err := r.speak(p.pod); err != nil {
+	if err := r.send(p.pod); err != nil {
 		return fmt.Errorf("pod %s: %w", spec.Name, err)
 	}
 	if err := r.nodeReaches(ctx, p); err != nil {
@@ -361,32 +361,32 @@ func (r *run) leaked(pod, what string, frames [][]byte) {
 	}
 }
 
-// fresh is a pod with an ear.
-type fresh struct {
-	pod *lab.Pod
-	ear *traffic.Sniffer
+// startedPod is a pod with a sniffer.
+type startedPod struct {
+	pod     *lab.Pod
+	sniffer *traffic.Sniffer
 }
 
-// close ends the pod's sandbox, and then the ear.
-func (f *fresh) close(ctx context.Context) error {
-	return errors.Join(probe.Detach(ctx, f.pod), f.ear.Close())
+// close ends the pod's sandbox, and then the sniffer.
+func (f *startedPod) close(ctx context.Context) error {
+	return errors.Join(probe.Detach(ctx, f.pod), f.sniffer.Close())
 }
 
-// attach attaches a pod, with an ear that is there before its interface; as a kubelet does, again in another sandbox while the agent
-// says so.
-func (r *run) attach(ctx context.Context, spec lab.PodSpec, uid string, before func()) (*fresh, error) {
+// attach attaches a pod, with a sniffer that is there before its interface; as a kubelet does, again in another sandbox as long as the agent
+// answers "try again later".
+func (r *run) attach(ctx context.Context, spec lab.PodSpec, uid string, before func()) (*startedPod, error) {
 	ctx, cancel := context.WithTimeout(ctx, probe.Patience)
 	defer cancel()
-	f := &fresh{}
-	var speaking sync.WaitGroup
-	hush := func() {}
+	f := &startedPod{}
+	var sending sync.WaitGroup
+	stopSending := func() {}
 	spec.Before = func(p *lab.Pod) (err error) {
-		if f.ear, err = traffic.Listen(p.Netns, traffic.Ear{Incoming: true, Keep: ofShooters}); err != nil {
+		if f.sniffer, err = traffic.Listen(p.Netns, traffic.Capture{Incoming: true, Keep: ofSenders}); err != nil {
 			return err
 		}
-		var speak context.Context
-		speak, hush = context.WithCancel(ctx)
-		speaking.Go(func() { r.speakOn(speak, p) })
+		var sendCtx context.Context
+		sendCtx, stopSending = context.WithCancel(ctx)
+		sending.Go(func() { r.sendRepeatedly(sendCtx, p) })
 		if before != nil {
 			before()
 		}
@@ -395,38 +395,38 @@ func (r *run) attach(ctx context.Context, spec lab.PodSpec, uid string, before f
 	for {
 		r.report.Sandboxes++
 		p, err := r.cluster.Node(1).Attach(ctx, spec, uid)
-		hush()
-		speaking.Wait()
+		stopSending()
+		sending.Wait()
 		f.pod = p
 		if err == nil {
-			if r.shooters.aimed(p.IPs[0]) {
+			if r.senders.aimed(p.IPs[0]) {
 				r.report.Aimed++
 			}
-			return f, r.shooters.follow(p.IPs[0])
+			return f, r.senders.follow(p.IPs[0])
 		}
-		if f.ear == nil {
+		if f.sniffer == nil {
 			return nil, errors.Join(err, probe.Detach(ctx, p))
 		}
 		ended := f.close(ctx)
 		if spec.Labels != nil {
-			r.leaked(spec.Name, "came to a sandbox of it that was given up", f.ear.Take())
+			r.leaked(spec.Name, "arrived at a sandbox of it whose ADD failed", f.sniffer.Take())
 		}
 		if failure, known := probe.AsFailure(err); !known || failure.Code != probe.CodeTryAgain || ended != nil {
 			return nil, errors.Join(err, ended)
 		}
-		f.ear = nil
+		f.sniffer = nil
 	}
 }
 
-// words are what a pod says.
-func words(p *lab.Pod) []byte { return []byte(markOut + p.Name + ".") }
+// message is what a pod sends.
+func message(p *lab.Pod) []byte { return []byte(markOut + p.Name + ".") }
 
-// speakOn has a pod send to those who shoot, over and over, from the first moment that it has an address and a way.
-func (r *run) speakOn(ctx context.Context, p *lab.Pod) {
+// sendRepeatedly has a pod send to the senders repeatedly, from the first moment that it has an address and a route.
+func (r *run) sendRepeatedly(ctx context.Context, p *lab.Pod) {
 	ticker := time.NewTicker(time.Millisecond)
 	defer ticker.Stop()
 	for ctx.Err() == nil {
-		_ = r.speak(p) // until then it fails
+		_ = r.send(p) // until then it fails
 		select {
 		case <-ctx.Done():
 		case <-ticker.C:
@@ -434,23 +434,23 @@ func (r *run) speakOn(ctx context.Context, p *lab.Pod) {
 	}
 }
 
-// speak has a pod send to those who shoot.
-func (r *run) speak(p *lab.Pod) error {
+// send has a pod send to the senders.
+func (r *run) send(p *lab.Pod) error {
 	conn, err := traffic.ListenUDP(p.Netns, netip.AddrPort{})
 	if err != nil {
 		return err
 	}
 	defer func() { _ = conn.Close() }()
-	for _, end := range r.shooters.ends {
-		if _, err := conn.WriteToUDPAddrPort(words(p), netip.AddrPortFrom(end.IP, discard)); err != nil {
-			return fmt.Errorf("pod %s sends: %w", p.Name, err)
+	for _, end := range r.senders.ends {
+		if _, err := conn.WriteToUDPAddrPort(message(p), netip.AddrPortFrom(end.IP, discard)); err != nil {
+			return fmt.Errorf("send from pod %s: %w", p.Name, err)
 		}
 	}
 	return nil
 }
 
-// nodeReaches waits until the pod gets what its node sends, which always may: its interface works, and the ear hears.
-func (r *run) nodeReaches(ctx context.Context, f *fresh) error {
+// nodeReaches waits until the pod gets what its node sends, which always may: its interface works, and the sniffer captures.
+func (r *run) nodeReaches(ctx context.Context, f *startedPod) error {
 	listener, err := traffic.ListenUDP(f.pod.Netns, netip.AddrPortFrom(f.pod.IPs[0], 0))
 	if err != nil {
 		return err
@@ -472,7 +472,7 @@ func (r *run) nodeReaches(ctx context.Context, f *fresh) error {
 		}
 		n, err := listener.Read(buffer)
 		if err == nil && string(buffer[:n]) != markNode {
-			err = fmt.Errorf("got %q", buffer[:n])
+			err = fmt.Errorf("received %q", buffer[:n])
 		}
 		return err
 	})

@@ -19,7 +19,7 @@ type packet struct {
 func (m *maker) apart() {
 	s := &m.scene
 	for at, victim := range map[string]End{"the neighbour": s.Neighbour, "the remote pod": s.Remote} {
-		for by, mac := range map[string]net.HardwareAddr{"straight": victim.MAC, "by the gateway": s.Gateway.MAC, "by the host's end": s.HostEnd} {
+		for by, mac := range map[string]net.HardwareAddr{"straight": victim.MAC, "by the gateway": s.Gateway.MAC, "by the host veth": s.HostEnd} {
 			for _, p := range append(s.ordinary(victim), s.unusual(victim)...) {
 				eth := ethernet(s.Attacker.MAC, mac, layers.EthernetTypeIPv4)
 				m.add(p.class, fmt.Sprintf("%s, %s, to %s", p.name, by, at), append([]gopacket.SerializableLayer{eth}, p.layers...)...)
@@ -31,7 +31,7 @@ func (m *maker) apart() {
 
 // ordinary returns packets as programs send them, and replies without a request.
 func (s *Scene) ordinary(to End) []packet {
-	const class = "to who is apart"
+	const class = "own address to an isolated pod"
 	header := func(protocol layers.IPProtocol) *layers.IPv4 { return ipv4(s.Attacker.IP, to.IP, protocol) }
 	var packets []packet
 	for _, ports := range [][2]uint16{{4000, 9}, {4000, 53}, {53, 4000}, {67, 68}, {4000, s.VXLANPort}} {
@@ -59,7 +59,7 @@ func (s *Scene) ordinary(to End) []packet {
 
 // unusual returns packets that filters may misclassify.
 func (s *Scene) unusual(to End) []packet {
-	const class = "to who is apart"
+	const class = "own address to an isolated pod"
 	header := func(protocol layers.IPProtocol) *layers.IPv4 { return ipv4(s.Attacker.IP, to.IP, protocol) }
 	var packets []packet
 	for _, protocol := range []layers.IPProtocol{
@@ -70,9 +70,9 @@ func (s *Scene) unusual(to End) []packet {
 	first, later, last := header(layers.IPProtocolUDP), header(layers.IPProtocolUDP), header(layers.IPProtocolTCP)
 	first.Flags, first.Id, later.FragOffset, later.Id, last.FragOffset, last.Id = layers.IPv4MoreFragments, 7, 100, 8, 1, 9
 	packets = append(packets,
-		packet{class + ": fragments", "a first one", []gopacket.SerializableLayer{first, udp(4000, 9)}},
-		packet{class + ": fragments", "a later one", []gopacket.SerializableLayer{later}},
-		packet{class + ": fragments", "one that would overwrite a TCP header", []gopacket.SerializableLayer{last}})
+		packet{class + ": fragments", "a first fragment", []gopacket.SerializableLayer{first, udp(4000, 9)}},
+		packet{class + ": fragments", "a later fragment", []gopacket.SerializableLayer{later}},
+		packet{class + ": fragments", "a fragment that would overwrite a TCP header", []gopacket.SerializableLayer{last}})
 	routed, recorded := header(layers.IPProtocolUDP), header(layers.IPProtocolUDP)
 	const looseRoute, recordRoute, length = 131, 7, 7
 	by := s.Neighbour.IP.As4()

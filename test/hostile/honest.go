@@ -23,10 +23,10 @@ func Honest(name string, from End, via net.HardwareAddr, to netip.AddrPort) (Fra
 }
 
 // ARPRequest returns an ARP request from an end for an address.
-func ARPRequest(from End, whose netip.Addr) (Frame, error) {
+func ARPRequest(from End, address netip.Addr) (Frame, error) {
 	m := &maker{}
-	m.add("honest", "ARP for "+whose.String(), ethernet(from.MAC, net.HardwareAddr{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}, layers.EthernetTypeARP),
-		arp(layers.ARPRequest, from, End{net.HardwareAddr{0, 0, 0, 0, 0, 0}, whose}))
+	m.add("honest", "ARP for "+address.String(), ethernet(from.MAC, net.HardwareAddr{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}, layers.EthernetTypeARP),
+		arp(layers.ARPRequest, from, End{net.HardwareAddr{0, 0, 0, 0, 0, 0}, address}))
 	if m.err != nil {
 		return Frame{}, m.err
 	}

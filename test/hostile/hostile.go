@@ -140,7 +140,7 @@ func (s *Scene) targets() map[string]End {
 func (s *Scene) identities() map[string]netip.Addr {
 	return map[string]netip.Addr{
 		"the neighbour": s.Neighbour.IP, "the remote pod": s.Remote.IP, "the gateway": s.Gateway.IP, "the node": s.Node,
-		"the other node": s.OtherNode, "a Service": s.Service, "nobody": netip.IPv4Unspecified(),
+		"the other node": s.OtherNode, "a Service": s.Service, "0.0.0.0": netip.IPv4Unspecified(),
 		"the loopback": netip.MustParseAddr("127.0.0.1"), "broadcast": netip.MustParseAddr("255.255.255.255"),
 		"multicast": netip.MustParseAddr("224.0.0.1"), "outside": netip.MustParseAddr("198.51.100.10"),
 	}
@@ -169,8 +169,8 @@ func (m *maker) frameTo(target End) net.HardwareAddr { return target.MAC }
 func (m *maker) spoofedMAC() {
 	s := &m.scene
 	for as, mac := range map[string]net.HardwareAddr{
-		"the neighbour": s.Neighbour.MAC, "the remote pod": s.Remote.MAC, "the gateway": s.Gateway.MAC, "the host's end": s.HostEnd,
-		"nobody": {0, 0, 0, 0, 0, 0}, "everybody": {0xff, 0xff, 0xff, 0xff, 0xff, 0xff}, "a group": {1, 0, 0x5e, 0, 0, 1},
+		"the neighbour": s.Neighbour.MAC, "the remote pod": s.Remote.MAC, "the gateway": s.Gateway.MAC, "the host veth": s.HostEnd,
+		"all zeros": {0, 0, 0, 0, 0, 0}, "broadcast": {0xff, 0xff, 0xff, 0xff, 0xff, 0xff}, "a group": {1, 0, 0x5e, 0, 0, 1},
 	} {
 		for to, target := range s.targets() {
 			m.add("spoofed MAC source", fmt.Sprintf("UDP from the MAC of %s to %s", as, to),
@@ -191,7 +191,7 @@ func arp(operation uint16, sender, target End) *layers.ARP {
 func (m *maker) spoofedARP() {
 	s := &m.scene
 	broadcast := net.HardwareAddr{0xff, 0xff, 0xff, 0xff, 0xff, 0xff}
-	nobody := net.HardwareAddr{0, 0, 0, 0, 0, 0}
+	unknown := net.HardwareAddr{0, 0, 0, 0, 0, 0}
 	for as, ip := range s.identities() {
 		for to, target := range s.targets() {
 			if ip == target.IP {
@@ -200,15 +200,15 @@ func (m *maker) spoofedARP() {
 			m.add("spoofed ARP sender address", fmt.Sprintf("reply as %s to %s", as, to),
 				ethernet(s.Attacker.MAC, target.MAC, layers.EthernetTypeARP), arp(layers.ARPReply, End{s.Attacker.MAC, ip}, target))
 			m.add("spoofed ARP sender address", fmt.Sprintf("request as %s to %s", as, to),
-				ethernet(s.Attacker.MAC, broadcast, layers.EthernetTypeARP), arp(layers.ARPRequest, End{s.Attacker.MAC, ip}, End{nobody, target.IP}))
+				ethernet(s.Attacker.MAC, broadcast, layers.EthernetTypeARP), arp(layers.ARPRequest, End{s.Attacker.MAC, ip}, End{unknown, target.IP}))
 			m.add("gratuitous ARP", fmt.Sprintf("announcing %s to %s", as, to),
-				ethernet(s.Attacker.MAC, target.MAC, layers.EthernetTypeARP), arp(layers.ARPRequest, End{s.Attacker.MAC, ip}, End{nobody, ip}))
+				ethernet(s.Attacker.MAC, target.MAC, layers.EthernetTypeARP), arp(layers.ARPRequest, End{s.Attacker.MAC, ip}, End{unknown, ip}))
 		}
 	}
 	for to, target := range s.targets() {
 		m.add("spoofed ARP sender MAC", "own address, the neighbour's MAC, to "+to,
 			ethernet(s.Attacker.MAC, target.MAC, layers.EthernetTypeARP), arp(layers.ARPReply, End{s.Neighbour.MAC, s.Attacker.IP}, target))
-		m.add("spoofed ARP frame", "own address in a frame of the neighbour's, to "+to,
+		m.add("spoofed ARP frame", "own address in a frame with the neighbour's MAC, to "+to,
 			ethernet(s.Neighbour.MAC, target.MAC, layers.EthernetTypeARP), arp(layers.ARPReply, s.Attacker, target))
 	}
 }
@@ -224,7 +224,7 @@ func (m *maker) aroundTheSwitch() {
 			if ip == s.Attacker.IP && to != "the loopback" {
 				continue // through the switch, which also gets it, that is an honest packet
 			}
-			m.add("to the host's end of the veth", fmt.Sprintf("UDP as %s to %s", as, to),
+			m.add("to the host veth", fmt.Sprintf("UDP as %s to %s", as, to),
 				ethernet(s.Attacker.MAC, s.HostEnd, layers.EthernetTypeIPv4), ipv4(ip, target, layers.IPProtocolUDP), udp(4000, 9))
 		}
 	}
@@ -258,10 +258,10 @@ func (m *maker) tunnelFragments() {
 		marker := m.marker()
 		pad := make([]byte, (8-len(marker)%8)%8)
 		second.FragOffset = uint16(8+8+len(marker)+len(pad)) / 8
-		m.addMarked(ClassTunnelled, "the first fragment of one to "+node.String(), marker, eth,
+		m.addMarked(ClassTunnelled, "the first fragment of a packet to "+node.String(), marker, eth,
 			first, udp(50000, s.VXLANPort), &layers.VXLAN{ValidIDFlag: true}, gopacket.Payload(append(marker, pad...)))
 		m.frames[len(m.frames)-1].ToHost = true
-		m.add(ClassTunnelled, "the second fragment of one to "+node.String(), eth, second)
+		m.add(ClassTunnelled, "the second fragment of a packet to "+node.String(), eth, second)
 		m.frames[len(m.frames)-1].ToHost = true
 	}
 }
@@ -282,7 +282,7 @@ func (m *maker) infrastructure() {
 		}
 		m.add("router advertisement", "to "+to, ethernet(s.Attacker.MAC, target.MAC, layers.EthernetTypeIPv6), six,
 			&layers.ICMPv6{TypeCode: layers.CreateICMPv6TypeCode(layers.ICMPv6TypeRouterAdvertisement, 0)})
-		m.add("IPv6 where there is none", "UDP to "+to, ethernet(s.Attacker.MAC, target.MAC, layers.EthernetTypeIPv6),
+		m.add("IPv6 in an IPv4 network", "UDP to "+to, ethernet(s.Attacker.MAC, target.MAC, layers.EthernetTypeIPv6),
 			&layers.IPv6{Version: 6, HopLimit: 64, NextHeader: layers.IPProtocolUDP, SrcIP: net.ParseIP("fd00::1"), DstIP: net.ParseIP("fd00::2")},
 			udp(4000, 9))
 	}
@@ -321,24 +321,24 @@ func (m *maker) oddPackets() {
 	for to, target := range s.targets() {
 		eth := ethernet(s.Attacker.MAC, target.MAC, layers.EthernetTypeIPv4)
 		for _, protocol := range []layers.IPProtocol{0, 255, layers.IPProtocolIGMP, layers.IPProtocolOSPF} {
-			m.add("odd protocol as another", fmt.Sprintf("protocol %d as the neighbour to %s", protocol, to), eth,
+			m.add("unusual protocol with another's address", fmt.Sprintf("protocol %d as the neighbour to %s", protocol, to), eth,
 				ipv4(s.otherThan(target), target.IP, protocol))
 		}
 		later := ipv4(s.otherThan(target), target.IP, layers.IPProtocolUDP)
 		later.FragOffset = 100
-		m.add("fragment as another", "a later fragment to "+to, eth, later)
+		m.add("fragment with another's address", "a later fragment to "+to, eth, later)
 		first := ipv4(s.otherThan(target), target.IP, layers.IPProtocolUDP)
 		first.Flags = layers.IPv4MoreFragments
-		m.add("fragment as another", "a first fragment to "+to, eth, first, udp(4000, 9))
+		m.add("fragment with another's address", "a first fragment to "+to, eth, first, udp(4000, 9))
 		padded := ipv4(s.otherThan(target), target.IP, layers.IPProtocolUDP)
-		m.add("padded as another", "with 1,300 bytes of padding to "+to, eth, padded, udp(4000, 9), gopacket.Payload(make([]byte, 1300)))
+		m.add("padded packet with another's address", "with 1,300 bytes of padding to "+to, eth, padded, udp(4000, 9), gopacket.Payload(make([]byte, 1300)))
 	}
 	for name, to := range map[string]string{
 		"all hosts": "224.0.0.1", "a group": "239.1.2.3", "broadcast": "255.255.255.255", "this network": "0.0.0.1", "the loopback": "127.0.0.1",
 	} {
 		group := net.HardwareAddr{1, 0, 0x5e, 0, 0, 1}
 		for frame, mac := range map[string]net.HardwareAddr{"group": group, "gateway": s.Gateway.MAC, "neighbour": s.Neighbour.MAC} {
-			m.add("destination that is nobody's", fmt.Sprintf("to %s in a frame to the %s", name, frame),
+			m.add("destination that is no unicast address of a host", fmt.Sprintf("to %s in a frame to the %s", name, frame),
 				ethernet(s.Attacker.MAC, mac, layers.EthernetTypeIPv4), ipv4(s.Attacker.IP, netip.MustParseAddr(to), layers.IPProtocolUDP), udp(4000, 9))
 		}
 	}

@@ -75,10 +75,10 @@ func Count(ctx context.Context, c *lab.Cluster, n lab.Node) (Counts, error) {
 	return have, err
 }
 
-// freePorts are the ports that stand ready for pods. They come and go as pods do, within a bound: they are no leak.
-const freePorts = "ports that stand ready"
+// freePorts are the free pre-plugged ports. Their number follows the pods', within a bound: they are no leak.
+const freePorts = "free pre-plugged ports"
 
-// mostFree is how many may stand ready: four times the agent's default.
+// mostFree is the maximum number of free pre-plugged ports: four times the agent's default.
 const mostFree = 4 * 32
 
 // free counts, in what ip says of the node's links, the pre-plugged ports that no record of an attachment names.
@@ -144,5 +144,5 @@ func Memory(ctx context.Context, c *lab.Cluster, name string) (int, error) {
 			return strconv.Atoi(strings.Fields(rest)[0])
 		}
 	}
-	return 0, fmt.Errorf("memory of %s: the kernel tells no VmRSS", name)
+	return 0, fmt.Errorf("memory of %s: no VmRSS in the kernel's status", name)
 }

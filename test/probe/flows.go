@@ -77,7 +77,7 @@ func ownedBy(pods []*lab.Pod) []uint64 {
 }
 
 // Check returns an error unless nothing was removed but flows of the pods that were deleted. A barrier before it makes
-// sure that everything has been told.
+// sure that everything has been reported.
 func (w *FlowWatch) Check(ctx context.Context, deleted []*lab.Pod) error {
 	if err := w.conn.Barrier(ctx); err != nil {
 		return fmt.Errorf("the flow monitor: %w", err)
@@ -86,11 +86,11 @@ func (w *FlowWatch) Check(ctx context.Context, deleted []*lab.Pod) error {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.paused {
-		return errors.New("the flow monitor was paused: it may have missed something")
+		return errors.New("the flow monitor was paused: it may have missed changes")
 	}
 	for _, flow := range w.removed {
 		if !slices.Contains(own, flow.Cookie) {
-			return fmt.Errorf("removed, and no deleted pod's: %s", flow)
+			return fmt.Errorf("removed flow that is no deleted pod's: %s", flow)
 		}
 	}
 	return nil
@@ -111,7 +111,7 @@ func (w *FlowWatch) String() string {
 }
 
 // Count is how many flows were added, changed or removed so far. A barrier before it makes sure that everything has been
-// told.
+// reported.
 func (w *FlowWatch) Count(ctx context.Context) (int, error) {
 	if err := w.conn.Barrier(ctx); err != nil {
 		return 0, fmt.Errorf("the flow monitor: %w", err)
@@ -119,7 +119,7 @@ func (w *FlowWatch) Count(ctx context.Context) (int, error) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	if w.paused {
-		return 0, errors.New("the flow monitor was paused: it may have missed something")
+		return 0, errors.New("the flow monitor was paused: it may have missed changes")
 	}
 	return w.added + len(w.changed) + len(w.removed), nil
 }

@@ -67,7 +67,7 @@ func HostEnd(p *lab.Pod) (mac net.HardwareAddr, name string, err error) {
 		return nil, "", err
 	}
 	index := eth0.Attrs().ParentIndex
-	if eth0.Type() == "macvlan" { // upon a port that stood ready
+	if eth0.Type() == "macvlan" { // on a pre-plugged port
 		var far netlink.Link
 		ports := p.Node.Root("/run/weft/cni/ports")
 		if err = traffic.In(ports, func() (err error) { far, err = netlink.LinkByIndex(index); return err }); err != nil {

@@ -28,7 +28,7 @@ const Patience = 2 * time.Minute
 // look is how often Await looks again.
 const look = 10 * time.Millisecond
 
-// Await waits until f returns nil, at most for limit, and returns how long that took. Its error is what f said last.
+// Await waits until f returns nil, at most for limit, and returns how long that took. Its error is what f body last.
 func Await(ctx context.Context, limit time.Duration, what string, f func(context.Context) error) (time.Duration, error) {
 	begin := time.Now()
 	ctx, cancel := context.WithTimeout(ctx, limit)
@@ -92,15 +92,15 @@ func AskAgent(ctx context.Context, n lab.Node, page string) (string, error) {
 		return "", err
 	}
 	defer func() { _ = response.Body.Close() }()
-	said, err := io.ReadAll(response.Body)
+	body, err := io.ReadAll(response.Body)
 	if err == nil && response.StatusCode != http.StatusOK {
-		err = fmt.Errorf("%s: %s", response.Status, said)
+		err = fmt.Errorf("%s: %s", response.Status, body)
 	}
-	return string(said), err
+	return string(body), err
 }
 
-// errNotRunning is what Program says of a program between two lives.
-var errNotRunning = errors.New("it does not run")
+// errNotRunning is the error for a program that is not running at the moment.
+var errNotRunning = errors.New("the program does not run")
 
 // Program returns what is known of one of the lab's programs, which runs.
 func Program(ctx context.Context, c *lab.Cluster, name string) (process.Status, error) {
@@ -141,7 +141,7 @@ func Kill(ctx context.Context, c *lab.Cluster, name string, signal syscall.Signa
 	_, err = Await(ctx, Patience, name+" running again", func(ctx context.Context) error {
 		now, err := Program(ctx, c, name)
 		if err == nil && now.Pid == old {
-			return fmt.Errorf("%s still has number %d", name, old)
+			return fmt.Errorf("%s still has the process ID %d", name, old)
 		}
 		return err
 	})

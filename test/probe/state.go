@@ -16,7 +16,7 @@ import (
 	"weft.dev/weft/lab"
 )
 
-// State is all that the agent keeps on a node, as the tools of the node tell it: sorted lines, by subject.
+// State is all that the agent keeps on a node, as the tools of the node print it: sorted lines, by subject.
 type State map[string]string
 
 // questions are what a state is made of.
@@ -91,7 +91,7 @@ func (s State) Differs(want State) error {
 		if len(missing)+len(further) == 0 {
 			continue
 		}
-		errs = append(errs, fmt.Errorf("%s: %d lines missing, %d too many:\n- %s+ %s", name, len(missing), len(further),
+		errs = append(errs, fmt.Errorf("%s: %d lines missing, %d extra:\n- %s+ %s", name, len(missing), len(further),
 			strings.Join(missing[:min(5, len(missing))], "- "), strings.Join(further[:min(5, len(further))], "+ ")))
 	}
 	return errors.Join(errs...)
@@ -100,7 +100,7 @@ func (s State) Differs(want State) error {
 // inPort is how flows name a port.
 var inPort = regexp.MustCompile(`in_port=(\d+)`) //nolint:gochecknoglobals // a constant
 
-// notFree returns ports but for those that stand ready for pods, whole, and that no flow of the state names: they come and go.
+// notFree returns ports but for complete pre-plugged ports that no flow of the state names: their number changes.
 func (s State) notFree(ports []string) []string {
 	used := map[string]bool{}
 	for _, flow := range inPort.FindAllStringSubmatch(s["flows"], -1) {
@@ -129,11 +129,11 @@ func without(lines, taken []string) []string {
 // SettledState returns a node's state once it is the same twice in a row: nothing is being made or removed any more.
 func SettledState(ctx context.Context, n lab.Node) (State, error) {
 	var last State
-	_, err := Await(ctx, Patience, n.Name+" at rest", func(ctx context.Context) error {
+	_, err := Await(ctx, Patience, n.Name+" settled", func(ctx context.Context) error {
 		before := last
 		last = nil
 		if last = StateOf(ctx, n); before == nil {
-			return errors.New("looking again")
+			return errors.New("the state still changes")
 		}
 		return last.Differs(before)
 	})
@@ -142,7 +142,7 @@ func SettledState(ctx context.Context, n lab.Node) (State, error) {
 
 // AwaitState waits until a node is as it was, and returns how long that took.
 func AwaitState(ctx context.Context, n lab.Node, want State, after string) (time.Duration, error) {
-	return Await(ctx, Patience, n.Name+" as it was, after "+after, func(ctx context.Context) error {
+	return Await(ctx, Patience, n.Name+" in its former state, after: "+after, func(ctx context.Context) error {
 		return StateOf(ctx, n).Differs(want)
 	})
 }

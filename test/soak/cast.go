@@ -173,7 +173,7 @@ const (
 	all      scope = "all"
 	far      scope = "n2 to n2" // events on n1 must not affect pods that talk on n2
 	local    scope = "within nodes"
-	nobody   scope = "none"
+	none     scope = "none"
 	untested scope = ""
 )
 
@@ -212,7 +212,7 @@ func (s *soak) load(ctx context.Context, r *row, spared scope, f func() error) e
 	if lost > 0 && s.opts.loss {
 		s.blame(ctx, r, spared, lossErr)
 	}
-	if !s.opts.loss && r.Verdict == "" && spared != nobody {
+	if !s.opts.loss && r.Verdict == "" && spared != none {
 		r.Verdict = unjudged
 	}
 	return done
@@ -226,7 +226,7 @@ func (s *soak) blame(ctx context.Context, r *row, spared scope, lossErr error) {
 	lost, controlErr := s.control(ctx, spared, controlTime)
 	if lost > 0 || controlErr != nil {
 		r.Verdict = busy
-		r.wrong(fmt.Errorf("packets were lost, and %d of the same traffic right after, while nothing was done: %w", lost, errors.Join(lossErr, controlErr)))
+		r.wrong(fmt.Errorf("packets were lost, and %d of the same traffic right after, without a fault: %w", lost, errors.Join(lossErr, controlErr)))
 		return
 	}
 	r.wrong(fmt.Errorf("packets were lost, and none of the same traffic in %s right after: %w", controlTime, lossErr))

@@ -21,7 +21,7 @@ const jump = time.Hour
 func (s *soak) clock(ctx context.Context) error {
 	if !s.opts.clock {
 		s.add(row{Part: "clock", Name: "the clock jumps", Verdict: refused, Wrong: []string{
-			"it sets the clock for everybody on this machine: -clock lets it",
+			"it sets the clock of the whole machine; allow that with -clock",
 		}})
 		return nil
 	}

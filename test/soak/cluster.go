@@ -46,7 +46,7 @@ func apiFaults() []fault {
 		front("API server fails every request (500)", false, func(w http.ResponseWriter, _ *http.Request, _ http.Handler) {
 			status(w, metav1.StatusReasonInternalError, http.StatusInternalServerError)
 		}),
-		front("API server has no time (429)", false, func(w http.ResponseWriter, _ *http.Request, _ http.Handler) {
+		front("API server rejects every request as too many (429)", false, func(w http.ResponseWriter, _ *http.Request, _ http.Handler) {
 			w.Header().Set("Retry-After", "1")
 			status(w, metav1.StatusReasonTooManyRequests, http.StatusTooManyRequests)
 		}),
@@ -76,7 +76,7 @@ func apiFaults() []fault {
 		front("API server never answers", false, func(_ http.ResponseWriter, r *http.Request, _ http.Handler) {
 			<-r.Context().Done()
 		}),
-		{name: "connections to the API server cut over and over", spares: all, kills: []string{"weft-controller"}, do: cutOver},
+		{name: "connections to the API server cut repeatedly", spares: all, kills: []string{"weft-controller"}, do: cutOver},
 		{name: "agent restarted while the API server is slow", spares: all, kills: []string{"weft-controller", "n1/weft-agent"}, do: restartSlow},
 		{name: "agent restarted while the API server fails", spares: all, kills: []string{"weft-controller", "n1/weft-agent"}, do: restartFailing},
 	}
@@ -134,7 +134,7 @@ func (s *soak) behindFront(ctx context.Context, n lab.Node, how answer, seen boo
 	if err := s.guestSeen(ctx, n); err != nil {
 		return "", err
 	}
-	return "in step " + time.Since(begun).Round(time.Millisecond).String() + " after it was over", nil
+	return "engines in step " + time.Since(begun).Round(time.Millisecond).String() + " after the fault was over", nil
 }
 
 // guestComes makes a HostSubnet for a host without a Node.
@@ -162,7 +162,7 @@ func (s *soak) guestSeen(ctx context.Context, n lab.Node) error { return s.seen(
 func (s *soak) seen(ctx context.Context, n lab.Node, address string) error {
 	_, err := probe.Await(ctx, recoveryTime, "flows for "+address+" on "+n.Name, func(ctx context.Context) error {
 		if !strings.Contains(probe.StateIn(ctx, n, "flows"), "tun_src="+address) {
-			return errors.New("there are none")
+			return errors.New("there are no flows")
 		}
 		return nil
 	})
@@ -224,7 +224,7 @@ func restartFailing(ctx context.Context, s *soak, n lab.Node) (note string, err 
 	for range 5 {
 		p, err := s.cluster.AddPod(ctx, lab.PodSpec{Node: n.Name, Name: "early", NoObject: true})
 		if failure, known := probe.AsFailure(err); !known || failure.Code != probe.CodeTryAgain {
-			return "", fmt.Errorf("ADD while the agent knows no cluster: %w, not code %d", err, probe.CodeTryAgain)
+			return "", fmt.Errorf("ADD while the agent has no connection to the API server: %w, want code %d", err, probe.CodeTryAgain)
 		}
 		note = err.Error()
 		if err := probe.Detach(ctx, p); err != nil {
@@ -250,9 +250,9 @@ func clusterFaults() []fault {
 		{name: "the controller hangs", spares: all, kills: []string{"weft-controller"}, do: func(ctx context.Context, s *soak, _ lab.Node) (string, error) {
 			return "", s.hang(ctx, "weft-controller", 5*time.Second, func() error { return nil })
 		}},
-		{name: "a host without a node comes, moves and goes", spares: all, do: guestMoves},
+		{name: "a host without a node is added, moved and deleted", spares: all, do: guestMoves},
 		{name: "two hosts have one address for a while", spares: all, do: sameAddress},
-		{name: "objects that cannot be right", spares: all, do: wrongObjects},
+		{name: "invalid objects", spares: all, do: wrongObjects},
 		{name: "a change of the tunnels' port, refused", spares: all, do: otherPort},
 		{name: "a node's address changed and changed back", spares: local, do: otherNodeAddress},
 	}
@@ -292,7 +292,7 @@ func sameAddress(ctx context.Context, s *soak, n lab.Node) (note string, err err
 	leads := func(subnet string, want bool) error {
 		_, err := probe.Await(ctx, recoveryTime, "flows to "+subnet, func(ctx context.Context) error {
 			if flows := probe.StateIn(ctx, n, "flows"); strings.Contains(flows, "nw_dst="+subnet) != want || want && !strings.Contains(flows, "tun_src="+guestIP) {
-				return fmt.Errorf("they are there: %v", !want)
+				return fmt.Errorf("the flows are there: %v", !want)
 			}
 			return nil
 		})
@@ -335,7 +335,7 @@ func wrongObjects(ctx context.Context, s *soak, n lab.Node) (note string, err er
 	if err := s.cast.fresh(ctx, n.Name, "wrong"); err != nil {
 		return "", err
 	}
-	return fmt.Sprintf("%d of 6 taken by the API server", taken), s.cast.reach(ctx)
+	return fmt.Sprintf("%d of 6 accepted by the API server", taken), s.cast.reach(ctx)
 }
 
 // otherPort tries to change the tunnels' port while everything runs: the change is refused, and the port stays the same.
@@ -371,7 +371,7 @@ func otherNodeAddress(ctx context.Context, s *soak, n lab.Node) (note string, er
 	}
 	begun := time.Now()
 	err = s.cast.reach(ctx)
-	return "all reached " + time.Since(begun).Round(time.Millisecond).String() + " after", err
+	return "all pods reached " + time.Since(begun).Round(time.Millisecond).String() + " after", err
 }
 
 // readdress changes a node's address: on its link, in its switch's own routes, and in its Node object, as a kubelet does.

@@ -63,9 +63,9 @@ func (s *soak) fullDisk(ctx context.Context, n lab.Node) (note string, err error
 	failure, known := probe.AsFailure(err)
 	switch {
 	case err == nil:
-		return "", errors.Join(errors.New("ADD worked on a full disk"), probe.Detach(ctx, p))
+		return "", errors.Join(errors.New("ADD succeeded on a full disk"), probe.Detach(ctx, p))
 	case !known || !strings.Contains(failure.Error(), "no space left"):
-		return "", fmt.Errorf("ADD on a full disk does not say so: %w", err)
+		return "", fmt.Errorf("the error of ADD on a full disk does not name the reason: %w", err)
 	}
 	note = failure.Error()
 	var errs []error
@@ -98,12 +98,12 @@ func (s *soak) readOnlyDisk(ctx context.Context, n lab.Node) (note string, err e
 	var said bytes.Buffer
 	p, addErr := s.cluster.AddPod(ctx, lab.PodSpec{Node: n.Name, Name: "read-only", NoObject: true})
 	if failure, known := probe.AsFailure(addErr); !known || !strings.Contains(failure.Error(), "read-only file system") {
-		err = fmt.Errorf("ADD on a read-only disk does not say so: %w", addErr)
+		err = fmt.Errorf("the error of ADD on a read-only disk does not name the reason: %w", addErr)
 	} else {
 		said.WriteString(failure.Error())
 	}
 	if delErr := once(ctx, leaving[0]); delErr != nil && !strings.Contains(delErr.Error(), "read-only file system") {
-		err = errors.Join(err, fmt.Errorf("DEL on a read-only disk does not say so: %w", delErr))
+		err = errors.Join(err, fmt.Errorf("the error of DEL on a read-only disk does not name the reason: %w", delErr))
 	}
 	err = errors.Join(err, s.cast.reach(ctx), remount("rw"))
 	for _, p := range append(leaving, p) {

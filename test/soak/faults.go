@@ -40,7 +40,7 @@ func (s *soak) faults(ctx context.Context) error {
 	}
 	if lost > 0 && s.opts.loss {
 		s.add(row{Part: "faults", Name: "control", Verdict: busy, Wrong: []string{
-			fmt.Sprintf("%d packets were lost in %s while nothing was done: loss during faults would say nothing", lost, controlTime),
+			fmt.Sprintf("%d packets were lost in %s without a fault: loss during faults would prove nothing", lost, controlTime),
 		}})
 		return nil
 	}
@@ -99,7 +99,7 @@ func (s *soak) before(ctx context.Context) (b before, err error) {
 func (s *soak) suffer(ctx context.Context, r *row, f *fault) (back bool) {
 	was, err := s.before(ctx)
 	if err != nil {
-		r.wrong(fmt.Errorf("before it: %w", err))
+		r.wrong(fmt.Errorf("before the fault: %w", err))
 		return false
 	}
 	s.holes(r) // from before the fault; normally none
@@ -113,8 +113,8 @@ func (s *soak) suffer(ctx context.Context, r *row, f *fault) (back bool) {
 		}
 		r.Back = time.Since(begun)
 		if f.opens {
-			if heard := s.siege.heard(); len(heard) > 0 {
-				r.Note += fmt.Sprintf("; %d packets heard until it was put back", len(heard))
+			if received := s.siege.received(); len(received) > 0 {
+				r.Note += fmt.Sprintf("; %d packets received until the state was restored", len(received))
 			}
 		}
 		for _, n := range s.cluster.Nodes() {
@@ -162,7 +162,7 @@ func (s *soak) ended(ctx context.Context, f *fault, was *before) error {
 	var errs []error
 	for _, p := range programs {
 		if p.Restarts > was.programs[p.Name].Restarts && !slices.Contains(f.kills, p.Name) {
-			errs = append(errs, fmt.Errorf("%s ended (%s), which nobody did", p.Name, p.Last))
+			errs = append(errs, fmt.Errorf("%s ended (%s), although the fault does not end it", p.Name, p.Last))
 		}
 		if p.Crash != was.programs[p.Name].Crash {
 			errs = append(errs, fmt.Errorf("%s crashed: %s", p.Name, p.Crash))

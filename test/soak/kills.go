@@ -37,7 +37,7 @@ type tally struct {
 // kills kills agents at random points of ADD and DEL of several concurrent sandboxes. Then the runtime does what runtimes do: it repeats
 // DELs, deletes sandboxes whose ADD failed, or collects garbage. Each time the node must have its former state.
 func (s *soak) kills(ctx context.Context) error {
-	r := row{Part: "kills", Name: "agents killed in the middle of ADD and DEL"}
+	r := row{Part: "kills", Name: "agents killed during ADD and DEL"}
 	began := time.Now()
 	defer func() {
 		r.Took = time.Since(began)
@@ -65,7 +65,7 @@ func (s *soak) kills(ctx context.Context) error {
 	r.Note = fmt.Sprintf("%d ADDs and %d DELs were under way when their agent was killed; of all: %d ADDs answered, %d not; %d DELs answered; %d sandboxes forgotten",
 		t.adds, t.dels, t.added, t.refused, t.deleted, t.forgotten)
 	if r.Count > 20 && (t.adds < r.Count/4 || t.dels < r.Count/4) {
-		r.wrong(fmt.Errorf("too few kills fell into requests to prove anything: %s", r.Note))
+		r.wrong(fmt.Errorf("too few kills interrupted a request to prove anything: %s", r.Note))
 	}
 	return ctx.Err()
 }
@@ -85,7 +85,7 @@ func (s *soak) killOne(ctx context.Context, n lab.Node, times int, t *tally) err
 		}
 		span = max(span, took)
 	}
-	s.say("kills: requests of a round take up to %s on %s", span.Round(time.Millisecond), n.Name)
+	s.say("kills: the requests of a round take up to %s on %s", span.Round(time.Millisecond), n.Name)
 	for i := range times {
 		if _, err := s.killRound(ctx, n, want, span, t); err != nil {
 			return fmt.Errorf("%s: kill %d: %w", n.Name, i+1, err)

@@ -77,15 +77,15 @@ func parse(args []string, stderr io.Writer) (options, error) {
 	flags.StringVar(&o.bin, "bin", "bin", "folder with Weft's programs")
 	flags.StringVar(&o.out, "out", "out/soak.json", "file that gets the results as JSON")
 	flags.StringVar(&parts, "parts", "", "regular expression: which parts run, of "+strings.Join(partNames(), ", ")+"; empty: all")
-	flags.StringVar(&faults, "faults", "", "regular expression: which faults the part faults has; empty: all")
-	flags.Uint64Var(&o.seed, "seed", 0, "seed of all that is random; 0: one is chosen, and printed")
+	flags.StringVar(&faults, "faults", "", "regular expression: which faults the part faults runs; empty: all")
+	flags.Uint64Var(&o.seed, "seed", 0, "seed of all random choices; 0: a seed is chosen and printed")
 	flags.IntVar(&o.restarts, "restarts", 500, "restarts of agents, under traffic")
-	flags.IntVar(&o.kills, "kills", 1000, "kills of agents in the middle of ADD and DEL")
-	flags.IntVar(&o.rounds, "rounds", 5, "rounds of pods that come and go")
-	flags.IntVar(&o.crowd, "crowd", 1000, "pods of a round, over two nodes; a node has room for 509")
+	flags.IntVar(&o.kills, "kills", 1000, "kills of agents during ADD and DEL")
+	flags.IntVar(&o.rounds, "rounds", 5, "rounds of pods that are added and deleted")
+	flags.IntVar(&o.crowd, "crowd", 1000, "pods of a round, on two nodes; a node has addresses for 509")
 	flags.IntVar(&o.rate, "rate", 500, "datagrams a second of each of the four pairs of pods, all of them answered")
-	flags.BoolVar(&o.clock, "clock", false, "let the part clock set the clock of this machine, for everybody on it, and put it back")
-	flags.BoolVar(&o.loss, "loss", true, "judge lost packets; without, the run proves less and does not pass")
+	flags.BoolVar(&o.clock, "clock", false, "allow the part clock to set the clock of the whole machine; it is set back afterwards")
+	flags.BoolVar(&o.loss, "loss", true, "judge lost packets; with -loss=false the run proves less and does not pass")
 	if err := flags.Parse(args); err != nil {
 		return o, err
 	}
@@ -97,10 +97,10 @@ func parse(args []string, stderr io.Writer) (options, error) {
 		return o, fmt.Errorf("-faults: %w", err)
 	}
 	if o.crowd > crowdMax {
-		return o, fmt.Errorf("-crowd %d: two nodes have room for %d pods beside the standing ones", o.crowd, crowdMax)
+		return o, fmt.Errorf("-crowd %d: two nodes have addresses for %d pods beside the permanent ones", o.crowd, crowdMax)
 	}
 	if flags.NArg() > 0 {
-		return o, fmt.Errorf("%q: there are only flags", flags.Arg(0))
+		return o, fmt.Errorf("%q: unexpected argument; there are only flags", flags.Arg(0))
 	}
 	if o.seed == 0 {
 		o.seed = uint64(time.Now().UnixNano())

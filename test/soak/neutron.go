@@ -70,7 +70,7 @@ func (s *soak) neutron(ctx context.Context) (err error) {
 
 // neutronKills kills one program after the other, while pods exchange packets and one pod is added and deleted.
 func (s *soak) neutronKills(ctx context.Context, t *tenants) error {
-	control := row{Part: "neutron", Name: "control: nothing is killed", Spared: string(all), Count: 1}
+	control := row{Part: "neutron", Name: "control: no program is killed", Spared: string(all), Count: 1}
 	calm, err := t.load(ctx, func() error { return t.fresh(ctx, "control") })
 	if err != nil {
 		return err
@@ -105,7 +105,7 @@ func (s *soak) neutronKills(ctx context.Context, t *tenants) error {
 func sparedBy(program string) scope {
 	switch program {
 	case "n1/ovs-vswitchd", "n1/ovn-controller":
-		return nobody
+		return none
 	case "weft-controller", "n1/weft-agent", "n1/ovsdb-server":
 		return all
 	}
@@ -118,7 +118,7 @@ func sparedBy(program string) scope {
 // compare adds the pairs' losses to a row, and an error for losses beyond those of the run without a failure.
 func (s *soak) compare(r *row, calm map[string]traffic.Tally) {
 	for pair, tally := range r.pairs {
-		if r.Spared == string(nobody) {
+		if r.Spared == string(none) {
 			r.Others += tally.Lost
 			continue
 		}
@@ -136,7 +136,7 @@ func (s *soak) compare(r *row, calm map[string]traffic.Tally) {
 func (s *soak) neutronKill(ctx context.Context, t *tenants, r *row, program string) error {
 	began := time.Now()
 	defer func() { r.Took = time.Since(began) }()
-	held, err := t.standing(ctx)
+	held, err := t.inventory(ctx)
 	if err != nil {
 		return err
 	}
@@ -152,13 +152,13 @@ func (s *soak) neutronKill(ctx context.Context, t *tenants, r *row, program stri
 	if err != nil {
 		return err
 	}
-	_, err = probe.Await(ctx, probe.Patience, "OpenStack has what it had", func(ctx context.Context) error {
-		now, err := t.standing(ctx)
+	_, err = probe.Await(ctx, probe.Patience, "the same objects in OpenStack as before", func(ctx context.Context) error {
+		now, err := t.inventory(ctx)
 		if err != nil {
 			return err
 		}
 		if !slices.Equal(now, held) {
-			return fmt.Errorf("more: %v; less: %v", held.More(now), now.More(held))
+			return fmt.Errorf("added: %v; missing: %v", held.More(now), now.More(held))
 		}
 		return t.matched(ctx)
 	})
@@ -176,11 +176,11 @@ func (s *soak) neutronCrowds(ctx context.Context, t *tenants) error {
 	}
 	crowd := min(neutronCrowd, s.opts.crowd)
 	for i := range s.opts.rounds {
-		r := row{Part: "neutron", Name: fmt.Sprintf("round %d: %d pods come and go", i+1, crowd)}
+		r := row{Part: "neutron", Name: fmt.Sprintf("round %d: %d pods added and deleted", i+1, crowd)}
 		began := time.Now()
 		r.wrong(t.crowd(ctx, &r, crowd))
 		gone := time.Now()
-		_, err := probe.Await(ctx, probe.Patience, "nothing left over", func(ctx context.Context) error {
+		_, err := probe.Await(ctx, probe.Patience, "no leftovers", func(ctx context.Context) error {
 			after, err := t.census(ctx)
 			if err != nil {
 				return err

@@ -96,8 +96,8 @@ func newPolicies(s *soak) (*policies, error) {
 	return &policies{soak: s, client: client}, err
 }
 
-// strangers are pairs of pods that must not talk while the network isolates.
-func (p *policies) strangers() []traffic.Pair {
+// deniedPairs are pairs of pods that must not talk while the network isolates.
+func (p *policies) deniedPairs() []traffic.Pair {
 	cs := p.soak.cast
 	return []traffic.Pair{
 		{Name: "neighbour to b1", From: cs.pods["neighbour"].Netns, To: cs.at("b1")},
@@ -122,7 +122,7 @@ func (p *policies) isolate(ctx context.Context) error {
 	if err := p.put(ctx, allowing(pairsPolicy, networkingv1.NetworkPolicyPeer{PodSelector: ofPairs()})); err != nil {
 		return err
 	}
-	for _, pair := range p.strangers() {
+	for _, pair := range p.deniedPairs() {
 		if err := p.judged(ctx, pair, false); err != nil {
 			return err
 		}
@@ -138,20 +138,20 @@ func (p *policies) known(ctx context.Context, n lab.Node, pair traffic.Pair) err
 		return nil
 	}
 	one, other := p.soak.cast.pods["a"+strings.TrimPrefix(from, "n")].IPs[0], pair.To.Addr()
-	_, err := probe.Await(ctx, recoveryTime, fmt.Sprintf("the connection %s known to %s", pair.Name, n.Name), func(ctx context.Context) error {
+	_, err := probe.Await(ctx, recoveryTime, fmt.Sprintf("connection %s tracked on %s", pair.Name, n.Name), func(ctx context.Context) error {
 		known, err := probe.Run(ctx, n.Enter("ovs-appctl", "-t", "ovs-vswitchd", "dpctl/dump-conntrack"))
 		// The entry may begin with the datagram or with its answer.
 		if err == nil && !strings.Contains(known, fmt.Sprintf("orig=(src=%s,dst=%s,", one, other)) && !strings.Contains(known, fmt.Sprintf("orig=(src=%s,dst=%s,", other, one)) {
-			err = errors.New("it is not")
+			err = errors.New("it is not tracked")
 		}
 		return err
 	})
 	return err
 }
 
-// kept runs f, and returns an error if a stranger's datagram arrived meanwhile.
+// kept runs f, and returns an error if a datagram of a denied pair arrived meanwhile.
 func (p *policies) kept(ctx context.Context, r *row, f func() error) error {
-	running, err := traffic.NewLoad(p.strangers(), max(p.soak.opts.rate/10, 1))
+	running, err := traffic.NewLoad(p.deniedPairs(), max(p.soak.opts.rate/10, 1))
 	if err != nil {
 		return err
 	}
@@ -160,17 +160,17 @@ func (p *policies) kept(ctx context.Context, r *row, f func() error) error {
 	for name, tally := range tallies {
 		p.refused += tally.Sent
 		if tally.Sent == 0 || tally.Lost != tally.Sent {
-			done = errors.Join(done, fmt.Errorf("%s: %s; all has to be sent, and lost", name, tally))
+			done = errors.Join(done, fmt.Errorf("%s: %s; want all datagrams sent and lost", name, tally))
 		}
 	}
 	if came := p.came() - p.before; came > 0 {
 		p.before += came
-		r.breached([]string{fmt.Sprintf("%d datagrams came that no policy allows", came)})
+		r.breached([]string{fmt.Sprintf("%d datagrams arrived that no policy allows", came)})
 	}
 	return errors.Join(done, ctx.Err())
 }
 
-// came counts the strangers' datagrams that arrived.
+// came counts the datagrams of denied pairs that arrived.
 func (p *policies) came() int {
 	cs, sum := p.soak.cast, 0
 	for _, to := range []string{"b1", "b2"} {
@@ -205,16 +205,16 @@ func (p *policies) restartSome(ctx context.Context, r *row, n int) error {
 	return err
 }
 
-// restart restarts a node's agent in the middle of a change: a pod of a pair is opened to a stranger, and closed again by a change, and
+// restart restarts a node's agent in the middle of a change: a pod of a pair is opened to a denied pod, and closed again by a change, and
 // then the policy is deleted. The new agent must enforce the policies of that moment.
 func (p *policies) restart(ctx context.Context, n lab.Node, turn int) error {
 	ctx, cancel := context.WithTimeout(ctx, probe.Patience)
 	defer cancel()
-	stranger, to := "remote", "a1"
+	denied, to := "remote", "a1"
 	if n.Name != "n1" {
-		stranger, to = "neighbour", "a2"
+		denied, to = "neighbour", "a2"
 	}
-	peer := networkingv1.NetworkPolicyPeer{PodSelector: &metav1.LabelSelector{MatchLabels: map[string]string{nameLabel: stranger}}}
+	peer := networkingv1.NetworkPolicyPeer{PodSelector: &metav1.LabelSelector{MatchLabels: map[string]string{nameLabel: denied}}}
 	passes := turn%3 == 0
 	if !passes {
 		peer = networkingv1.NetworkPolicyPeer{IPBlock: &networkingv1.IPBlock{CIDR: fmt.Sprintf("192.0.2.%d/32", turn%256)}}
@@ -238,7 +238,7 @@ func (p *policies) restart(ctx context.Context, n lab.Node, turn int) error {
 	if err := p.soak.awaitAgent(ctx, n, pid); err != nil {
 		return err
 	}
-	return p.judged(ctx, traffic.Pair{Name: stranger + " to " + to, From: p.soak.cast.pods[stranger].Netns, To: p.soak.cast.at(to)}, passes)
+	return p.judged(ctx, traffic.Pair{Name: denied + " to " + to, From: p.soak.cast.pods[denied].Netns, To: p.soak.cast.at(to)}, passes)
 }
 
 // judged waits until a pair gets answers, or gets none, as passes says.
@@ -248,7 +248,7 @@ func (p *policies) judged(ctx context.Context, pair traffic.Pair, passes bool) e
 		ctx, cancel := context.WithTimeout(ctx, long)
 		defer cancel()
 		if _, err := traffic.Ping(ctx, pair.From, pair.To); passes != (err == nil) {
-			return fmt.Errorf("it is: %t", !passes)
+			return fmt.Errorf("answered: %t", !passes)
 		}
 		return nil
 	})

@@ -44,7 +44,7 @@ func requestFaults() []fault {
 			}
 			return "", errors.Join(forget(ctx, p), n.CollectGarbage(ctx))
 		}},
-		{name: "ADD without DEL, the namespace gone, DEL late", spares: all, do: func(ctx context.Context, s *soak, n lab.Node) (string, error) {
+		{name: "ADD without DEL, the namespace removed, DEL late", spares: all, do: func(ctx context.Context, s *soak, n lab.Node) (string, error) {
 			p, err := s.pod(ctx, n, "late")
 			if err != nil {
 				return "", err
@@ -52,13 +52,13 @@ func requestFaults() []fault {
 			return "", errors.Join(forget(ctx, p), s.cast.fresh(ctx, n.Name, "between"), probe.Detach(ctx, p))
 		}},
 		{name: "ADD twice with the same sandbox", spares: all, do: addTwice},
-		{name: "garbage collection while all is in use", spares: all, do: func(ctx context.Context, _ *soak, n lab.Node) (string, error) {
+		{name: "garbage collection while all pods are in use", spares: all, do: func(ctx context.Context, _ *soak, n lab.Node) (string, error) {
 			return "", n.CollectGarbage(ctx)
 		}},
 		{name: "a name used again within a second, 20 times", spares: all, do: sameName},
-		{name: "the new pod of a name before the old one's DEL", spares: all, do: lateDel},
-		{name: "addresses exhausted", spares: nobody, do: exhaust},
-		{name: "a runtime that goes away during ADD", spares: all, do: abandon},
+		{name: "a new pod of the same name before the DEL of the old one", spares: all, do: lateDel},
+		{name: "addresses exhausted", spares: none, do: exhaust},
+		{name: "the runtime ends during ADD", spares: all, do: abandon},
 	}
 }
 
@@ -85,7 +85,7 @@ func addTwice(ctx context.Context, s *soak, n lab.Node) (note string, err error)
 		return "", err
 	}
 	if string(again) != string(p.Result) {
-		return "", fmt.Errorf("the second answer differs: %s, was %s", again, p.Result)
+		return "", fmt.Errorf("the second answer is %s, the first was %s", again, p.Result)
 	}
 	return "", s.cast.reached(ctx, p)
 }
@@ -188,7 +188,7 @@ func abandon(ctx context.Context, s *soak, n lab.Node) (string, error) {
 			}
 		}
 	}
-	return fmt.Sprintf("%d of 10 cut off", cut), nil
+	return fmt.Sprintf("%d of 10 requests aborted", cut), nil
 }
 
 // agentFaults are the faults of the agent.
@@ -207,7 +207,7 @@ func agentFaults() []fault {
 			return "", s.hang(ctx, agentOf(n), 3*time.Second, func() error { return nil })
 		}},
 		{name: "DEL while the agent is away", spares: all, kills: []string{"n1/weft-agent"}, do: delWhileAway},
-		{name: "a record half written", spares: all, kills: []string{"n1/weft-agent"}, do: halfRecord},
+		{name: "a truncated record", spares: all, kills: []string{"n1/weft-agent"}, do: halfRecord},
 		away("flows deleted while the agent is away", far, false, append(ofctl, "del-flows", "br0")...),
 		away("a flow altered while the agent is away", far, false, append(ofctl, "mod-flows", "br0", "table=90,actions=drop")...),
 		away("the bridge deleted while the agent is away", far, false, "ovs-vsctl", "del-br", "br0"),
@@ -287,5 +287,5 @@ func delWhileAway(ctx context.Context, s *soak, n lab.Node) (string, error) {
 		}
 		group.Go(func() error { return probe.Detach(ctx, p) })
 	}
-	return fmt.Sprintf("%d of 3 told to try again", refused), errors.Join(group.Wait(), s.awaitAgent(ctx, n, old))
+	return fmt.Sprintf("%d of 3 requests answered with try again", refused), errors.Join(group.Wait(), s.awaitAgent(ctx, n, old))
 }

@@ -51,7 +51,7 @@ func (s *soak) restarts(ctx context.Context) error {
 	}
 	s.leaks(ctx, &r, before, false)
 	r.wrong(s.siege.honest(ctx))
-	r.Note = "back after: from the signal until the agent was ready, a new pod attached and reached, and the old one gone"
+	r.Note = "back after: from the signal until the agent was ready, a new pod attached and reached, and the old pod deleted"
 	return ctx.Err()
 }
 
@@ -63,7 +63,7 @@ func (s *soak) quiet(ctx context.Context, r *row) (bool, error) {
 	}
 	if lost > 0 && s.opts.loss {
 		r.Verdict = busy
-		r.wrong(fmt.Errorf("%d packets were lost in %s while nothing was done: loss during restarts would say nothing", lost, longControl))
+		r.wrong(fmt.Errorf("%d packets were lost in %s without a restart: loss during restarts would prove nothing", lost, longControl))
 		return false, nil
 	}
 	return true, nil
@@ -146,7 +146,7 @@ func (s *soak) awaitAgent(ctx context.Context, n lab.Node, old int) error {
 			return err
 		}
 		if now.Pid == old {
-			return fmt.Errorf("it still has number %d", old)
+			return fmt.Errorf("it still has the process ID %d", old)
 		}
 		return probe.Ready(ctx, n)
 	})
@@ -166,9 +166,9 @@ func (s *soak) crowds(ctx context.Context) error {
 		return err
 	}
 	for i := range s.opts.rounds {
-		r := row{Part: "crowds", Name: fmt.Sprintf("round %d: %d pods come and go", i+1, s.opts.crowd)}
+		r := row{Part: "crowds", Name: fmt.Sprintf("round %d: %d pods added and deleted", i+1, s.opts.crowd)}
 		began := time.Now()
-		err := s.load(ctx, &r, nobody, func() error { return s.crowd(ctx, &r) })
+		err := s.load(ctx, &r, none, func() error { return s.crowd(ctx, &r) })
 		r.wrong(err)
 		gone := time.Now()
 		s.leaks(ctx, &r, before, true)
@@ -180,7 +180,7 @@ func (s *soak) crowds(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		r.Note += fmt.Sprintf("; %d packets of the standing pods lost; the agent of n1 has %d KiB", r.Others, memory)
+		r.Note += fmt.Sprintf("; %d packets of the permanent pods lost; the agent of n1 has %d KiB", r.Others, memory)
 		s.add(r)
 		if ctx.Err() != nil {
 			return ctx.Err()

@@ -23,24 +23,24 @@ import (
 // hostileRate is the number of hostile packets per second: all of them are sent in a few seconds.
 const hostileRate = 500
 
-// siege is an attacker that sends hostile packets repeatedly, and sniffers ("ears") wherever these might arrive. The victims' sniffers
+// siege is an attacker that sends hostile packets repeatedly, and sniffers wherever these might arrive. The victims' sniffers
 // also detect other pods' packets.
 type siege struct {
-	cast   *cast
-	scene  hostile.Scene
-	raw    *traffic.Raw
-	frames []hostile.Frame
-	ears   map[string]*traffic.Sniffer
-	sent   atomic.Int64
-	stop   context.CancelFunc
-	done   chan struct{}
+	cast     *cast
+	scene    hostile.Scene
+	raw      *traffic.Raw
+	frames   []hostile.Frame
+	sniffers map[string]*traffic.Sniffer
+	sent     atomic.Int64
+	stop     context.CancelFunc
+	done     chan struct{}
 }
 
 func end(ip netip.Addr) hostile.End { return hostile.End{MAC: pipeline.PodMAC(ip), IP: ip} }
 
 // newSiege begins the siege. End what it returns, also with an error.
 func newSiege(ctx context.Context, cs *cast) (*siege, error) {
-	g := &siege{cast: cs, ears: map[string]*traffic.Sniffer{}, done: make(chan struct{}), stop: func() {}}
+	g := &siege{cast: cs, sniffers: map[string]*traffic.Sniffer{}, done: make(chan struct{}), stop: func() {}}
 	close(g.done)
 	attacker, neighbour, remote := cs.pods["attacker"], cs.pods["neighbour"], cs.pods["remote"]
 	mac, name, err := probe.HostEnd(attacker)
@@ -112,32 +112,32 @@ func (g *siege) listen(attackersLink string) error {
 	if err != nil {
 		return err
 	}
-	ears := map[string]func() (*traffic.Sniffer, error){
+	sniffers := map[string]func() (*traffic.Sniffer, error){
 		"neighbour": func() (*traffic.Sniffer, error) {
-			return traffic.Listen(cs.pods["neighbour"].Netns, traffic.Ear{Device: "eth0", Incoming: true, Keep: strayFor(g.scene.Neighbour)})
+			return traffic.Listen(cs.pods["neighbour"].Netns, traffic.Capture{Device: "eth0", Incoming: true, Keep: strayFor(g.scene.Neighbour)})
 		},
 		"remote": func() (*traffic.Sniffer, error) {
-			return traffic.Listen(cs.pods["remote"].Netns, traffic.Ear{Device: "eth0", Incoming: true, Keep: strayFor(g.scene.Remote)})
+			return traffic.Listen(cs.pods["remote"].Netns, traffic.Capture{Device: "eth0", Incoming: true, Keep: strayFor(g.scene.Remote)})
 		},
 		"n1": func() (*traffic.Sniffer, error) {
-			return traffic.Listen(cs.cluster.Node(1).Netns, traffic.Ear{Except: own, DeafTo: echoPort, Keep: marked})
+			return traffic.Listen(cs.cluster.Node(1).Netns, traffic.Capture{Except: own, ExceptPort: echoPort, Keep: marked})
 		},
 		"n2": func() (*traffic.Sniffer, error) {
-			return traffic.Listen(cs.cluster.Node(2).Netns, traffic.Ear{DeafTo: echoPort, Keep: marked})
+			return traffic.Listen(cs.cluster.Node(2).Netns, traffic.Capture{ExceptPort: echoPort, Keep: marked})
 		},
 		"outside": func() (*traffic.Sniffer, error) {
-			return traffic.Listen(cs.cluster.Outside.Netns, traffic.Ear{DeafTo: echoPort, Keep: marked})
+			return traffic.Listen(cs.cluster.Outside.Netns, traffic.Capture{ExceptPort: echoPort, Keep: marked})
 		},
 	}
 	for name, protocol := range map[string]int{"UDP": unix.IPPROTO_UDP, "TCP": unix.IPPROTO_TCP, "ICMP": unix.IPPROTO_ICMP} {
-		ears["n1's "+name+" sockets"] = func() (*traffic.Sniffer, error) { return traffic.NewInbox(cs.cluster.Node(1).Netns, protocol, marked) }
+		sniffers["n1's "+name+" sockets"] = func() (*traffic.Sniffer, error) { return traffic.NewInbox(cs.cluster.Node(1).Netns, protocol, marked) }
 	}
-	for name, open := range ears {
+	for name, open := range sniffers {
 		sniffer, err := open()
 		if err != nil {
 			return fmt.Errorf("listening at %s: %w", name, err)
 		}
-		g.ears[name] = sniffer
+		g.sniffers[name] = sniffer
 	}
 	return nil
 }
@@ -163,11 +163,11 @@ func (g *siege) attack(ctx context.Context) {
 	}
 }
 
-// heard describes the frames received since the last call that were not honest.
-func (g *siege) heard() []string {
+// received describes the frames received since the last call that were not honest.
+func (g *siege) received() []string {
 	var found []string
-	for name, ear := range g.ears {
-		for _, frame := range ear.Take() {
+	for name, sniffer := range g.sniffers {
+		for _, frame := range sniffer.Take() {
 			if bytes.Contains(frame, []byte("honest-")) {
 				continue
 			}
@@ -180,12 +180,12 @@ func (g *siege) heard() []string {
 }
 
 // victim reports whether a sniffer is in a victim's pod.
-func victim(ear string) bool { return ear == "neighbour" || ear == "remote" }
+func victim(sniffer string) bool { return sniffer == "neighbour" || sniffer == "remote" }
 
 // frameOf returns the hostile frame that was received; nil if it is none of them.
-func (g *siege) frameOf(heard []byte) *hostile.Frame {
+func (g *siege) frameOf(received []byte) *hostile.Frame {
 	for i := range g.frames {
-		if marker := g.frames[i].Marker; len(marker) > 0 && bytes.Contains(heard, marker) {
+		if marker := g.frames[i].Marker; len(marker) > 0 && bytes.Contains(received, marker) {
 			return &g.frames[i]
 		}
 	}
@@ -193,24 +193,24 @@ func (g *siege) frameOf(heard []byte) *hostile.Frame {
 }
 
 // describe returns a description of a received frame, with the name of the hostile frame.
-func describe(ear string, frame []byte, f *hostile.Frame) string {
+func describe(sniffer string, frame []byte, f *hostile.Frame) string {
 	switch {
 	case f != nil:
-		return fmt.Sprintf("%s: %s: heard at %s", f.Class, f.Name, ear)
-	case !victim(ear):
+		return fmt.Sprintf("%s: %s: received at %s", f.Class, f.Name, sniffer)
+	case !victim(sniffer):
 		return "" // a node's own sockets may get packets for the node
 	}
-	return fmt.Sprintf("not for it, heard at %s: %s", ear, gopacket.NewPacket(frame, gopacket.DecodersByLayerName["Ethernet"], gopacket.NoCopy))
+	return fmt.Sprintf("not for it, received at %s: %s", sniffer, gopacket.NewPacket(frame, gopacket.DecodersByLayerName["Ethernet"], gopacket.NoCopy))
 }
 
 // honest proves that the sniffers work: they detect the attacker's own packets wherever these pass.
 func (g *siege) honest(ctx context.Context) error {
 	scene := &g.scene
 	for _, x := range []struct {
-		name string
-		via  net.HardwareAddr
-		to   netip.Addr
-		ears []string
+		name     string
+		via      net.HardwareAddr
+		to       netip.Addr
+		sniffers []string
 	}{
 		{"neighbour", scene.Neighbour.MAC, scene.Neighbour.IP, []string{"neighbour", "n1"}},
 		{"remote", scene.Remote.MAC, scene.Remote.IP, []string{"remote", "n1", "n2"}},
@@ -221,13 +221,13 @@ func (g *siege) honest(ctx context.Context) error {
 		if err != nil {
 			return err
 		}
-		for _, name := range x.ears {
-			_, err := probe.Await(ctx, probe.Patience, "an honest packet to the "+x.name+" heard at "+name, func(context.Context) error {
+		for _, name := range x.sniffers {
+			_, err := probe.Await(ctx, probe.Patience, "an honest packet to the "+x.name+" received at "+name, func(context.Context) error {
 				if err := g.raw.Send(frame.Data); err != nil {
 					return err
 				}
-				if _, ok := g.ears[name].Await(frame.Marker, 100*time.Millisecond); !ok {
-					return errors.New("silence there says nothing")
+				if _, ok := g.sniffers[name].Await(frame.Marker, 100*time.Millisecond); !ok {
+					return errors.New("missing hostile packets prove nothing there")
 				}
 				return nil
 			})
@@ -244,8 +244,8 @@ func (g *siege) end() error {
 	g.stop()
 	<-g.done
 	var errs []error
-	for _, ear := range g.ears {
-		errs = append(errs, ear.Close())
+	for _, sniffer := range g.sniffers {
+		errs = append(errs, sniffer.Close())
 	}
 	if g.raw != nil {
 		errs = append(errs, g.raw.Close())

@@ -205,7 +205,7 @@ func (s *soak) leftovers(before probe.Inventory) error {
 }
 
 // holes adds the sniffers' findings to a row.
-func (s *soak) holes(r *row) { r.breached(s.siege.heard()) }
+func (s *soak) holes(r *row) { r.breached(s.siege.received()) }
 
 // breached counts the findings, and quotes some of them.
 func (r *row) breached(found []string) {

@@ -76,7 +76,7 @@ func newTenants(ctx context.Context, c *lab.Cluster) (*tenants, error) {
 		{Namespace: "red", Name: "a", Node: "n1"},
 		{Namespace: "red", Name: "c", Node: "n2"},
 	} {
-		if err := t.stand(ctx, pod); err != nil {
+		if err := t.serve(ctx, pod); err != nil {
 			return nil, errors.Join(err, t.close())
 		}
 	}
@@ -130,8 +130,8 @@ func (t *tenants) start(ctx context.Context, spec lab.PodSpec) (*lab.Pod, error)
 	return pod, err
 }
 
-// stand starts a permanent server pod.
-func (t *tenants) stand(ctx context.Context, spec lab.PodSpec) error {
+// serve starts a permanent server pod.
+func (t *tenants) serve(ctx context.Context, spec lab.PodSpec) error {
 	pod, err := t.start(ctx, spec)
 	if err != nil {
 		return err
@@ -199,8 +199,8 @@ func (t *tenants) reach(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// standing returns OpenStack's inventory without the spare ports for pods, whose number follows the pods'.
-func (t *tenants) standing(ctx context.Context) (cloudfault.Inventory, error) {
+// inventory returns OpenStack's inventory without the spare ports for pods, whose number follows the pods'.
+func (t *tenants) inventory(ctx context.Context) (cloudfault.Inventory, error) {
 	held, err := cloudfault.Take(ctx, t.admin)
 	if err != nil {
 		return nil, err

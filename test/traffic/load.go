@@ -7,7 +7,7 @@ import (
 	"sync"
 )
 
-// Pair is who sends to whom: from a namespace to an Echo.
+// Pair is a sender and a receiver: a namespace, and the address of an Echo.
 type Pair struct {
 	Name string
 	From string
@@ -34,7 +34,7 @@ func NewLoad(pairs []Pair, rate int) (*Load, error) {
 	return l, nil
 }
 
-// Stop ends all streams and returns what became of each pair's. The error says what the pairs that lost something met.
+// Stop ends all streams and returns the tally of each pair. The error describes the losses.
 func (l *Load) Stop() (map[string]Tally, error) {
 	tallies := map[string]Tally{}
 	errs := make([]error, len(l.streams))

@@ -11,15 +11,15 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Singer sends datagrams to a group, and hears what others send to it.
-type Singer struct {
+// GroupMember sends datagrams to a group, and receives those of the other members.
+type GroupMember struct {
 	group netip.AddrPort
 	out   *net.UDPConn
 	in    *net.UDPConn
 	done  chan struct{}
 
-	mu    sync.Mutex
-	heard map[string]int
+	mu       sync.Mutex
+	received map[string]int
 }
 
 // maxDatagram is the most that a UDP datagram holds over IPv4.
@@ -27,8 +27,8 @@ const maxDatagram = 65507
 
 // JoinGroup has an interface in the namespace at path join a group. What is sent there does not come back by the kernel's own
 // loop, so that what comes back has been on the wire.
-func JoinGroup(path, device string, group netip.AddrPort) (*Singer, error) {
-	s := &Singer{group: group, done: make(chan struct{}), heard: map[string]int{}}
+func JoinGroup(path, device string, group netip.AddrPort) (*GroupMember, error) {
+	s := &GroupMember{group: group, done: make(chan struct{}), received: map[string]int{}}
 	err := in(path, func() error {
 		ifi, err := net.InterfaceByName(device)
 		if err != nil {
@@ -51,7 +51,7 @@ func JoinGroup(path, device string, group netip.AddrPort) (*Singer, error) {
 }
 
 // tune keeps the kernel from giving what is sent to the sender itself.
-func (s *Singer) tune() error {
+func (s *GroupMember) tune() error {
 	raw, err := s.out.SyscallConn()
 	if err != nil {
 		return err
@@ -61,7 +61,7 @@ func (s *Singer) tune() error {
 	return errors.Join(err, set)
 }
 
-func (s *Singer) run() {
+func (s *GroupMember) run() {
 	defer close(s.done)
 	buffer := make([]byte, maxDatagram)
 	for {
@@ -70,13 +70,13 @@ func (s *Singer) run() {
 			return // closed
 		}
 		s.mu.Lock()
-		s.heard[string(buffer[:n])]++
+		s.received[string(buffer[:n])]++
 		s.mu.Unlock()
 	}
 }
 
 // By has what is sent leave by an interface of the namespace at path, whatever its routes say.
-func (s *Singer) By(path, device string) error {
+func (s *GroupMember) By(path, device string) error {
 	return in(path, func() error {
 		ifi, err := net.InterfaceByName(device)
 		if err != nil {
@@ -94,27 +94,27 @@ func (s *Singer) By(path, device string) error {
 	})
 }
 
-// Sing sends one datagram to the group.
-func (s *Singer) Sing(text []byte) error {
+// Send sends one datagram to the group.
+func (s *GroupMember) Send(text []byte) error {
 	_, err := s.out.WriteToUDPAddrPort(text, s.group)
 	return err
 }
 
-// Heard returns what came, and how often.
-func (s *Singer) Heard() map[string]int {
+// Received returns the datagrams received, and how often each arrived.
+func (s *GroupMember) Received() map[string]int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return maps.Clone(s.heard)
+	return maps.Clone(s.received)
 }
 
-// Count returns how often a datagram came.
-func (s *Singer) Count(text string) int {
+// Count returns how often a datagram arrived.
+func (s *GroupMember) Count(text string) int {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	return s.heard[text]
+	return s.received[text]
 }
 
-func (s *Singer) close() error {
+func (s *GroupMember) close() error {
 	var errs []error
 	for _, conn := range []*net.UDPConn{s.in, s.out} {
 		if conn != nil {
@@ -125,7 +125,7 @@ func (s *Singer) close() error {
 }
 
 // Close leaves the group.
-func (s *Singer) Close() error {
+func (s *GroupMember) Close() error {
 	err := s.close()
 	<-s.done
 	return err

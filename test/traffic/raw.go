@@ -18,15 +18,15 @@ type Raw struct {
 }
 
 // OpenRaw opens a packet socket on an interface in the namespace at path.
-func OpenRaw(path, device string) (*Raw, error) { return openRaw(path, Ear{Device: device}) }
+func OpenRaw(path, device string) (*Raw, error) { return openRaw(path, Capture{Device: device}) }
 
-func openRaw(path string, ear Ear) (*Raw, error) {
+func openRaw(path string, capture Capture) (*Raw, error) {
 	r := &Raw{fd: -1}
 	err := in(path, func() error {
-		if ear.Device != "" {
-			link, err := net.InterfaceByName(ear.Device)
+		if capture.Device != "" {
+			link, err := net.InterfaceByName(capture.Device)
 			if err != nil {
-				return fmt.Errorf("interface %s: %w", ear.Device, err)
+				return fmt.Errorf("interface %s: %w", capture.Device, err)
 			}
 			r.index = link.Index
 		}
@@ -37,7 +37,7 @@ func openRaw(path string, ear Ear) (*Raw, error) {
 		if err := r.tune(); err != nil {
 			return err
 		}
-		if err := r.deafen(ear.DeafTo); err != nil {
+		if err := r.exceptPort(capture.ExceptPort); err != nil {
 			return err
 		}
 		return unix.Bind(r.fd, &unix.SockaddrLinklayer{Protocol: networkOrder(unix.ETH_P_ALL), Ifindex: r.index})
@@ -61,7 +61,7 @@ func NewInbox(path string, protocol int, keep func(packet []byte) bool) (*Sniffe
 	if err != nil {
 		return nil, errors.Join(err, r.Close())
 	}
-	return collect(r, Ear{Keep: keep}), nil
+	return collect(r, Capture{Keep: keep}), nil
 }
 
 // tune lets the reader look up now and then, so that it can be stopped, and gives it room for bursts.
@@ -73,9 +73,9 @@ func (r *Raw) tune() error {
 	return nil
 }
 
-// deafen has the kernel leave out UDP datagrams from and to a port, also those within VXLAN: what a load sends would
+// exceptPort has the kernel leave out UDP datagrams from and to a port, also those within VXLAN: what a load sends would
 // otherwise cost the reader its time. Offsets are those of IPv4 without options behind an Ethernet header.
-func (r *Raw) deafen(port uint16) error {
+func (r *Raw) exceptPort(port uint16) error {
 	if port == 0 {
 		return nil
 	}
@@ -136,22 +136,22 @@ type Sniffer struct {
 	frames [][]byte
 }
 
-// Ear says what a sniffer collects.
-type Ear struct {
+// Capture says what a sniffer collects.
+type Capture struct {
 	// Device is the interface. Empty: every interface of the namespace, also those that come later.
 	Device string
 	// Incoming leaves out what the interface's own namespace sends.
 	Incoming bool
 	// Except, if not 0, is the index of an interface that is left out.
 	Except int
-	// DeafTo, if not 0, is a UDP port whose datagrams the kernel leaves out, also those within VXLAN.
-	DeafTo uint16
+	// ExceptPort, if not 0, is a UDP port whose datagrams the kernel leaves out, also those within VXLAN.
+	ExceptPort uint16
 	// Keep says which frames are collected. Nil: all.
 	Keep func(frame []byte) bool
 }
 
 // wants reports whether a frame is to be collected.
-func (e *Ear) wants(frame []byte, from unix.Sockaddr) bool {
+func (e *Capture) wants(frame []byte, from unix.Sockaddr) bool {
 	if link, ok := from.(*unix.SockaddrLinklayer); ok {
 		if e.Incoming && link.Pkttype == unix.PACKET_OUTGOING || e.Except != 0 && link.Ifindex == e.Except {
 			return false
@@ -163,25 +163,25 @@ func (e *Ear) wants(frame []byte, from unix.Sockaddr) bool {
 // NewSniffer starts collecting on an interface in the namespace at path. Frames that the interface's own namespace
 // sends are left out when incoming is set.
 func NewSniffer(path, device string, incoming bool) (*Sniffer, error) {
-	return Listen(path, Ear{Device: device, Incoming: incoming})
+	return Listen(path, Capture{Device: device, Incoming: incoming})
 }
 
 // Listen starts collecting in the namespace at path.
-func Listen(path string, ear Ear) (*Sniffer, error) {
-	raw, err := openRaw(path, ear)
+func Listen(path string, capture Capture) (*Sniffer, error) {
+	raw, err := openRaw(path, capture)
 	if err != nil {
 		return nil, err
 	}
-	return collect(raw, ear), nil
+	return collect(raw, capture), nil
 }
 
-func collect(raw *Raw, ear Ear) *Sniffer {
+func collect(raw *Raw, capture Capture) *Sniffer {
 	s := &Sniffer{raw: raw, stop: make(chan struct{}), done: make(chan struct{})}
-	go s.run(ear)
+	go s.run(capture)
 	return s
 }
 
-func (s *Sniffer) run(ear Ear) {
+func (s *Sniffer) run(capture Capture) {
 	defer close(s.done)
 	buffer := make([]byte, 65536)
 	for {
@@ -194,7 +194,7 @@ func (s *Sniffer) run(ear Ear) {
 		if err != nil {
 			continue // the time-out, or the interface is down for now
 		}
-		if !ear.wants(buffer[:n], from) {
+		if !capture.wants(buffer[:n], from) {
 			continue
 		}
 		s.mu.Lock()

@@ -12,7 +12,7 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// NewSCTPSourceServer starts a teller that answers SCTP associations in the namespace at path. The kernel needs SCTP.
+// NewSCTPSourceServer starts a server that answers SCTP associations in the namespace at path. The kernel needs SCTP.
 func NewSCTPSourceServer(path, name string, address netip.AddrPort) (*SourceServer, error) {
 	t := &SourceServer{name: name, open: map[net.Conn]struct{}{}}
 	err := in(path, func() error {
@@ -38,9 +38,9 @@ func NewSCTPSourceServer(path, name string, address netip.AddrPort) (*SourceServ
 	return t, nil
 }
 
-// AskSCTP makes an association with a teller from the namespace at path, and returns the answer.
+// AskSCTP makes an association with a SourceServer from the namespace at path, and returns the answer.
 func AskSCTP(ctx context.Context, path string, to netip.AddrPort) (Answer, error) {
-	talk := &Talk{}
+	c := &Conn{}
 	err := in(path, func() error {
 		socket, err := sctpSocket()
 		if err != nil {
@@ -58,14 +58,14 @@ func AskSCTP(ctx context.Context, path string, to netip.AddrPort) (Answer, error
 		if err := unix.Connect(int(socket.Fd()), sockaddr(to)); err != nil {
 			return fmt.Errorf("connect by SCTP to %s: %w", to, err)
 		}
-		talk.conn, err = net.FileConn(socket)
+		c.conn, err = net.FileConn(socket)
 		return err
 	})
 	if err != nil {
 		return Answer{}, err
 	}
-	answer, err := talk.Ask()
-	return answer, errors.Join(err, talk.Close())
+	answer, err := c.Ask()
+	return answer, errors.Join(err, c.Close())
 }
 
 // sctpSocket makes a socket of the one-to-one style (RFC 6458, section 4), which net handles as it does TCP's.

@@ -36,7 +36,7 @@ func NewSpace(dir string) (path string, remove func() error, err error) {
 	return path, func() error { return unix.Unmount(path, unix.MNT_DETACH) }, nil
 }
 
-// Neighbours returns whom the kernel of a namespace takes which addresses for: its ARP cache.
+// Neighbours returns the ARP cache of a namespace: MAC addresses by IPv4 address.
 func Neighbours(path string) (map[netip.Addr]net.HardwareAddr, error) {
 	neighbours := map[netip.Addr]net.HardwareAddr{}
 	err := in(path, func() error {

@@ -142,13 +142,13 @@ func TestRoundsAlternate(t *testing.T) {
 			return measure.Figures{"n": float64(order.Len())}, nil
 		}
 	}
-	told := 0
-	got, err := measure.Plan{Rounds: 1, Ours: side("o"), Peer: side("p"), Progress: func(int, int) { told++ }}.Run(t.Context())
+	reported := 0
+	got, err := measure.Plan{Rounds: 1, Ours: side("o"), Peer: side("p"), Progress: func(int, int) { reported++ }}.Run(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
-	if len(got) != measure.MinRounds || told != measure.MinRounds+1 {
-		t.Errorf("%d rounds, %d told, with one asked for; the fewest are %d, and one to warm up", len(got), told, measure.MinRounds)
+	if len(got) != measure.MinRounds || reported != measure.MinRounds+1 {
+		t.Errorf("%d rounds, %d reported, with 1 requested; want %d, and one more reported to warm up", len(got), reported, measure.MinRounds)
 	}
 	if want := "oppooppooppooppo"; order.String() != want {
 		t.Errorf("order is %s, not %s", order.String(), want)

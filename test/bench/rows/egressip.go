@@ -92,7 +92,7 @@ func (f *failover) open(ctx context.Context, st *stage.Stage) (err error) {
 	if err := f.crowd(ctx); err != nil {
 		return err
 	}
-	_, err = probe.Await(ctx, probe.Patience, "egress addresses taken", func(ctx context.Context) error {
+	_, err = probe.Await(ctx, probe.Patience, "egress IPs assigned", func(ctx context.Context) error {
 		return errors.Join(f.set(ctx, "netnamespaces", leaving, egressOne, egressTwo), f.set(ctx, "hostsubnets", "n2", egressOne), f.set(ctx, "hostsubnets", "n3", egressTwo))
 	})
 	return err
@@ -142,7 +142,7 @@ func (f *failover) close(ctx context.Context, st *stage.Stage) error {
 
 // shared waits until connections leave by both nodes.
 func (f *failover) shared(ctx context.Context) error {
-	_, err := probe.Await(ctx, probe.Patience, "connections by both nodes", func(ctx context.Context) error {
+	_, err := probe.Await(ctx, probe.Patience, "connections through both nodes", func(ctx context.Context) error {
 		seen := map[string]int{}
 		for _, o := range f.outside {
 			answer, err := traffic.Ask(ctx, f.pod.Netns, "udp", o.at)
@@ -152,7 +152,7 @@ func (f *failover) shared(ctx context.Context) error {
 			seen[answer.Source.String()]++
 		}
 		if seen[egressOne] == 0 || seen[egressTwo] == 0 || seen[egressOne]+seen[egressTwo] != len(f.outside) {
-			return fmt.Errorf("seen as %v", seen)
+			return fmt.Errorf("the sources are %v", seen)
 		}
 		return nil
 	})
@@ -178,10 +178,10 @@ func (f *failover) measure(ctx context.Context) (figures measure.Figures, err er
 	attempts.try(ctx, f.pod.Netns, f.outside)
 	over, known := attempts.over()
 	if !known {
-		return nil, fmt.Errorf("%s after a node's death, connections are lost as before", failoverTime)
+		return nil, fmt.Errorf("%s after a node's death, connections are still lost", failoverTime)
 	}
 	if over.Before(began) {
-		return nil, errors.New("no connection was lost: the node did not die, or nothing left by it")
+		return nil, errors.New("no connection was lost: the node did not die, or no connection left by it")
 	}
 	return measure.Figures{failoverWall: milliseconds(over.Sub(began))}, nil
 }
@@ -255,7 +255,7 @@ func exchange(ctx context.Context, from string, to netip.AddrPort) error {
 			return err
 		}
 	}
-	if _, err := conn.WriteToUDPAddrPort([]byte("who\n"), to); err != nil {
+	if _, err := conn.WriteToUDPAddrPort([]byte("source\n"), to); err != nil {
 		return err
 	}
 	_, _, err = conn.ReadFromUDPAddrPort(make([]byte, 2048))

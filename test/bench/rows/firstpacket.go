@@ -26,11 +26,11 @@ const (
 // the only result is whether anything leaks.
 func firstPacket() Group {
 	return Group{
-		Title: fmt.Sprintf("%d pods start isolated, under fire; the agent restarts, the controller hangs, the API server is away for a fifth each", firstPacketStarts),
+		Title: fmt.Sprintf("%d pods start isolated, while other pods send to them; the agent restarts, the controller hangs, the API server is away for a fifth each", firstPacketStarts),
 		Rows: []measure.Row{
 			{Name: "policies/first-packet/leaked", Metric: leaked, Unit: "packets", Target: measure.AtMost(0)},
 			{Name: "policies/first-packet/pods", Metric: pods, Unit: "pods that started"},
-			{Name: "policies/first-packet/restarts", Metric: startedAway, Unit: "agents killed in the midst of an ADD"},
+			{Name: "policies/first-packet/restarts", Metric: startedAway, Unit: "agents killed during an ADD"},
 		},
 		run: func(ctx context.Context, b Bench, rows []measure.Row) (results []measure.Result, err error) {
 			c, err := b.Stage.Lab(ctx, stage.KindPolicies, lab.Config{Nodes: 2, PluginName: networkv1.PluginNetworkPolicy})

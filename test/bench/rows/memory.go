@@ -156,7 +156,7 @@ func residentSize(pid int) (float64, error) {
 func heapInUse(ctx context.Context, n stage.Node) (float64, error) {
 	said, err := probe.AskAgent(ctx, n.Node, "/debug/pprof/heap?debug=1")
 	if err != nil {
-		return 0, fmt.Errorf("ask the agent of %s for its heap: %w", n.Name, err)
+		return 0, fmt.Errorf("request the heap of the agent of %s: %w", n.Name, err)
 	}
 	return numberBehind(said, "# HeapInuse =")
 }
@@ -165,7 +165,7 @@ func numberBehind(text, name string) (float64, error) {
 	_, rest, _ := strings.Cut(text, name)
 	fields := strings.Fields(rest)
 	if len(fields) == 0 {
-		return 0, fmt.Errorf("no %s is told", name)
+		return 0, fmt.Errorf("no field %s in the agent's memory statistics", name)
 	}
 	n, err := strconv.ParseFloat(fields[0], 64)
 	if err != nil {

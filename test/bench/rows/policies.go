@@ -154,7 +154,7 @@ func flowsBetween(pods int) (int, error) {
 	}
 	count := len(n.flows())
 	if count < 2*pods {
-		return 0, fmt.Errorf("%d pods to %d pods come to %d flows: that is not all of it", pods, pods, count)
+		return 0, fmt.Errorf("%d pods to %d pods need only %d flows: the policy is not complete", pods, pods, count)
 	}
 	return count, nil
 }
@@ -286,7 +286,7 @@ func compute(c *policytest.Cluster) (*policy.Index, error) {
 		return nil, err //nolint:wrapcheck // it names the policy
 	}
 	if rules, _, isolated := c.Read(x); isolated != len(c.Pods) || rules == 0 {
-		return nil, fmt.Errorf("%d rules, and %d of %d pods are isolated: that is not all of it", rules, isolated, len(c.Pods))
+		return nil, fmt.Errorf("%d rules, and %d of %d pods are isolated: the policies are not complete", rules, isolated, len(c.Pods))
 	}
 	return x, nil
 }

@@ -78,7 +78,7 @@ type isolation struct {
 	client  kubernetes.Interface
 	from    *lab.Pod
 	to      netip.AddrPort
-	heard   *ear
+	probe   *probeStream
 	commits *commits
 }
 
@@ -180,7 +180,7 @@ func (s *isolation) create(ctx context.Context, name string, spec networkingv1.N
 
 // listen starts to watch packets and commits.
 func (s *isolation) listen(ctx context.Context, netns string) (err error) {
-	if s.heard, err = openEar(netns, s.to, s.from.Netns); err != nil {
+	if s.probe, err = openProbe(netns, s.to, s.from.Netns); err != nil {
 		return err
 	}
 	s.commits, err = watchCommits(ctx, s.cluster.Node(1))
@@ -189,8 +189,8 @@ func (s *isolation) listen(ctx context.Context, netns string) (err error) {
 
 func (s *isolation) close(ctx context.Context, st *stage.Stage) error {
 	var errs []error
-	if s.heard != nil {
-		errs = append(errs, s.heard.close())
+	if s.probe != nil {
+		errs = append(errs, s.probe.close())
 	}
 	if s.commits != nil {
 		errs = append(errs, s.commits.conn.Close())
@@ -216,7 +216,7 @@ func (s *isolation) measure(ctx context.Context) (measure.Figures, error) {
 func (s *isolation) isolate(ctx context.Context) (until, committed time.Duration, err error) {
 	ctx, cancel := context.WithTimeout(ctx, probe.Patience)
 	defer cancel()
-	if err := s.heard.await(ctx, false); err != nil {
+	if err := s.probe.await(ctx, false); err != nil {
 		return 0, 0, fmt.Errorf("before the policy: %w", err)
 	}
 	policies := s.client.NetworkingV1().NetworkPolicies(policyNamespace)
@@ -232,17 +232,17 @@ func (s *isolation) isolate(ctx context.Context) (until, committed time.Duration
 		return 0, 0, err
 	}
 	answered := time.Now()
-	told, err := added(ctx, events)
+	observed, err := added(ctx, events)
 	if err != nil {
 		return 0, 0, err
 	}
-	if err := s.heard.await(ctx, true); err != nil {
+	if err := s.probe.await(ctx, true); err != nil {
 		return 0, 0, fmt.Errorf("with the policy: %w", err)
 	}
 	if err := s.commits.await(ctx); err != nil {
 		return 0, 0, err
 	}
-	until, committed = max(0, s.heard.at().Sub(answered)), s.commits.at().Sub(told)
+	until, committed = max(0, s.probe.at().Sub(answered)), s.commits.at().Sub(observed)
 	s.commits.begin()
 	if err := policies.Delete(ctx, serverName, metav1.DeleteOptions{}); err != nil {
 		return 0, 0, fmt.Errorf("delete the policy: %w", err)
@@ -257,7 +257,7 @@ func added(ctx context.Context, events watch.Interface) (time.Time, error) {
 		if e.Type == watch.Added {
 			return time.Now(), nil
 		}
-		return time.Time{}, fmt.Errorf("the API server tells of something else than the policy: %s %v", e.Type, e.Object)
+		return time.Time{}, fmt.Errorf("event of another object than the policy: %s %v", e.Type, e.Object)
 	case <-ctx.Done():
 		return time.Time{}, fmt.Errorf("waiting for the policy's event: %w", ctx.Err())
 	}
@@ -328,8 +328,8 @@ func (c *commits) await(ctx context.Context) error {
 	return nil
 }
 
-// ear is a stream of datagrams, with the time of the last arrival.
-type ear struct {
+// probeStream is a stream of datagrams, with the time of the last arrival.
+type probeStream struct {
 	in, out *net.UDPConn
 	stop    chan struct{}
 	running sync.WaitGroup
@@ -339,8 +339,8 @@ type ear struct {
 	failed error
 }
 
-func openEar(netns string, at netip.AddrPort, from string) (*ear, error) {
-	e := &ear{stop: make(chan struct{})}
+func openProbe(netns string, at netip.AddrPort, from string) (*probeStream, error) {
+	e := &probeStream{stop: make(chan struct{})}
 	var err error
 	if e.in, err = traffic.ListenUDP(netns, at); err != nil {
 		return nil, err
@@ -348,12 +348,12 @@ func openEar(netns string, at netip.AddrPort, from string) (*ear, error) {
 	if e.out, err = traffic.ListenUDP(from, netip.AddrPortFrom(netip.IPv4Unspecified(), 0)); err != nil {
 		return nil, errors.Join(err, e.in.Close())
 	}
-	e.running.Go(e.hear)
-	e.running.Go(func() { e.speak(at) })
+	e.running.Go(e.receive)
+	e.running.Go(func() { e.send(at) })
 	return e, nil
 }
 
-func (e *ear) hear() {
+func (e *probeStream) receive() {
 	buffer := make([]byte, 64)
 	for {
 		_, _, err := e.in.ReadFromUDPAddrPort(buffer)
@@ -367,7 +367,7 @@ func (e *ear) hear() {
 	}
 }
 
-func (e *ear) speak(to netip.AddrPort) {
+func (e *probeStream) send(to netip.AddrPort) {
 	ticker := time.NewTicker(time.Second / latencyRate)
 	defer ticker.Stop()
 	for {
@@ -386,14 +386,14 @@ func (e *ear) speak(to netip.AddrPort) {
 }
 
 // at returns when the last datagram arrived.
-func (e *ear) at() time.Time {
+func (e *probeStream) at() time.Time {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	return e.last
 }
 
 // await waits until datagrams arrive, or with quiet, until none has arrived for some time.
-func (e *ear) await(ctx context.Context, quiet bool) error {
+func (e *probeStream) await(ctx context.Context, quiet bool) error {
 	const often = 5 * time.Millisecond
 	began := time.Now()
 	ticker := time.NewTicker(often)
@@ -412,13 +412,13 @@ func (e *ear) await(ctx context.Context, quiet bool) error {
 		}
 		select {
 		case <-ctx.Done():
-			return fmt.Errorf("datagrams arrive or do not, against what is waited for: %w", ctx.Err())
+			return fmt.Errorf("the datagrams did not start or stop in time: %w", ctx.Err())
 		case <-ticker.C:
 		}
 	}
 }
 
-func (e *ear) close() error {
+func (e *probeStream) close() error {
 	close(e.stop)
 	err := errors.Join(e.in.Close(), e.out.Close())
 	e.running.Wait()

@@ -128,7 +128,7 @@ func (o *occurrences) add() {
 	o.at = append(o.at, time.Now())
 }
 
-var errNothing = errors.New("nothing was seen")
+var errNothing = errors.New("no datagram was received")
 
 // after returns the first time after begin.
 func (o *occurrences) after(begin time.Time) (time.Time, error) {

@@ -103,7 +103,7 @@ func programs(ctx context.Context, c *lab.Cluster, names ...string) ([]int, erro
 	pids := make([]int, 0, len(names))
 	for _, name := range names {
 		if have[name] == 0 {
-			return nil, fmt.Errorf("%s does not run: see its log (weft-lab --name %s status)", name, c.Name())
+			return nil, fmt.Errorf("%s is not running: see its log (weft-lab --name %s status)", name, c.Name())
 		}
 		pids = append(pids, have[name])
 	}

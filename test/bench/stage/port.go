@@ -62,7 +62,7 @@ func introduce(h *netlink.Handle, addr netip.Addr, mac func(netip.Addr) net.Hard
 		}
 		neighbour := &netlink.Neigh{LinkIndex: eth0.Attrs().Index, State: netlink.NUD_PERMANENT, IP: other.AsSlice(), HardwareAddr: mac(other)}
 		if err := h.NeighSet(neighbour); err != nil {
-			return fmt.Errorf("make %s known: %w", other, err)
+			return fmt.Errorf("set the neighbour entry of %s: %w", other, err)
 		}
 	}
 	return nil

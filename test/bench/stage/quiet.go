@@ -32,8 +32,8 @@ func AwaitQuiet(ctx context.Context, patience time.Duration) error {
 			return nil
 		}
 		if time.Now().After(deadline) {
-			return fmt.Errorf("%w: %.0f %% of its processor time is taken (at most %.0f %% may be), load average %s: figures would say "+
-				"nothing; end what else runs, see top, and try again", ErrLoaded, 100*busy, 100*busyLimit, loadAverage())
+			return fmt.Errorf("%w: %.0f %% of its processor time is taken (at most %.0f %%), load average %s: figures would prove "+
+				"nothing; end other programs (see top), and try again", ErrLoaded, 100*busy, 100*busyLimit, loadAverage())
 		}
 	}
 }

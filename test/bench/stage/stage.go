@@ -71,7 +71,7 @@ func Open(ctx context.Context, config Config) (*Stage, error) {
 	}
 	if err := unix.Flock(int(lock.Fd()), unix.LOCK_EX|unix.LOCK_NB); err != nil {
 		_ = lock.Close()
-		return nil, fmt.Errorf("another benchmark runs on this machine (it holds %s): wait for its end: %w", root, err)
+		return nil, fmt.Errorf("another benchmark runs on this machine (it has locked %s): wait for its end: %w", root, err)
 	}
 	s := &Stage{config: config, lock: lock, group: process.NewGroup(filepath.Join(root, "log"), filepath.Join(root, "pid"))}
 	if err := s.reclaim(ctx); err != nil {

@@ -160,7 +160,7 @@ func (s *Scene) gone(ctx context.Context, object client.Object) error {
 	return err
 }
 
-var errThere = errors.New("it is there")
+var errThere = errors.New("the object still exists")
 
 // node returns the lab's only node.
 func (s *Scene) node() lab.Node { return s.Node(1) }
@@ -235,7 +235,7 @@ func (s *Scene) addressed(ctx context.Context, namespace, pod string) (bool, err
 	return slices.ContainsFunc(all.Items, func(ip kubeovn.IP) bool { return ip.Spec.Namespace == namespace && ip.Spec.PodName == pod }), nil
 }
 
-var errNotYet = errors.New("it is not there yet")
+var errNotYet = errors.New("the pod has no address yet")
 
 func (s *Scene) awaitAddress(ctx context.Context, pod lab.PodSpec) error {
 	_, err := probe.Await(ctx, limit, "the address of "+pod.Name, func(ctx context.Context) error {

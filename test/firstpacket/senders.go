@@ -17,9 +17,9 @@ import (
 )
 
 const (
-	// ahead is how many addresses are shot at beside the one of the pod that starts: those that pods get next.
+	// ahead is the number of addresses, after that of the pod that starts, to which packets are sent as well: pods get them next.
 	ahead = 4
-	// pause is how long each shooter rests after it has shot at all of them.
+	// pause is the time between two rounds of packets to all these addresses.
 	pause = 2 * time.Millisecond
 	// discard is the port that they are sent to (RFC 863).
 	discard = 9
@@ -28,15 +28,15 @@ const (
 // Marks of packets: a sniffer finds them by these.
 const (
 	markIn   = "honest-first-" // of those that are sent to pods that start
-	markOut  = "fresh-pod-"
+	markOut  = "startedPod-pod-"
 	markNode = "node-to-its-own-pod"
 )
 
-// shooters are pods that send to addresses which pods are about to get, from before they have them.
-type shooters struct {
+// senders are pods that send to addresses before other pods get these.
+type senders struct {
 	raws []*traffic.Raw
 	ends []hostile.End
-	// aim holds the frames, each shooter's.
+	// aim holds the frames of each sender.
 	aim  atomic.Pointer[[][][]byte]
 	at   atomic.Pointer[[]netip.Addr]
 	sent atomic.Int64
@@ -45,8 +45,8 @@ type shooters struct {
 	err  error
 }
 
-func newShooters(ctx context.Context, pods []*lab.Pod) (*shooters, error) {
-	s := &shooters{done: make(chan struct{})}
+func newSenders(ctx context.Context, pods []*lab.Pod) (*senders, error) {
+	s := &senders{done: make(chan struct{})}
 	for _, p := range pods {
 		raw, err := traffic.OpenRaw(p.Netns, "eth0")
 		if err != nil {
@@ -61,7 +61,7 @@ func newShooters(ctx context.Context, pods []*lab.Pod) (*shooters, error) {
 }
 
 // follow aims at an address, and at those that a node's pods get after it.
-func (s *shooters) follow(last netip.Addr) error {
+func (s *senders) follow(last netip.Addr) error {
 	addresses := []netip.Addr{last}
 	for next := last.Next(); len(addresses) <= ahead; next = next.Next() {
 		addresses = append(addresses, next)
@@ -81,13 +81,13 @@ func (s *shooters) follow(last netip.Addr) error {
 	return nil
 }
 
-// aimed reports whether an address has been shot at since the last follow.
-func (s *shooters) aimed(address netip.Addr) bool {
+// aimed reports whether packets have been sent to an address since the last follow.
+func (s *senders) aimed(address netip.Addr) bool {
 	at := s.at.Load()
 	return at != nil && slices.Contains(*at, address)
 }
 
-func (s *shooters) run(ctx context.Context) {
+func (s *senders) run(ctx context.Context) {
 	defer close(s.done)
 	ticker := time.NewTicker(pause)
 	defer ticker.Stop()
@@ -113,14 +113,14 @@ func (s *shooters) run(ctx context.Context) {
 	}
 }
 
-// close ends the shooting. Its error is what ended it before.
-func (s *shooters) close() error {
+// close stops the senders. It returns the error that ended them before, if any.
+func (s *senders) close() error {
 	s.stop()
 	<-s.done
 	return errors.Join(s.err, s.closeRaws())
 }
 
-func (s *shooters) closeRaws() error {
+func (s *senders) closeRaws() error {
 	var errs []error
 	for _, raw := range s.raws {
 		errs = append(errs, raw.Close())
@@ -128,8 +128,8 @@ func (s *shooters) closeRaws() error {
 	return errors.Join(errs...)
 }
 
-// ofShooters reports whether a frame is one of theirs.
-func ofShooters(frame []byte) bool { return bytes.Contains(frame, []byte(markIn)) }
+// ofSenders reports whether a frame is from the senders.
+func ofSenders(frame []byte) bool { return bytes.Contains(frame, []byte(markIn)) }
 
-// ofFresh reports whether a frame is what a pod that starts has sent.
-func ofFresh(frame []byte) bool { return bytes.Contains(frame, []byte(markOut)) }
+// ofNewPods reports whether a frame is from a pod that starts.
+func ofNewPods(frame []byte) bool { return bytes.Contains(frame, []byte(markOut)) }

@@ -15,8 +15,8 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// SourceServer answers TCP connections, line by line, and UDP datagrams with its name and the address that it sees: who is asked
-// behind an address that several share.
+// SourceServer answers TCP connections, line by line, and UDP datagrams with its name and the client's address that it sees: a client
+// detects which server answers at an address that several share.
 type SourceServer struct {
 	name     string
 	listener net.Listener
@@ -27,7 +27,7 @@ type SourceServer struct {
 	open map[net.Conn]struct{}
 }
 
-// NewSourceServer starts a teller in the namespace at path. A port of 0 is any, the same for TCP and UDP.
+// NewSourceServer starts a SourceServer in the namespace at path. A port of 0 is any, the same for TCP and UDP.
 func NewSourceServer(path, name string, address netip.AddrPort) (*SourceServer, error) {
 	t := &SourceServer{name: name, open: map[net.Conn]struct{}{}}
 	err := in(path, func() (err error) {
@@ -62,7 +62,7 @@ func (t *SourceServer) takeConnections() {
 				_ = conn.Close()
 			}()
 			for lines := bufio.NewScanner(conn); lines.Scan(); {
-				_, _ = fmt.Fprintln(conn, t.answer(conn.RemoteAddr())) // the asker misses what cannot be sent
+				_, _ = fmt.Fprintln(conn, t.answer(conn.RemoteAddr())) // an answer that cannot be sent is missing at the client
 			}
 		})
 	}
@@ -84,7 +84,7 @@ func (t *SourceServer) answer(from net.Addr) string {
 	return t.name + " " + host
 }
 
-// Close ends the teller and its connections.
+// Close ends the server and its connections.
 func (t *SourceServer) Close() error {
 	err := t.listener.Close()
 	if t.packets != nil {
@@ -99,31 +99,31 @@ func (t *SourceServer) Close() error {
 	return err
 }
 
-// Answer is what a SourceServer said.
+// Answer is a SourceServer's answer.
 type Answer struct {
-	// Name is the teller's; Source is the asker's address as the teller saw it.
+	// Name is the server's; Source is the client's address as the server saw it.
 	Name   string
 	Source netip.Addr
 }
 
-// String returns the answer in words.
+// String describes the answer.
 func (a Answer) String() string { return fmt.Sprintf("%s sees %s", a.Name, a.Source) }
 
-// Talk is a connection to a SourceServer.
-type Talk struct{ conn net.Conn }
+// Conn is a connection to a SourceServer.
+type Conn struct{ conn net.Conn }
 
-// NewTalk connects, by "tcp" or "udp", from the namespace at path.
-func NewTalk(ctx context.Context, path, network string, to netip.AddrPort) (*Talk, error) {
-	return newTalk(ctx, path, network, to, net.Dialer{})
+// Dial connects, by "tcp" or "udp", from the namespace at path.
+func Dial(ctx context.Context, path, network string, to netip.AddrPort) (*Conn, error) {
+	return dial(ctx, path, network, to, net.Dialer{})
 }
 
-// NewPatientTalk connects to what may answer late: a TCP client sends its first packet again and again for as long as wait.
-func NewPatientTalk(ctx context.Context, path, network string, to netip.AddrPort, wait time.Duration) (*Talk, error) {
-	return newTalk(ctx, path, network, to, net.Dialer{Timeout: wait})
+// DialWaiting connects to a server that may answer late: a TCP client repeats its first packet for at most wait.
+func DialWaiting(ctx context.Context, path, network string, to netip.AddrPort, wait time.Duration) (*Conn, error) {
+	return dial(ctx, path, network, to, net.Dialer{Timeout: wait})
 }
 
-// NewTalkFrom connects from a port, which other connections may have as well.
-func NewTalkFrom(ctx context.Context, path, network string, port uint16, to netip.AddrPort) (*Talk, error) {
+// DialFrom connects from a port, which other connections may have as well.
+func DialFrom(ctx context.Context, path, network string, port uint16, to netip.AddrPort) (*Conn, error) {
 	from := net.Dialer{Control: func(_, _ string, socket syscall.RawConn) error {
 		var err error
 		failed := socket.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEADDR, 1) })
@@ -134,11 +134,11 @@ func NewTalkFrom(ctx context.Context, path, network string, port uint16, to neti
 	} else {
 		from.LocalAddr = &net.TCPAddr{Port: int(port)}
 	}
-	return newTalk(ctx, path, network, to, from)
+	return dial(ctx, path, network, to, from)
 }
 
-func newTalk(ctx context.Context, path, network string, to netip.AddrPort, from net.Dialer) (*Talk, error) {
-	talk := &Talk{}
+func dial(ctx context.Context, path, network string, to netip.AddrPort, from net.Dialer) (*Conn, error) {
+	c := &Conn{}
 	err := in(path, func() (err error) {
 		timeout := askWait
 		if from.Timeout > 0 {
@@ -149,24 +149,24 @@ func newTalk(ctx context.Context, path, network string, to netip.AddrPort, from 
 		}
 		// A socket has to be made on this thread: with a context that can end, dialling may use others.
 		from.Timeout = timeout
-		talk.conn, err = from.DialContext(context.WithoutCancel(ctx), network, to.String())
+		c.conn, err = from.DialContext(context.WithoutCancel(ctx), network, to.String())
 		return err
 	})
 	if err != nil {
 		return nil, fmt.Errorf("connecting to %s: %w", to, err)
 	}
-	return talk, nil
+	return c, nil
 }
 
 // askWait is how long a connection or an answer is waited for.
 const askWait = 3 * time.Second
 
 // Ask sends a line and returns the answer.
-func (t *Talk) Ask() (Answer, error) {
+func (t *Conn) Ask() (Answer, error) {
 	if err := t.conn.SetDeadline(time.Now().Add(askWait)); err != nil {
 		return Answer{}, err
 	}
-	if _, err := t.conn.Write([]byte("who\n")); err != nil {
+	if _, err := t.conn.Write([]byte("source\n")); err != nil {
 		return Answer{}, err
 	}
 	buffer := make([]byte, 2048)
@@ -180,14 +180,14 @@ func (t *Talk) Ask() (Answer, error) {
 }
 
 // Close ends the connection.
-func (t *Talk) Close() error { return t.conn.Close() }
+func (t *Conn) Close() error { return t.conn.Close() }
 
 // Ask makes a new connection to a SourceServer, by "tcp" or "udp", from the namespace at path, and returns the answer.
 func Ask(ctx context.Context, path, network string, to netip.AddrPort) (Answer, error) {
-	talk, err := NewTalk(ctx, path, network, to)
+	c, err := Dial(ctx, path, network, to)
 	if err != nil {
 		return Answer{}, err
 	}
-	answer, err := talk.Ask()
-	return answer, errors.Join(err, talk.Close())
+	answer, err := c.Ask()
+	return answer, errors.Join(err, c.Close())
 }
