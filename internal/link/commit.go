@@ -63,6 +63,7 @@ func (e *Engine) Commit(ctx context.Context, change reconcile.Change[Key, Item])
 	for key := range change.Set {
 		e.take(key)
 	}
+	e.changePorts(change)
 	before, whole := e.known, !onlyEntries(change)
 	steps := plannedSteps(change, before)
 	failed := map[Key]error{}

@@ -36,6 +36,7 @@ type Engine struct {
 	namespaces map[string]bool
 	devices    map[Key]bool    // of KindDevice and KindVeth
 	neighbours map[string]bool // in the own namespace, by the names of their keys
+	ports      map[string]*watchedPort
 	attended   string
 }
 
@@ -173,8 +174,12 @@ func (e *Engine) Read(ctx context.Context) (map[Key]Item, error) {
 			return nil, fmt.Errorf("reading links: %w", err)
 		}
 	}
+	for key := range state { // what an earlier process programmed may need no commit
+		e.take(key)
+	}
 	e.known = maps.Clone(state)
 	e.noteNeighbours()
+	e.notePorts()
 	return state, nil
 }
 

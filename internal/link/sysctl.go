@@ -30,6 +30,8 @@ var sysctlTable = []sysctlEntry{
 	{"proxy_arp", "ipv4", func(s *Sysctls) *Toggle { return &s.ProxyARP }},
 	{"send_redirects", "ipv4", func(s *Sysctls) *Toggle { return &s.SendRedirects }},
 	{"rp_filter", "ipv4", func(s *Sysctls) *Toggle { return &s.RPFilter }},
+	{"arp_notify", "ipv4", func(s *Sysctls) *Toggle { return &s.ARPNotify }},
+	{"ndisc_notify", "ipv6", func(s *Sysctls) *Toggle { return &s.NDiscNotify }},
 }
 
 func (e sysctlEntry) path(device string) string {

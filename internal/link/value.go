@@ -110,6 +110,9 @@ type Sysctls struct {
 	SendRedirects Toggle
 	// RPFilter is reverse path filtering: Off is 0, On is 1 (strict). Loose mode is not supported.
 	RPFilter Toggle
+	// ARPNotify and NDiscNotify On announce the device's addresses when its MAC has changed or it was set up (ipv4 arp_notify, ipv6
+	// ndisc_notify).
+	ARPNotify, NDiscNotify Toggle
 }
 
 // Matches reports whether the two agree in all fields that both set.

@@ -159,6 +159,9 @@ func (w *watcher) events(datagram []byte) {
 		if w.own(&messages[i].Header) {
 			continue
 		}
+		if drift, ok := w.portEvent(&messages[i]); ok {
+			w.send(drift)
+		}
 		if drift, ok := w.event(&messages[i]); ok {
 			w.send(drift)
 		}
@@ -201,9 +204,7 @@ func (w *watcher) event(message *syscall.NetlinkMessage) (Drift, bool) {
 		index := int(nl.NativeEndian().Uint32(data[4:8]))
 		state := uint16(data[8]) | uint16(data[9])<<8
 		if data[0] == unix.AF_BRIDGE {
-			gone := message.Header.Type == unix.RTM_DELNEIGH && state&netlink.NUD_NOARP != 0 // the static entry of a port
-			drift, known := w.about(index, KindBridgePort)
-			return drift, known && gone
+			return Drift{}, false // by portEvent
 		}
 		// A deletion causes two messages: one of a failed entry, with the sender, and one of its removal, without.
 		lost := message.Header.Type == unix.RTM_NEWNEIGH && w.lostNeighbour(index, data[unix.SizeofNdMsg:])
@@ -231,7 +232,7 @@ func (w *watcher) lostNeighbour(index int, attributes []byte) bool {
 
 func (w *watcher) linkEvent(message *syscall.NetlinkMessage) (Drift, bool) {
 	if len(message.Data) < unix.SizeofIfInfomsg || message.Data[0] != unix.AF_UNSPEC {
-		return Drift{}, false // a bridge's or another family's news about the link
+		return Drift{}, false // of a bridge, by portEvent, or of another family
 	}
 	if !wellFormed(message.Data[unix.SizeofIfInfomsg:]) {
 		return Drift{All: true}, true

@@ -27,8 +27,13 @@ func TestTellOverflow(t *testing.T) {
 
 func FuzzEvents(f *testing.F) {
 	f.Add([]byte{32, 0, 0, 0, 16, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0})
+	// A bridge's event about port 1: IFLA_PROTINFO with IFLA_BRPORT_MODE.
+	f.Add([]byte{44, 0, 0, 0, 16, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 7, 0, 1, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 12, 0, 12, 128, 5, 0, 4, 0, 1, 0, 0, 0})
 	f.Fuzz(func(_ *testing.T, datagram []byte) {
-		w := &watcher{engine: &Engine{devices: map[Key]bool{}}, names: map[int]string{}, out: make(chan Drift, driftBuffer)}
+		ports := map[string]*watchedPort{"port": {port: BridgePort{Device: "port", Bridge: "br"}, settled: true}}
+		w := &watcher{
+			engine: &Engine{devices: map[Key]bool{}, ports: ports}, names: map[int]string{1: "port"}, out: make(chan Drift, driftBuffer),
+		}
 		w.events(datagram)
 	})
 }

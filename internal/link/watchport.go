@@ -1,0 +1,132 @@
+package link
+
+import (
+	"encoding/binary"
+	"syscall"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+
+	"weft.dev/weft/internal/reconcile"
+)
+
+// watchedPort is a port of a bridge as it is programmed. The kernel's events do not identify the program that changed a port, but they
+// arrive in the order of the changes. So while the engine programs a port, events that differ from it are ignored, up to the first that
+// agrees.
+type watchedPort struct {
+	port BridgePort
+	// settled reports that such an event has arrived.
+	settled bool
+}
+
+// notePorts records the ports of the own namespace for Watch, as they were read.
+func (e *Engine) notePorts() {
+	ports := map[string]*watchedPort{}
+	for key, item := range e.known {
+		if port, is := item.(*BridgePort); is && key.Netns == "" {
+			ports[key.Name] = &watchedPort{port: *port, settled: true}
+		}
+	}
+	e.mutex.Lock()
+	defer e.mutex.Unlock()
+	e.ports = ports
+}
+
+// changePorts records the ports that a change is about to program, before their events.
+func (e *Engine) changePorts(change reconcile.Change[Key, Item]) {
+	e.mutex.Lock()
+	defer e.mutex.Unlock()
+	if e.ports == nil {
+		e.ports = map[string]*watchedPort{}
+	}
+	for key := range change.Delete {
+		if key.Kind == KindBridgePort && key.Netns == "" {
+			delete(e.ports, key.Name)
+		}
+	}
+	for key, item := range change.Set {
+		if port, is := item.(*BridgePort); is && key.Netns == "" {
+			e.ports[key.Name] = &watchedPort{port: *port}
+		}
+	}
+}
+
+// portChanged reports whether an event shows a port otherwise than programmed. same compares the event with the port.
+func (e *Engine) portChanged(device string, same func(*BridgePort) bool) bool {
+	e.mutex.Lock()
+	defer e.mutex.Unlock()
+	watched := e.ports[device]
+	if watched == nil {
+		return false
+	}
+	if same(&watched.port) {
+		watched.settled = true
+		return false
+	}
+	return watched.settled
+}
+
+// portEvent reports whether a message shows that another program has changed a port of a bridge: its flags, its bridge or its static entry.
+func (w *watcher) portEvent(message *syscall.NetlinkMessage) (Drift, bool) {
+	var index int
+	var same func(*BridgePort) bool
+	data := message.Data
+	switch message.Header.Type {
+	case unix.RTM_NEWLINK, unix.RTM_DELLINK:
+		if len(data) < unix.SizeofIfInfomsg {
+			return Drift{}, false
+		}
+		index = int(int32(binary.NativeEndian.Uint32(data[4:])))
+		flags := portFlags(data)
+		if gone := message.Header.Type == unix.RTM_DELLINK && data[0] == unix.AF_BRIDGE; flags == nil && !gone {
+			return Drift{}, false
+		}
+		same = func(port *BridgePort) bool { return flags != nil && port.has(flags) }
+	case unix.RTM_NEWNEIGH, unix.RTM_DELNEIGH:
+		if len(data) < unix.SizeofNdMsg || data[0] != unix.AF_BRIDGE || !wellFormed(data[unix.SizeofNdMsg:]) {
+			return Drift{}, false
+		}
+		index = int(int32(binary.NativeEndian.Uint32(data[4:])))
+		mac := byType(data[unix.SizeofNdMsg:])[netlink.NDA_LLADDR]
+		if state := binary.NativeEndian.Uint16(data[8:]); state&netlink.NUD_NOARP == 0 || len(mac) != len([6]byte{}) {
+			return Drift{}, false // learned, or the port's own address
+		}
+		own, added := [6]byte(mac), message.Header.Type == unix.RTM_NEWNEIGH
+		same = func(port *BridgePort) bool { return !port.pinned() || (port.MAC == own) == added }
+	default:
+		return Drift{}, false
+	}
+	name := w.names[index]
+	return Drift{Device: name, Kind: KindBridgePort}, name != "" && w.engine.portChanged(name, same)
+}
+
+// portFlags returns the attributes of a bridge's port in an event: those of the bridge, or in the device's own events those of its kind of
+// port. It returns nil if the event has none.
+func portFlags(data []byte) map[uint16][]byte {
+	of := func(attributes []byte) map[uint16][]byte {
+		if len(attributes) == 0 || !wellFormed(attributes) {
+			return nil
+		}
+		return byType(attributes)
+	}
+	attributes := of(data[unix.SizeofIfInfomsg:])
+	switch data[0] {
+	case unix.AF_BRIDGE:
+		return of(attributes[unix.IFLA_PROTINFO])
+	case unix.AF_UNSPEC:
+		info := of(attributes[unix.IFLA_LINKINFO])
+		if unix.ByteSliceToString(info[nl.IFLA_INFO_SLAVE_KIND]) != bridgeKind {
+			return nil
+		}
+		return of(info[nl.IFLA_INFO_SLAVE_DATA])
+	default:
+		return nil
+	}
+}
+
+// has reports whether a port's attributes are those of p. The static entry is compared by its own events.
+func (p *BridgePort) has(flags map[uint16][]byte) bool {
+	pinned := !isOne(flags[brPortLearning]) && !isOne(flags[brPortFlood])
+	return isOne(flags[brPortMode]) == p.Hairpin && isOne(flags[brPortIsolated]) == p.Isolated && pinned == p.pinned()
+}
