@@ -203,3 +203,61 @@ func TestAdvertisedAddresses(t *testing.T) {
 		t.Error("the advertisement of another pod's address arrives")
 	}
 }
+
+// TestBridgeMACChanged: the bridge gets its MAC back after a manual change, and a pod that has sent to its gateways meanwhile has that MAC,
+// although it sends nothing more.
+func TestBridgeMACChanged(t *testing.T) {
+	s := newStage(t)
+	h := serve(t, s)
+	pod := space(t)
+	result, err := add(t, h, "pod", pod)
+	if err != nil {
+		t.Fatal(err)
+	}
+	const foreign = "02:00:00:00:00:99"
+	tool := func(in ns.NetNS, args ...string) string {
+		t.Helper()
+		var out []byte
+		err := in.Do(func(ns.NetNS) (err error) {
+			out, err = exec.Command("ip", args...).CombinedOutput()
+			return err
+		})
+		if err != nil {
+			t.Fatalf("ip %v: %v: %s", args, err, out)
+		}
+		return string(out)
+	}
+	var mac string
+	if err := s.space.Do(func(ns.NetNS) error {
+		bridge, err := net.InterfaceByName(result.Interfaces[0].Name)
+		if err == nil {
+			mac = bridge.HardwareAddr.String()
+		}
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	known := func(want string) func() error {
+		return func() error {
+			table := tool(pod, "neigh", "show", "dev", "eth0")
+			for _, subnet := range s.state.Subnets {
+				if gw := subnet.Addr().Next().String(); !strings.Contains(table, gw+" lladdr "+want) {
+					return fmt.Errorf("%s is not at %s: %s", gw, want, table)
+				}
+			}
+			return nil
+		}
+	}
+	tool(s.space, "link", "set", result.Interfaces[0].Name, "address", foreign)
+	tool(pod, "neigh", "flush", "dev", "eth0")
+	for _, subnet := range s.state.Subnets {
+		if err := reaches(t, pod.Path(), subnet.Addr().Next(), true); err != nil {
+			t.Fatal(err)
+		}
+	}
+	eventually(t, "the pod has the other MAC", known(foreign))
+	if _, err := s.links.Verify(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	eventually(t, "the pod has the bridge's MAC", known(mac))
+}

@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"sync"
 	"testing"
 	"time"
 
@@ -138,6 +139,9 @@ type stage struct {
 	state daemon.State
 	conf  string
 	judge func() (node.Judge, error)
+	links *machine.LinkLoop // of the last agent
+	// watched makes agents follow events of links; their loops compare nothing without one.
+	watched bool
 }
 
 func newStage(t *testing.T) *stage {
@@ -152,11 +156,50 @@ func newStage(t *testing.T) *stage {
 			`"delegate":{"hairpinMode":true,"isDefaultGateway":true}}]}`, filepath.Join(dir, "flannel"), filepath.Join(dir, "networks"))}
 }
 
+// watchers are the callbacks of a node's WatchLinks.
+type watchers struct {
+	mu        sync.Mutex
+	callbacks []func(link.Drift)
+}
+
+func (w *watchers) add(callback func(link.Drift)) (stop func()) {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.callbacks = append(w.callbacks, callback)
+	return func() {}
+}
+
+// follow does what an agent does for events of links, if it is watched, until ctx ends.
+func (w *watchers) follow(ctx context.Context, t *testing.T, watched bool, engine *link.Engine, loop *machine.LinkLoop) {
+	if !watched {
+		return
+	}
+	drifts, err := engine.Watch(ctx)
+	if err != nil {
+		t.Error(err)
+		return
+	}
+	for drift := range drifts {
+		if drift.Err != nil {
+			t.Error(drift.Err)
+		}
+		w.mu.Lock()
+		for _, callback := range w.callbacks {
+			callback(drift)
+		}
+		w.mu.Unlock()
+		if drift.End == nil {
+			loop.Resync()
+		}
+	}
+}
+
 // start returns the network of an agent that has just started, on the node's engines.
 func (s *stage) start(ctx context.Context, t *testing.T, records network.Records) (network.Network, network.Runner) {
 	t.Helper()
 	pass := func(context.Context, string, []nft.Traffic) error { return nil }
-	n := &machine.Node{Pass: pass, Name: "n", BootID: s.boot, RunDir: s.dir, StateDir: s.dir}
+	var callbacks watchers
+	n := &machine.Node{Pass: pass, WatchLinks: callbacks.add, Name: "n", BootID: s.boot, RunDir: s.dir, StateDir: s.dir}
 	var links *link.Engine
 	var rules *nft.Engine
 	var pods *link.Pods
@@ -168,6 +211,7 @@ func (s *stage) start(ctx context.Context, t *testing.T, records network.Records
 		pods, errs[2] = link.NewPods()
 		n.Pods = pods
 		n.Links = reconcile.NewLoop(links, reconcile.Options[link.Key, link.Item]{Name: "link"})
+		s.links = n.Links
 		n.Rules = reconcile.NewLoop(rules, reconcile.Options[nft.Key, nft.Item]{Name: "nft"})
 		var judge node.Judge
 		judge, errs[4] = s.judge()
@@ -180,10 +224,12 @@ func (s *stage) start(ctx context.Context, t *testing.T, records network.Records
 	if err != nil {
 		t.Fatal(err)
 	}
-	done := make(chan struct{}, 2)
+	done := make(chan struct{}, 3)
 	go func() { _ = n.Links.Run(ctx); done <- struct{}{} }()
 	go func() { _ = n.Rules.Run(ctx); done <- struct{}{} }()
+	go func() { callbacks.follow(ctx, t, s.watched, links, n.Links); done <- struct{}{} }()
 	t.Cleanup(func() {
+		<-done
 		<-done
 		<-done
 		links.Close()

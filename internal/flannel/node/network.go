@@ -13,6 +13,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net"
 	"net/netip"
 	"os"
 	"slices"
@@ -76,6 +77,8 @@ type Network struct {
 	engine *nftnl.Engine
 	ports  *portLoop
 	handed chan struct{}
+	mac    net.HardwareAddr // the bridge's, from its first programming on
+	ends   *ends
 
 	// mu guards what follows. It is not held across I/O.
 	mu     sync.Mutex
@@ -101,7 +104,7 @@ func New(opts Options) (*Network, error) {
 		opts.Log = slog.New(slog.DiscardHandler)
 	}
 	return &Network{
-		opts: opts, engine: engine, handed: make(chan struct{}), why: errors.New("starting"), shut: map[attach.Key]bool{},
+		opts: opts, engine: engine, handed: make(chan struct{}), ends: newEnds(), why: errors.New("starting"), shut: map[attach.Key]bool{},
 		ports: reconcile.NewLoop(engine, reconcile.Options[nftnl.Key, nftnl.Item]{Name: "nftables " + portsTable}),
 	}, nil
 }

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net"
 	"net/netip"
 	"slices"
 
@@ -28,6 +29,7 @@ func (n *Network) Run(ctx context.Context) error {
 	group.Go(func() error { return n.ports.Run(ctx) })
 	group.Go(func() error { return n.opts.Judge.Run(ctx) })
 	group.Go(func() error { return n.watchPorts(ctx) })
+	group.Go(func() error { return n.watchEnds(ctx) })
 	group.Go(func() error {
 		return n.opts.Leases.Run(ctx, func(state daemon.State) {
 			select { // only the last one counts
@@ -50,6 +52,9 @@ func (n *Network) say(b *bridge, why error) {
 	n.mu.Lock()
 	n.bridge, n.why = b, why
 	n.mu.Unlock()
+	if b != nil {
+		n.ends.serve(b.MTU)
+	}
 	n.opts.Changed()
 	n.report(b)
 }
@@ -202,22 +207,33 @@ func (n *Network) bridgeItems(b *bridge) map[link.Key]link.Item {
 		}
 	}
 	list := slices.SortedFunc(maps.Keys(addresses), func(x, y netip.Prefix) int { return x.Addr().Compare(y.Addr()) })
-	mac := plan.MAC(b.Ranges)
-	if gateways := b.gateways(); len(gateways) > 0 {
-		mac = plan.MAC(gateways)
+	if n.mac == nil {
+		n.mac = chooseMAC(b)
 	}
-	if had, err := bridgeMAC(b.Name); err == nil && had != nil {
-		mac = had // pods have it in their neighbour tables
+	// A pod that has sent to the gateway while another program had changed the bridge's MAC has that one in its neighbour table.
+	sysctls := link.Sysctls{Forwarding4: link.On, AcceptRA: link.Off, ARPNotify: link.On}
+	if slices.ContainsFunc(list, func(p netip.Prefix) bool { return p.Addr().Is6() }) {
+		sysctls.NDiscNotify = link.On
 	}
 	out := map[link.Key]link.Item{}
 	for _, item := range []link.Item{
 		&link.Bridge{Name: b.Name, Owner: Name, Adopt: true, NFCallIPTables: link.On, NFCallIP6Tables: link.On, Promisc: b.Promisc},
 		&link.Device{
-			Name: b.Name, Owner: Name, MTU: b.MTU, MAC: mac, Up: true, Addresses: list,
-			Sysctls: link.Sysctls{Forwarding4: link.On, AcceptRA: link.Off},
+			Name: b.Name, Owner: Name, MTU: b.MTU, MAC: n.mac, Up: true, Addresses: list, Sysctls: sysctls,
 		},
 	} {
 		out[item.Key()] = item
 	}
 	return out
+}
+
+// chooseMAC returns the MAC of the bridge: its present one, which pods have in their neighbour tables, or that of a new bridge.
+func chooseMAC(b *bridge) net.HardwareAddr {
+	if had, err := bridgeMAC(b.Name); err == nil && had != nil {
+		return had
+	}
+	if gateways := b.gateways(); len(gateways) > 0 {
+		return plan.MAC(gateways)
+	}
+	return plan.MAC(b.Ranges)
 }
