@@ -145,7 +145,7 @@ func TestRightsAreTheBudget(t *testing.T) {
 }
 
 // Whatever the budget says, these are never in it.
-func TestRightsThatNobodyHas(t *testing.T) {
+func TestRightsThatNoProgramHas(t *testing.T) {
 	for _, object := range objects(t) {
 		if !strings.HasSuffix(object.GetKind(), "Role") {
 			continue

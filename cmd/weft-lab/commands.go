@@ -29,7 +29,7 @@ func root() *cobra.Command {
 func up(name *string) *cobra.Command {
 	var cfg lab.Config
 	cmd := &cobra.Command{
-		Use: "up", Short: "Bring the lab up, or go on with one that was interrupted", Args: cobra.NoArgs,
+		Use: "up", Short: "Bring the lab up, or continue after an interruption", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			cfg.Name = *name
 			c, err := lab.Up(cmd.Context(), cfg, printer(cmd.ErrOrStderr()))
@@ -41,7 +41,7 @@ func up(name *string) *cobra.Command {
 		},
 	}
 	f := cmd.Flags()
-	f.IntVar(&cfg.Nodes, "nodes", 2, "how many nodes")
+	f.IntVar(&cfg.Nodes, "nodes", 2, "number of nodes")
 	f.StringVar((*string)(&cfg.Runtime), "runtime", string(plan.RuntimeKubelet), "kubelet: real kubelets and containerd; cni: pods are namespaces attached through libcni")
 	f.StringVar((*string)(&cfg.Datapath), "datapath", string(plan.DatapathAuto), "Open vSwitch's datapath: auto, system (the kernel's) or netdev (userspace)")
 	f.BoolVar(&cfg.NoWeft, "no-weft", false, "bring up everything but Weft's own programs")
@@ -78,7 +78,7 @@ func printer(w io.Writer) report.Progress {
 func down(name *string) *cobra.Command {
 	var all bool
 	cmd := &cobra.Command{
-		Use: "down", Short: "Take the lab down; leaves nothing, also after a crash", Args: cobra.NoArgs,
+		Use: "down", Short: "Take the lab down, without leftovers, also after a crash", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			names := []string{*name}
 			if all {
@@ -137,7 +137,7 @@ func table(out io.Writer, st report.Status) error {
 
 func env(name *string) *cobra.Command {
 	return &cobra.Command{
-		Use: "env", Short: "Print what a shell needs to use the lab: eval \"$(weft-lab env)\"", Args: cobra.NoArgs,
+		Use: "env", Short: "Print the environment for a shell to use the lab: eval \"$(weft-lab env)\"", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			st, err := lab.Inspect(cmd.Context(), *name)
 			if err != nil {

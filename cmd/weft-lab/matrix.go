@@ -16,7 +16,7 @@ func matrixCmd(name *string) *cobra.Command {
 	var o matrix.Options
 	var output string
 	cmd := &cobra.Command{
-		Use: "matrix", Short: "Measure who reaches whom, and prove that a pod cannot spoof", Args: cobra.NoArgs,
+		Use: "matrix", Short: "Measure which pods and hosts reach each other, and prove that a pod cannot spoof", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			c, err := lab.Open(cmd.Context(), *name)
 			if err != nil {
@@ -43,6 +43,6 @@ func matrixCmd(name *string) *cobra.Command {
 	f.StringVarP(&output, "output", "o", "table", "table or json")
 	f.StringVarP(&o.Namespace, "namespace", "n", "quickstart", "the pods' namespace, in a lab of runtime kubelet")
 	f.StringVarP(&o.Selector, "selector", "l", "", "labels of the pods to take (default all that are ready)")
-	f.IntVar(&o.Exchanges, "exchanges", 20, "how often each way is measured")
+	f.IntVar(&o.Exchanges, "exchanges", 20, "number of measurements of each path")
 	return cmd
 }

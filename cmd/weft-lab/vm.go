@@ -51,7 +51,7 @@ its exit code are the command's own.`,
 	f.IntVar(&c.Memory, "memory", 3072, "memory in MiB; what the command writes to files is in it")
 	f.StringSliceVar(&c.Modules, "modules", []string{"openvswitch", "br_netfilter"}, "kernel modules to load first")
 	f.StringVar(&c.Accel, "accel", "", "qemu's accelerator, for instance kvm (default: emulation in software, which works everywhere)")
-	f.DurationVar(&limit, "timeout", 30*time.Minute, "how long the command may take")
+	f.DurationVar(&limit, "timeout", 30*time.Minute, "time limit of the command")
 	return cmd
 }
 

@@ -83,18 +83,18 @@ func TestAnswers(t *testing.T) {
 		t.Errorf("level %q, %v", word, err)
 	}
 	if word, err := client.SetLogLevel(t.Context(), "debug"); err != nil || word != "debug" || level.Level() != slog.LevelDebug {
-		t.Errorf("level %q, %v; the log's is %s", word, err, level)
+		t.Errorf("level %q, %v; the log has level %s", word, err, level)
 	}
 	if _, err := client.SetLogLevel(t.Context(), "loud"); err == nil || !strings.Contains(err.Error(), "one of debug, info, warn, error") {
 		t.Errorf("level loud: %v", err)
 	}
 	if level.Level() != slog.LevelDebug {
-		t.Errorf("a level that is none changed the log's to %s", level)
+		t.Errorf("an invalid level changed the log's level to %s", level)
 	}
 }
 
-// TestFailuresAreTold checks that an error of the agent, and a panic, fail only their own request.
-func TestFailuresAreTold(t *testing.T) {
+// TestFailuresAreReported checks that an error of the agent, and a panic, fail only their own request.
+func TestFailuresAreReported(t *testing.T) {
 	s := &admin.Server{
 		State: func() admin.State { panic("broken") }, Level: &slog.LevelVar{},
 		Diff: func(context.Context) (admin.Diff, error) {

@@ -103,7 +103,7 @@ func TestWriteAtomically(t *testing.T) {
 		t.Fatal(err)
 	}
 	if old, err := io.ReadAll(open); err != nil || string(old) != "old" {
-		t.Errorf("who had it open reads %q, %v", old, err)
+		t.Errorf("a reader that had the file open reads %q, %v", old, err)
 	}
 	if got := content(t, path); got != "new" {
 		t.Errorf("content %q", got)

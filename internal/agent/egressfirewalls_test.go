@@ -49,12 +49,12 @@ func TestEventsOfNames(t *testing.T) {
 		policy.Spec.Egress = append(policy.Spec.Egress, networkv1.EgressNetworkPolicyRule{Type: "Allow", To: networkv1.EgressNetworkPolicyPeer{DNSName: name}})
 	}
 	e := newEgressFirewalls(cached{from: fake.NewClientBuilder().WithScheme(scheme).WithObjects(policy).Build()}, nil, slog.New(slog.DiscardHandler))
-	told := &sinkOfEvents{}
+	reported := &sinkOfEvents{}
 	e.recorder = quiet()
-	e.recorder.sink = told
+	e.recorder.sink = reported
 	e.names = resolver.NewNames(resolver.Options{Changed: e.signal, Lookup: func(_ context.Context, name string) (resolver.Answer, error) {
 		if name != "big.example." {
-			return resolver.Answer{}, errors.New("nobody answers")
+			return resolver.Answer{}, errors.New("no name server answers")
 		}
 		answer := resolver.Answer{TTL: time.Hour}
 		for addr := netip.MustParseAddr("10.0.0.0"); len(answer.Addrs) <= egressfirewall.MaxEntries; addr = addr.Next() {
@@ -79,13 +79,13 @@ func TestEventsOfNames(t *testing.T) {
 	}
 	for _, want := range []string{
 		"EgressNetworkPolicy shop/default uid TooManyAddresses: n1: nothing leaves the namespace: its rules come to more than 10000 ranges",
-		"EgressNetworkPolicy shop/default uid NameNotResolved: n1: nobody answers: until it is, a rule that allows it",
+		"EgressNetworkPolicy shop/default uid NameNotResolved: n1: no name server answers: until it is, a rule that allows it",
 	} {
-		for !slices.ContainsFunc(told.events, func(event string) bool { return strings.HasPrefix(event, want) }) {
+		for !slices.ContainsFunc(reported.events, func(event string) bool { return strings.HasPrefix(event, want) }) {
 			select {
 			case <-e.wake:
 			case <-time.After(patienceForEvents):
-				t.Fatalf("no event %q in %q", want, told.events)
+				t.Fatalf("no event %q in %q", want, reported.events)
 			}
 			if err := e.step(t.Context(), network, false); err != nil {
 				t.Fatal(err)
@@ -220,13 +220,13 @@ func TestFirewallsBeforeTenants(t *testing.T) {
 			t.Errorf("the namespace that shares a VNID is not closed: %v", f)
 		}
 		if len(network.WithoutVNID()) == 0 {
-			t.Error("the network was told of the VNID before")
+			t.Error("the network got the VNID before its firewall")
 		}
 	}
 	if err := x.step(t.Context(), network); err != nil {
 		t.Fatal(err)
 	}
 	if got := network.WithoutVNID(); len(got) > 0 {
-		t.Errorf("the network was not told: %v", got)
+		t.Errorf("namespaces without a VNID after the step: %v", got)
 	}
 }

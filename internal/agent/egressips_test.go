@@ -81,14 +81,14 @@ func TestEgressWays(t *testing.T) {
 			"",
 		},
 		{
-			"where VNIDs isolate nobody, who has the same by chance does not", clusternetwork.ModeNetworkPolicy,
+			"in a mode in which VNIDs do not isolate, namespaces of the same VNID do not leave together", clusternetwork.ModeNetworkPolicy,
 			[]egressip.Namespace{wants("a", 10, "192.0.2.102"), wants("b", 10)},
 			[]networkv1.HostSubnet{n2},
 			egress.IPs{Ways: ways{10: {Nodes: []netip.Addr{addr("192.0.2.2")}}}, Namespaces: map[string]uint32{"a": 10}},
 			"",
 		},
 		{
-			"hosted by none, or by a host that cannot be used: closed", clusternetwork.ModeMultitenant,
+			"held by no node, or by a host that cannot be used: closed", clusternetwork.ModeMultitenant,
 			[]egressip.Namespace{wants("a", 10, "192.0.2.199"), wants("b", 11, "192.0.2.110")},
 			[]networkv1.HostSubnet{n2, egressHost("odd", "nonsense", "", "192.0.2.110")},
 			egress.IPs{Ways: ways{10: {}, 11: {}}, Namespaces: map[string]uint32{"a": 10, "b": 11}},
@@ -102,14 +102,14 @@ func TestEgressWays(t *testing.T) {
 			"is not in 192.0.2.0/24",
 		},
 		{
-			"nor one that the node has for something else", clusternetwork.ModeMultitenant,
+			"an address that the node has for another purpose is not held", clusternetwork.ModeMultitenant,
 			[]egressip.Namespace{wants("a", 10, "192.0.2.50")},
 			[]networkv1.HostSubnet{egressHost("n1", "192.0.2.1", "10.128.0.0/23", "192.0.2.50")},
 			egress.IPs{Ways: ways{10: {}}, Namespaces: map[string]uint32{"a": 10}},
 			"is already an address of the node",
 		},
 		{
-			"nor is another node's", clusternetwork.ModeMultitenant,
+			"an address of another node is not held", clusternetwork.ModeMultitenant,
 			[]egressip.Namespace{wants("a", 10, "192.0.2.2")},
 			[]networkv1.HostSubnet{egressHost("n1", "192.0.2.1", "10.128.0.0/23", "192.0.2.2"), n2},
 			egress.IPs{Ways: ways{10: {}}, Namespaces: map[string]uint32{"a": 10}},
@@ -124,7 +124,7 @@ func TestEgressWays(t *testing.T) {
 			t.Errorf("%s (-want +got):\n%s", test.name, diff)
 		}
 		if !strings.Contains(refused, test.refused) || (refused == "") != (test.refused == "") {
-			t.Errorf("%s: told %q", test.name, refused)
+			t.Errorf("%s: reported: %q", test.name, refused)
 		}
 	}
 }
@@ -170,7 +170,7 @@ func TestEgressShares(t *testing.T) {
 			select {
 			case <-asked:
 			case <-deadline:
-				t.Fatal("nobody is known to be gone")
+				t.Fatal("no node is reported as unreachable")
 			}
 			known = true
 			for _, n := range nodes {
@@ -225,7 +225,7 @@ func TestEgressNodesAreAskedForPods(t *testing.T) {
 			words = append(words, gateway.String())
 		}
 		if got := strings.Join(words, " "); got != want {
-			t.Errorf("with pods of %q: %q are asked, want %q", withPods, got, want)
+			t.Errorf("with pods of %q: %q are probed, want %q", withPods, got, want)
 		}
 	}
 }
@@ -245,10 +245,10 @@ func TestEgressWaysWithoutRefused(t *testing.T) {
 		egressip.Namespace{Name: "c", VNID: 12, IPs: []netip.Addr{addr("198.51.100.7")}},
 	)
 	if e.refusals() != nil {
-		t.Error("what the node cannot hold is said to be known")
+		t.Error("refusals are known before the ways were computed")
 	}
-	told := 0
-	e.notify = func() { told++ }
+	reported := 0
+	e.notify = func() { reported++ }
 	want := map[uint32]egress.Way{10: {Nodes: []netip.Addr{addr("192.0.2.3")}}, 11: {Address: addr("192.0.2.101")}, 12: {}}
 	for range 2 {
 		got := e.ways([]networkv1.HostSubnet{n1, n2, n3})
@@ -257,8 +257,8 @@ func TestEgressWaysWithoutRefused(t *testing.T) {
 		}
 	}
 	refusals := e.refusals()
-	if len(refusals) != 2 || refusals["192.0.2.50"] == "" || refusals["198.51.100.7"] == "" || told != 1 {
-		t.Errorf("refusals %v, told %d times", refusals, told)
+	if len(refusals) != 2 || refusals["192.0.2.50"] == "" || refusals["198.51.100.7"] == "" || reported != 1 {
+		t.Errorf("refusals %v, reported %d times", refusals, reported)
 	}
 	if said := e.said(); len(said) != 1 || said["b"] == "" {
 		t.Errorf("not as they say: %v", said)

@@ -59,17 +59,17 @@ func TestEgressIPsAreProbed(t *testing.T) {
 			t.Errorf("%s: it is refused with %q, want %q", when, got, refusal)
 		}
 		if all.Ways[11].Address != kept {
-			t.Errorf("%s: the node gives up an address that it has", when)
+			t.Errorf("%s: the node removes an address that it holds", when)
 		}
 	}
-	holds("nothing is known", false, "")
+	holds("no probe has been answered", false, "")
 	answers <- net.HardwareAddr{2, 0, 0, 0, 0, 9}
 	<-changed
-	holds("a stranger has it", false, "in use by a host that is not a node, with the MAC address 02:00:00:00:00:09")
+	holds("a foreign host has the address", false, "in use by a host that is not a node, with the MAC address 02:00:00:00:00:09")
 	go again()
 	answers <- nil
 	<-changed
-	holds("the stranger has gone", true, "")
+	holds("the foreign host no longer has the address", true, "")
 	hosts[0].EgressIPs = []string{kept.String()}
 	e.ways(hosts)
 	hosts[0].EgressIPs = []string{address.String(), kept.String()}

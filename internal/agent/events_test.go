@@ -128,16 +128,16 @@ func TestEventsOfEgressIPs(t *testing.T) {
 func TestEventsOfServices(t *testing.T) {
 	dns := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "dns", UID: "uid-of-dns"}}
 	store := cached{from: fake.NewClientBuilder().WithObjects(dns).Build()}
-	told := &sinkOfEvents{}
+	reported := &sinkOfEvents{}
 	r := quiet()
-	r.sink = told
+	r.sink = reported
 	a := &agent{events: r, opts: Options{Log: slog.New(slog.DiscardHandler)}, objects: &objects{services: newServices(store, "n1")}}
 	warnings := []error{errors.New("port 53: affinity is not kept"), errors.New("port 54")}
 	a.reportServiceWarnings(t.Context(), service.Owner("kube-system", "dns"), warnings)
 	a.reportServiceWarnings(t.Context(), service.Owner("kube-system", "dns"), nil)
 	a.reportServiceWarnings(t.Context(), service.Owner("kube-system", "gone"), warnings)
 	want := []string{"Service kube-system/dns uid-of-dns ServiceNotAsSpecified: n1: port 53: affinity is not kept"}
-	if diff := cmp.Diff(want, told.events); diff != "" {
+	if diff := cmp.Diff(want, reported.events); diff != "" {
 		t.Errorf("events (-want +got):\n%s", diff)
 	}
 }
@@ -145,16 +145,16 @@ func TestEventsOfServices(t *testing.T) {
 // What a node does not implement of a NetworkPolicy is reported on that policy.
 func TestEventsOfPolicies(t *testing.T) {
 	np := &networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web", UID: "uid-of-web"}}
-	told := &sinkOfEvents{}
+	reported := &sinkOfEvents{}
 	r := quiet()
-	r.sink = told
+	r.sink = reported
 	a := &agent{events: r, opts: Options{Log: slog.New(slog.DiscardHandler)}, objects: &objects{policies: follow.New(cached{from: fake.NewClientBuilder().WithObjects(np).Build()}, nil)}}
 	problems := []error{errors.New("spec.ingress[0]: nonsense"), errors.New("spec.egress[0]: nonsense")}
 	for _, name := range []string{"web", "web", "gone"} {
 		a.reportPolicyProblems(t.Context(), policy.Key{Namespace: "shop", Name: name}, problems)
 	}
 	want := []string{"NetworkPolicy shop/web uid-of-web PolicyNotAsSpecified: n1: spec.ingress[0]: nonsense\nspec.egress[0]: nonsense"}
-	if diff := cmp.Diff(want, told.events); diff != "" {
+	if diff := cmp.Diff(want, reported.events); diff != "" {
 		t.Errorf("events (-want +got):\n%s", diff)
 	}
 }
@@ -187,7 +187,7 @@ func TestEventsAreBounded(t *testing.T) {
 }
 
 // An address that a node cannot hold is reported once, although the HostSubnet's version changes with each write by the agent.
-func TestHostSubnetIsToldOnceForItsVersions(t *testing.T) {
+func TestHostSubnetIsReportedOnceForItsVersions(t *testing.T) {
 	sink := events.NewFakeRecorder(10)
 	r := &recorder{sink: sink, node: "n1", metrics: metrics.NewAgent("v1"), limit: rate.NewLimiter(rate.Inf, 1), sent: map[eventKey]time.Time{}}
 	address := netip.MustParseAddr("192.0.2.100")

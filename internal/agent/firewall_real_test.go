@@ -97,7 +97,7 @@ func TestRealFirewall(t *testing.T) {
 	n.serve(t, server)
 	iptables := func(args string) { inside(t, n.host, "", "iptables-nft", strings.Fields(args)...) }
 	if !n.dial(t, server, 5*time.Second) {
-		t.Fatal("nothing is in the way and the pod reaches nothing")
+		t.Fatal("no chain drops, but the pod does not reach the outside")
 	}
 	iptables("-P FORWARD DROP")
 	iptables("-N DOCKER-USER")
@@ -124,7 +124,7 @@ func TestRealFirewall(t *testing.T) {
 		t.Helper()
 		eventually(t, what, func() bool { return n.dial(t, server, time.Second) })
 	}
-	opened("the pod reaches the world")
+	opened("the pod reaches the outside")
 	if out := inside(t, n.host, "", "iptables-nft", "-S", "INPUT"); !strings.Contains(out, `-A INPUT -p udp -m udp --dport 4789`) ||
 		!strings.Contains(out, "-A INPUT -i tun0 -m comment") {
 		t.Errorf("the input chain:\n%s", out)
@@ -187,11 +187,11 @@ func (n *forwarder) storm(t *testing.T, counted *counting) {
 	}
 	// An event of Weft's own table comes after all of these.
 	inside(t, n.host, "add rule inet weft forward counter\n", "nft", "-f", "-")
-	eventually(t, "the events were taken", func() bool { return len(counted.reads) > reads })
+	eventually(t, "the events processed", func() bool { return len(counted.reads) > reads })
 	if got := len(counted.surveys) - surveys; got != 0 {
-		t.Errorf("%d looks for 100 changes of kube-proxy's", got)
+		t.Errorf("%d surveys for 100 changes by kube-proxy", got)
 	}
 	if got := len(counted.reads) - reads; got > 2 {
-		t.Errorf("%d readings for 100 changes of kube-proxy's and one of ours", got)
+		t.Errorf("%d times read back for 100 changes by kube-proxy and one of ours", got)
 	}
 }

@@ -61,7 +61,7 @@ type wall struct {
 	drifts chan nft.Drift // drifts sent by a test
 	config host.Config
 	// told counts the calls of changed.
-	told atomic.Int32
+	reported atomic.Int32
 }
 
 func newWall(t *testing.T, engine rules) *wall {
@@ -69,7 +69,7 @@ func newWall(t *testing.T, engine rules) *wall {
 	w := &wall{drifts: make(chan nft.Drift), config: sampleHost()}
 	loop := reconcile.NewLoop(engine, reconcile.Options[nft.Key, nft.Item]{Name: "nft", Settled: func() { w.settled() }})
 	w.firewall = newFirewall(engine, loop, slog.New(slog.DiscardHandler))
-	w.retry, w.changed = time.Millisecond, func() { w.told.Add(1) }
+	w.retry, w.changed = time.Millisecond, func() { w.reported.Add(1) }
 	w.legacy = filepath.Join(t.TempDir(), "none")
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
@@ -159,7 +159,7 @@ func TestFirewallFollows(t *testing.T) {
 	}
 	gone := nft.Drift{Family: nft.FamilyIPv4, Table: "filter", Hooks: true, Chains: []string{"FORWARD"}}
 	w.drifts <- gone
-	eventually(t, "nothing is wanted of a chain that is gone", func() bool { return w.loop.Failure(ownerFirewall) == nil && w.state() == nil })
+	eventually(t, "no rule is desired for a chain that was deleted", func() bool { return w.loop.Failure(ownerFirewall) == nil && w.state() == nil })
 
 	fake.PutForeign(docker())
 	w.drifts <- gone
@@ -172,12 +172,12 @@ func TestFirewallFollows(t *testing.T) {
 }
 
 // A chain that cannot be opened is reported.
-func TestFirewallTells(t *testing.T) {
+func TestFirewallReportsChains(t *testing.T) {
 	chain := docker()
 	chain.Hook, chain.Name = nft.HookPrerouting, "early"
 	fake := nft.NewFake(chain)
 	w := newWall(t, fake)
-	before := w.told.Load()
+	before := w.reported.Load()
 	if err := w.state(); err == nil || !strings.Contains(err.Error(), "chain early of table ip filter") || !strings.Contains(err.Error(), "policy drop") {
 		t.Errorf("got %v", err)
 	}
@@ -188,8 +188,8 @@ func TestFirewallTells(t *testing.T) {
 	if err := w.look(context.Background()); err != nil {
 		t.Fatal(err)
 	}
-	if warning := w.warning(); !strings.Contains(warning, "iptables-legacy -S") || strings.Contains(warning, "early") || w.told.Load() != before+1 {
-		t.Errorf("got %q, told %d times", warning, w.told.Load()-before)
+	if warning := w.warning(); !strings.Contains(warning, "iptables-legacy -S") || strings.Contains(warning, "early") || w.reported.Load() != before+1 {
+		t.Errorf("got %q, reported %d times", warning, w.reported.Load()-before)
 	}
 }
 
@@ -207,7 +207,7 @@ func TestJudge(t *testing.T) {
 	shut := drop(func(d *nft.ForeignDrop) { d.Openable = false })
 	for name, c := range map[string]struct {
 		drops        []nft.ForeignDrop
-		opens, tells bool
+		opens, warns bool
 	}{
 		"nothing":                     {},
 		"a policy":                    {[]nft.ForeignDrop{plain}, true, false},
@@ -219,7 +219,7 @@ func TestJudge(t *testing.T) {
 		"where no rule can be placed": {[]nft.ForeignDrop{shut}, false, true},
 	} {
 		jumps, warnings := nft.Open(c.drops, string(ownerFirewall), "")
-		if len(jumps) == 1 != c.opens || len(warnings) > 0 != c.tells {
+		if len(jumps) == 1 != c.opens || len(warnings) > 0 != c.warns {
 			t.Errorf("%s: jumps %v, warnings %v", name, jumps, warnings)
 		}
 	}
@@ -246,10 +246,10 @@ func TestFirewallStorm(t *testing.T) {
 	for range 100 {
 		w.drifts <- nft.Drift{Family: nft.FamilyIPv4, Table: "filter", Chains: []string{"FORWARD"}}
 	}
-	eventually(t, "somebody looked", func() bool { return len(engine.surveys) > surveys })
+	eventually(t, "a survey", func() bool { return len(engine.surveys) > surveys })
 	most := 2 + int(time.Since(begin)/firewallRest)
 	if got := len(engine.surveys) - surveys; got > most {
-		t.Errorf("%d looks, want at most %d", got, most)
+		t.Errorf("%d surveys, want at most %d", got, most)
 	}
 }
 
@@ -286,7 +286,7 @@ func TestReadyWithWarning(t *testing.T) {
 }
 
 // If the watch of other programs' rules fails, follow returns the error. It does not continue without the watch.
-func TestFirewallDeaf(t *testing.T) {
+func TestFirewallWithoutEvents(t *testing.T) {
 	w := newWall(t, nft.NewFake())
 	drifts := make(chan nft.Drift, 1)
 	drifts <- nft.Drift{All: true, Err: os.ErrClosed}
@@ -309,7 +309,7 @@ func (b *blindfold) Survey(ctx context.Context, traffic ...nft.Traffic) (*nft.Su
 }
 
 // An agent that cannot survey other programs' chains when it starts keeps open what is open, reports the failure, and retries by itself.
-func TestFirewallCannotLook(t *testing.T) {
+func TestFirewallWithFailedSurvey(t *testing.T) {
 	fake := nft.NewFake(docker())
 	newWall(t, fake)
 	eventually(t, "the chain is open", func() bool { return jumpsOf(t, fake) == dockerOpen })
@@ -317,29 +317,29 @@ func TestFirewallCannotLook(t *testing.T) {
 	engine.on.Store(true)
 	w := newWall(t, engine)
 	if got := jumpsOf(t, fake); got != dockerOpen {
-		t.Errorf("after a start that could not look: %s", got)
+		t.Errorf("after a start with a failed survey: %s", got)
 	}
 	if warning := w.warning(); !strings.Contains(warning, "out of memory") {
-		t.Errorf("told %q", warning)
+		t.Errorf("reported: %q", warning)
 	}
 	w.follows(t, w.drifts)
 	engine.on.Store(false)
-	eventually(t, "nothing is told any more", func() bool { return w.warning() == "" })
+	eventually(t, "no warning", func() bool { return w.warning() == "" })
 	if got := jumpsOf(t, fake); got != dockerOpen {
-		t.Errorf("after the look: %s", got)
+		t.Errorf("after the survey: %s", got)
 	}
 }
 
 // A failure to open a chain is also reported, and changed is called, so that the node's condition can show it.
-func TestFirewallTellsFailures(t *testing.T) {
+func TestFirewallReportsFailures(t *testing.T) {
 	fake := nft.NewFake(docker())
 	w := newWall(t, fake)
 	eventually(t, "the chain is open", func() bool { return jumpsOf(t, fake) == dockerOpen })
-	before := w.told.Load()
+	before := w.reported.Load()
 	fake.ForgetForeign(new(docker()).Key())
 	w.loop.Resync()
-	eventually(t, "somebody is told", func() bool { return w.told.Load() > before })
+	eventually(t, "a report of the failure", func() bool { return w.reported.Load() > before })
 	if warning := w.warning(); !strings.Contains(warning, "FORWARD") {
-		t.Errorf("told %q", warning)
+		t.Errorf("reported: %q", warning)
 	}
 }

@@ -41,7 +41,7 @@ func TestClientsOfAServiceThatWakesWait(t *testing.T) {
 			d.note(idledObject("u", ""), start)
 			return d.note(idledObject("u", ""), start.Add(wakingTime))
 		}, false},
-		{"it has endpoints, and loses them", func(d *idling) (bool, time.Duration) {
+		{"endpoints added and removed", func(d *idling) (bool, time.Duration) {
 			d.note(idledObject("u", ""), start)
 			d.served(types.NamespacedName{Namespace: "shop", Name: "web"})
 			return d.note(idledObject("u", ""), start)
@@ -51,7 +51,7 @@ func TestClientsOfAServiceThatWakesWait(t *testing.T) {
 			return d.note(idledObject("u", "later"), start)
 		}, false},
 		{"another object of the name", func(d *idling) (bool, time.Duration) { return d.note(idledObject("v", ""), start) }, false},
-		{"it is gone and made anew", func(d *idling) (bool, time.Duration) {
+		{"deleted and created again", func(d *idling) (bool, time.Duration) {
 			d.gone(types.NamespacedName{Namespace: "shop", Name: "web"})
 			return d.note(idledObject("u", ""), start)
 		}, false},

@@ -27,13 +27,13 @@ func TestNodeIsKept(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer listener.Close() //nolint:errcheck // of a test
-	told := make(chan string, 16)
+	reported := make(chan string, 16)
 	k := a.keeper(listener)
 	k.Report = func(thing keep.Thing, put string, err error) {
 		if err != nil {
 			t.Error(err)
 		}
-		told <- thing.Name + ": " + put
+		reported <- thing.Name + ": " + put
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), 60*time.Second)
 	defer cancel()
@@ -49,7 +49,7 @@ func TestNodeIsKept(t *testing.T) {
 		t.Fatal(err)
 	}
 	a.configured.Store(true)
-	<-told // the sysctls of a new namespace
+	<-reported // the sysctls of a new namespace
 	for name, damage := range map[string]func() error{
 		"sysctls: net.ipv4.ip_forward": func() error { return os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("0"), 0) },
 		"CNI configuration: " + conf:   func() error { return os.Remove(conf) },
@@ -57,12 +57,12 @@ func TestNodeIsKept(t *testing.T) {
 	} {
 		nstest.Do(t, home, damage)
 		select {
-		case got := <-told:
+		case got := <-reported:
 			if !strings.HasPrefix(got, name) {
-				t.Errorf("told %q, want %q", got, name)
+				t.Errorf("reported: %q, want %q", got, name)
 			}
 		case <-ctx.Done():
-			t.Fatalf("%s: not told", name)
+			t.Fatalf("%s: not reported", name)
 		}
 		if err := k.State(); err != nil {
 			t.Error(err)

@@ -53,7 +53,7 @@ func TestMarkOverGapsOfTheWatch(t *testing.T) {
 	f := newFollower(vnids, func() {})
 	const many = 100
 	var mu sync.Mutex
-	told := map[string]uint64{} // the version of each object that was reported last
+	reported := map[string]uint64{} // the version of each object that was reported last
 	versions := map[string]uint64{}
 	name := func(i int) string { return fmt.Sprintf("shop-%03d", i) }
 	object := func(i int, vnid uint32) *networkv1.NetNamespace {
@@ -64,15 +64,15 @@ func TestMarkOverGapsOfTheWatch(t *testing.T) {
 		mu.Lock()
 		defer mu.Unlock()
 		f.note(at)
-		told[at.key] = at.version
+		reported[at.key] = at.version
 		f.mark.Take() // a step that takes no time
 		f.mark.Done(nil)
 		if len(versions) < many {
 			return // for the first list there is no version before all objects are reported
 		}
 		for key, version := range versions {
-			if said, _ := f.mark.Version(); said >= version && told[key] < version {
-				t.Errorf("%s in version %d is said to be in effect, told of %s in %d: %s was told of in %d", key, version, at.key, at.version, key, told[key])
+			if said, _ := f.mark.Version(); said >= version && reported[key] < version {
+				t.Errorf("%s in version %d counts as in effect after the report of %s in %d, but %s was reported in %d", key, version, at.key, at.version, key, reported[key])
 			}
 		}
 	}
@@ -103,7 +103,7 @@ func TestMarkOverGapsOfTheWatch(t *testing.T) {
 			<-time.After(time.Millisecond)
 		}
 	}
-	await("not told of all", func() bool { return len(told) == many })
+	await("not all objects reported", func() bool { return len(reported) == many })
 	highest := uint64(many)
 	for round := range uint32(2) {
 		mu.Lock()
@@ -116,7 +116,7 @@ func TestMarkOverGapsOfTheWatch(t *testing.T) {
 			source.ModifyDropWatch(object(i, 11+round))
 		}
 		source.ResetWatch()
-		await("not told of what changed in the gap", func() bool {
+		await("changes in the gap not reported", func() bool {
 			said, known := f.mark.Version()
 			return known && said >= highest
 		})
@@ -126,21 +126,21 @@ func TestMarkOverGapsOfTheWatch(t *testing.T) {
 func TestTrafficOf(t *testing.T) {
 	nn := &networkv1.NetNamespace{ObjectMeta: metav1.ObjectMeta{Name: "shop", ResourceVersion: "12"}}
 	enp := &networkv1.EgressNetworkPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "out", ResourceVersion: "none"}}
-	for want, told := range map[change]any{
+	for want, reported := range map[change]any{
 		{key: "shop", version: 12}:             nn,
 		{key: "shop", version: 12, gone: true}: toolscache.DeletedFinalStateUnknown{Obj: nn},
 		{key: "shop/out"}:                      enp,
 	} {
-		if got, ok := changeOf(told); got != want || !ok {
+		if got, ok := changeOf(reported); got != want || !ok {
 			t.Errorf("%+v, %v; want %+v", got, ok, want)
 		}
 	}
 	if _, ok := changeOf("shop"); ok {
-		t.Error("a word is an object")
+		t.Error("a string counts as an object")
 	}
 	m := newMarks()
-	told := 0
-	changed := func() { told++ }
+	reported := 0
+	changed := func() { reported++ }
 	m.changed.Store(&changed)
 	mark := m.of(realised.EgressNetworkPolicy)
 	mark.Begin()
@@ -150,8 +150,8 @@ func TestTrafficOf(t *testing.T) {
 	}
 	mark.Observed("other/one", 9, false)
 	mark.Done(nil)
-	if version, ok := mark.Version(); !ok || strconv.FormatUint(version, 10) != "0" || told == 0 {
-		t.Errorf("%d (%v) is in effect, and shop/out, which came in, was not told; %d changes", version, ok, told)
+	if version, ok := mark.Version(); !ok || strconv.FormatUint(version, 10) != "0" || reported == 0 {
+		t.Errorf("%d (%v) is in effect, and shop/out, which was added, was not reported; %d changes", version, ok, reported)
 	}
 }
 
@@ -177,7 +177,7 @@ func TestFailuresAreExceptions(t *testing.T) {
 	}
 	exceptions := map[string]string{"shop": "nft: no"}
 	for i, mark := range marks {
-		want("one follows nothing yet", realised.NetNamespace, admin.Realised{Kind: "NetNamespace", Exceptions: exceptions})
+		want("a follower without a watch", realised.NetNamespace, admin.Realised{Kind: "NetNamespace", Exceptions: exceptions})
 		mark.Begin()
 		mark.Observed("shop", uint64(20-i), true)
 		mark.Take()

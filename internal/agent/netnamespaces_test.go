@@ -49,11 +49,11 @@ func (f listener) want(t *testing.T, names ...string) {
 		select {
 		case name := <-f:
 			if !slices.Contains(names, name) {
-				t.Fatalf("told of %s, not of %s", name, names)
+				t.Fatalf("reported %s, want %s", name, names)
 			}
 			names = slices.DeleteFunc(names, func(n string) bool { return n == name })
 		case <-time.After(patienceForEvents):
-			t.Fatalf("not told of %s", names)
+			t.Fatalf("%s not reported", names)
 		}
 	}
 }
@@ -87,7 +87,7 @@ func TestNetNamespacesHaveFollowers(t *testing.T) {
 	objects.source.Delete(named("b"))
 	two.want(t, "b")
 	if len(one) > 0 {
-		t.Errorf("who does not follow any more is told of %s", <-one)
+		t.Errorf("a follower that has ended gets %s", <-one)
 	}
 	if objects.running == nil {
 		t.Error("the watch ended with the first of two")
@@ -96,7 +96,7 @@ func TestNetNamespacesHaveFollowers(t *testing.T) {
 		t.Fatal(err)
 	}
 	if objects.running != nil {
-		t.Error("nobody follows, and it is watched")
+		t.Error("the watch runs without a follower")
 	}
 	objects.source.Add(named("c"))
 	third, err := w.follow(t.Context(), one.note, nil)
@@ -110,18 +110,18 @@ func TestNetNamespacesHaveFollowers(t *testing.T) {
 }
 
 // Followers are notified of changes of what a NetNamespace requests, and not of changes of its status.
-func TestNetNamespaceFollowersHearWhatIsAsked(t *testing.T) {
+func TestNetNamespaceFollowersGetTheirNamespaces(t *testing.T) {
 	objects := &watchedNetNamespaces{source: fakesource.NewFakeControllerSource()}
 	object := networkv1.NetNamespace{ObjectMeta: metav1.ObjectMeta{Name: "a", UID: "1"}, NetName: "a", NetID: 10}
 	objects.source.Add(object.DeepCopy())
 	w := &netNamespaces{cache: objects}
-	told := make(listener, 10)
+	reported := make(listener, 10)
 	passed := make(listener, 10)
-	registration, err := w.follow(t.Context(), told.note, passed.note)
+	registration, err := w.follow(t.Context(), reported.note, passed.note)
 	if err != nil {
 		t.Fatal(err)
 	}
-	told.want(t, "a")
+	reported.want(t, "a")
 	for _, change := range []func(*networkv1.NetNamespace){
 		func(nn *networkv1.NetNamespace) { nn.NetID = 11 },
 		func(nn *networkv1.NetNamespace) { nn.NetName = "b" },
@@ -135,12 +135,12 @@ func TestNetNamespaceFollowersHearWhatIsAsked(t *testing.T) {
 		objects.source.Modify(object.DeepCopy())
 		change(&object)
 		objects.source.Modify(object.DeepCopy())
-		told.want(t, "a")
+		reported.want(t, "a")
 	}
 	objects.source.Delete(object.DeepCopy())
-	told.want(t, "a")
-	if len(told) > 0 {
-		t.Errorf("told of its status, %d times", len(told))
+	reported.want(t, "a")
+	if len(reported) > 0 {
+		t.Errorf("a change of the status was reported %d times", len(reported))
 	}
 	passed.want(t, "a")
 	if err := w.unfollow(t.Context(), registration); err != nil {

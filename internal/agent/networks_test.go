@@ -30,14 +30,14 @@ func TestDefaultNetwork(t *testing.T) {
 		overlay, flat, bound int
 		want                 string
 	}{
-		"nothing":                     {absent, absent, absent, ""},
-		"the overlay":                 {present, absent, absent, "overlay"},
-		"the overlay before others":   {present, present, present, "overlay"},
-		"the only one":                {absent, present, absent, "flat"},
-		"one that needs a binding":    {absent, absent, present, ""},
-		"its object says so":          {present, chosen, present, "flat"},
-		"also of one that is bound":   {present, present, chosen, "bound"},
-		"the overlay's object and it": {chosen, chosen, absent, "overlay"},
+		"nothing":                                  {absent, absent, absent, ""},
+		"the overlay":                              {present, absent, absent, "overlay"},
+		"the overlay before others":                {present, present, present, "overlay"},
+		"the only one":                             {absent, present, absent, "flat"},
+		"one that needs a binding":                 {absent, absent, present, ""},
+		"the overlay's object requests it":         {present, chosen, present, "flat"},
+		"also for a bound pod":                     {present, present, chosen, "bound"},
+		"the overlay's object and another network": {chosen, chosen, absent, "overlay"},
 	} {
 		n := &networks{
 			home: presence(c.overlay, true), known: true,
@@ -109,7 +109,7 @@ func TestAbsentNetworkBinds(t *testing.T) {
 		t.Errorf("bound to a network that is absent: %+v", d)
 	}
 	if d := decide("shop", map[string]string{placement.AnnotationNetwork: "overlay"}); !strings.Contains(d.Refuse, "Subnet blue names namespace shop") {
-		t.Errorf("with an annotation that names another: %+v", d)
+		t.Errorf("with an annotation that names another network: %+v", d)
 	}
 	if d := decide("other", nil); d.Network != "overlay" || d.Refuse != "" {
 		t.Errorf("a pod that nothing binds: %+v", d)

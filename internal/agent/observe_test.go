@@ -71,11 +71,11 @@ func TestKubeWatches(t *testing.T) {
 	}
 	scrape(t, k.metrics, "weft_kube_watches 0")
 	if err := k.state(); err == nil {
-		t.Error("none is open, and nothing is said")
+		t.Error("no watch is open, but its metric is missing")
 	}
 	server.Close()
 	if _, err := get("/nodes"); err == nil {
-		t.Fatal("an answer of nobody")
+		t.Fatal("an answer without a server")
 	}
 	scrape(t, k.metrics, `weft_kube_requests_total{method="GET",status="error"} 1`)
 }

@@ -90,14 +90,14 @@ func TestStatusIsWrittenOnChange(t *testing.T) {
 		t.Errorf("condition %+v", c)
 	}
 	if b.object.Status.Addresses.Used != 5 {
-		t.Errorf("%d addresses are told, not 5", b.object.Status.Addresses.Used)
+		t.Errorf("%d addresses reported, want 5", b.object.Status.Addresses.Used)
 	}
 	since := c.LastTransitionTime
 	*clock = clock.Add(time.Hour)
 	state.Engines[0].Failures[0].Message = "still no room"
-	look("other words for the same", 4, 0)
+	look("another message for the same state", 4, 0)
 	if c := meta.FindStatusCondition(b.object.Status.Conditions, networkv1.ConditionEnginesInStep); !c.LastTransitionTime.Equal(&since) {
-		t.Errorf("the transition was at %s, and is told as %s", since, c.LastTransitionTime)
+		t.Errorf("the transition was at %s, but is reported as %s", since, c.LastTransitionTime)
 	}
 }
 
@@ -184,8 +184,8 @@ func TestStatusIsTriedAgain(t *testing.T) {
 	}
 }
 
-// TestStatusSaysThatTheAgentStopped: only if it has ever reported that it runs.
-func TestStatusSaysThatTheAgentStopped(t *testing.T) {
+// TestStatusReportsThatTheAgentStopped: only if it has ever reported that it runs.
+func TestStatusReportsThatTheAgentStopped(t *testing.T) {
 	b, _, _, w := newBoard()
 	w.stopped(t.Context())
 	if b.writes != 0 {
@@ -198,10 +198,10 @@ func TestStatusSaysThatTheAgentStopped(t *testing.T) {
 		t.Errorf("condition %+v", c)
 	}
 	if valid := meta.FindStatusCondition(b.object.Status.Conditions, networkv1.ConditionValid); valid == nil {
-		t.Error("the controller's condition is gone")
+		t.Error("the controller's condition was removed")
 	}
 	if b.object.Status.Addresses.Total != 509 {
-		t.Error("the numbers are gone")
+		t.Error("the numbers were removed")
 	}
 }
 
@@ -235,20 +235,20 @@ func TestStatusIsBounded(t *testing.T) {
 // TestStatusOnlyUpdatesDoNotConcern: agents watch all HostSubnets, and compile nothing when only a status changes.
 func TestStatusOnlyUpdatesDoNotConcern(t *testing.T) {
 	old := &networkv1.HostSubnet{ObjectMeta: metav1.ObjectMeta{Name: "n1", UID: "1", Generation: 1, ResourceVersion: "1"}}
-	told := old.DeepCopy()
-	told.ResourceVersion, told.Status.Attachments = "2", 9
-	if concerns(old, told) {
-		t.Error("a status is taken for a change")
+	reported := old.DeepCopy()
+	reported.ResourceVersion, reported.Status.Attachments = "2", 9
+	if concerns(old, reported) {
+		t.Error("a change of the status counts as a change")
 	}
-	moved := told.DeepCopy()
+	moved := reported.DeepCopy()
 	moved.Generation, moved.HostIP = 2, "192.0.2.9"
-	noted := told.DeepCopy()
+	noted := reported.DeepCopy()
 	noted.Annotations = map[string]string{networkv1.AnnotationFixedVNID: "7"}
-	anew := told.DeepCopy()
+	anew := reported.DeepCopy()
 	anew.UID = "2"
 	for name, now := range map[string]*networkv1.HostSubnet{"an address": moved, "an annotation": noted, "another object": anew} {
-		if !concerns(told, now) {
-			t.Errorf("%s is not taken for a change", name)
+		if !concerns(reported, now) {
+			t.Errorf("%s does not count as a change", name)
 		}
 	}
 }
@@ -260,14 +260,14 @@ func TestStatusRests(t *testing.T) {
 		0: time.Minute, 2: 5 * time.Second, 31: 5 * time.Second, 60: 18 * time.Second, 100: 50 * time.Second, 1000: time.Minute, 2000: 2 * time.Minute,
 	} {
 		if got := steadyRest(nodes); got != want {
-			t.Errorf("%d nodes rest %s, want %s", nodes, got, want)
+			t.Errorf("with %d nodes the pause is %s, want %s", nodes, got, want)
 		}
 	}
 }
 
 // A new resourceVersion observed is written soon, in turn with other nodes, for a few times. If it continues to change, writes become rarer
 // the more nodes receive them. Objects that are not realised are always reported soon.
-func TestStatusSaysWhatIsRealised(t *testing.T) {
+func TestStatusReportsWhatIsRealised(t *testing.T) {
 	const nodes = 50
 	b, state, clock, w := newBoard()
 	w.nodes = func(context.Context) int { return nodes }
@@ -315,26 +315,26 @@ func TestStatusSaysWhatIsRealised(t *testing.T) {
 		t.Errorf("an exception is written after %s", took)
 	}
 	if got := b.object.Status.Realised[0]; got.Exceptions[0].Object != "shop/a" || got.Exceptions[0].Reason != "it cannot be" || len(got.Exceptions[1].Reason) > 300 {
-		t.Errorf("told: %+v", got)
+		t.Errorf("reported: %+v", got)
 	}
 	at = *clock
 	say("", nil)
-	step("of nothing it is known", b.writes)
+	step("no version is known", b.writes)
 	if took := clock.Sub(at); took != urgentRest {
-		t.Errorf("that nothing is known is written after %s", took)
+		t.Errorf("the unknown version is written after %s", took)
 	}
 	*clock = begin.Add(time.Hour)
 	writes := b.writes
 	state.RealisedKnown, state.Realised = false, nil
 	if _, again := w.look(t.Context()); again || b.writes != writes {
-		t.Errorf("an agent that does not know yet takes back what the one before it said: %+v", b.object.Status.Realised)
+		t.Errorf("an agent without a version yet withdraws its predecessor's report: %+v", b.object.Status.Realised)
 	}
 	many := map[string]string{}
 	for i := range 50 {
 		many[fmt.Sprintf("shop/%02d", i)] = "no"
 	}
-	if told := realisedStatus(&admin.Realised{Exceptions: many}); len(told.Exceptions) != maxExceptions || told.More != 50-maxExceptions || told.Exceptions[19].Object != "shop/19" {
-		t.Errorf("of many: %+v", told)
+	if reported := realisedStatus(&admin.Realised{Exceptions: many}); len(reported.Exceptions) != maxExceptions || reported.More != 50-maxExceptions || reported.Exceptions[19].Object != "shop/19" {
+		t.Errorf("of many: %+v", reported)
 	}
 }
 
@@ -345,7 +345,7 @@ func TestTurns(t *testing.T) {
 		for i := range 400 {
 			turn := turnOf("node-"+strconv.Itoa(i), nodes) - markGather
 			if turn < 0 || turn > most {
-				t.Fatalf("of %d nodes one writes after %s", nodes, turn)
+				t.Fatalf("one of %d nodes writes after %s", nodes, turn)
 			}
 			if turn < most/2 {
 				early++

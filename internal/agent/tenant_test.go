@@ -87,11 +87,11 @@ func TestTenantChange(t *testing.T) {
 	f.put("b", 10, "103")
 	want("a move", look("b"), projects.Change{VNIDs: map[string]uint32{"b": 10}, Version: 103})
 	delete(f.objects, "a")
-	f.objects["new"].NetName = "somebody-else"
-	want("gone, and spoilt", look("a", "new", "never"), projects.Change{Gone: []string{"a", "new"}})
+	f.objects["new"].NetName = "another-name"
+	want("deleted, and invalid", look("a", "new", "never"), projects.Change{Gone: []string{"a", "new"}})
 	f.err = errors.New("away")
 	if _, err := x.change(t.Context(), map[string]struct{}{"b": {}}); err == nil {
-		t.Error("what cannot be read counts as gone")
+		t.Error("an object that cannot be parsed counts as deleted")
 	}
 }
 
@@ -124,7 +124,7 @@ func TestWaitingForVNIDs(t *testing.T) {
 		t.Errorf("with one: %v", err)
 	}
 	if err := x.complete(network, now.Add(startPatience)); err == nil {
-		t.Error("it has gone on although VNIDs come")
+		t.Error("it does not wait, although VNIDs still change")
 	}
 	if err := x.complete(network, now.Add(2*startPatience-1)); err != nil {
 		t.Errorf("for ever: %v", err)

@@ -33,7 +33,7 @@ func TestTunnelPortIsFixed(t *testing.T) {
 		}
 	}
 	if p.reported() != nil || p.refusal() != "" {
-		t.Errorf("before anything: %v %q", p.reported(), p.refusal())
+		t.Errorf("before the first port: %v %q", p.reported(), p.refusal())
 	}
 	expect("a new node", 4789, hostSubnetAt(""), 4789)
 	expect("another port", 4790, hostSubnetAt("", 4789), 4789)
@@ -43,11 +43,11 @@ func TestTunnelPortIsFixed(t *testing.T) {
 	}
 	p = newPort()
 	expect("the agent starts again", 4790, hostSubnetAt("", 4789), 4789)
-	expect("the port of before", 4789, hostSubnetAt("", 4789), 4789)
-	expect("a report by others", 4789, hostSubnetAt("", 4791), 4789)
+	expect("the former port", 4789, hostSubnetAt("", 4789), 4789)
+	expect("a report by another program", 4789, hostSubnetAt("", 4791), 4789)
 	expect("a new HostSubnet", 4790, hostSubnetAt("new"), 4790)
 	p = newPort()
-	expect("what an agent of the release before reports while tunnels move", 4790, hostSubnetAt("", 4789, 4790), 4789)
+	expect("the report of an agent of the former release while tunnels move", 4790, hostSubnetAt("", 4789, 4790), 4789)
 	p = newPort()
 	expect("no port", 4790, hostSubnetAt("", -1), 4790)
 	p = newPort()

@@ -143,7 +143,7 @@ func faults(t *testing.T, crash bool, half int, test func(t *testing.T, c scenar
 			}
 			t.Run(c.name+" "+d.last+" "+itoa(at), func(t *testing.T) {
 				if !errors.Is(err, errInjected) {
-					t.Errorf("the fault is not told: %v", err)
+					t.Errorf("the fault is not reported: %v", err)
 				}
 				test(t, c, s, d)
 			})
@@ -201,7 +201,7 @@ func TestFault(t *testing.T) {
 		}
 		for _, entry := range entries {
 			if strings.HasPrefix(entry.Name(), temporaryPrefix) {
-				t.Errorf("left behind: %s", entry.Name())
+				t.Errorf("files left: %s", entry.Name())
 			}
 		}
 		s.disk = d.disk

@@ -62,7 +62,7 @@ func TestStoreKeepsHostPorts(t *testing.T) {
 	wantList(t, s, b, c, d)
 	d.Bandwidth = cni.Bandwidth{Ingress: 10_000_000, Egress: 999}
 	if err := s.Put(t.Context(), d); err == nil {
-		t.Error("a limit below the least was written")
+		t.Error("a limit below the minimum was written")
 	}
 	d.Bandwidth = cni.Bandwidth{}
 	put(t, s, d)
@@ -72,7 +72,7 @@ func TestStoreKeepsHostPorts(t *testing.T) {
 	wrong := sample(5)
 	wrong.Macvlan = &Macvlan{Parent: "../eth1", MTU: 1500}
 	if err := s.Put(t.Context(), wrong); err == nil {
-		t.Error("a macvlan upon no device was written")
+		t.Error("a macvlan without a parent device was written")
 	}
 }
 
@@ -97,7 +97,7 @@ func TestHostPortsOutliveARollback(t *testing.T) {
 	s = reopen(t, s)
 	wantList(t, s, a)
 	if exists(t, extraPath(s, b)) {
-		t.Error("host ports of no pod are left")
+		t.Error("host ports of a deleted pod are left")
 	}
 }
 
@@ -187,7 +187,7 @@ func TestHostPortsFault(t *testing.T) {
 				break
 			}
 			if !errors.Is(err, errInjected) {
-				t.Errorf("step %d: the fault is not told: %v", at, err)
+				t.Errorf("step %d: the fault is not reported: %v", at, err)
 			}
 			if _, getErr := s.Get(rec.Key()); !errors.Is(getErr, ErrNotFound) {
 				t.Errorf("step %d: %v", at, getErr)

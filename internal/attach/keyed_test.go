@@ -24,7 +24,7 @@ func TestKeyedExcludes(t *testing.T) {
 					return
 				}
 				if inside[key].Add(1) != 1 {
-					t.Errorf("two hold key %d", key)
+					t.Errorf("key %d is locked twice", key)
 				}
 				inside[key].Add(-1)
 				unlock()
@@ -33,7 +33,7 @@ func TestKeyedExcludes(t *testing.T) {
 	}
 	wg.Wait()
 	if len(lock.slots) != 0 {
-		t.Errorf("%d keys are kept though nobody holds any", len(lock.slots))
+		t.Errorf("%d keys are kept, although none is locked", len(lock.slots))
 	}
 }
 
@@ -96,7 +96,7 @@ func TestKeyedOrderAndContext(t *testing.T) {
 		}
 		synctest.Wait()
 		if len(lock.slots) != 0 {
-			t.Error("the key is kept though nobody holds it")
+			t.Error("the key is kept, although it is not locked")
 		}
 	})
 }

@@ -129,7 +129,7 @@ func TestStoreRefusesLinkedDirectory(t *testing.T) {
 		t.Fatal(err)
 	}
 	if _, err := Open(dir + "/real"); err == nil {
-		t.Error("a directory was opened that anybody could replace")
+		t.Error("a directory was opened that other users may replace")
 	}
 }
 

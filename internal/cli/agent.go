@@ -62,10 +62,10 @@ func agentCommand(common *commonFlags, environment Environment) *cobra.Command {
 		Use:   "agent [-- flags of flanneld]",
 		Short: "Run the network of this node",
 		Long: "Runs the network of this node: keeps Open vSwitch, nftables and the kernel in step with the cluster's\n" +
-			"objects, and serves the container runtime. It can be stopped and started at any time: pods go on without it.",
+			"objects, and serves the container runtime. It can be stopped and started at any time: pods keep their network meanwhile.",
 		Example: "  # On a node, with the cluster's kubeconfig\n" +
 			"  weft agent --node-name worker-1 --kubeconfig /etc/kubernetes/admin.conf\n\n" +
-			"  # In the userspace datapath, whatever the kernel has\n" +
+			"  # In the userspace datapath, also if the kernel has openvswitch.ko\n" +
 			"  weft agent --node-name worker-1 --datapath netdev\n\n" +
 			"  # Before an upgrade: what would the new release change on this node?\n" +
 			"  weft agent --node-name worker-1 --kubeconfig /etc/kubernetes/admin.conf --dry-run\n\n" +
@@ -115,7 +115,7 @@ func agentCommand(common *commonFlags, environment Environment) *cobra.Command {
 		"directory where the container runtime keeps the results of ADD, for attachment records that cannot be read")
 	flags.StringVar(&opts.CNIConfDir, "cni-conf-dir", agent.DefaultCNIConfDir, "directory of the runtime's network configurations")
 	flags.IntVar(&opts.SparePorts, "spare-ports", agent.DefaultSparePorts, "number of pre-plugged ports for pods, whose interfaces are then of type macvlan; more makes pod start faster and costs memory; 0: none, and pods get veth interfaces")
-	flags.StringVar(&opts.ResolvConf, "resolv-conf", agent.DefaultResolvConf, "the name servers that resolve names in EgressNetworkPolicies; read again whenever they are asked")
+	flags.StringVar(&opts.ResolvConf, "resolv-conf", agent.DefaultResolvConf, "file with the name servers that resolve names in EgressNetworkPolicies; read again before each query")
 	flags.StringVar(&opts.Datapath, "datapath", agent.DatapathAuto, "the switch's datapath: auto, system (kernel) or netdev (userspace)")
 	flags.BoolVar(&opts.Neutron, "neutron", false, "serve pods on Neutron networks (Networks of stackube.kubernetes.io); needs br-int and its program on the node, and the controller's --neutron-config")
 	flags.StringVar(&opts.HealthAddress, "health-address", agent.DefaultHealthAddress, "host:port of /healthz, /readyz and /metrics; empty: none")

@@ -14,12 +14,12 @@ func cleanupCommand() *cobra.Command {
 	var stay bool
 	cmd := &cobra.Command{
 		Use:   "cleanup",
-		Short: "Take everything of Weft's off this node, after the agent is gone",
-		Long: "Takes everything of Weft's off this node: the runtime's configuration and the plugin, pods' links, the bridge br0\n" +
-			"and all on it, the nftables inet weft and arp weft with the administrator's chain in them, rules in others' chains,\n" +
-			"and the folders of state. It refuses while an agent runs. Pods that still run lose their network.\n" +
-			"net.ipv4.ip_forward stays as it is: others need it as well.\n" +
-			"With --give-back flannel, pods run on: flannel and its plugin serve them again.",
+		Short: "Remove Weft from this node, after the agent was removed",
+		Long: "Removes all that Weft made on this node: the runtime's configuration and the plugin, pods' links, the bridge br0\n" +
+			"and all on it, the nftables inet weft and arp weft with the administrator's chain in them, rules in other programs' chains,\n" +
+			"and the folders of state. It refuses to run while an agent runs. Pods that still run lose their network.\n" +
+			"net.ipv4.ip_forward is not changed: other programs need it as well.\n" +
+			"With --give-back flannel, pods keep running: flannel and its plugin serve them again.",
 		Example: "  weft cleanup\n\n" +
 			"  # Return a node to flannel, with its pods\n" +
 			"  weft cleanup --give-back flannel\n\n" +
@@ -52,7 +52,7 @@ func cleanupCommand() *cobra.Command {
 	flags.StringVar(&opts.RunDir, "run-dir", agent.DefaultRunDir, "directory of the agent's sockets")
 	flags.StringVar(&opts.CNIConfDir, "cni-conf-dir", agent.DefaultCNIConfDir, "directory of the runtime's network configurations")
 	flags.StringVar(&opts.Plugin, "plugin", "/opt/cni/bin/weft", "the CNI plugin's executable")
-	flags.StringVar(&opts.GiveBack, "give-back", "", "network whose pods run on and are given back to the program that Weft replaced: flannel")
-	flags.BoolVar(&stay, "stay", false, "then wait to be stopped: a pod that ends would be started again")
+	flags.StringVar(&opts.GiveBack, "give-back", "", "network whose pods keep running, and are served again by the program that Weft replaced: flannel")
+	flags.BoolVar(&stay, "stay", false, "after the cleanup, wait to be stopped: a pod that ends would be started again")
 	return cmd
 }

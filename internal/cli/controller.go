@@ -18,9 +18,9 @@ func controllerCommand(common *commonFlags, environment Environment) *cobra.Comm
 	cmd := &cobra.Command{
 		Use:   "controller",
 		Short: "Run the cluster's side: subnets for nodes, VNIDs for namespaces, networks in OpenStack",
-		Long: "Gives nodes their subnets and namespaces their VNIDs, and says on the ClusterNetwork what is wrong with it.\n" +
+		Long: "Gives nodes their subnets and namespaces their VNIDs, and reports errors in the ClusterNetwork's conditions.\n" +
 			"With --neutron-config it keeps an OpenStack in step with stackube's Tenants and Networks.\n" +
-			"Several may run: one works at a time, chosen by a lease.",
+			"Several replicas may run: one works at a time, elected by a lease.",
 		Example: "  weft controller --kubeconfig /etc/kubernetes/admin.conf",
 		Args:    cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -63,7 +63,7 @@ func (f *neutronFlags) register(flags *pflag.FlagSet) {
 		"name of this cluster in OpenStack's descriptions; clusters that share an OpenStack need different names")
 	flags.StringVar(&f.userCIDR, "neutron-user-cidr", "10.244.0.0/16", "range of the Network that each Tenant gets; must not overlap nodes, pods or Services")
 	flags.StringSliceVar(&f.ranges, "neutron-ranges", nil,
-		"ranges that tenants' networks may use; nodes route pods' addresses, so that what nodes reach in these ranges is led to tenants; empty: --neutron-user-cidr alone")
+		"ranges that tenants' networks may use; nodes route pods' addresses, so packets of nodes to these ranges go to tenants; empty: only --neutron-user-cidr")
 	flags.StringSliceVar(&f.reserved, "neutron-reserved", nil,
 		"further ranges that nodes need, such as those of registries and name servers: no tenant's network may overlap them")
 	flags.StringVar(&f.userGateway, "neutron-user-gateway", "", "router's address in --neutron-user-cidr; empty: the first")

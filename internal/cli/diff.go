@@ -19,7 +19,7 @@ func diffCommand() *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "diff",
 		Short: "Compare what this node should have programmed with what it has",
-		Long: "Has the agent of this node read back flows, switch ports, links and rules, and prints what is missing, extra or\n" +
+		Long: "Lets the agent of this node read back flows, switch ports, links and rules, and prints what is missing, extra or\n" +
 			"different, by the object that it comes from. Nothing is changed. The agent reverts foreign changes within\n" +
 			"milliseconds, so a difference is what cannot be programmed, with the reason. For what a start of the agent would\n" +
 			"change, before an upgrade or while no agent runs: weft agent --dry-run.\n\n" +
@@ -44,7 +44,7 @@ func diffCommand() *cobra.Command {
 	}
 	flags.register(cmd)
 	cmd.Flags().StringVarP(&output, "output", "o", outputText, "format: text, json or yaml")
-	cmd.Flags().DurationVar(&timeout, "timeout", time.Minute, "how long the agent has to answer")
+	cmd.Flags().DurationVar(&timeout, "timeout", time.Minute, "time limit for the agent's answer")
 	return cmd
 }
 

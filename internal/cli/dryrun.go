@@ -25,7 +25,7 @@ func (f *dryRunFlags) register(cmd *cobra.Command) {
 			"with 0 when nothing differs, 1 when something does, 2 when that is not known.\n"+
 			"It can be used while the agent runs on the node")
 	flags.StringVarP(&f.output, "output", "o", outputText, "format of --dry-run: text, json or yaml")
-	flags.DurationVar(&f.timeout, "timeout", time.Minute, "how long --dry-run waits for switch and API server")
+	flags.DurationVar(&f.timeout, "timeout", time.Minute, "time limit of --dry-run for switch and API server")
 }
 
 // check refuses flags of the dry run without --dry-run.

@@ -35,19 +35,19 @@ func flowsCommand(common *commonFlags, uid int) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "flows",
 		Short: "List the flows of a node's switch, and the objects that they come from",
-		Long: "Lists what br0 of this node holds, or the bridge of --bridge: table, priority, counters, match, actions, and the object that\n" +
+		Long: "Lists the flows of br0 of this node, or of the bridge in --bridge: table, priority, counters, match, actions, and the object that\n" +
 			"each flow comes from, by its cookie. Nothing is changed. With --pod, --policy or --service it lists the flows of that object:\n" +
-			"of a pod, those by which policies name its address as well. With --explain it says in a line for each object how many flows\n" +
+			"for a pod, also the policies' flows that name its address. With --explain it prints a line for each object: how many flows\n" +
 			"it has, and where.\n\n" +
-			"It reads the switch, and asks the node's agent whose the flows are. Without the agent it says so, and lists all the same, with\n" +
+			"It reads the switch, and requests the flows' owners from the node's agent. Without the agent it reports that, and lists the flows with\n" +
 			"the kinds of the owners. It needs root on the node, or in the agent's pod; with --node, kubectl and the right to execute\n" +
 			"in the agent's pod.\n\n" +
 			"It ends with 0 when every flow has an owner, 1 when one has none (another program added it), 2 when that is not known, or\n" +
-			"when nothing is as asked for.",
+			"when no flow matches the request.",
 		Example: "  # All flows of this node\n  weft flows\n\n" +
-			"  # What of the switch is there for a pod, and which policies name it, on a node of the cluster\n  weft flows --node n1 --pod web/api-7d4b9\n\n" +
-			"  # What a NetworkPolicy comes to on this node\n  weft flows --policy web/allow-api\n\n" +
-			"  # Who has how many flows, and where\n  weft flows --explain\n\n" +
+			"  # The flows of a pod, and those of the policies that name it, on a node of the cluster\n  weft flows --node n1 --pod web/api-7d4b9\n\n" +
+			"  # The flows of a NetworkPolicy on this node\n  weft flows --policy web/allow-api\n\n" +
+			"  # How many flows each object has, and in which tables\n  weft flows --explain\n\n" +
 			"  # The flows of OpenStack's networks\n  weft flows --bridge br-n\n\n" +
 			"  # For scripts: the flows without an owner\n  weft flows -o json | jq '.flows[] | select(.owner == null)'",
 		Args: cobra.NoArgs,
@@ -72,10 +72,10 @@ func flowsCommand(common *commonFlags, uid int) *cobra.Command {
 	set.StringVar(&opts.filter.Policy, "policy", "", "flows of a NetworkPolicy, NAMESPACE/NAME")
 	set.StringVar(&opts.filter.Service, "service", "", "flows of a Service, NAMESPACE/NAME")
 	set.StringVar(&opts.filter.Bridge, "bridge", "", "the bridge: br0 of the overlay, or br-n of OpenStack's networks; empty: br0")
-	set.BoolVar(&opts.explain, "explain", false, "say in a line for each object how many flows it has, in which tables")
+	set.BoolVar(&opts.explain, "explain", false, "print a line for each object: how many flows it has, in which tables")
 	set.StringVarP(&opts.output, "output", "o", outputText, "format: text, json or yaml")
-	set.DurationVar(&opts.timeout, "timeout", time.Minute, "how long switch and agent have to answer")
-	set.StringVar(&opts.node, "node", "", "node of the cluster to ask, by kubectl in its agent's pod; empty: this one")
+	set.DurationVar(&opts.timeout, "timeout", time.Minute, "time limit for the answers of switch and agent")
+	set.StringVar(&opts.node, "node", "", "node whose flows are listed, by kubectl in its agent's pod; empty: this node")
 	set.StringVarP(&opts.namespace, "namespace", "n", status.DefaultNamespace, "namespace that Weft is installed in, with --node")
 	set.StringVar(&opts.context, "context", "", "context of the kubeconfig, with --node; empty: the current one")
 	set.StringVar(&opts.kubectl, "kubectl", "kubectl", "the program kubectl, with --node")
@@ -90,7 +90,7 @@ func (o *flowsOptions) run(ctx context.Context, cmd *cobra.Command) error {
 	}
 	if report.OwnersUnknown != "" {
 		// an error of this write cannot be reported
-		_, _ = fmt.Fprintf(cmd.ErrOrStderr(), "weft: whose the flows are is not known: %s\n", report.OwnersUnknown)
+		_, _ = fmt.Fprintf(cmd.ErrOrStderr(), "weft: owners of the flows not known: %s\n", report.OwnersUnknown)
 	}
 	if err := report.Apply(o.filter); err != nil {
 		return &exitError{code: exitUnknown, err: err}

@@ -96,13 +96,13 @@ func fakeSwitch(t *testing.T, more ...*openflow.Flow) string {
 
 func prefix(text string) netip.Prefix { return netip.MustParsePrefix(text) }
 
-func nobodys() *openflow.Flow {
+func unowned() *openflow.Flow {
 	return &openflow.Flow{Table: 30, Priority: 5000, Cookie: 0x99, Match: openflow.NewMatch(openflow.EthType(openflow.EthTypeIPv4))}
 }
 
 // TestFlows checks the output, for users and for scripts, and the exit code.
 func TestFlows(t *testing.T) {
-	clean, foreign := fakeSwitch(t), fakeSwitch(t, nobodys())
+	clean, foreign := fakeSwitch(t), fakeSwitch(t, unowned())
 	agent, nowhere := fakeAgent(t, admin.Diff{}), filepath.Join(t.TempDir(), "no.sock")
 	for _, test := range []struct {
 		name, runDir, socket string
@@ -115,7 +115,7 @@ func TestFlows(t *testing.T) {
 		{"pod.txt", clean, agent, []string{"--pod", "web/api-1"}, 0},
 		{"policy.txt", clean, agent, []string{"--policy", "web/allow-api"}, 0},
 		{"service.json", clean, agent, []string{"--service", "web/api", "-o", "json"}, 0},
-		{"nobodys.txt", foreign, agent, []string{"--explain"}, 1},
+		{"unowned.txt", foreign, agent, []string{"--explain"}, 1},
 		{"no-agent.txt", clean, nowhere, []string{"--explain"}, 2},
 		{"no-agent-service.txt", clean, nowhere, []string{"--service", "web/api"}, 2},
 	} {
@@ -126,9 +126,9 @@ func TestFlows(t *testing.T) {
 				t.Errorf("exit code %d, want %d: %v", code, test.code, err)
 			}
 			if test.socket == nowhere {
-				flows, rest, says := strings.Cut(out, "weft: whose the flows are is not known: no agent runs here")
+				flows, rest, says := strings.Cut(out, "weft: owners of the flows not known: no agent runs here")
 				if !says || strings.Count(rest, "\n") != 1 {
-					t.Errorf("it does not say why owners are not known, and no more: %s", out)
+					t.Errorf("the output does not give only the reason why owners are not known: %s", out)
 				}
 				out = flows
 			}

@@ -28,10 +28,10 @@ func logLevelCommand() *cobra.Command {
 	var flags adminFlags
 	cmd := &cobra.Command{
 		Use:   "log-level [debug|info|warn|error]",
-		Short: "Show or change what the running agent of this node logs",
-		Long: "Shows the least severe messages that the agent of this node logs, or changes it. The change lasts until the\n" +
+		Short: "Show or change the log level of this node's agent",
+		Long: "Shows or changes the least severe level that the agent of this node logs. The change lasts until the\n" +
 			"agent's end; it starts with --log-level again. It needs root on the node, or in the agent's pod.",
-		Example: "  # What does the agent of this node log?\n  weft log-level\n\n" +
+		Example: "  # The log level of this node's agent\n  weft log-level\n\n" +
 			"  # Log everything on one node of a cluster, and go back\n" +
 			"  kubectl -n weft exec weft-agent-x7k2p -- /weft log-level debug\n" +
 			"  kubectl -n weft exec weft-agent-x7k2p -- /weft log-level info",

@@ -31,7 +31,7 @@ func (f *ovnFlags) config(api *rest.Config, namespace string) (ovn.Config, error
 		return ovn.Config{Endpoints: f.endpoints}, nil
 	}
 	if len(f.endpoints) != 1 {
-		return ovn.Config{}, fmt.Errorf("--ovn-northbound: %s stands alone, and names all servers", fromConfigMap)
+		return ovn.Config{}, fmt.Errorf("--ovn-northbound: %s cannot be combined with addresses: give it alone", fromConfigMap)
 	}
 	host, err := os.Hostname()
 	if err != nil {

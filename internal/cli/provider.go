@@ -75,8 +75,8 @@ func providerCommand(common *commonFlags) *cobra.Command {
 // common registers the flags of both forms of the command. Both flag packages have a function of add's type.
 func (o *providerOptions) common(add func(into *string, name, otherwise, usage string)) {
 	add(&o.host, "host", "", "this node's name in Neutron (external_ids:hostname of its Open vSwitch); empty: the host's name")
-	add(&o.cluster, "cluster", "provider", "name of this installation; marks what it makes in OpenStack")
-	add(&o.records, "records", providerRecords, "folder of what is known of pods")
+	add(&o.cluster, "cluster", "provider", "name of this installation; it marks the objects that it creates in OpenStack")
+	add(&o.records, "records", providerRecords, "folder of the pods' records")
 	add(&o.ovsdb, "ovsdb", "", "Open vSwitch's database, such as unix:/run/openvswitch/db.sock; empty: the usual one")
 	add(&o.runtimes.Docker, "docker-socket", dockerSocket, "path of Docker's socket")
 	add(&o.runtimes.CRI, "cri-socket", criSocket, "path of the CRI runtime's socket")

@@ -23,12 +23,12 @@ func realisedCommand(common *commonFlags) *cobra.Command {
 	var opts realisedOptions
 	cmd := &cobra.Command{
 		Use:   "realised networkpolicy|egressnetworkpolicy NAMESPACE/NAME | netnamespace NAME",
-		Short: "Say on how many nodes an object is in effect, and why not on the others",
-		Long: "Says on how many nodes a NetworkPolicy, an EgressNetworkPolicy or a NetNamespace (its VNID, egress addresses and multicast),\n" +
-			"as the object is now, is in effect: all that it asks of the node is programmed there. Of a node where it is not it says why,\n" +
-			"and what to do. Agents say what they have followed in the status of their HostSubnets, within seconds, in large clusters\n" +
-			"within a minute; what is programmed stays so where an agent is stopped.\n\n" +
-			"It needs to read the object, ClusterNetworks, HostSubnets, and, to say more of nodes that are away, Nodes; with --wait, to\n" +
+		Short: "Show on how many nodes an object is in effect, and why not on the others",
+		Long: "Shows on how many nodes a NetworkPolicy, an EgressNetworkPolicy or a NetNamespace (its VNID, egress addresses and multicast),\n" +
+			"as the object is now, is in effect: all that it requires of the node is programmed there. For each other node it shows why not,\n" +
+			"and what to do. Agents report what is in effect in the status of their HostSubnets, within seconds, in large clusters\n" +
+			"within a minute; while an agent is stopped, its node keeps what is programmed.\n\n" +
+			"It needs to read the object, ClusterNetworks, HostSubnets, and, for the state of nodes that do not report, Nodes; with --wait, to\n" +
 			"watch HostSubnets. It ends with 0 when the object is in effect on all nodes, 1 when it is not, 2 when that is not known.",
 		Example: "  # Is the policy in effect everywhere?\n  weft realised networkpolicy shop/deny-all\n\n" +
 			"  # Wait until an egress firewall is, two minutes at most\n  weft realised egressnetworkpolicy shop/default --wait\n\n" +
@@ -54,8 +54,8 @@ func realisedCommand(common *commonFlags) *cobra.Command {
 	flags := cmd.Flags()
 	flags.StringVar(&opts.context, "context", "", "context of the kubeconfig; empty: the current one")
 	flags.StringVarP(&opts.output, "output", "o", outputText, "format: text, json or yaml")
-	flags.BoolVar(&opts.wait, "wait", false, "wait until it is in effect on all nodes; what is waited for goes to standard error")
-	flags.DurationVar(&opts.timeout, "timeout", 2*time.Minute, "how long to wait at most, with --wait; else for answers")
+	flags.BoolVar(&opts.wait, "wait", false, "wait until it is in effect on all nodes; progress is printed to standard error")
+	flags.DurationVar(&opts.timeout, "timeout", 2*time.Minute, "time limit of --wait; without --wait, of the answers")
 	return cmd
 }
 

@@ -44,7 +44,7 @@ func statusCommand(common *commonFlags) *cobra.Command {
 		Short: "Show the state of the cluster's network, its problems, and what to do",
 		Long: "Shows the state of the cluster's network on one screen: controller, nodes, addresses, releases, whether all that is\n" +
 			"desired is programmed, what is wrong and what to do next. It reads objects of the API server and changes nothing.\n\n" +
-			"It ends with 0 when all is well, 1 when something is wrong, 2 when the cluster cannot be asked.",
+			"It ends with 0 when all is well, 1 when something is wrong, 2 when the cluster does not answer.",
 		Example: "  # The state of the network\n  weft status\n\n" +
 			"  # After an installation or an upgrade: wait until all is well, five minutes at most\n  weft status --wait --timeout 5m\n\n" +
 			"  # For scripts: the problems, one a line\n  weft status -o json | jq -r '.problems[] | .object + \": \" + .what'\n\n" +
@@ -65,8 +65,8 @@ func statusCommand(common *commonFlags) *cobra.Command {
 	flags.StringVarP(&opts.namespace, "namespace", "n", status.DefaultNamespace, "namespace that Weft is installed in")
 	flags.StringVar(&opts.context, "context", "", "context of the kubeconfig; empty: the current one")
 	flags.StringVarP(&opts.output, "output", "o", outputText, "format: text, json or yaml")
-	flags.BoolVar(&opts.wait, "wait", false, "wait until all is well; what is waited for goes to standard error")
-	flags.DurationVar(&opts.timeout, "timeout", 5*time.Minute, "how long to wait at most, with --wait; else for answers")
+	flags.BoolVar(&opts.wait, "wait", false, "wait until all is well; progress is printed to standard error")
+	flags.DurationVar(&opts.timeout, "timeout", 5*time.Minute, "time limit of --wait; without --wait, of the answers")
 	return cmd
 }
 

@@ -46,7 +46,7 @@ func TestUnexpectedArguments(t *testing.T) {
 }
 
 // No duration flag accepts zero or a negative value.
-func TestTimeoutsAreMoreThanNothing(t *testing.T) {
+func TestTimeoutsAreGreaterThanZero(t *testing.T) {
 	found := 0
 	each(Weft(Environment{}), func(cmd *cobra.Command, path []string) {
 		cmd.Flags().VisitAll(func(flag *pflag.Flag) {

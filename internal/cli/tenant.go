@@ -28,12 +28,12 @@ func tenantCommand(common *commonFlags) *cobra.Command {
 	cmd := &cobra.Command{
 		Use:   "tenant",
 		Short: "Join namespaces to one network, isolate them, or make them global",
-		Long: "Says which namespaces are one network, where the cluster isolates them (ClusterNetwork's pluginName is\n" +
-			"redhat/openshift-ovs-multitenant). Running pods are taken along. Each command asks for the change by the annotation\n" +
+		Long: "Decides which namespaces share a network, where the cluster isolates them (ClusterNetwork's pluginName is\n" +
+			"redhat/openshift-ovs-multitenant). Running pods follow. Each command requests the change by the annotation\n" +
 			"pod.network.openshift.io/multitenant.change-network of the namespaces' NetNamespaces, and waits until the controller\n" +
 			"has made it and it is in effect on all nodes.\n\n" +
 			"It needs to read ClusterNetworks, HostSubnets and NetNamespaces, to patch NetNamespaces, and, with a selector, to list\n" +
-			"namespaces. It ends with 0 when the change is in effect, with 2 when it is asked for wrongly, else with 1.",
+			"namespaces. It ends with 0 when the change is in effect, with 2 when the command is wrong, else with 1.",
 		Example: "  # b and c become one network with a\n  weft tenant join --to a b c\n\n" +
 			"  # Each is one of its own again\n  weft tenant isolate b c\n\n" +
 			"  # All reach it, as the cluster's DNS has to be reached\n  weft tenant global kube-system",
@@ -61,7 +61,7 @@ func tenantAction(common *commonFlags, use, short, example string, request func(
 	cmd := &cobra.Command{
 		Use:     use + " [NAMESPACE...]",
 		Short:   short,
-		Long:    short + ". Give their names, or --selector.\n\nIt ends with 0 when the change is in effect, with 2 when it is asked for wrongly, else with 1.",
+		Long:    short + ". Give their names, or --selector.\n\nIt ends with 0 when the change is in effect, with 2 when the command is wrong, else with 1.",
 		Example: example,
 		RunE: func(cmd *cobra.Command, names []string) error {
 			if cmd.Name() == "join" && opts.to == "" {

@@ -13,7 +13,7 @@ import (
 )
 
 // Messages of Kubernetes' libraries go to the program's own log, in its format. The level can be changed while the program runs.
-func TestLoggerTakesWhatLibrariesSay(t *testing.T) {
+func TestLoggerOfLibraries(t *testing.T) {
 	var out bytes.Buffer
 	flags := &commonFlags{logLevel: "warn", logFormat: "json"}
 	log, level, err := flags.logger(&out)
@@ -43,8 +43,8 @@ func TestLoggerTakesWhatLibrariesSay(t *testing.T) {
 		t.Errorf("below the level: %v", line)
 	}
 	level.Set(slog.LevelInfo)
-	ctrllog.Log.Info("told", "name", "x")
-	if line := last(); line["msg"] != "told" || line["name"] != "x" {
+	ctrllog.Log.Info("message", "name", "x")
+	if line := last(); line["msg"] != "message" || line["name"] != "x" {
 		t.Errorf("of controller-runtime: %v", line)
 	}
 	level.Set(slog.LevelDebug)

@@ -71,7 +71,7 @@ func TestReadiness(t *testing.T) {
 	expect(200, "[+]leader-election\n[+]caches\n")
 }
 
-func TestWritesAreTold(t *testing.T) {
+func TestWritesAreReported(t *testing.T) {
 	counters := metrics.NewController("v1").For("vpc")
 	resource := schema.GroupResource{Resource: "hostsubnets"}
 	for _, err := range []error{
@@ -102,7 +102,7 @@ func sent(recorder *events.FakeRecorder) []string {
 	}
 }
 
-func TestReporterTellsOnceWhileItLasts(t *testing.T) {
+func TestReporterReportsOnceWhileAProblemLasts(t *testing.T) {
 	recorder, counters := events.NewFakeRecorder(16), metrics.NewController("v1")
 	r := NewReporter("subnets", "network.openshift.io/v1", recorder, counters)
 	problem := func(name, message string) plan.Problem {

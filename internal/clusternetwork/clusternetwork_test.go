@@ -82,7 +82,7 @@ func TestParseHalfOfTheOldForm(t *testing.T) {
 	}
 }
 
-func TestParseSaysEverything(t *testing.T) {
+func TestParseReportsAllErrors(t *testing.T) {
 	_, err := Parse(object(func(o *networkv1.ClusterNetwork) {
 		o.Network, o.HostSubnetLength = "10.0.0.0/8", 8
 		o.ServiceNetwork = "10.129.0.0/16"

@@ -7,7 +7,7 @@ import (
 )
 
 // A request's origin is passed to the observer, but only its plausible parts.
-func TestOriginIsTold(t *testing.T) {
+func TestOriginIsReported(t *testing.T) {
 	started := time.Now().Add(-time.Second)
 	for name, c := range map[string]struct{ sent, want Origin }{
 		"nothing": {},

@@ -49,7 +49,7 @@ func TestFirewallConditions(t *testing.T) {
 	two := create("two")
 	says("one", networkv1.ReasonConflict)
 	says("two", networkv1.ReasonConflict)
-	c.eventually("an event tells of it", func() error {
+	c.eventually("an event about the policy", func() error {
 		var list eventsv1.EventList
 		c.must(c.List(t.Context(), &list, client.InNamespace("fenced")))
 		for i := range list.Items {

@@ -128,7 +128,7 @@ func TestMetricsAndHealth(t *testing.T) {
 	c.start(func(o *Options) { o.HealthAddress = waiting })
 	c.awaitPage("http://"+waiting+"/readyz", 200, "[+]leader-election", "[+]caches")
 	if page := c.awaitPage("http://"+waiting+"/metrics", 200, "weft_controller_leader 0"); strings.Contains(page, "weft_controller_free_subnets ") {
-		t.Error("a replica that waits tells of free subnets")
+		t.Error("a replica that does not lead reports free subnets")
 	}
 	c.stop(leader)
 	c.awaitPage("http://"+waiting+"/metrics", 200, "weft_controller_leader 1", "weft_controller_free_subnets 2")

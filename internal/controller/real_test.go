@@ -94,7 +94,7 @@ func TestHostsWithoutNode(t *testing.T) {
 	})
 }
 
-func TestExhaustionIsToldAndEnds(t *testing.T) {
+func TestExhaustionIsReportedAndEnds(t *testing.T) {
 	c := newCluster(t)
 	network := c.network(networkv1.PluginSubnet, networkv1.ClusterNetworkEntry{CIDR: "10.1.0.0/30", HostSubnetLength: 2})
 	c.start(nil)
@@ -110,7 +110,7 @@ func TestExhaustionIsToldAndEnds(t *testing.T) {
 	c.awaitCondition(networkv1.ConditionReady, networkv1.ReasonAllocated)
 }
 
-func TestBadObjectsStopNobody(t *testing.T) {
+func TestBadObjectsBlockNoOthers(t *testing.T) {
 	c := newCluster(t)
 	c.network(networkv1.PluginSubnet, usualRange())
 	c.node("inside", "10.128.0.9")
@@ -287,7 +287,7 @@ func TestFailover(t *testing.T) {
 	c.awaitSubnet("node-03", "192.0.2.4", "")
 	leader := slices.IndexFunc(replicas, func(r *replica) bool { return len(r.written()) > 0 })
 	if leader < 0 {
-		t.Fatal("nobody leads")
+		t.Fatal("no replica leads")
 	}
 	replicas[leader].cut.Store(true)
 	join(10, 30)

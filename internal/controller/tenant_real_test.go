@@ -130,27 +130,27 @@ func TestTenantRequestsWaitForNodes(t *testing.T) {
 	defer cancel()
 	report, err := c.tenants().Change(short, named(tenant.Global(), "shop"), true, func(string) {})
 	if !errors.Is(err, context.DeadlineExceeded) || !strings.Contains(err.Error(), "a, b") || report.Nodes != 2 || report.Realised != 0 {
-		t.Errorf("nobody follows: %+v, %v", report, err)
+		t.Errorf("no node has followed: %+v, %v", report, err)
 	}
 	nn := c.awaitVNID("shop", func(nn networkv1.NetNamespace) bool { return nn.NetID == 0 })
 	version, err := strconv.ParseUint(nn.ResourceVersion, 10, 64)
 	c.must(err)
-	told := make(chan string, 10)
+	reported := make(chan string, 10)
 	done := make(chan error, 1)
 	go func() {
 		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		defer cancel()
-		report, err := c.tenants().Change(ctx, named(tenant.Isolate(), "shop"), true, func(what string) { told <- what })
+		report, err := c.tenants().Change(ctx, named(tenant.Isolate(), "shop"), true, func(what string) { reported <- what })
 		if err == nil && (report.Realised != 2 || report.Nodes != 2) {
 			err = fmt.Errorf("%+v", report)
 		}
 		done <- err
 	}()
-	hear := func(want string) {
+	awaitReport := func(want string) {
 		t.Helper()
 		for {
 			select {
-			case what := <-told:
+			case what := <-reported:
 				if what == want {
 					return
 				}
@@ -159,9 +159,9 @@ func TestTenantRequestsWaitForNodes(t *testing.T) {
 			}
 		}
 	}
-	hear("in effect on 0 of 2 nodes")
+	awaitReport("in effect on 0 of 2 nodes")
 	says("a", version+1000)
-	hear("in effect on 1 of 2 nodes")
+	awaitReport("in effect on 1 of 2 nodes")
 	says("b", version+1000)
 	if err := <-done; err != nil {
 		t.Error(err)

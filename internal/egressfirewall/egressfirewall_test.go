@@ -132,7 +132,7 @@ func TestIndexProperty(t *testing.T) {
 			w.change(r)
 			for space, firewall := range w.index.Changed() {
 				if firewall.Equal(w.firewalls[space]) {
-					r.Fatalf("the firewall of %s is told again", space)
+					r.Fatalf("the firewall of %s is reported again", space)
 				}
 				w.firewalls[space] = firewall
 			}
@@ -198,19 +198,19 @@ func TestCompile(t *testing.T) {
 		rules []string
 		want  string
 	}{
-		"no rule":                       {nil, "0.0.0.0/0 Allow -1\n"},
-		"deny all":                      {[]string{"Deny 0.0.0.0/0"}, "0.0.0.0/0 Deny 0\n"},
-		"all, as some wrote it":         {[]string{"Deny 0.0.0.0/32"}, "0.0.0.0/0 Deny 0\n"},
-		"the first decides":             {[]string{"Allow 192.0.2.0/24", "Deny 192.0.2.0/24"}, "192.0.2.0/24 Allow 0\n0.0.0.0/0 Allow -1\n"},
-		"a hidden rule":                 {[]string{"Deny 192.0.2.0/24", "Allow 192.0.2.7/32", "Deny 0.0.0.0/0"}, "192.0.2.0/24 Deny 0\n0.0.0.0/0 Deny 2\n"},
-		"an exception":                  {[]string{"Allow 192.0.2.7/32", "Deny 192.0.2.0/24"}, "192.0.2.7/32 Allow 0\n192.0.2.0/24 Deny 1\n0.0.0.0/0 Allow -1\n"},
-		"a name, and its IPv6 address":  {[]string{"Allow web.example", "Deny 0.0.0.0/0"}, "192.0.2.7/32 Allow 0\n0.0.0.0/0 Deny 1\n"},
-		"all addresses of a name":       {[]string{"Deny many.example"}, "198.51.100.1/32 Deny 0\n198.51.100.2/32 Deny 0\n198.51.100.9/32 Deny 0\n0.0.0.0/0 Allow -1\n"},
-		"a name hidden by a range":      {[]string{"Deny 192.0.2.0/24", "Allow web.example"}, "192.0.2.0/24 Deny 0\n0.0.0.0/0 Allow -1\n"},
-		"names are read in lower case":  {[]string{"Deny WEB.Example."}, "192.0.2.7/32 Deny 0\n0.0.0.0/0 Allow -1\n"},
-		"a name without addresses":      {[]string{"Deny none.example", "Allow none.example"}, "0.0.0.0/0 Allow -1\n"},
-		"an unknown name that is asked": {[]string{"Allow 10.0.0.0/8", "Deny who.example", "Allow 192.0.2.0/24"}, "10.0.0.0/8 Allow 0\n0.0.0.0/0 Deny 1\n"},
-		"an unknown name, allowed":      {[]string{"Allow who.example", "Deny 192.0.2.0/24"}, "192.0.2.0/24 Deny 1\n0.0.0.0/0 Allow -1\n"},
+		"no rule":                        {nil, "0.0.0.0/0 Allow -1\n"},
+		"deny all":                       {[]string{"Deny 0.0.0.0/0"}, "0.0.0.0/0 Deny 0\n"},
+		"all, as some wrote it":          {[]string{"Deny 0.0.0.0/32"}, "0.0.0.0/0 Deny 0\n"},
+		"the first decides":              {[]string{"Allow 192.0.2.0/24", "Deny 192.0.2.0/24"}, "192.0.2.0/24 Allow 0\n0.0.0.0/0 Allow -1\n"},
+		"a hidden rule":                  {[]string{"Deny 192.0.2.0/24", "Allow 192.0.2.7/32", "Deny 0.0.0.0/0"}, "192.0.2.0/24 Deny 0\n0.0.0.0/0 Deny 2\n"},
+		"an exception":                   {[]string{"Allow 192.0.2.7/32", "Deny 192.0.2.0/24"}, "192.0.2.7/32 Allow 0\n192.0.2.0/24 Deny 1\n0.0.0.0/0 Allow -1\n"},
+		"a name, and its IPv6 address":   {[]string{"Allow web.example", "Deny 0.0.0.0/0"}, "192.0.2.7/32 Allow 0\n0.0.0.0/0 Deny 1\n"},
+		"all addresses of a name":        {[]string{"Deny many.example"}, "198.51.100.1/32 Deny 0\n198.51.100.2/32 Deny 0\n198.51.100.9/32 Deny 0\n0.0.0.0/0 Allow -1\n"},
+		"a name hidden by a range":       {[]string{"Deny 192.0.2.0/24", "Allow web.example"}, "192.0.2.0/24 Deny 0\n0.0.0.0/0 Allow -1\n"},
+		"names are read in lower case":   {[]string{"Deny WEB.Example."}, "192.0.2.7/32 Deny 0\n0.0.0.0/0 Allow -1\n"},
+		"a name without addresses":       {[]string{"Deny none.example", "Allow none.example"}, "0.0.0.0/0 Allow -1\n"},
+		"an unknown name that is denied": {[]string{"Allow 10.0.0.0/8", "Deny pending.example", "Allow 192.0.2.0/24"}, "10.0.0.0/8 Allow 0\n0.0.0.0/0 Deny 1\n"},
+		"an unknown name, allowed":       {[]string{"Allow pending.example", "Deny 192.0.2.0/24"}, "192.0.2.0/24 Deny 1\n0.0.0.0/0 Allow -1\n"},
 	} {
 		t.Run(name, func(t *testing.T) {
 			if got := text(egressfirewall.Compile(rules(t, c.rules...), addresses)); got != c.want {

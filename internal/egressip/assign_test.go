@@ -39,11 +39,11 @@ func TestAssign(t *testing.T) {
 		nodes      []egressip.Node
 		want       lists
 		again      bool
-		tells      string
+		texts      string
 	}{
 		{"no ranges", wanted, []egressip.Node{node("n1", 1)}, nil, false, ""},
 		{ // the order is 6, 4, 1, 5, 2, 3
-			"in turn, to who has the fewest", wanted,
+			"to the node with the fewest addresses, in turn", wanted,
 			[]egressip.Node{auto("n1"), auto("n2"), auto("n3")},
 			lists{"n1": ips(6, 5, 3), "n2": ips(4, 2), "n3": ips(1)},
 			false, "",
@@ -55,7 +55,7 @@ func TestAssign(t *testing.T) {
 			false, "",
 		},
 		{
-			"nobody wants it any more, or two do",
+			"no namespace requests the address any more, or two do",
 			[]egressip.Namespace{ns("a", 10, 1, 2), ns("b", 11, 2)},
 			[]egressip.Node{auto("n1", 1, 2, 9)},
 			lists{"n1": ips(1)},
@@ -172,26 +172,26 @@ func TestAssign(t *testing.T) {
 		if diff := cmp.Diff(test.want, got.IPs, equate); diff != "" || got.Again != test.again {
 			t.Errorf("%s: again is %v (-want +got):\n%s", test.name, got.Again, diff)
 		}
-		if text := told(got.Problems); !strings.Contains(text, test.tells) || (text == "") != (test.tells == "") {
-			t.Errorf("%s: told %q", test.name, text)
+		if text := texts(got.Problems); !strings.Contains(text, test.texts) || (text == "") != (test.texts == "") {
+			t.Errorf("%s: reported: %q", test.name, text)
 		}
 	}
 }
 
-func TestAssignSaysWhy(t *testing.T) {
+func TestAssignReportsReasons(t *testing.T) {
 	got := egressip.Assign([]egressip.Namespace{ns("a", 10, 1, 2, 3, 4, 5)}, []egressip.Node{
 		auto("n1", 1), with(auto("n2"), offline), with(auto("n3"), capacity(0)), auto("n4", 2),
 		with(auto("n5"), func(n *egressip.Node) { n.CIDRs = []netip.Prefix{netip.MustParsePrefix("192.0.2.4/32")} }),
 	})
 	want := "192.0.2.3 is hosted by no node: node n1 has 192.0.2.1 for this project already; node n2 does not answer; " +
 		"node n3 has all 0 that it can have; node n4 has 192.0.2.2 for this project already"
-	if !strings.Contains(told(got.Problems), want) || len(got.Problems) != 2 {
-		t.Errorf("told\n%s", told(got.Problems))
+	if !strings.Contains(texts(got.Problems), want) || len(got.Problems) != 2 {
+		t.Errorf("reported:\n%s", texts(got.Problems))
 	}
 	got = egressip.Assign([]egressip.Namespace{ns("a", 10, 200)}, []egressip.Node{
 		with(auto("n5"), func(n *egressip.Node) { n.CIDRs = []netip.Prefix{netip.MustParsePrefix("192.0.2.4/32")} }),
 	})
-	if text := told(got.Problems); !strings.Contains(text, "192.0.2.200 is hosted by no node: no node has it in its egressCIDRs") {
-		t.Errorf("told %q", text)
+	if text := texts(got.Problems); !strings.Contains(text, "192.0.2.200 is hosted by no node: no node has it in its egressCIDRs") {
+		t.Errorf("reported: %q", text)
 	}
 }

@@ -36,7 +36,7 @@ func node(name string, numbers ...int) egressip.Node {
 	return egressip.Node{Name: name, IPs: ips(numbers...)}
 }
 
-func told(problems []egressip.Problem) string {
+func texts(problems []egressip.Problem) string {
 	var lines []string
 	for _, p := range problems {
 		lines = append(lines, p.Kind+" "+p.Name+": "+p.Reason+": "+p.Message)
@@ -51,9 +51,9 @@ func TestPlan(t *testing.T) {
 		namespaces []egressip.Namespace
 		nodes      []egressip.Node
 		want       map[uint32]holders
-		tells      []string
+		texts      []string
 	}{
-		{"nobody wants any", []egressip.Namespace{ns("a", 10)}, []egressip.Node{node("n1", 1)}, nil, nil},
+		{"no namespace requests an address", []egressip.Namespace{ns("a", 10)}, []egressip.Node{node("n1", 1)}, nil, nil},
 		{
 			"one",
 			[]egressip.Namespace{ns("a", 10, 1), ns("b", 11)},
@@ -122,19 +122,19 @@ func TestPlan(t *testing.T) {
 		if diff := cmp.Diff(test.want, got, equate); diff != "" {
 			t.Errorf("%s (-want +got):\n%s", test.name, diff)
 		}
-		for _, want := range test.tells {
-			if !strings.Contains(told(plan.Problems), want) {
-				t.Errorf("%s: %q is not told in:\n%s", test.name, want, told(plan.Problems))
+		for _, want := range test.texts {
+			if !strings.Contains(texts(plan.Problems), want) {
+				t.Errorf("%s: %q is not reported in:\n%s", test.name, want, texts(plan.Problems))
 			}
 		}
-		if len(plan.Problems) != len(test.tells) {
-			t.Errorf("%s: told\n%s", test.name, told(plan.Problems))
+		if len(plan.Problems) != len(test.texts) {
+			t.Errorf("%s: reported:\n%s", test.name, texts(plan.Problems))
 		}
 	}
 }
 
 // When a namespace's VNID changes, its addresses move to the new VNID, and the old one leaves no conflict. (OpenShift SDN lost both.)
-func TestMovedProjectTakesAddressesAlong(t *testing.T) {
+func TestMovedProjectKeepsItsAddresses(t *testing.T) {
 	nodes := []egressip.Node{node("n1", 1)}
 	plan := egressip.NewPlan([]egressip.Namespace{ns("a", 99, 1)}, nodes)
 	want := map[uint32]egressip.Way{99: {VNID: 99, Namespaces: []string{"a"}, Holders: []egressip.Holder{{IP: ip(1), Node: "n1"}}}}
@@ -385,10 +385,10 @@ func (w *world) checkSettled(t *rapid.T) {
 		if automatic > 1 || automatic == 1 && len(at[ip(n)]) > 1 {
 			t.Fatalf("%s is at %v", ip(n), at[ip(n)])
 		}
-		toldOf := strings.Contains(told(settled.Problems), ip(n).String()+" is hosted by no node")
+		named := strings.Contains(texts(settled.Problems), ip(n).String()+" is hosted by no node")
 		anyRange := slices.ContainsFunc(w.nodes, func(n egressip.Node) bool { return len(n.CIDRs) > 0 })
-		if want := len(vnids) == 1 && len(at[ip(n)]) == 0 && anyRange; toldOf != want {
-			t.Fatalf("%s at %v, wanted by %v: told %v\n%s", ip(n), at[ip(n)], vnids, toldOf, told(settled.Problems))
+		if want := len(vnids) == 1 && len(at[ip(n)]) == 0 && anyRange; named != want {
+			t.Fatalf("%s at %v, wanted by %v: reported %v\n%s", ip(n), at[ip(n)], vnids, named, texts(settled.Problems))
 		}
 	}
 }

@@ -33,12 +33,12 @@ func TestPlanWithoutRefused(t *testing.T) {
 		}
 	}
 	for _, name := range []string{"a", "b", "c"} {
-		if !strings.Contains(told(plan.Problems), "NetNamespace "+name+": EgressIPRefused: egressIPs: ") {
-			t.Errorf("%s: told\n%s", name, told(plan.Problems))
+		if !strings.Contains(texts(plan.Problems), "NetNamespace "+name+": EgressIPRefused: egressIPs: ") {
+			t.Errorf("%s: reported:\n%s", name, texts(plan.Problems))
 		}
 	}
-	if !strings.Contains(told(plan.Problems), "node n1 cannot hold it: it is taken") {
-		t.Errorf("told\n%s", told(plan.Problems))
+	if !strings.Contains(texts(plan.Problems), "node n1 cannot hold it: it is taken") {
+		t.Errorf("reported:\n%s", texts(plan.Problems))
 	}
 }
 
@@ -64,7 +64,7 @@ func TestAssignWithoutRefused(t *testing.T) {
 	n2 = refusing(n2, 1)
 	n2.IPs = nil
 	none := egressip.Assign(namespaces, []egressip.Node{n1, n2})
-	if text := told(none.Problems); !strings.Contains(text, "node n1 cannot hold it: it is taken; node n2 cannot hold it: it is taken") {
-		t.Errorf("told %q", text)
+	if text := texts(none.Problems); !strings.Contains(text, "node n1 cannot hold it: it is taken; node n2 cannot hold it: it is taken") {
+		t.Errorf("reported: %q", text)
 	}
 }

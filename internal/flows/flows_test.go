@@ -26,7 +26,7 @@ func TestByObject(t *testing.T) {
 	dump := []openflow.FlowStats{stats("policyrule/a", 80, 2), stats("policyterm/a", 27, 5), stats("hostsubnet/1", 90, 1), stats("attachment/x", 20, 1)}
 	report := flows.Explain(dump, owners)
 	if report.Total != 4 || report.Unowned != 1 {
-		t.Errorf("%d flows, %d of nobody", report.Total, report.Unowned)
+		t.Errorf("%d flows, %d without an owner", report.Total, report.Unowned)
 	}
 	explained := report.ByObject()
 	var got []string

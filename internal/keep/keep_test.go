@@ -13,7 +13,7 @@ import (
 // kept returns a Keeper of a file with the content "right".
 func kept(t *testing.T, path string) (*Keeper, *atomic.Int32) {
 	t.Helper()
-	var told atomic.Int32
+	var reported atomic.Int32
 	k := &Keeper{
 		Things: []Thing{{Name: "file", Path: path, Restore: func() (string, error) {
 			if have, err := os.ReadFile(path); err == nil && string(have) == "right" {
@@ -24,7 +24,7 @@ func kept(t *testing.T, path string) (*Keeper, *atomic.Int32) {
 			}
 			return "its content", os.WriteFile(path, []byte("right"), 0o600)
 		}}},
-		Report: func(Thing, string, error) { told.Add(1) },
+		Report: func(Thing, string, error) { reported.Add(1) },
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
@@ -35,7 +35,7 @@ func kept(t *testing.T, path string) (*Keeper, *atomic.Int32) {
 			t.Error(err)
 		}
 	})
-	return k, &told
+	return k, &reported
 }
 
 func until(t *testing.T, what string, true func() bool) {
@@ -57,7 +57,7 @@ func until(t *testing.T, what string, true func() bool) {
 func TestKeeps(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "a", "b")
 	path := filepath.Join(dir, "file")
-	k, told := kept(t, path)
+	k, reported := kept(t, path)
 	right := func() bool {
 		have, err := os.ReadFile(path)
 		return err == nil && string(have) == "right"
@@ -69,11 +69,11 @@ func TestKeeps(t *testing.T) {
 		func() error { return os.RemoveAll(filepath.Dir(dir)) },
 		func() error { return os.Rename(path, path+".aside") },
 	} {
-		before := told.Load()
+		before := reported.Load()
 		if err := damage(); err != nil {
 			t.Fatal(err)
 		}
-		until(t, "put back", func() bool { return right() && told.Load() > before })
+		until(t, "put back", func() bool { return right() && reported.Load() > before })
 		if k.State() != nil {
 			t.Errorf("damage %d: %v", i, k.State())
 		}
@@ -84,7 +84,7 @@ func TestKeeps(t *testing.T) {
 func TestKeepsTrying(t *testing.T) {
 	var failing atomic.Bool
 	failing.Store(true)
-	var told atomic.Int32
+	var reported atomic.Int32
 	wake := make(chan struct{})
 	k := &Keeper{
 		Things: []Thing{{Name: "setting", Restore: func() (string, error) {
@@ -93,7 +93,7 @@ func TestKeepsTrying(t *testing.T) {
 			}
 			return "", nil
 		}}},
-		Report: func(Thing, string, error) { told.Add(1) },
+		Report: func(Thing, string, error) { reported.Add(1) },
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
@@ -104,7 +104,7 @@ func TestKeepsTrying(t *testing.T) {
 	wake <- struct{}{}
 	until(t, "well", func() bool { return k.State() == nil })
 	cancel()
-	if err := <-done; err != nil || told.Load() != 1 {
-		t.Errorf("%v, told %d times", err, told.Load())
+	if err := <-done; err != nil || reported.Load() != 1 {
+		t.Errorf("%v, reported %d times", err, reported.Load())
 	}
 }

@@ -150,10 +150,10 @@ func TestRealWatch(t *testing.T) {
 					return
 				}
 				if drift.Device == "wtstranger" {
-					t.Fatalf("told of a stranger: %+v", drift)
+					t.Fatalf("a foreign device is reported: %+v", drift)
 				}
 			case <-deadline:
-				t.Fatal("not told")
+				t.Fatal("not reported")
 			}
 		}
 	}
@@ -229,12 +229,12 @@ func TestRealAttend(t *testing.T) {
 			uplink, err := netlink.LinkByName("wtuplink")
 			return errors.Join(err, change(uplink))
 		})
-		for told := false; !told; {
+		for reported := false; !reported; {
 			select {
 			case drift := <-drifts:
-				told = drift.Attended && drift.Device == cmp.Or(about[name], "wtuplink")
+				reported = drift.Attended && drift.Device == cmp.Or(about[name], "wtuplink")
 			case <-ctx.Done():
-				t.Fatalf("%s: not told", name)
+				t.Fatalf("%s: not reported", name)
 			}
 		}
 	}

@@ -52,7 +52,7 @@ func TestForgetIsNarrow(t *testing.T) {
 			{"all, forgotten", ledTo([]netip.Addr{one, other}), false, 0},
 		} {
 			if dumped, err := forget(c.narrow, func(*connection) bool { return c.matches }); err != nil || dumped != c.dumped {
-				t.Errorf("%s: told of %d, %v; want %d", c.what, dumped, err, c.dumped)
+				t.Errorf("%s: dump of %d entries, %v; want %d", c.what, dumped, err, c.dumped)
 			}
 		}
 		return nil

@@ -39,12 +39,12 @@ func TestHostEndRealRestore(t *testing.T) {
 		"group":  func(l netlink.Link) error { return netlink.LinkSetGroup(l, 5) },
 	} {
 		nstest.Do(t, home, func() error { return withLink(pair.HostName, do) })
-		for told := false; !told; {
+		for reported := false; !reported; {
 			select {
 			case drift := <-drifts:
-				told = drift.End != nil && drift.Device == pair.HostName && *drift.End != want
+				reported = drift.End != nil && drift.Device == pair.HostName && *drift.End != want
 			case <-ctx.Done():
-				t.Fatalf("%s: nobody told", name)
+				t.Fatalf("%s: not reported", name)
 			}
 		}
 		if have, err := pods.HostEnds(ctx); err != nil || len(have) != 1 || have[pair.HostName] == want {

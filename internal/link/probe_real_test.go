@@ -65,7 +65,7 @@ func TestStrangerByARP(t *testing.T) {
 			return err
 		}
 		if got, err := link.Stranger("wtnear", taken, []netip.Addr{node}); err != nil || got != nil {
-			t.Errorf("a node's address: held by %q (%v), want no stranger", got, err)
+			t.Errorf("a node's address: held by %q (%v), want no foreign host", got, err)
 		}
 		if err := netlink.RouteAdd(&netlink.Route{Gw: net.IPv4(192, 0, 2, 254)}); err != nil {
 			return err

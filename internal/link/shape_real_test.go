@@ -103,12 +103,12 @@ func TestShapeRealLifecycle(t *testing.T) {
 	listed := func(count int) {
 		t.Helper()
 		if found, err := pods.ListPreplugged(ctx, ports); err != nil || len(found) != count {
-			t.Errorf("standing: %v, %v, want %d", found, err, count)
+			t.Errorf("ifb devices: %v, %v, want %d", found, err, count)
 		}
 	}
 	listed(1)
 	if found, err := pods.ListPreplugged(ctx, ports); err != nil || !found["wts0"].Gone {
-		t.Errorf("standing: %v, %v", found, err)
+		t.Errorf("ifb devices: %v, %v", found, err)
 	}
 	if err := pods.Reshape(ctx, ports, "wts0", testShape()); !errors.Is(err, ErrNoDevice) {
 		t.Errorf("shaping what is gone: %v", err)
@@ -163,7 +163,7 @@ func TestShapeRealDamage(t *testing.T) {
 			return h.QdiscDel(root(far))
 		},
 		"another qdisc for what is sent": func(h *netlink.Handle, far, _ netlink.Link) error { return h.QdiscReplace(root(far)) },
-		"a tbf of somebody else's": func(h *netlink.Handle, far, _ netlink.Link) error {
+		"a foreign tbf": func(h *netlink.Handle, far, _ netlink.Link) error {
 			return h.QdiscReplace(&netlink.Tbf{
 				QdiscAttrs: netlink.QdiscAttrs{LinkIndex: far.Attrs().Index, Parent: netlink.HANDLE_ROOT, Handle: shaperHandle},
 				Rate:       1e9, Limit: 1e6, Buffer: 1e6,

@@ -10,7 +10,7 @@ import (
 )
 
 // A slow reader loses detail but no change: at the end All is reported.
-func TestTellOverflow(t *testing.T) {
+func TestOverflowIsReported(t *testing.T) {
 	w := &watcher{out: make(chan Drift, 3)}
 	for range 100 {
 		w.send(Drift{Device: "tun0", Kind: KindDevice})
@@ -21,7 +21,7 @@ func TestTellOverflow(t *testing.T) {
 		all = all || drift.All
 	}
 	if !all {
-		t.Error("the loss was not told")
+		t.Error("the loss was not reported")
 	}
 }
 
@@ -55,12 +55,12 @@ func TestSocketFails(t *testing.T) {
 	s := &scripted{errs: []error{dropped, dropped, unix.EBADF}}
 	w := &watcher{out: make(chan Drift, driftBuffer), socket: s}
 	w.run(t.Context())
-	var told []Drift
+	var reported []Drift
 	for drift := range w.out {
-		told = append(told, drift)
+		reported = append(reported, drift)
 	}
-	if len(told) != 3 || !told[0].All || told[0].Err != nil || !told[1].All || told[1].Err != nil || !errors.Is(told[2].Err, unix.EBADF) {
-		t.Errorf("told %+v", told)
+	if len(reported) != 3 || !reported[0].All || reported[0].Err != nil || !reported[1].All || reported[1].Err != nil || !errors.Is(reported[2].Err, unix.EBADF) {
+		t.Errorf("reported: %+v", reported)
 	}
 }
 
@@ -71,7 +71,7 @@ func TestWatchEnds(t *testing.T) {
 	w := &watcher{out: make(chan Drift, driftBuffer), socket: s}
 	w.run(ctx)
 	if drift, more := <-w.out; more {
-		t.Errorf("told %+v", drift)
+		t.Errorf("reported: %+v", drift)
 	}
 }
 

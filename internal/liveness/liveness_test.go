@@ -79,7 +79,7 @@ func TestWatcher(t *testing.T) {
 		select {
 		case <-changed:
 		case <-time.After(60 * time.Second):
-			t.Fatal("not told")
+			t.Fatal("not reported")
 		}
 	}
 	wait()
@@ -100,12 +100,12 @@ func TestWatcher(t *testing.T) {
 	w.Watch([]netip.Addr{b})
 	wait() // otherwise users of the verdict would avoid the host until another change
 	if w.Gone(a) {
-		t.Error("who is not watched counts as gone")
+		t.Error("a host that is not watched counts as unreachable")
 	}
 	w.Watch(nil)
 	select {
 	case <-changed:
-		t.Error("told that one who answers is not watched any more")
+		t.Error("a host that answers is reported when it is no longer watched")
 	default:
 	}
 	cancel()
@@ -130,7 +130,7 @@ func TestProven(t *testing.T) {
 	ended := make(chan error, 1)
 	w.Watch([]netip.Addr{never, once})
 	if _, known := w.Answered(once); known {
-		t.Error("who was never asked is known to answer or not")
+		t.Error("a verdict on a host that was never probed")
 	}
 	go func() { ended <- w.Run(ctx) }()
 	deadline := time.After(60 * time.Second)
@@ -138,18 +138,18 @@ func TestProven(t *testing.T) {
 		select {
 		case <-changed:
 		case <-deadline:
-			t.Fatal("not told")
+			t.Fatal("not reported")
 		}
 		_, known = w.Answered(never)
 	}
 	if answered, _ := w.Answered(never); answered {
-		t.Error("who never answered did")
+		t.Error("a host that never answered counts as reachable")
 	}
 	if answered, known := w.Answered(once); !answered || !known {
-		t.Errorf("who answered once: %v, known %v", answered, known)
+		t.Errorf("a host that answered once: %v, known %v", answered, known)
 	}
 	if w.Gone(never) || !w.Gone(once) {
-		t.Errorf("who never answered is gone: %v; who did, and does no more: %v", w.Gone(never), w.Gone(once))
+		t.Errorf("unreachable: a host that never answered: %v; a host that no longer answers: %v", w.Gone(never), w.Gone(once))
 	}
 	cancel()
 	if err := <-ended; err != nil {
@@ -167,6 +167,6 @@ func TestByTCP(t *testing.T) {
 	past, cancel := context.WithDeadline(ctx, time.Now())
 	defer cancel()
 	if err := byTCP(past, netip.MustParseAddr("192.0.2.1")); err == nil {
-		t.Error("an address that nobody has answers")
+		t.Error("an unused address answers")
 	}
 }

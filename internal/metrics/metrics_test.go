@@ -22,7 +22,7 @@ var update = flag.Bool("update", false, "write docs/metrics.md anew")
 func TestDocument(t *testing.T) {
 	const path = "../../docs/metrics.md"
 	if *update {
-		if err := os.WriteFile(path, []byte(Document()), 0o644); err != nil { //nolint:gosec // a page for everybody
+		if err := os.WriteFile(path, []byte(Document()), 0o644); err != nil { //nolint:gosec // a public page
 			t.Fatal(err)
 		}
 	}
@@ -158,7 +158,7 @@ func TestReplicaThatWaits(t *testing.T) {
 	}
 	for _, family := range families {
 		if slices.Contains([]string{"weft_controller_free_subnets", "weft_controller_host_subnets", "weft_controller_vnids"}, family.GetName()) {
-			t.Errorf("%s is told", family.GetName())
+			t.Errorf("%s is reported", family.GetName())
 		}
 	}
 }

@@ -11,7 +11,7 @@ import (
 )
 
 // A slow reader loses detail but no change: at the end a change is reported.
-func TestTellOverflow(t *testing.T) {
+func TestOverflowIsReported(t *testing.T) {
 	m := &monitor{out: make(chan Drift, 3)}
 	for range 100 {
 		m.send(Drift{Family: FamilyInet, Table: "a"})
@@ -22,7 +22,7 @@ func TestTellOverflow(t *testing.T) {
 		all = all || drift.All
 	}
 	if !all {
-		t.Error("the loss was not told")
+		t.Error("the loss was not reported")
 	}
 }
 
@@ -81,13 +81,13 @@ func TestMineWaits(t *testing.T) {
 	own.generation = 100
 	close(own.ended)
 	if !<-answer {
-		t.Error("an own transaction is somebody else's")
+		t.Error("an own transaction counts as foreign")
 	}
 	e.began(8)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
 	if e.mine(ctx, 8, 101) {
-		t.Error("nobody knows, and it is the engine's")
+		t.Error("an unknown transaction counts as the engine's")
 	}
 }
 
@@ -116,12 +116,12 @@ func TestSocketFails(t *testing.T) {
 	s := &scripted{errs: []error{dropped, dropped, unix.EBADF}}
 	w := &monitor{out: make(chan Drift, driftBuffer), socket: s}
 	w.run(t.Context())
-	var told []Drift
+	var reported []Drift
 	for drift := range w.out {
-		told = append(told, drift)
+		reported = append(reported, drift)
 	}
-	if len(told) != 3 || !told[0].All || told[0].Err != nil || !told[1].All || told[1].Err != nil || !errors.Is(told[2].Err, unix.EBADF) {
-		t.Errorf("told %+v", told)
+	if len(reported) != 3 || !reported[0].All || reported[0].Err != nil || !reported[1].All || reported[1].Err != nil || !errors.Is(reported[2].Err, unix.EBADF) {
+		t.Errorf("reported: %+v", reported)
 	}
 }
 
@@ -132,7 +132,7 @@ func TestWatchEnds(t *testing.T) {
 	w := &monitor{out: make(chan Drift, driftBuffer), socket: s}
 	w.run(ctx)
 	if drift, more := <-w.out; more {
-		t.Errorf("told %+v", drift)
+		t.Errorf("reported: %+v", drift)
 	}
 }
 

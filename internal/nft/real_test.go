@@ -190,7 +190,7 @@ func TestRealConcurrentWriter(t *testing.T) {
 		present := strings.Contains(command(t, netns, "", "nft", "list", "chain", "inet", nfttest.Table, "helper"), "192.0.2.77")
 		clean := nfttest.State()[key].Equal(actual[key])
 		if present && clean {
-			t.Fatal("a foreign rule stands unnoticed")
+			t.Fatal("a foreign rule was not reported")
 		}
 		if !clean {
 			noticed++
@@ -215,7 +215,7 @@ func TestRealMonitor(t *testing.T) {
 		case drift, ok := <-drifts:
 			return drift, ok
 		case <-time.After(10 * time.Second):
-			t.Fatal("no drift was told")
+			t.Fatal("no drift was reported")
 			return nft.Drift{}, false
 		}
 	}

@@ -166,7 +166,7 @@ func TestWriter(t *testing.T) {
 		t.Errorf("owners %+v, want the Node", owners)
 	}
 
-	tampered := client.RawPatch("application/merge-patch+json", []byte(`{"status": {"networks": [{"name": "vpc", "vpc": {"chassis": "stranger"}}]}}`))
+	tampered := client.RawPatch("application/merge-patch+json", []byte(`{"status": {"networks": [{"name": "vpc", "vpc": {"chassis": "other"}}]}}`))
 	if err := f.Status().Patch(t.Context(), made.DeepCopy(), tampered); err != nil {
 		t.Fatal(err)
 	}

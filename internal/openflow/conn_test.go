@@ -121,7 +121,7 @@ func TestManyCallsShareAConnection(t *testing.T) {
 	}
 }
 
-func TestAnEngineTellsWhyItCannotConnect(t *testing.T) {
+func TestConnectionErrorIsReported(t *testing.T) {
 	engine := runEngine(t, t.TempDir()+"/none.mgmt")
 	event, err := engine.Next(t.Context())
 	if err != nil || event.Lost == nil || event.Connected {

@@ -285,7 +285,7 @@ func TestTheSwitchSurvivesABundleThatFails(t *testing.T) {
 }
 
 // A waiting caller is notified of its port by name and number, and not of other ports.
-func TestAddedPortsAreTold(t *testing.T) {
+func TestAddedPortsAreReported(t *testing.T) {
 	s := ovstest.Start(t)
 	br, name, other := s.Name("br"), s.Name("p"), s.Name("q")
 	s.AddBridge(br)
@@ -307,17 +307,17 @@ func TestAddedPortsAreTold(t *testing.T) {
 	case <-added:
 	case <-t.Context().Done():
 	case <-time.After(time.Minute):
-		t.Fatal("nobody was told of the port")
+		t.Fatal("the port was not reported")
 	}
 	select {
 	case <-wrong:
-		t.Error("told of a port under another number")
+		t.Error("a port with another number was reported")
 	default:
 	}
 }
 
 // Group changes by others are reported, even if no flow changes; the engine's own changes are not.
-func TestChangedGroupsAreTold(t *testing.T) {
+func TestChangedGroupsAreReported(t *testing.T) {
 	s := ovstest.Start(t)
 	br := s.Name("br")
 	s.AddBridge(br)
@@ -350,6 +350,6 @@ func TestChangedGroupsAreTold(t *testing.T) {
 	s.OFCtl("add-flow", s.Mgmt(br), "table=3,priority=3,actions=drop")
 	event, err := e.Next(t.Context())
 	if err != nil || event.Unclear || len(event.Drift) != 1 || event.Drift[0] != marker.Key() {
-		t.Errorf("%+v, %v; want only the flow that somebody added", event, err)
+		t.Errorf("%+v, %v; want only the foreign flow", event, err)
 	}
 }

@@ -134,7 +134,7 @@ func TestDelWithTheSwitchAway(t *testing.T) {
 		t.Errorf("record %+v", rec)
 	}
 	if _, err := l.Add(t.Context(), l.request("more")); err == nil {
-		t.Error("an address was given out whose flows still stand")
+		t.Error("an address was given out whose flows still exist")
 	}
 	l.node.flowEngine.fail(nil)
 	l.settled(t)

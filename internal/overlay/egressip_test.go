@@ -145,7 +145,7 @@ func (l *life) wantWays(t *testing.T, a, b string) {
 	}
 }
 
-func TestEgressIPComesMovesAndGoes(t *testing.T) {
+func TestEgressIPIsAddedMovedAndRemoved(t *testing.T) {
 	l, u := egressLife(t)
 	before := l.node.state(t)
 	l.wantWays(t, "by the node", "by the node")
@@ -250,7 +250,7 @@ func TestEgressIPIsTriedAgain(t *testing.T) {
 	}
 	l.wantWays(t, "here", "by the node") // never by the node's own address
 	if strings.Contains(l.node.state(t), addressOne.String()) {
-		t.Errorf("there are rules for an address that may be somebody else's:\n%s", l.node.state(t))
+		t.Errorf("there are rules for an address that another host may have:\n%s", l.node.state(t))
 	}
 	commits := l.node.commits()
 	if err := l.UpdateEgressIPs(context.Background(), heldHere(10)); !errors.Is(err, broken) {
@@ -302,7 +302,7 @@ func TestEgressIPOfAnotherProjectIsForgotten(t *testing.T) {
 // If an address moved while no agent ran, the next agent flushes its connections.
 func TestRestartForgetsWhatChangedHands(t *testing.T) {
 	elsewhere := func(vnid uint32) EgressIPs { return leavesElsewhere(vnid, nodeB) }
-	for name, after := range map[string]EgressIPs{"it is elsewhere": elsewhere(10), "it is another's": heldHere(11), "nobody wants any": {}} {
+	for name, after := range map[string]EgressIPs{"another node holds it": elsewhere(10), "another project has it": heldHere(11), "no project has it": {}} {
 		l, u := egressLife(t)
 		l.leaves(t, heldHere(10))
 		l.stop()

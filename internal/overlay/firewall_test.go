@@ -149,7 +149,7 @@ func TestFirewalls(t *testing.T) {
 }
 
 // The datapath is purged at once if a firewall no longer lets something out, and otherwise soon.
-func TestFirewallsAskAnew(t *testing.T) {
+func TestFirewallsPurgeTheDatapath(t *testing.T) {
 	l := isolate(t, newNode(t.TempDir()), vnids("a", 10, "b", 11))
 	l.add(t, l.of("a", "one"))
 	d := l.watchDatapath(time.Hour)
@@ -158,11 +158,11 @@ func TestFirewallsAskAnew(t *testing.T) {
 		firewall *egressfirewall.Firewall
 		times    int
 	}{
-		{"one that denies a range", denying("192.0.2.0/24"), 1},
-		{"another range as well", denying("192.0.2.0/24", "203.0.113.0/24"), 2},
-		{"the first no more", denying("203.0.113.0/24"), 2},
-		{"half of it", denying("203.0.113.0/25"), 2},
-		{"the other half", denying("203.0.113.128/25"), 3},
+		{"a range is denied", denying("192.0.2.0/24"), 1},
+		{"another range is denied as well", denying("192.0.2.0/24", "203.0.113.0/24"), 2},
+		{"the first range is no longer denied", denying("203.0.113.0/24"), 2},
+		{"half of the range is denied", denying("203.0.113.0/25"), 2},
+		{"the other half is denied", denying("203.0.113.128/25"), 3},
 		{"closed", &egressfirewall.Firewall{Closed: "because"}, 4},
 		{"open again", denying("203.0.113.128/25"), 4},
 		{"none", nil, 4},
@@ -171,7 +171,7 @@ func TestFirewallsAskAnew(t *testing.T) {
 		d.want(t, step.what, step.times)
 	}
 	if !l.purges.Pending() {
-		t.Error("the datapath may go by old flows for ever")
+		t.Error("no purge is pending: the datapath may use old flows for ever")
 	}
 }
 

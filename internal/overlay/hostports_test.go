@@ -21,9 +21,9 @@ import (
 
 // kernel records which connections were to be flushed.
 type kernel struct {
-	mu   sync.Mutex
-	told []string
-	err  error
+	mu       sync.Mutex
+	reported []string
+	err      error
 }
 
 func (k *kernel) ForgetHostPorts(ports ...cni.HostPort) error { return k.note(fmt.Sprint(ports)) }
@@ -35,7 +35,7 @@ func (k *kernel) ForgetTranslatedTo(pods ...netip.Addr) error {
 func (k *kernel) note(what string) error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	k.told = append(k.told, what)
+	k.reported = append(k.reported, what)
 	return k.err
 }
 
@@ -49,9 +49,9 @@ func (k *kernel) fail(err error) {
 func (k *kernel) forgot() []string {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	told := k.told
-	k.told = nil
-	return told
+	reported := k.reported
+	k.reported = nil
+	return reported
 }
 
 // publish returns a request for a sandbox whose pod has host ports.
@@ -64,7 +64,7 @@ func (l *life) publish(name string, mappings ...cni.PortMapping) *cni.Request {
 // reserved reserves 9/udp.
 func reserved(port cni.HostPort) string {
 	if port.Overlaps(cni.HostPort{Port: 9, Protocol: "udp"}) {
-		return "somebody else"
+		return "another program"
 	}
 	return ""
 }
@@ -189,7 +189,7 @@ func TestHostPortsRefused(t *testing.T) {
 		t.Errorf("ADD: %v", err)
 	}
 	_, err = l.Add(t.Context(), l.publish("s1", mapping(1), mapping(9)))
-	if !codeIs(err, cni.CodeInvalidConfig) || !strings.Contains(err.Error(), "pod default/pod-s1 cannot have host port 9/udp: it is reserved for somebody else") {
+	if !codeIs(err, cni.CodeInvalidConfig) || !strings.Contains(err.Error(), "pod default/pod-s1 cannot have host port 9/udp: it is reserved for another program") {
 		t.Errorf("ADD of a port that is kept: %v", err)
 	}
 	l.nothingLeft(t, before)

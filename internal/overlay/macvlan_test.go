@@ -160,14 +160,14 @@ func TestEgressRouterFails(t *testing.T) {
 	before := l.node.state(t)
 	req := l.router("router", "true")
 	l.node.pods.onCreate(func() error {
-		_, err := l.node.pods.CreateMacvlan(context.Background(), link.Macvlan{Netns: req.Netns, Name: "macvlan0", Parent: "eth0", Owner: "somebody"})
+		_, err := l.node.pods.CreateMacvlan(context.Background(), link.Macvlan{Netns: req.Netns, Name: "macvlan0", Parent: "eth0", Owner: "another"})
 		return err
 	})
 	if _, err := l.Add(t.Context(), req); !errors.Is(err, link.ErrForeign) {
 		t.Errorf("ADD: %v", err)
 	}
 	l.nothingLeft(t, before)
-	if got := l.node.pods.Macvlans(); len(got) != 1 || got[0].Owner != "somebody" {
+	if got := l.node.pods.Macvlans(); len(got) != 1 || got[0].Owner != "another" {
 		t.Errorf("macvlans: %+v", got)
 	}
 }

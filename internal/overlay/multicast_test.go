@@ -85,7 +85,7 @@ func (l *life) choir(t tb) string {
 	return strings.Join(lines, "; ")
 }
 
-func (l *life) wantChoir(t tb, when, want string) {
+func (l *life) wantMulticast(t tb, when, want string) {
 	t.Helper()
 	if got := l.choir(t); got != want {
 		t.Errorf("%s: %q, want %q", when, got, want)
@@ -102,28 +102,28 @@ func TestMulticastIsWantedByAll(t *testing.T) {
 	before := l.node.state(t)
 	l.sings(t, "a 10 on", "b 10", "c 11")
 	if now := l.node.state(t); now != before {
-		t.Errorf("nobody has it, and the state differs:\n%s\nit was:\n%s", now, before)
+		t.Errorf("no project has multicast, but the state differs:\n%s\nit was:\n%s", now, before)
 	}
 	l.sings(t, "b 10 on")
-	l.wantChoir(t, "both want it", "10: >a >b a> b>")
+	l.wantMulticast(t, "both want it", "10: >a >b a> b>")
 	l.sings(t, "c 11 on")
-	l.wantChoir(t, "another as well", "10: >a >b a> b>; 11: >c c>")
+	l.wantMulticast(t, "another as well", "10: >a >b a> b>; 11: >c c>")
 	l.add(t, l.of("a", "a2"))
-	l.wantChoir(t, "a pod comes", "10: >a >a2 >b a2> a> b>; 11: >c c>")
+	l.wantMulticast(t, "a pod comes", "10: >a >a2 >b a2> a> b>; 11: >c c>")
 	l.del(t, a)
-	l.wantChoir(t, "a pod goes", "10: >a2 >b a2> b>; 11: >c c>")
+	l.wantMulticast(t, "a pod goes", "10: >a2 >b a2> b>; 11: >c c>")
 	l.sings(t, "d 11") // a namespace without pods here
-	l.wantChoir(t, "one elsewhere does not want it", "10: >a2 >b a2> b>")
+	l.wantMulticast(t, "one elsewhere does not want it", "10: >a2 >b a2> b>")
 	l.sings(t, "d")
-	l.wantChoir(t, "it is gone", "10: >a2 >b a2> b>; 11: >c c>")
+	l.wantMulticast(t, "it is gone", "10: >a2 >b a2> b>; 11: >c c>")
 	l.sings(t, "a 10")
-	l.wantChoir(t, "one wants it no more", "11: >c c>")
+	l.wantMulticast(t, "one wants it no more", "11: >c c>")
 	l.sings(t, "c 11")
 	l.del(t, l.of("a", "a2"))
 	l.settled(t)
 	l.add(t, a)
 	if now := strings.Count(l.node.state(t), "\n"); now != strings.Count(before, "\n") {
-		t.Errorf("nobody has it any more, and there are %d lines of state, before %d", now, strings.Count(before, "\n"))
+		t.Errorf("no project has multicast any more, but there are %d lines of state, before %d", now, strings.Count(before, "\n"))
 	}
 }
 
@@ -134,22 +134,22 @@ func TestMulticastMoves(t *testing.T) {
 	l.add(t, l.of("a", "a"))
 	l.add(t, l.of("b", "b"))
 	l.sings(t, "a 10 on", "b 20 on")
-	l.wantChoir(t, "before", "10: >a a>; 20: >b b>")
+	l.wantMulticast(t, "before", "10: >a a>; 20: >b b>")
 	commits := l.node.commits()
 	l.tenancy(t, vnids("b", 10))
-	l.wantChoir(t, "admitting", "10: >a >b a>; 20: >b b>")
+	l.wantMulticast(t, "admitting", "10: >a >b a>; 20: >b b>")
 	l.sings(t, "b 10 on")
-	l.wantChoir(t, "nobody has the VNID of which it comes", "10: >a >b a>; 20: >b b>")
+	l.wantMulticast(t, "no pod has the VNID of the datagrams", "10: >a >b a>; 20: >b b>")
 	l.takeStep(t)
-	l.wantChoir(t, "sending", "10: >a >b a> b>; 20: >b")
+	l.wantMulticast(t, "sending", "10: >a >b a> b>; 20: >b")
 	l.takeStep(t)
-	l.wantChoir(t, "done", "10: >a >b a> b>")
+	l.wantMulticast(t, "done", "10: >a >b a> b>")
 	if now := l.node.commits(); now[0]-commits[0] != 3 {
 		t.Errorf("%d commits of flows, want one for each step", now[0]-commits[0])
 	}
 	l.tenancy(t, vnids("b", 30))
 	l.sings(t, "b 30") // it moves out, and does not want multicast there
-	l.wantChoir(t, "moving out", "10: >a a>")
+	l.wantMulticast(t, "moving out", "10: >a a>")
 }
 
 // A restart changes nothing, and the node's state is what a new agent compiles.
@@ -193,7 +193,7 @@ func TestMulticastNodes(t *testing.T) {
 		return strings.Join(all, "\n")
 	}
 	if got := tunnels(); got != "" {
-		t.Errorf("nobody has multicast: %s", got)
+		t.Errorf("no project has multicast: %s", got)
 	}
 	l.sings(t, "a 10 on")
 	before := strings.Count(tunnels(), "->tun_dst")
@@ -208,7 +208,7 @@ func TestMulticastNodes(t *testing.T) {
 	}
 	l.sings(t, "a 10")
 	if got := tunnels(); got != "" {
-		t.Errorf("nobody has multicast any more: %s", got)
+		t.Errorf("no project has multicast any more: %s", got)
 	}
 }
 
@@ -221,14 +221,14 @@ func TestMulticastModes(t *testing.T) {
 	l.policies(t, policyPod("s2", nil))
 	l.update(t, policyView())
 	l.add(t, l.request("s1"))
-	l.wantChoir(t, "by policies", "0: >s1 s1>")
+	l.wantMulticast(t, "by policies", "0: >s1 s1>")
 	l.add(t, l.request("s2"))
-	l.wantChoir(t, "and another", "0: >s1 >s2 s1> s2>")
+	l.wantMulticast(t, "and another", "0: >s1 >s2 s1> s2>")
 	l.update(t, sample())
-	l.wantChoir(t, "flat", "")
+	l.wantMulticast(t, "flat", "")
 	l.tenancy(t, vnids("default", 0))
 	l.update(t, isolated())
-	l.wantChoir(t, "by projects", "0: >s1 >s2 s1> s2>")
+	l.wantMulticast(t, "by projects", "0: >s1 >s2 s1> s2>")
 }
 
 // While a list of receivers may still have the port of a removed pod, neither the port nor the address goes to another pod.
@@ -253,13 +253,13 @@ func TestMulticastKeepsPortsUntilTheyAreLeft(t *testing.T) {
 	eventually(t, "its own flows are gone, and the rest was tried again and again", func() bool {
 		return refused.Load() > 5 && len(l.held(t, owner(keyOf(one)))) == 0
 	})
-	l.wantChoir(t, "what the switch has", "10: >one >two two>")
+	l.wantMulticast(t, "what the switch has", "10: >one >two two>")
 	if _, err := l.store.Get(keyOf(one)); errors.Is(err, attach.ErrNotFound) {
 		t.Error("its record is gone while a list has its port")
 	}
 	n.flowEngine.refuse(nil)
 	l.settled(t)
-	l.wantChoir(t, "in the end", "10: >two two>")
+	l.wantMulticast(t, "in the end", "10: >two two>")
 }
 
 // After any sequence of changes, senders and receivers are as the rule requires, which choirOf states independently.
@@ -270,13 +270,13 @@ func TestMulticastProperty(t *testing.T) {
 		defer l.stop()
 		names := []string{"a", "b", "c"}
 		have := map[string]multicast.Namespace{}
-		told := TenantChange{VNIDs: map[string]uint32{}}
+		reported := TenantChange{VNIDs: map[string]uint32{}}
 		for _, name := range names {
 			have[name] = multicast.Namespace{VNID: 10}
-			told.VNIDs[name] = 10
+			reported.VNIDs[name] = 10
 		}
 		l.opts.MoveStep = 0
-		l.tenancy(t, told)
+		l.tenancy(t, reported)
 		l.update(t, isolated())
 		pods := map[string]string{}
 		for range rapid.IntRange(1, 15).Draw(t, "steps") {
@@ -306,7 +306,7 @@ func TestMulticastProperty(t *testing.T) {
 		}
 		l.settled(t)
 		eventually(t, "all moves are over", func() bool { return !l.TenantsPending() })
-		l.wantChoir(t, "in the end", choirOf(have, pods))
+		l.wantMulticast(t, "in the end", choirOf(have, pods))
 	})
 }
 
@@ -326,15 +326,15 @@ func choirOf(have map[string]multicast.Namespace, pods map[string]string) string
 		for _, ns := range have {
 			all = all && (ns.VNID != vnid || ns.On)
 		}
-		var who []string
+		var ports []string
 		for pod, namespace := range pods {
 			if all && have[namespace].VNID == vnid {
-				who = append(who, pod+">", ">"+pod)
+				ports = append(ports, pod+">", ">"+pod)
 			}
 		}
-		slices.SortFunc(who, cmp.Compare[string])
-		if len(who) > 0 {
-			lines = append(lines, fmt.Sprintf("%d: %s", vnid, strings.Join(who, " ")))
+		slices.SortFunc(ports, cmp.Compare[string])
+		if len(ports) > 0 {
+			lines = append(lines, fmt.Sprintf("%d: %s", vnid, strings.Join(ports, " ")))
 		}
 	}
 	return strings.Join(lines, "; ")

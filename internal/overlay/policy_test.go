@@ -370,8 +370,8 @@ func TestBetweenModesThatIsolate(t *testing.T) {
 	l := startPolicies(t, newNode(t.TempDir()), policyPod("one", web), denyAll(t))
 	req := l.request("one")
 	l.add(t, req)
-	told := vnids("default", 42)
-	if err := l.UpdateTenants(context.Background(), told); err != nil {
+	reported := vnids("default", 42)
+	if err := l.UpdateTenants(context.Background(), reported); err != nil {
 		t.Fatal(err)
 	}
 	pod, cluster := pipeline.Cookie(owner(keyOf(req))), pipeline.Cookie(ownerCluster)

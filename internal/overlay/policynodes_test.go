@@ -41,8 +41,8 @@ func TestNodesArePeersOfPolicies(t *testing.T) {
 	t.Cleanup(func() { l.stop() })
 	all := PolicyChange{Reset: true}
 	l.policies(t, all)
-	everybody := fromNodes(t, "everybody", &metav1.LabelSelector{})
-	l.policies(t, everybody)
+	allNamespaces := fromNodes(t, "allNamespaces", &metav1.LabelSelector{})
+	l.policies(t, allNamespaces)
 	l.policies(t, policyPod("server", web))
 	l.update(t, view)
 	l.add(t, l.request("server"))
@@ -55,9 +55,9 @@ func TestNodesArePeersOfPolicies(t *testing.T) {
 		}
 	}
 	nodes := map[string]int{"10.128.2.1": 1, "192.0.2.2": 1, "10.128.4.1": 1, "192.0.2.3": 1, "192.0.2.1": 1}
-	expect("everybody's namespace", nil)
+	expect("all namespaces", nil)
 	l.policies(t, hostNetwork(group))
-	expect("there is a namespace for hosts, and nobody asks for it", nil)
+	expect("a namespace for host-network pods exists, and no policy selects it", nil)
 	l.policies(t, fromNodes(t, "nodes", &metav1.LabelSelector{MatchLabels: group}))
 	expect("it is asked for", nodes)
 	before := l.node.state(t)
@@ -84,21 +84,21 @@ func TestNodesArePeersOfPolicies(t *testing.T) {
 	expect("in the flat network", nil)
 	again := hostNetwork(group)
 	again.Reset = true
-	for _, change := range []PolicyChange{again, policyPod("server", web), everybody, fromNodes(t, "nodes", &metav1.LabelSelector{MatchLabels: group})} {
+	for _, change := range []PolicyChange{again, policyPod("server", web), allNamespaces, fromNodes(t, "nodes", &metav1.LabelSelector{MatchLabels: group})} {
 		l.policies(t, change)
 	}
 	l.update(t, view)
 	expect("by policies again", nodes)
 	l.policies(t, again)
-	for _, change := range []PolicyChange{policyPod("server", web), everybody, fromNodes(t, "nodes", &metav1.LabelSelector{MatchLabels: group})} {
+	for _, change := range []PolicyChange{policyPod("server", web), allNamespaces, fromNodes(t, "nodes", &metav1.LabelSelector{MatchLabels: group})} {
 		l.policies(t, change)
 	}
-	expect("all is told anew", nodes)
+	expect("all objects are reported again", nodes)
 
 	commits := n.commits()
 	l.stop()
 	l = n.begin(t)
-	for _, change := range []PolicyChange{fromNodes(t, "nodes", &metav1.LabelSelector{MatchLabels: group}), everybody, policyPod("server", web), hostNetwork(group)} {
+	for _, change := range []PolicyChange{fromNodes(t, "nodes", &metav1.LabelSelector{MatchLabels: group}), allNamespaces, policyPod("server", web), hostNetwork(group)} {
 		l.policies(t, change)
 	}
 	l.update(t, view)

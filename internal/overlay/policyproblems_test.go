@@ -14,35 +14,35 @@ import (
 	"weft.dev/weft/internal/policy"
 )
 
-// told records reported problems of policies.
-type told struct {
+// problemReports records reported problems of policies.
+type problemReports struct {
 	mu   sync.Mutex
 	said []string
 }
 
-func (p *told) of(key policy.Key, problems []error) {
+func (p *problemReports) of(key policy.Key, problems []error) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.said = append(p.said, fmt.Sprintf("%s: %v", key, errors.Join(problems...)))
 }
 
-func (p *told) want(t *testing.T, what string, parts ...string) {
+func (p *problemReports) want(t *testing.T, what string, parts ...string) {
 	t.Helper()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if len(p.said) != len(parts) || !slices.EqualFunc(p.said, parts, strings.Contains) {
-		t.Errorf("%s: told was %q, want %q", what, p.said, parts)
+		t.Errorf("%s: reported: %q, want %q", what, p.said, parts)
 	}
 	p.said = nil
 }
 
 // What a policy specifies and is not enforced is reported once for each change of it, by nodes with a pod that it isolates.
 func TestPolicyProblems(t *testing.T) {
-	var heard told
+	var reports problemReports
 	n := newNode(t.TempDir())
 	l := n.begin(t)
 	t.Cleanup(l.stop)
-	l.opts.PolicyProblems = heard.of
+	l.opts.PolicyProblems = reports.of
 	l.policies(t, policyPod("one", web))
 	l.policies(t, policyPod("two", web))
 	l.update(t, policyView())
@@ -65,38 +65,38 @@ func TestPolicyProblems(t *testing.T) {
 	}
 	wrong := errors.New("spec.ingress[1]: nonsense")
 	l.policies(t, change("web", policy.Allow{}, wrong))
-	heard.want(t, "no pod of it is here")
+	reports.want(t, "no pod of the policy is on the node")
 	l.add(t, l.request("one"))
-	heard.want(t, "one is here now", "default/deny: spec.ingress[1]: nonsense")
+	reports.want(t, "a pod of the policy is on the node", "default/deny: spec.ingress[1]: nonsense")
 	l.add(t, l.request("two"))
 	l.policies(t, policyPod("elsewhere", client))
-	heard.want(t, "pods come and go")
+	reports.want(t, "pods are added and removed")
 	l.policies(t, change("web", policy.Allow{}, errors.New("spec.ingress[2]: nonsense")))
-	heard.want(t, "the policy changes", "spec.ingress[2]")
+	reports.want(t, "the policy changes", "spec.ingress[2]")
 	l.policies(t, change("other", policy.Allow{}, wrong))
-	heard.want(t, "it is for others")
+	reports.want(t, "the policy selects other pods")
 	l.policies(t, change("web", policy.Allow{}, nil))
-	heard.want(t, "it is mended")
+	reports.want(t, "the policy is corrected")
 	six := policy.Allow{Blocks: []netip.Prefix{netip.MustParsePrefix("fd00::/8")}, AnyService: true}
 	l.policies(t, change("web", six, nil))
-	heard.want(t, "blocks of IPv6 only", "spec.ingress[1]: all its ipBlocks are of IPv6")
+	reports.want(t, "blocks of IPv6 only", "spec.ingress[1]: all its ipBlocks are of IPv6")
 	six.Blocks = append(six.Blocks, netip.MustParsePrefix("10.0.0.0/8"))
 	l.policies(t, change("web", six, nil))
-	heard.want(t, "and one of IPv4")
+	reports.want(t, "one block of IPv4 as well")
 	sctp := policy.Allow{AnyPeer: true, Services: []policy.Service{{Protocol: policy.SCTP, Port: 80, Mask: 0xffff}}}
 	l.policies(t, change("web", sctp, nil))
-	heard.want(t, "SCTP on the userspace datapath", "SCTP")
+	reports.want(t, "SCTP on the userspace datapath", "SCTP")
 	l.opening.Lock()
 	l.enforcer.TracksSCTP(true)
 	l.opening.Unlock()
 	if due := l.PolicyProblems(); len(due) > 0 {
-		t.Errorf("on a datapath that tracks SCTP, told is %v", due)
+		t.Errorf("on a datapath that tracks SCTP, reported: %v", due)
 	}
 	l.opening.Lock()
 	l.enforcer.TracksSCTP(false)
 	l.opening.Unlock()
 	if due := l.PolicyProblems(); len(due) != 1 {
-		t.Errorf("on a datapath that does not track SCTP, told is %v", due)
+		t.Errorf("on a datapath that does not track SCTP, reported: %v", due)
 	}
 	l.policies(t, without("", "deny"))
 	if due := l.PolicyProblems(); len(due) > 0 {

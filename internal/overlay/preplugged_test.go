@@ -187,8 +187,8 @@ func TestPrepluggedPortsAfterARestart(t *testing.T) {
 	next.stop()
 
 	strange := slices.DeleteFunc(slices.Clone(ports), func(name string) bool { return name == taken })[0]
-	next.node.pods.AddNamespace("/run/netns/stranger")
-	pair := link.Pair{HostName: strange, PodName: "eth0", Netns: "/run/netns/stranger", Preplugged: portsNetns, Owner: "attachment/stranger/eth0"}
+	next.node.pods.AddNamespace("/run/netns/foreign")
+	pair := link.Pair{HostName: strange, PodName: "eth0", Netns: "/run/netns/foreign", Preplugged: portsNetns, Owner: "attachment/foreign/eth0"}
 	if _, err := next.node.pods.Create(context.Background(), pair); err != nil {
 		t.Fatal(err)
 	}
@@ -274,8 +274,8 @@ func TestPrepluggedPortAndAPodThatFails(t *testing.T) {
 func TestPrepluggedPortsThatAreGone(t *testing.T) {
 	l := prepluggedStart(t, 4)
 	gone := l.prepluggedPorts(t)
-	upon := l.request("upon")
-	l.add(t, upon)
+	onPort := l.request("on-port")
+	l.add(t, onPort)
 	if err := l.node.pods.FakePods.Delete(context.Background(), gone...); err != nil {
 		t.Fatal(err)
 	}
@@ -283,7 +283,7 @@ func TestPrepluggedPortsThatAreGone(t *testing.T) {
 	l.add(t, req)
 	l.whole(t, req)
 	l.CheckHostEnds()
-	for _, req := range []*cni.Request{upon, req} {
+	for _, req := range []*cni.Request{onPort, req} {
 		l.del(t, req)
 	}
 	l.settled(t)

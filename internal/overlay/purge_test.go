@@ -86,7 +86,7 @@ func without(pod, np string) PolicyChange {
 }
 
 // The datapath is purged at once when something is no longer allowed, and not at all when nothing changed.
-func TestDatapathAsksAnew(t *testing.T) {
+func TestDatapathIsPurgedAtOnce(t *testing.T) {
 	l := startPolicies(t, newNode(t.TempDir()), policyPod("one", web))
 	req := l.request("one")
 	l.add(t, req)
@@ -97,18 +97,18 @@ func TestDatapathAsksAnew(t *testing.T) {
 		times  int
 	}{
 		{"a policy isolates the pod", denyAll(t), 1},
-		{"the policy is told again", denyAll(t), 1},
-		{"the pod's status is told, with its address", runningStatus(t, l), 1},
+		{"the policy is reported again", denyAll(t), 1},
+		{"the pod's status is reported, with its address", runningStatus(t, l), 1},
 		{"another pod may send", elsewhere(client, "10.128.2.9"), 1},
-		{"nothing of it changed", elsewhere(client, "10.128.2.9"), 1},
-		{"a label that nobody asks for", elsewhere(map[string]string{"app": "client", "hash": "x"}, "10.128.2.9"), 1},
-		{"it has another address", elsewhere(client, "10.128.2.10"), 2},
-		{"it is no client any more", elsewhere(nil, "10.128.2.10"), 3},
-		{"it is one again", elsewhere(client, "10.128.2.10"), 3},
-		{"it is gone, and nobody sends for it", without("elsewhere", ""), 3},
-		{"a pod that nobody names", policyPod("nobody", nil), 3},
-		{"it is gone as well", without("nobody", ""), 3},
-		{"nothing isolates the pod any more", without("", "deny"), 4},
+		{"the same pod is reported again", elsewhere(client, "10.128.2.9"), 1},
+		{"a label that no policy selects", elsewhere(map[string]string{"app": "client", "hash": "x"}, "10.128.2.9"), 1},
+		{"the pod has another address", elsewhere(client, "10.128.2.10"), 2},
+		{"the pod loses the client's label", elsewhere(nil, "10.128.2.10"), 3},
+		{"the pod has the client's label again", elsewhere(client, "10.128.2.10"), 3},
+		{"the pod is deleted, and no connection of it remains", without("elsewhere", ""), 3},
+		{"a pod that no policy selects", policyPod("unselected", nil), 3},
+		{"that pod is deleted", without("unselected", ""), 3},
+		{"no policy isolates the pod any more", without("", "deny"), 4},
 	} {
 		l.policies(t, step.change)
 		d.want(t, step.what, step.times)
@@ -129,23 +129,23 @@ func runningStatus(t *testing.T, l *life) PolicyChange {
 }
 
 // Purges that may wait are combined, come soon, and are retried until they succeed.
-func TestDatapathAsksSoon(t *testing.T) {
+func TestDatapathIsPurgedSoon(t *testing.T) {
 	l := startPolicies(t, newNode(t.TempDir()), policyPod("one", web), denyAll(t))
 	l.add(t, l.request("one"))
 	d := l.watchDatapath(time.Millisecond)
 	d.fail(errors.New("the switch does not answer"))
 	l.policies(t, elsewhere(client, "10.128.2.9"))
-	eventually(t, "it is tried again", func() bool { times, _ := d.asked(); return times > 1 })
+	eventually(t, "a retry", func() bool { times, _ := d.asked(); return times > 1 })
 	d.fail(nil)
-	eventually(t, "it is asked for nothing more", func() bool {
+	eventually(t, "no purge pending", func() bool {
 		return !l.purges.Pending()
 	})
 	if _, current := d.asked(); !current {
-		t.Error("the datapath asked for older flows")
+		t.Error("the datapath was purged with older flows")
 	}
 	before, _ := d.asked()
 	l.policies(t, without("elsewhere", ""))
-	eventually(t, "it is asked anew for the pod that is gone", func() bool { times, current := d.asked(); return times > before && current })
+	eventually(t, "a purge for the deleted pod", func() bool { times, current := d.asked(); return times > before && current })
 }
 
 // A purge that may wait is repeated while the switch refuses the flows, until they are in effect.

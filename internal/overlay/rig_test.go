@@ -508,7 +508,7 @@ func (l *life) nothingLeft(t tb, before string) {
 
 // fresh returns the state that a new agent compiles from the records alone, on a node where nothing is programmed. The changes are passed
 // before its first view.
-func fresh(t tb, dir string, view View, records []attach.Record, told ...TenantChange) string {
+func fresh(t tb, dir string, view View, records []attach.Record, tenants ...TenantChange) string {
 	t.Helper()
 	n := newNode(dir)
 	store, err := attach.Open(dir)
@@ -533,7 +533,7 @@ func fresh(t tb, dir string, view View, records []attach.Record, told ...TenantC
 	}
 	l := n.begin(t)
 	defer l.stop()
-	for _, change := range told {
+	for _, change := range tenants {
 		l.tenancy(t, change)
 	}
 	l.update(t, view)

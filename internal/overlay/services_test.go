@@ -252,7 +252,7 @@ func TestOneAddressOneService(t *testing.T) {
 	has(thief, false)
 	has(old, true)
 	if !strings.Contains(warned[thief], string(old)+" has it") || warned[old] != "" {
-		t.Errorf("told: %v", warned)
+		t.Errorf("reported: %v", warned)
 	}
 	l.services(t, one(balanced, balancedService))
 	has(old, false)
@@ -262,7 +262,7 @@ func TestOneAddressOneService(t *testing.T) {
 	l.services(t, one(old, Service{}))
 	has(thief, true)
 	if warned[thief] != "" {
-		t.Errorf("still told: %v", warned)
+		t.Errorf("still reported: %v", warned)
 	}
 	if commits := l.node.flows.Commits(); groups(t, l) != 1 {
 		t.Errorf("%d groups after %d commits", groups(t, l), commits)
@@ -290,7 +290,7 @@ func TestNamedAddressesHijackNothing(t *testing.T) {
 			owner, hostile := svc("hostile", ip, kind, service.TCP, "10.128.0.66:80")
 			l.services(t, one(owner, hostile))
 			if held := l.held(t, owner); len(held) > 0 || !strings.Contains(warned[owner], why) {
-				t.Errorf("%s: %v, told %q", ip, held, warned[owner])
+				t.Errorf("%s: %v, reported: %q", ip, held, warned[owner])
 			}
 			if now := l.node.state(t); now != before {
 				t.Errorf("%s: something changed:\n%s\nwas\n%s", ip, now, before)
@@ -301,7 +301,7 @@ func TestNamedAddressesHijackNothing(t *testing.T) {
 	owner, external := svc("external", "203.0.113.9", service.KindExternalIP, service.TCP, "10.128.0.66:80")
 	l.services(t, one(owner, external))
 	if len(l.held(t, owner)) == 0 {
-		t.Error("an address that is nobody's is not served")
+		t.Error("an unused address is not served")
 	}
 	l.services(t, ServiceChange{Nodes: &pipeline.NodeAddresses{Local: []netip.Addr{netip.MustParseAddr("203.0.113.9")}}})
 	if held := l.held(t, owner); len(held) > 0 {

@@ -22,11 +22,11 @@ func watched(t *testing.T, request func(context.Context) error) (paths, steps []
 	exporter := tracetest.NewInMemoryExporter()
 	ctx, root := sdktrace.NewTracerProvider(sdktrace.WithSyncer(exporter)).Tracer("test").Start(t.Context(), "request")
 	var mu sync.Mutex
-	told := map[string]bool{}
+	reported := map[string]bool{}
 	err := request(timing.With(ctx, func(step string, _ time.Duration) {
 		mu.Lock()
 		defer mu.Unlock()
-		told[step] = true
+		reported[step] = true
 	}))
 	if err != nil {
 		t.Fatal(err)
@@ -44,11 +44,11 @@ func watched(t *testing.T, request func(context.Context) error) (paths, steps []
 		paths = append(paths, strings.Join(path, "/"))
 	}
 	slices.Sort(paths)
-	return slices.Compact(paths), slices.Sorted(maps.Keys(told))
+	return slices.Compact(paths), slices.Sorted(maps.Keys(reported))
 }
 
 // ADD and DEL report their steps and the commits that they waited for: as a tree of spans, and to the observer.
-func TestStepsAreTold(t *testing.T) {
+func TestStepsAreReported(t *testing.T) {
 	l := start(t)
 	req := l.request("s1")
 	paths, steps := watched(t, func(ctx context.Context) error { _, err := l.Add(ctx, req); return err })

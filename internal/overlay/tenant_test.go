@@ -42,17 +42,17 @@ func (l *life) tenancy(t tb, change TenantChange) {
 }
 
 // isolate starts an agent in the mode with VNIDs. The next step of a move is taken only by takeStep.
-func isolate(t *testing.T, n *node, told TenantChange) *life {
+func isolate(t *testing.T, n *node, tenants TenantChange) *life {
 	t.Helper()
 	l := n.begin(t)
 	t.Cleanup(l.stop)
 	l.opts.MoveStep = time.Hour
-	l.tenancy(t, told)
+	l.tenancy(t, tenants)
 	l.update(t, isolated())
 	eventually(t, "VNIDs are realised", func() bool {
 		l.updating.Lock() // held while they are programmed, and while the datapath is purged after that
 		defer l.updating.Unlock()
-		return l.TenantsRealised() == told.Version && !l.TenantsPending()
+		return l.TenantsRealised() == tenants.Version && !l.TenantsPending()
 	})
 	return l
 }
@@ -76,8 +76,8 @@ func (l *life) of(namespace, name string) *cni.Request {
 	return req
 }
 
-// tells returns what an attachment sends with and which VNIDs it admits, by the switch's flows.
-func (l *life) tells(t *testing.T, req *cni.Request) string {
+// vnidsOf returns what an attachment sends with and which VNIDs it admits, by the switch's flows.
+func (l *life) vnidsOf(t *testing.T, req *cni.Request) string {
 	t.Helper()
 	rec := l.record(t, req)
 	have, err := l.node.flows.Read(context.Background())
@@ -138,7 +138,7 @@ func TestADDWaitsForVNID(t *testing.T) {
 	if err := <-done; err != nil {
 		t.Fatal(err)
 	}
-	if got := l.tells(t, l.of("new", "s3")); got != "sends 0x14 admits 0x14" {
+	if got := l.vnidsOf(t, l.of("new", "s3")); got != "sends 0x14 admits 0x14" {
 		t.Error(got)
 	}
 }
@@ -159,11 +159,11 @@ func TestMove(t *testing.T) {
 			l.takeStep(t)
 		}
 		for _, req := range []*cni.Request{b, b2} {
-			if got := l.tells(t, req); got != want {
+			if got := l.vnidsOf(t, req); got != want {
 				t.Errorf("after step %d: %s, want %s", i+1, got, want)
 			}
 		}
-		if got := l.tells(t, a); got != "sends 0xa admits 0xa" {
+		if got := l.vnidsOf(t, a); got != "sends 0xa admits 0xa" {
 			t.Errorf("after step %d the other namespace %s", i+1, got)
 		}
 		if done := l.TenantsRealised() == 7; done != (i == 2) {
@@ -188,25 +188,25 @@ func TestMoveInTheMidst(t *testing.T) {
 	late := l.of("b", "s2")
 	l.add(t, late)
 	for _, req := range []*cni.Request{b, late} {
-		if got := l.tells(t, req); got != "sends 0x14 admits 0x14 0x1e" {
+		if got := l.vnidsOf(t, req); got != "sends 0x14 admits 0x14 0x1e" {
 			t.Error(got)
 		}
 	}
 	l.tenancy(t, vnids("b", 0))
-	if got := l.tells(t, b); got != "sends 0x14 admits all" {
+	if got := l.vnidsOf(t, b); got != "sends 0x14 admits all" {
 		t.Error(got)
 	}
 	l.takeStep(t)
-	if got := l.tells(t, b); got != "sends 0 admits all" {
+	if got := l.vnidsOf(t, b); got != "sends 0 admits all" {
 		t.Error(got)
 	}
 	l.tenancy(t, vnids("b", 20))
 	l.takeStep(t)
-	if got := l.tells(t, late); got != "sends 0x14 admits all" {
-		t.Errorf("who was global is reached by all until the end: %s", got)
+	if got := l.vnidsOf(t, late); got != "sends 0x14 admits all" {
+		t.Errorf("a namespace that was global is not reachable by all until the change ends: %s", got)
 	}
 	l.takeStep(t)
-	if got := l.tells(t, late); got != "sends 0x14 admits 0x14" {
+	if got := l.vnidsOf(t, late); got != "sends 0x14 admits 0x14" {
 		t.Error(got)
 	}
 }
@@ -218,14 +218,14 @@ func TestVNIDGone(t *testing.T) {
 	l.add(t, a)
 	l.add(t, b)
 	l.tenancy(t, TenantChange{Gone: []string{"b"}})
-	if got := l.tells(t, b); got != "sends  admits " {
+	if got := l.vnidsOf(t, b); got != "sends  admits " {
 		t.Errorf("b %s", got)
 	}
-	if got := l.tells(t, a); got != "sends 0xa admits 0xa" {
+	if got := l.vnidsOf(t, a); got != "sends 0xa admits 0xa" {
 		t.Errorf("a %s", got)
 	}
 	l.tenancy(t, vnids("b", 21))
-	if got := l.tells(t, b); got != "sends 0x15 admits 0x15" {
+	if got := l.vnidsOf(t, b); got != "sends 0x15 admits 0x15" {
 		t.Errorf("b %s", got)
 	}
 }
@@ -233,15 +233,15 @@ func TestVNIDGone(t *testing.T) {
 // A restart in this mode changes nothing.
 func TestRestartKeepsVNIDs(t *testing.T) {
 	n := newNode(t.TempDir())
-	told := vnids("a", 10, "b", 20, "default", 0)
-	l := isolate(t, n, told)
+	tenants := vnids("a", 10, "b", 20, "default", 0)
+	l := isolate(t, n, tenants)
 	for i, namespace := range []string{"a", "a", "b", "default"} {
 		l.add(t, l.of(namespace, fmt.Sprint("s", i)))
 	}
 	l.settled(t)
 	l.stop()
 	before, commits := n.state(t), n.commits()
-	next := isolate(t, n, told)
+	next := isolate(t, n, tenants)
 	next.settled(t)
 	if now := n.state(t); now != before {
 		t.Errorf("state\n%s\nwas\n%s", now, before)
@@ -268,7 +268,7 @@ func TestModeChange(t *testing.T) {
 		t.Error("in a flat network VNIDs make a difference")
 	}
 	l.update(t, isolated())
-	if got := l.tells(t, a) + ", " + l.tells(t, b); got != "sends 0xa admits 0xa, sends 0x14 admits 0x14" || !l.Projects.InUse() {
+	if got := l.vnidsOf(t, a) + ", " + l.vnidsOf(t, b); got != "sends 0xa admits 0xa, sends 0x14 admits 0x14" || !l.Projects.InUse() {
 		t.Error(got)
 	}
 	if want, have := fresh(t, t.TempDir(), isolated(), l.store.List(), vnids("a", 10, "b", 20)), l.node.state(t); want != have {
@@ -286,7 +286,7 @@ func TestModeChange(t *testing.T) {
 	}
 	l.tenancy(t, vnids("b", 30))
 	l.update(t, isolated())
-	if got := l.tells(t, b); got != "sends 0x1e admits 0x1e" {
+	if got := l.vnidsOf(t, b); got != "sends 0x1e admits 0x1e" {
 		t.Error(got)
 	}
 }
@@ -308,7 +308,7 @@ func TestMoveIsTriedAgain(t *testing.T) {
 	}
 	l.node.flowEngine.refuse(nil)
 	eventually(t, "it is realised", func() bool { return l.TenantsRealised() == 5 })
-	if got := l.tells(t, a); got != "sends 0xb admits 0xb" {
+	if got := l.vnidsOf(t, a); got != "sends 0xb admits 0xb" {
 		t.Error(got)
 	}
 }

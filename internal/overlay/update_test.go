@@ -73,7 +73,7 @@ func TestUpdate(t *testing.T) {
 }
 
 // A host with an invalid object is left out, which is logged once.
-func TestBadRemoteIsTold(t *testing.T) {
+func TestBadRemoteIsReported(t *testing.T) {
 	n := newNode(t.TempDir())
 	l := n.begin(t)
 	defer l.stop()
@@ -85,7 +85,7 @@ func TestBadRemoteIsTold(t *testing.T) {
 	view.Remotes = append(view.Remotes, subnet("d", "192.0.2.4", "10.128.6.0/23"))
 	l.update(t, view)
 	if got := strings.Count(log.String(), "HostSubnet bad:"); got != 1 {
-		t.Errorf("told %d times:\n%s", got, log.String())
+		t.Errorf("reported %d times:\n%s", got, log.String())
 	}
 	if !strings.Contains(n.flows.String(), "192.0.2.4") || strings.Contains(n.state(t), "192.0.2.5") {
 		t.Errorf("state:\n%s", n.state(t))
@@ -382,15 +382,15 @@ func TestClosedPortIsReported(t *testing.T) {
 	if closed := l.Closed(); len(closed) != 0 {
 		t.Errorf("closed: %v", closed)
 	}
-	told := map[string]string{}
-	l.opts.Closed = func(rec attach.Record, why error) { told[rec.PodName] = why.Error() }
+	reported := map[string]string{}
+	l.opts.Closed = func(rec attach.Record, why error) { reported[rec.PodName] = why.Error() }
 	moved := sample()
 	moved.Local = subnet("a", "192.0.2.1", "10.128.8.0/23")
 	l.update(t, moved)
 	rec := l.record(t, req)
 	for _, words := range []string{"10.128.0.2", "10.128.8.0/23", "delete the pod"} {
-		if why := l.Closed()[owner(rec.Key())]; why == nil || !strings.Contains(why.Error(), words) || !strings.Contains(told["pod-s1"], words) {
-			t.Errorf("closed %v, told %q: without %q", why, told, words)
+		if why := l.Closed()[owner(rec.Key())]; why == nil || !strings.Contains(why.Error(), words) || !strings.Contains(reported["pod-s1"], words) {
+			t.Errorf("closed %v, reported %q: without %q", why, reported, words)
 		}
 	}
 	l.update(t, sample())

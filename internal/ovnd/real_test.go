@@ -305,12 +305,12 @@ func TestCentral(t *testing.T) {
 			return nil
 		})
 	}
-	stranger, err := NewKeys("n1", time.Now())
+	foreign, err := NewKeys("n1", time.Now())
 	if err != nil {
 		t.Fatal(err)
 	}
 	for name, keys := range map[string]Keys{
-		"a stranger of a node's name": stranger, "a certificate that a node has signed": forge(t, node, "n2"),
+		"a foreign certificate with a node's name": foreign, "a certificate that a node has signed": forge(t, node, "n2"),
 		"a certificate in another's name": other,
 	} {
 		if out, err := s.southbound(keys, "list", "Chassis"); err == nil {

@@ -362,7 +362,7 @@ func TestRealControllerOfOthers(t *testing.T) {
 	obeying.Controllers = 1
 	b.holds(t, obeying)
 	if br0().Equal(obeying) {
-		t.Error("a bridge that obeys somebody equals one that does not")
+		t.Error("a bridge with a controller equals one without")
 	}
 	must(t, b.engine.Commit(ctx, set(br0())))
 	b.holds(t, br0())

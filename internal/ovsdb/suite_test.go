@@ -157,7 +157,7 @@ func suite(t *testing.T, start func(t *testing.T) *bench) {
 		"marked ports on a foreign bridge":             testMarkedOnForeign,
 		"strays on an own bridge are seen":             testStrays,
 		"a port moves between bridges":                 testMove,
-		"drift is told":                                testDrift,
+		"drift is reported":                            testDrift,
 		"port numbers":                                 testOFPort,
 	}
 	for _, name := range slices.Sorted(maps.Keys(cases)) {
@@ -294,7 +294,7 @@ func testFailsAlone(t *testing.T, b *bench) {
 	}
 	var partial *reconcile.PartialError[ovsdb.Key]
 	if !errors.As(err, &partial) || len(partial.Failed) != 1 {
-		t.Errorf("a loop cannot tell that the others are in effect: %v", err)
+		t.Errorf("a loop does not report that the others are in effect: %v", err)
 	}
 	var portErr *ovsdb.PortError
 	if !errors.As(err, &portErr) || !strings.Contains(portErr.Reason, "No such device") {
@@ -417,7 +417,7 @@ func testForeign(t *testing.T, b *bench) {
 	}
 	must(t, b.engine.Commit(ctx, del(phy, eth)))
 	if diff := cmp.Diff([]string{"eth0"}, b.ports(t, "br-phy")); diff != "" {
-		t.Errorf("somebody else's port was touched: %s", diff)
+		t.Errorf("a foreign port was changed: %s", diff)
 	}
 	b.holds(t, br0())
 }

@@ -87,7 +87,7 @@ var clauses = []struct {
 		pass:     []string{"10.0.0.3 10.0.0.1 TCP/5432", "203.0.113.9 10.0.0.1 UDP/1", "10.0.0.1 203.0.113.9 ICMP/0"},
 	},
 	{
-		name:     "an empty from is the same as none: everybody",
+		name:     "an empty from is the same as none: all sources",
 		policies: []string{`{podSelector: {}, ingress: [{from: [], ports: [{port: 5432}]}]}`},
 		pass:     []string{"203.0.113.9 10.0.0.1 TCP/5432", "10.0.0.3 10.0.0.1 TCP/5432"},
 		stop:     []string{"10.0.0.3 10.0.0.1 TCP/5433", "10.0.0.3 10.0.0.1 UDP/5432", "10.0.0.3 10.0.0.1 ICMP/0"},
@@ -234,8 +234,8 @@ var clauses = []struct {
 		stop:     []string{"10.0.0.3 10.0.0.1 TCP/5433", "10.0.0.3 10.0.0.2 TCP/5432", "10.0.0.3 10.0.0.1 TCP/53", "10.0.0.3 10.0.0.2 UDP/53", "10.0.0.3 10.0.0.1 TCP/9100"},
 	},
 	{
-		name:     "a named port that nobody has allows nothing",
-		policies: []string{`{podSelector: {matchLabels: {role: db}}, policyTypes: [Ingress, Egress], ingress: [{ports: [{port: nobody}]}], egress: [{ports: [{port: sql, protocol: UDP}]}]}`},
+		name:     "a named port that no pod has allows nothing",
+		policies: []string{`{podSelector: {matchLabels: {role: db}}, policyTypes: [Ingress, Egress], ingress: [{ports: [{port: missing}]}], egress: [{ports: [{port: sql, protocol: UDP}]}]}`},
 		stop:     []string{"10.0.0.3 10.0.0.1 TCP/5432", "10.0.0.1 10.0.0.2 TCP/5433", "10.0.0.1 203.0.113.9 UDP/53"},
 	},
 	{
@@ -245,7 +245,7 @@ var clauses = []struct {
 		stop:     []string{"10.0.0.3 10.0.0.1 TCP/5433", "10.0.0.3 10.0.0.2 TCP/5432", "10.0.0.3 10.0.0.4 TCP/80", "10.0.0.3 192.0.2.1 TCP/5432"},
 	},
 	{
-		name:     "a named port to everybody, or to a block, is a pod's that has it",
+		name:     "a named port to all destinations, or to a block, is that of the pods that have it",
 		policies: []string{`{podSelector: {matchLabels: {role: frontend}}, policyTypes: [Egress], egress: [{ports: [{port: metrics}]}, {to: [{ipBlock: {cidr: 10.0.0.0/31}}], ports: [{port: sql}]}]}`},
 		pass:     []string{"10.0.0.3 10.0.0.2 TCP/9100", "10.0.0.3 10.0.0.1 TCP/5432"},
 		stop:     []string{"10.0.0.3 10.0.0.1 TCP/9100", "10.0.0.3 203.0.113.9 TCP/9100", "10.0.0.3 10.0.0.2 TCP/5433", "10.0.0.3 10.0.0.0 TCP/5432"},

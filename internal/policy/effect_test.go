@@ -273,7 +273,7 @@ func TestIsolationOfOneNode(t *testing.T) {
 }
 
 // Established connections continue if all policies that isolate the pod in a direction keep them.
-func TestWhoKeepsConnections(t *testing.T) {
+func TestPoliciesThatKeepConnections(t *testing.T) {
 	x := policy.New("")
 	x.SetPod(pod("web", "web", "10.0.0.1"))
 	set := func(name, established, spec string) policy.Effect {
@@ -289,9 +289,9 @@ func TestWhoKeepsConnections(t *testing.T) {
 	const all, some, both = `{podSelector: {}}`, `{podSelector: {matchLabels: {app: web}}}`, `{podSelector: {}, policyTypes: [Ingress, Egress]}`
 	kept, ended := policy.Isolation{Ingress: true, KeepsIngress: true}, policy.Isolation{Ingress: true}
 	for i, step := range []struct {
-		change func() policy.Effect
-		want   policy.Isolation
-		told   bool
+		change   func() policy.Effect
+		want     policy.Isolation
+		reported bool
 	}{
 		{func() policy.Effect { return set("a", "keep", all) }, kept, true},
 		{func() policy.Effect { return set("b", "keep", some) }, kept, false},
@@ -304,7 +304,7 @@ func TestWhoKeepsConnections(t *testing.T) {
 		{func() policy.Effect { return x.DeletePolicy(key("c")) }, kept, true},
 	} {
 		e := step.change()
-		if got, _ := x.Isolation(key("web")); got != step.want || step.told && len(e.Pods) != 1 {
+		if got, _ := x.Isolation(key("web")); got != step.want || step.reported && len(e.Pods) != 1 {
 			t.Errorf("step %d: the pod is isolated %+v, want %+v; the effect is %+v", i, got, step.want, e)
 		}
 	}
@@ -346,8 +346,8 @@ func TestPodWithoutAddress(t *testing.T) {
 	if i, ok := x.Isolation(key("web")); !ok || !i.Ingress {
 		t.Errorf("isolation %+v, %t", i, ok)
 	}
-	if _, ok := x.Isolation(key("nobody")); ok {
-		t.Error("a pod that nobody has told of is known")
+	if _, ok := x.Isolation(key("missing")); ok {
+		t.Error("a pod that was not reported is known")
 	}
 }
 

@@ -399,7 +399,7 @@ func TestEffectsAgainstBeginningAnew(t *testing.T) {
 					}
 				}
 				if diff := cmp.Diff(want, kept, cmp.Comparer(func(a, b netip.Prefix) bool { return a == b })); diff != "" {
-					r.Fatalf("want what an index anew has (-), kept what effects told (+):\n%s", diff)
+					r.Fatalf("want the result of a new index (-), got the result of the effects (+):\n%s", diff)
 				}
 				for key := range v.pods {
 					if diff := cmp.Diff(anew.Policies(key), x.Policies(key)); diff != "" {

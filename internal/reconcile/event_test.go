@@ -30,15 +30,15 @@ func (l *log) take() []Event {
 }
 
 // A loop reports what it did: how many items, for which requests, and which foreign changes it found.
-func TestLoopTellsWhatItDoes(t *testing.T) {
-	engine, told := &memory{}, &log{}
-	loop := runLoop(t, engine, Options[string, text]{Name: "e", Observe: told.observe})
+func TestLoopReportsEvents(t *testing.T) {
+	engine, reported := &memory{}, &log{}
+	loop := runLoop(t, engine, Options[string, text]{Name: "e", Observe: reported.observe})
 	var receipts []Receipt
 	ctx := WithReceipt(t.Context(), func(r Receipt) { receipts = append(receipts, r) })
 	if err := loop.Start(ctx, map[Owner]map[string]text{"a": {"a/1": "x", "a/2": "x", "b/1": "x"}}); err != nil {
 		t.Fatal(err)
 	}
-	events := told.take()
+	events := reported.take()
 	if len(events) != 1 || events[0].Set != 3 || events[0].Engine != "e" || events[0].Err != nil || events[0].Waited < events[0].Took {
 		t.Errorf("of the start: %+v", events)
 	}
@@ -58,7 +58,7 @@ func TestLoopTellsWhatItDoes(t *testing.T) {
 	if n, err := loop.Verify(t.Context()); n != 3 || err != nil {
 		t.Fatalf("%d, %v", n, err)
 	}
-	events = told.take()
+	events = reported.take()
 	if len(events) != 1 || events[0].Drift != (Drift{Missing: 1, Altered: 1, Stray: 1}) || events[0].Waited != 0 {
 		t.Errorf("of what others did: %+v", events)
 	}
@@ -69,15 +69,15 @@ func TestLoopTellsWhatItDoes(t *testing.T) {
 	if _, err := loop.Verify(t.Context()); !errors.Is(err, ErrUnavailable) {
 		t.Fatal(err)
 	}
-	if events = told.take(); len(events) == 0 || !events[0].Read || !errors.Is(events[0].Err, ErrUnavailable) {
+	if events = reported.take(); len(events) == 0 || !events[0].Read || !errors.Is(events[0].Err, ErrUnavailable) {
 		t.Errorf("of an engine that cannot be read: %+v", events)
 	}
 }
 
 // A commit that fails is reported with its error, and the waiting time of what is retried counts from its arrival.
-func TestLoopTellsOfFailures(t *testing.T) {
-	engine, told := &stubborn{keeps: "a"}, &log{}
-	loop := NewLoop(engine, Options[string, text]{Observe: told.observe})
+func TestLoopReportsFailures(t *testing.T) {
+	engine, reported := &stubborn{keeps: "a"}, &log{}
+	loop := NewLoop(engine, Options[string, text]{Observe: reported.observe})
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan error, 1)
 	go func() { done <- loop.Run(ctx) }()
@@ -90,11 +90,11 @@ func TestLoopTellsOfFailures(t *testing.T) {
 	if err := loop.Start(ctx, map[Owner]map[string]text{"pod/a": {"a": "1"}}); err != nil {
 		t.Fatal(err)
 	}
-	told.take()
+	reported.take()
 	if err := loop.Apply(ctx, map[Owner]map[string]text{"pod/a": nil}); err == nil {
 		t.Fatal("no error")
 	}
-	if events := told.take(); len(events) == 0 || events[0].Err == nil || events[0].Deleted != 1 {
+	if events := reported.take(); len(events) == 0 || events[0].Err == nil || events[0].Deleted != 1 {
 		t.Errorf("%+v", events)
 	}
 }

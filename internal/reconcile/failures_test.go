@@ -72,7 +72,7 @@ func TestUnreadableEngineIsAFailure(t *testing.T) {
 	}
 	loop.Set(map[Owner]map[string]text{"pod/b": {"b": "2"}})
 	if err := loop.Failure("pod/b"); !errors.Is(err, ErrUnavailable) || loop.Failure("pod/a") != nil {
-		t.Errorf("of what waits: %v; of what stands: %v", err, loop.Failure("pod/a"))
+		t.Errorf("failure of the waiting owner: %v; of the committed owner: %v", err, loop.Failure("pod/a"))
 	}
 	if err := loop.Failures()[Unreadable]; !errors.Is(err, ErrUnavailable) {
 		t.Errorf("failures: %v", loop.Failures())

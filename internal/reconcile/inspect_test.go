@@ -13,7 +13,7 @@ import (
 func differences(found Inspection[string, text]) map[string]string {
 	all := map[string]string{}
 	for _, d := range found.Differences {
-		words := []string{"nobody's"}
+		words := []string{"no owner"}
 		if len(d.Owners) > 0 {
 			words = []string{string(d.Owners[0])}
 		}
@@ -50,7 +50,7 @@ func TestInspect(t *testing.T) {
 	if found, err = loop.Inspect(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	want := map[string]string{"a": "pod/a, want 1", "b": "pod/b, want 2, have 9", "d": "nobody's, have 4"}
+	want := map[string]string{"a": "pod/a, want 1", "b": "pod/b, want 2, have 9", "d": "no owner, have 4"}
 	if diff := cmp.Diff(want, differences(found)); diff != "" {
 		t.Errorf("differences (-want +got):\n%s", diff)
 	}
@@ -66,8 +66,8 @@ func TestInspect(t *testing.T) {
 	}
 }
 
-// TestInspectTellsWhy: what could not be committed is reported with the reason, also by the status.
-func TestInspectTellsWhy(t *testing.T) {
+// TestInspectReportsReasons: what could not be committed is reported with the reason, also by the status.
+func TestInspectReportsReasons(t *testing.T) {
 	engine := &memory{state: map[string]text{}, bad: map[text]bool{"bad": true}, partial: true}
 	loop := runLoop(t, engine, Options[string, text]{})
 	if err := loop.Start(t.Context(), map[Owner]map[string]text{"pod/a": {"a": "1"}}); err != nil {
@@ -134,7 +134,7 @@ func TestDryRun(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	want := map[string]string{"b": "pod/b, want 2", "old": "nobody's, have 0"}
+	want := map[string]string{"b": "pod/b, want 2", "old": "no owner, have 0"}
 	if diff := cmp.Diff(want, differences(found)); diff != "" {
 		t.Errorf("differences (-want +got):\n%s", diff)
 	}

@@ -308,7 +308,7 @@ func TestLoopAgreesWithANaiveModel(t *testing.T) {
 }
 
 // A withdrawal that failed is reported: until the item is removed, each Apply and Failure return an error.
-func TestWithdrawalThatFailsIsTold(t *testing.T) {
+func TestFailedWithdrawalIsReported(t *testing.T) {
 	engine := &memory{state: map[string]text{}}
 	loop := runLoop(t, engine, Options[string, text]{})
 	if err := loop.Start(t.Context(), map[Owner]map[string]text{"pod/a": {"a": "1"}, "pod/b": {"b": "2"}}); err != nil {

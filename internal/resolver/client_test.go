@@ -71,7 +71,7 @@ func TestLookup(t *testing.T) {
 			t.Errorf("%d addresses, %d times by TCP, %v", len(answer.Addrs), s.times("tcp many.example. A"), err)
 		}
 	})
-	t.Run("records that nobody asked for", func(t *testing.T) {
+	t.Run("records that were not queried", func(t *testing.T) {
 		s := serve(t)
 		s.says(func(_ string, q dns.Question, reply *dns.Msg) bool {
 			if q.Qtype == dns.TypeA {

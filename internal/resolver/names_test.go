@@ -83,12 +83,12 @@ func (c *clock) sleepsUntil(t time.Time) bool {
 // rig is a Names with a real name server and the test's clock.
 type rig struct {
 	*resolver.Names
-	t      *testing.T
-	server *nameServer
-	clock  *clock
-	told   chan struct{}
-	file   string
-	stop   func()
+	t        *testing.T
+	server   *nameServer
+	clock    *clock
+	reported chan struct{}
+	file     string
+	stop     func()
 }
 
 func newRig(t *testing.T) *rig {
@@ -102,11 +102,11 @@ func newRig(t *testing.T) *rig {
 // begin starts a new instance. restart stops the previous one first.
 func (r *rig) begin() {
 	client := &resolver.Client{ResolvConf: resolvConf(r.t, "nameserver 127.0.0.1", "options attempts:1"), Port: r.server.port(r.t)}
-	r.told = make(chan struct{}, 1)
-	told := r.told
+	r.reported = make(chan struct{}, 1)
+	reported := r.reported
 	r.Names = resolver.NewNames(resolver.Options{Lookup: client.Lookup, Clock: r.clock, File: r.file, Changed: func() {
 		select {
-		case told <- struct{}{}:
+		case reported <- struct{}{}:
 		default:
 		}
 	}})
@@ -147,7 +147,7 @@ func (r *rig) await(name, want string) {
 			return
 		}
 		select {
-		case <-r.told:
+		case <-r.reported:
 		case <-deadline:
 			r.t.Fatalf("%s is %s, want %s", name, show(r.State(name)), want)
 		}
@@ -258,10 +258,10 @@ func TestRestart(t *testing.T) {
 	r.await("www.example.", "[192.0.2.7] failing")
 	r.await("none.example.", "[] failing")
 	if got := r.Take(); !slices.Equal(got, []string{"none.example.", "www.example."}) {
-		t.Errorf("told of %v", got)
+		t.Errorf("reported: %v", got)
 	}
 	if s := r.State("two.example."); s.Known {
-		t.Errorf("a name that nobody wants is %s", show(s))
+		t.Errorf("a name without a subscriber is %s", show(s))
 	}
 	r.server.has(t, "www.example. 40 IN A 192.0.2.8", soa)
 	r.clock.advance(time.Second)
@@ -293,7 +293,7 @@ func TestUnwanted(t *testing.T) {
 	r.clock.advance(40 * time.Second)
 	r.sleeps(10 * time.Second)
 	if n := r.server.times("udp www.example. A"); n != 1 {
-		t.Errorf("asked %d times for a name that nobody wants", n)
+		t.Errorf("%d queries for a name without a subscriber", n)
 	}
 }
 
@@ -401,9 +401,9 @@ func TestNamesThatHang(t *testing.T) {
 // New names are queried in the order of the last call of Want.
 func TestTurns(t *testing.T) {
 	var asked []string
-	told := make(chan struct{}, 3)
+	reported := make(chan struct{}, 3)
 	n := resolver.NewNames(resolver.Options{
-		Clock: newClock(), Questions: 1, Changed: func() { told <- struct{}{} },
+		Clock: newClock(), Questions: 1, Changed: func() { reported <- struct{}{} },
 		Lookup: func(_ context.Context, name string) (resolver.Answer, error) {
 			asked = append(asked, name)
 			return resolver.Answer{TTL: time.Hour}, nil
@@ -415,7 +415,7 @@ func TestTurns(t *testing.T) {
 	ended := make(chan error, 1)
 	go func() { ended <- n.Run(ctx) }()
 	for !n.State("a2.example.").Known {
-		<-told
+		<-reported
 	}
 	cancel()
 	if err := <-ended; err != nil {
@@ -490,6 +490,6 @@ func TestNoRoom(t *testing.T) {
 		t.Error(err)
 	}
 	if got := strings.Join(n.Take(), " "); got != "www.example." {
-		t.Errorf("told of %q", got)
+		t.Errorf("reported: %q", got)
 	}
 }

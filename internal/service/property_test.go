@@ -18,11 +18,11 @@ type oracle struct {
 	slices []service.Slice
 }
 
-// told is the combined state of an endpoint in all slices.
-type told struct{ there, ready, leaving, local, serving bool }
+// endpointState is the combined state of an endpoint in all slices.
+type endpointState struct{ there, ready, leaving, local, serving bool }
 
-func (o oracle) told(addr netip.AddrPort) told {
-	var best told
+func (o oracle) stateOf(addr netip.AddrPort) endpointState {
+	var best endpointState
 	rank := -1
 	for _, s := range o.slices {
 		for _, p := range s.Ports {
@@ -30,7 +30,7 @@ func (o oracle) told(addr netip.AddrPort) told {
 				if p.Name != o.port.Name || p.Protocol != o.port.Protocol || netip.AddrPortFrom(e.IP, p.Number) != addr {
 					continue
 				}
-				now := told{true, e.Ready, e.Serving && e.Terminating, e.Node == here.Node, e.Serving}
+				now := endpointState{true, e.Ready, e.Serving && e.Terminating, e.Node == here.Node, e.Serving}
 				r := 0
 				for i, b := range []bool{now.leaving, now.serving, now.ready, now.local} {
 					if b {
@@ -46,9 +46,9 @@ func (o oracle) told(addr netip.AddrPort) told {
 	return best
 }
 
-func (o oracle) some(holds func(told) bool, all []netip.AddrPort) bool {
+func (o oracle) some(holds func(endpointState) bool, all []netip.AddrPort) bool {
 	for _, a := range all {
-		if holds(o.told(a)) {
+		if holds(o.stateOf(a)) {
 			return true
 		}
 	}
@@ -56,12 +56,12 @@ func (o oracle) some(holds func(told) bool, all []netip.AddrPort) bool {
 }
 
 func (o oracle) goesTo(addr netip.AddrPort, all []netip.AddrPort, onlyLocal bool) bool {
-	in := func(x told) bool { return x.there && (x.local || !onlyLocal) }
-	x := o.told(addr)
+	in := func(x endpointState) bool { return x.there && (x.local || !onlyLocal) }
+	x := o.stateOf(addr)
 	if !in(x) {
 		return false
 	}
-	anyReady := o.some(func(y told) bool { return in(y) && y.ready }, all)
+	anyReady := o.some(func(y endpointState) bool { return in(y) && y.ready }, all)
 	return x.ready || !anyReady && x.leaving
 }
 
@@ -122,7 +122,7 @@ func TestCompileProperty(t *testing.T) {
 					r.Fatalf("%v: goes to %s is %v, want %v", lines([]service.VirtualAddress{v}), a, got[a], want)
 				}
 			}
-			usable := o.some(func(x told) bool { return x.ready || x.leaving }, all)
+			usable := o.some(func(x endpointState) bool { return x.ready || x.leaving }, all)
 			want := service.Forward
 			if len(got) == 0 && usable {
 				want = service.Drop
@@ -136,7 +136,7 @@ func TestCompileProperty(t *testing.T) {
 	})
 }
 
-// sameButTies compares without the node: if two slices have equal standing for an endpoint, either may provide its node.
+// sameButTies compares without the node: if two slices rank equally for an endpoint, either may provide its node.
 func sameButTies(a, b []service.VirtualAddress) bool {
 	plain := func(list []service.VirtualAddress) []service.VirtualAddress {
 		out := append([]service.VirtualAddress(nil), list...)

@@ -136,7 +136,7 @@ func (j *judgement) controller() {
 	case c.Replicas != nil && c.Replicas.Ready == 0:
 		j.problem(object, logs, "no replica is ready")
 	case c.Replicas != nil && c.Replicas.Ready < c.Replicas.Wanted:
-		j.warn(object, logs, "%d of %d replicas are ready: the one that leads has no stand-in", c.Replicas.Ready, c.Replicas.Wanted)
+		j.warn(object, logs, "%d of %d replicas are ready: the leader has no standby", c.Replicas.Ready, c.Replicas.Wanted)
 	}
 }
 

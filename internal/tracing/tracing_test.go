@@ -208,7 +208,7 @@ func TestSpansArrive(t *testing.T) {
 }
 
 // Ending a span never waits for a collector that hangs. Spans that do not fit into the queue are dropped.
-func TestNobodyWaitsForTheCollector(t *testing.T) {
+func TestNoCallerWaitsForTheCollector(t *testing.T) {
 	r := &receiver{spans: map[string]wireSpan{}}
 	asked, release := make(chan struct{}), make(chan struct{})
 	var once sync.Once

@@ -145,20 +145,20 @@ func TestDamagedDatabase(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			o := options(t).withDefaults()
-			var told []string
-			o.Report = func(message string) { told = append(told, message) }
+			var reported []string
+			o.Report = func(message string) { reported = append(reported, message) }
 			if _, err := Database(t.Context(), o); err != nil {
 				t.Fatal(err)
 			}
 			damage(t, o.Database)
 			broken := o
 			broken.Schema += "-missing"
-			if _, err := Database(t.Context(), broken); err == nil && name != "empty" || len(told) > 0 && name != "empty" {
-				t.Errorf("without a schema: %v, told %q", err, told)
+			if _, err := Database(t.Context(), broken); err == nil && name != "empty" || len(reported) > 0 && name != "empty" {
+				t.Errorf("without a schema: %v, reported %q", err, reported)
 			}
 			if name == "empty" { // it was set aside, and no new one could be made
 				damage(t, o.Database)
-				told = nil
+				reported = nil
 			}
 			server, err := Database(t.Context(), o)
 			if err != nil {
@@ -171,8 +171,8 @@ func TestDamagedDatabase(t *testing.T) {
 			if out, err := run(t.Context(), "ovs-vsctl", "--db=unix:"+o.socket(), "--no-wait", "--timeout=10", "add-br", "br0"); err != nil {
 				t.Errorf("%s: %v", out, err)
 			}
-			if aside, err := filepath.Glob(o.Database + ".damaged*"); err != nil || len(aside) == 0 || len(told) != 1 || !strings.Contains(told[0], o.Database+".damaged") {
-				t.Errorf("set aside %q, told %q, %v", aside, told, err)
+			if aside, err := filepath.Glob(o.Database + ".damaged*"); err != nil || len(aside) == 0 || len(reported) != 1 || !strings.Contains(reported[0], o.Database+".damaged") {
+				t.Errorf("set aside %q, reported %q, %v", aside, reported, err)
 			}
 		})
 	}

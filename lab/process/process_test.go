@@ -32,7 +32,7 @@ func await(t *testing.T, what string, holds func() bool) {
 }
 
 // A program's crash remains in its status after a restart, and so does the end of its log.
-func TestCrashIsTold(t *testing.T) {
+func TestCrashIsReported(t *testing.T) {
 	for _, script := range []string{"echo boom; kill -ABRT $$", "echo boom; kill -SEGV $$", "echo boom; exit 2"} {
 		g := group(t)
 		if err := g.Start(t.Context(), process.Program{Name: "n1/p", Argv: []string{"sh", "-c", script}}); err != nil {
@@ -76,7 +76,7 @@ func TestStopEndsWhatIgnoresTerm(t *testing.T) {
 	}
 }
 
-func TestStartTellsTheEndOfTheLog(t *testing.T) {
+func TestStartErrorHasTheEndOfTheLog(t *testing.T) {
 	g := group(t)
 	ctx, cancel := context.WithTimeout(t.Context(), 300*time.Millisecond)
 	defer cancel()

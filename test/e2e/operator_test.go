@@ -148,9 +148,9 @@ func TestStatusAndDiffWhenAllIsWell(t *testing.T) {
 	}
 }
 
-// TestDryRunSeesWhatAStoppedAgentDoesNot: a change by hand while the agent is stopped is reported, with its owner, and not changed. The
+// TestDryRunWhileTheAgentIsStopped: a change by hand while the agent is stopped is reported, with its owner, and not changed. The
 // agent undoes it when it continues.
-func TestDryRunSeesWhatAStoppedAgentDoesNot(t *testing.T) {
+func TestDryRunWhileTheAgentIsStopped(t *testing.T) {
 	o := newOperator(t)
 	n := o.cluster.Node(1)
 	addPod(t, o.cluster, "n1", "dry")

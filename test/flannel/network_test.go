@@ -152,7 +152,7 @@ func mixed(ctx context.Context, t *testing.T, cfg lab.Config) {
 	}
 }
 
-// reachesAsItMust measures who reaches whom.
+// reachesAsItMust measures which pods and hosts reach each other.
 func reachesAsItMust(ctx context.Context, t *testing.T, c *lab.Cluster, what string) {
 	t.Helper()
 	report, err := matrix.Run(ctx, c, matrix.Options{})

@@ -179,7 +179,7 @@ func (r *rig) start() {
 	r.handed = make(chan struct{})
 	r.red, r.blue = &memory{name: "red", kernel: r.kernel, fail: map[string][]error{}}, &memory{name: "blue", kernel: r.kernel, fail: map[string][]error{}}
 	r.Handler = lifecycle.New(r.store, lifecycle.Options{
-		BootID: boot, Default: func() (string, error) { return "red", nil }, Waiting: func() string { return "waiting for the moon" },
+		BootID: boot, Default: func() (string, error) { return "red", nil }, Waiting: func() string { return "waiting for the network" },
 		Place: func(_ context.Context, req *cni.Request) (placement.Decision, error) {
 			if d, placed := r.placed[req.Args.PodName]; placed {
 				return d, nil
@@ -251,7 +251,7 @@ func (r *rig) eventually(what string, holds func() bool) {
 	r.t.Helper()
 	for deadline := time.Now().Add(patience); !holds(); {
 		if time.Now().After(deadline) {
-			r.t.Fatalf("it never came true that %s", what)
+			r.t.Fatalf("not in time: %s", what)
 		}
 		select {
 		case <-time.After(time.Millisecond):
@@ -424,11 +424,11 @@ func TestRecords(t *testing.T) {
 		t.Fatal(err)
 	}
 	if err := r.Records("blue").Put(t.Context(), rec); err == nil {
-		t.Error("blue wrote a record of red's")
+		t.Error("network blue wrote a record of network red")
 	}
 	rec.Network = "blue."
 	if err := r.Records("blue").Put(t.Context(), rec); err == nil {
-		t.Error("blue took an attachment of red's over")
+		t.Error("network blue took over an attachment of network red")
 	}
 	r.kernel.mu.Lock()
 	r.kernel.made[key("stray")] = "blue"
@@ -469,7 +469,7 @@ func TestNothingIsServedYet(t *testing.T) {
 	}
 	defer func() { _ = store.Close() }()
 	h := lifecycle.New(store, lifecycle.Options{
-		BootID: boot, Default: func() (string, error) { return "", nil }, Waiting: func() string { return "waiting for the moon" },
+		BootID: boot, Default: func() (string, error) { return "", nil }, Waiting: func() string { return "waiting for the network" },
 		Place: func(context.Context, *cni.Request) (placement.Decision, error) {
 			return placement.Decision{Network: "red"}, nil
 		},
@@ -485,7 +485,7 @@ func TestNothingIsServedYet(t *testing.T) {
 		if command == cni.CommandStatus {
 			code = cni.CodeNotAvailable
 		}
-		wantCode(t, call(), code, "waiting for the moon")
+		wantCode(t, call(), code, "waiting for the network")
 	}
 }
 

@@ -276,7 +276,7 @@ func receive[T any](t *testing.T, what string, ch <-chan T) T {
 	case v := <-ch:
 		return v
 	case <-time.After(patience):
-		t.Fatalf("waited in vain: %s", what)
+		t.Fatalf("not in time: %s", what)
 		panic("not reached")
 	}
 }
@@ -291,7 +291,7 @@ func TestServeClientLeaves(t *testing.T) {
 	go func() { answered <- s.do(ctx, cni.CommandAdd) }()
 	receive(t, "the ADD to arrive", entered)
 	leave()
-	if err := receive(t, "the handler to learn of it", left); !errors.Is(err, context.Canceled) {
+	if err := receive(t, "the handler's context to end", left); !errors.Is(err, context.Canceled) {
 		t.Errorf("the handler's context: %v", err)
 	}
 	wantCode(t, receive(t, "the client to give up", answered), cni.CodeTryAgainLater, "before it answered")
@@ -537,7 +537,7 @@ func TestClientStrangeAgent(t *testing.T) {
 			_, err = (&cni.Client{Socket: socket}).Do(t.Context(), request(cni.CommandAdd))
 			wantCode(t, err, test.code, test.part)
 			if errors.Is(err, cni.ErrAgentAway) {
-				t.Error("somebody has seen the request")
+				t.Error("another listener received the request")
 			}
 			_ = listener.Close()
 			<-done

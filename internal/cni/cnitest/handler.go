@@ -106,7 +106,7 @@ func (h *Handler) Check(ctx context.Context, req *cni.Request) error {
 	if prev == nil || !slices.EqualFunc(prev.IPs, have.IPs, func(a, b *types100.IPConfig) bool {
 		return a.Address.String() == b.Address.String()
 	}) {
-		return cni.Errorf(cni.CodeInternal, "the addresses are not what the runtime was told")
+		return cni.Errorf(cni.CodeInternal, "the addresses differ from the runtime's result")
 	}
 	return nil
 }

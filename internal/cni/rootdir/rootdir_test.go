@@ -61,11 +61,11 @@ func TestOpenRefuses(t *testing.T) {
 	}
 	t.Chdir(base)
 	for name, dir := range map[string]string{
-		"a link":                 filepath.Join(base, "link"),
-		"a file":                 filepath.Join(base, "file"),
-		"below a file":           filepath.Join(base, "file", "dir"),
-		"relative":               "real",
-		"where anybody may swap": filepath.Join(base, "public", "dir"),
+		"a link":       filepath.Join(base, "link"),
+		"a file":       filepath.Join(base, "file"),
+		"below a file": filepath.Join(base, "file", "dir"),
+		"relative":     "real",
+		"in a directory that all users may write": filepath.Join(base, "public", "dir"),
 	} {
 		if file, err := rootdir.Open(dir); err == nil {
 			t.Errorf("%s was opened", name)

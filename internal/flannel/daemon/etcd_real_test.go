@@ -289,7 +289,7 @@ func TestReservation(t *testing.T) {
 		"nonsense":     `{`,
 	} {
 		etcd.Put(subnetsPrefix+key, hostile)
-		flanneltest.Eventually(t, key+" is told", func() error {
+		flanneltest.Eventually(t, key+" is reported", func() error {
 			if !strings.Contains(p.Log(), "lease="+key) && !strings.Contains(p.Log(), `lease="`+key) {
 				return errors.New(p.Log())
 			}
@@ -455,9 +455,9 @@ func TestRace(t *testing.T) {
 	}
 }
 
-// TestDirectRouteGoes: the direct route of a removed peer goes, although the peer's address is routed through a gateway by then. flanneld
+// TestDirectRouteIsRemoved: the direct route of a removed peer goes, although the peer's address is routed through a gateway by then. flanneld
 // looks at the routes again when it removes a peer, and then searches for the peer's tunnel entries.
-func TestDirectRouteGoes(t *testing.T) {
+func TestDirectRouteIsRemoved(t *testing.T) {
 	weft, _ := programs(t)
 	u := flanneltest.NewUnderlay(t)
 	etcd := u.Etcd()
@@ -534,7 +534,7 @@ func TestTLS(t *testing.T) {
 		t.Errorf("subnet %s", subnet)
 	}
 	refused := startWeft(n2, weft, etcd, tls...)
-	flanneltest.Eventually(t, "the refusal is told", func() error {
+	flanneltest.Eventually(t, "the refusal is reported", func() error {
 		if !strings.Contains(refused.Log(), "etcdserver: ") {
 			return errors.New(refused.Log())
 		}

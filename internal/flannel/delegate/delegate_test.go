@@ -26,7 +26,7 @@ func TestCompile(t *testing.T) {
 			`{"cniVersion":"0.3.1","hairpinMode":true,"ipMasq":false,"ipam":{"ranges":[[{"subnet":"10.1.17.0/24"}]],"routes":[{"dst":"10.1.0.0/16"}],"type":"host-local"},"isDefaultGateway":true,"isGateway":true,"mtu":1400,"name":"cbr0","type":"bridge"}`,
 		},
 		{
-			"given fields stand", `{"name":"n","cniVersion":"1.1.0","runtimeConfig":{"ips":["10.1.17.9/24"]},"ipam":{"dataDir":"/d","ranges":[],"routes":[{"dst":"0.0.0.0/0","gw":"10.1.17.1"}]},"delegate":{"ipMasq":true,"mtu":900,"isGateway":false,"bridge":"br7"}}`, envDual,
+			"given fields are kept", `{"name":"n","cniVersion":"1.1.0","runtimeConfig":{"ips":["10.1.17.9/24"]},"ipam":{"dataDir":"/d","ranges":[],"routes":[{"dst":"0.0.0.0/0","gw":"10.1.17.1"}]},"delegate":{"ipMasq":true,"mtu":900,"isGateway":false,"bridge":"br7"}}`, envDual,
 			`{"bridge":"br7","cniVersion":"1.1.0","ipMasq":true,"ipam":{"dataDir":"/d","ranges":[[{"subnet":"10.1.17.0/24"}],[{"subnet":"fc00::/64"}]],"routes":[{"dst":"0.0.0.0/0","gw":"10.1.17.1"},{"dst":"10.1.0.0/16"},{"dst":"fc00::/48"}],"type":"host-local"},"isGateway":false,"mtu":900,"name":"n","runtimeConfig":{"ips":["10.1.17.9/24"]},"type":"bridge"}`,
 		},
 		{

@@ -224,7 +224,7 @@ func TestFollows(t *testing.T) {
 	shows(t, n1, "ip route show 10.5.9.0/24", "flannel.1", false)
 	shows(t, n1, "ip -6 route show fd00:5:0:9::/64", "flannel-v6.1", true) // only the invalid family is left out
 	if !strings.Contains(p.Log(), "VtepMAC 01:00:00:00:00:99 is not a unicast address") {
-		t.Error("the bad annotation is not told")
+		t.Error("the invalid annotation is not reported")
 	}
 	c.remove("n9")
 	shows(t, n1, "ip -6 route", "fd00:5:0:9::", false)
@@ -239,7 +239,7 @@ func TestOwnNode(t *testing.T) {
 	n1 := c.Node()
 	c.create("n1", map[string]string{prefix + "public-ip-overwrite": "198.51.100.7"})
 	p := c.startWeft(n1, "n1")
-	flanneltest.Eventually(t, "the reason is told", func() error {
+	flanneltest.Eventually(t, "the reason is reported", func() error {
 		if !strings.Contains(p.Log(), "node n1 has no podCIDR of IPv4: run kube-controller-manager with --allocate-node-cidrs") {
 			return errors.New(p.Log())
 		}

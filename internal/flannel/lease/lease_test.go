@@ -229,14 +229,14 @@ func TestJudgeAgainstPairs(t *testing.T) {
 			}
 			return strings.Compare(a, b)
 		})
-		var stand []lease.Lease
+		var kept []lease.Lease
 		for _, name := range names {
 			l := claims[name].Lease
-			ok := l.Subnet.Bits() >= network.Bits() && !slices.ContainsFunc(stand, func(o lease.Lease) bool {
+			ok := l.Subnet.Bits() >= network.Bits() && !slices.ContainsFunc(kept, func(o lease.Lease) bool {
 				return o.Subnet.Overlaps(l.Subnet) || o.Data == l.Data
 			})
 			if ok {
-				stand = append(stand, l)
+				kept = append(kept, l)
 			}
 			if _, got := accepted[name]; got != ok || (refused[name] == nil) != ok {
 				t.Fatalf("%s %+v: accepted %t, want %t: %v", name, l, got, ok, refused[name])

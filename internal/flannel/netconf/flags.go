@@ -153,7 +153,7 @@ func (f *Flags) define(set *flag.FlagSet) {
 	set.StringVar(&e.reach, "iface-can-reach", "", "take the interface by which the kernel routes to this address")
 	set.StringVar(&e.publicIP, "public-ip", "", "address that other nodes use for this one, instead of the interface's")
 	set.StringVar(&e.publicIP6, "public-ipv6", "", "the same for IPv6")
-	set.StringVar(&f.SubnetFile, "subnet-file", "/run/flannel/subnet.env", "file that tells the node's subnet to the plugin")
+	set.StringVar(&f.SubnetFile, "subnet-file", "/run/flannel/subnet.env", "file with the node's subnet for the plugin")
 	set.BoolVar(&f.Masq, "ip-masq", false, "masquerade what leaves the network")
 	set.BoolVar(&f.SequentialPorts, "ip-masq-fully-random-disable", false, "do not choose the ports of masqueraded connections at random")
 	set.BoolVar(&k.Enabled, "kube-subnet-mgr", false, "take subnets from the Nodes' podCIDRs and keep leases in their annotations; otherwise in etcd")

@@ -291,7 +291,7 @@ func speaks(ctx context.Context, kind, path string) (bool, error) {
 	}
 	info, err := invoke.GetVersionInfo(ctx, program, nil)
 	if err != nil {
-		return false, types.NewError(types.ErrPluginNotAvailable, "delegate "+kind+" does not tell its versions", err.Error())
+		return false, types.NewError(types.ErrPluginNotAvailable, "delegate "+kind+" does not report its versions", err.Error())
 	}
 	return slices.Contains(info.SupportedVersions(), "1.1.0"), nil
 }

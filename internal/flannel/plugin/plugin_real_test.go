@@ -303,8 +303,8 @@ exit 1
 	}
 }
 
-// TestAgentIsAsked: on a node with Weft's records, an ADD waits for the agent and executes no delegate.
-func TestAgentIsAsked(t *testing.T) {
+// TestAgentServesRecordedPods: on a node with Weft's records, an ADD waits for the agent and executes no delegate.
+func TestAgentServesRecordedPods(t *testing.T) {
 	ours, r := program, newRig(t)
 	records := filepath.Join(r.node.Dir, "no-records")
 	if err := os.Mkdir(records, 0o700); err != nil {

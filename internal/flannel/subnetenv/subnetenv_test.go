@@ -91,7 +91,7 @@ func TestParse(t *testing.T) {
 	}
 }
 
-func TestReadSaysWhereToLook(t *testing.T) {
+func TestReadErrorNamesTheFile(t *testing.T) {
 	path := filepath.Join(t.TempDir(), "subnet.env")
 	if _, err := subnetenv.Read(path); err == nil || !strings.Contains(err.Error(), path) || !strings.Contains(err.Error(), "flanneld writes it") {
 		t.Error(err)

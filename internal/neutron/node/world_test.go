@@ -46,7 +46,7 @@ func TestPoliciesOfManyCombinations(t *testing.T) {
 		}
 		made, _, problem := w.compile()
 		if errors.Is(problem, errMatches) != closed {
-			t.Errorf("%d peers and ports: %v, want it told: %v", count, problem, closed)
+			t.Errorf("%d peers and ports: %v, want it reported: %v", count, problem, closed)
 		}
 		pod, _, err := podOf(&rec)
 		if err != nil {

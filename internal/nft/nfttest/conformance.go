@@ -106,7 +106,7 @@ func Run(t *testing.T, make func(t *testing.T) Subject) {
 	t.Run("change and delete", func(t *testing.T) { changes(t, make(t)) })
 	t.Run("all or nothing", func(t *testing.T) { atomic(t, make(t)) })
 	t.Run("hostile text", func(t *testing.T) { hostile(t, make(t)) })
-	t.Run("somebody else's chain", func(t *testing.T) { administered(t, make) })
+	t.Run("a foreign chain", func(t *testing.T) { administered(t, make) })
 	for _, tamper := range Tampers() {
 		t.Run(string(tamper), func(t *testing.T) { tampered(t, make(t), tamper) })
 	}
@@ -211,15 +211,15 @@ func administered(t *testing.T, make func(t *testing.T) Subject) {
 		}
 		s.Tamper(t, tamper)
 		converge(t, s.Restart(), desired())
-		if stands := s.Administered(t); stands != (tamper != TableDeleted) {
-			t.Errorf("%s, and repair: what the administrator added stands: %v", tamper, stands)
+		if kept := s.Administered(t); kept != (tamper != TableDeleted) {
+			t.Errorf("%s, and repair: the administrator's rules are kept: %v", tamper, kept)
 		}
 		gone := reconcile.Change[nft.Key, nft.Item]{Set: Items(State()[forwardRules]), Delete: Items(&admin)}
 		if err := s.Commit(context.Background(), gone); err != nil {
-			t.Errorf("nobody wants the chain any more: %v", err)
+			t.Errorf("the chain is no longer desired: %v", err)
 		}
-		if stands := s.Administered(t); stands != (tamper != TableDeleted) {
-			t.Errorf("%s, repair, and a chain that nobody wants: what the administrator added stands: %v", tamper, stands)
+		if kept := s.Administered(t); kept != (tamper != TableDeleted) {
+			t.Errorf("%s, repair, and the chain no longer desired: the administrator's rules are kept: %v", tamper, kept)
 		}
 	}
 	s := make(t)

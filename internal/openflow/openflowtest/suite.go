@@ -248,11 +248,11 @@ func reportsDrift(t *testing.T, ctx context.Context, s Subject) {
 	for len(want) > 0 {
 		event, err := s.Engine.Next(ctx)
 		if err != nil {
-			t.Fatalf("still not told of %v: %v", want, err)
+			t.Fatalf("%v still not reported: %v", want, err)
 		}
 		for _, key := range event.Drift {
 			if key != strange.Key() && key != own.Key() {
-				t.Errorf("told of %s, which nobody else changed", key)
+				t.Errorf("%s was reported, but only the engine changed it", key)
 			}
 			delete(want, key)
 		}
@@ -267,7 +267,7 @@ func reportsDrift(t *testing.T, ctx context.Context, s Subject) {
 		t.Fatal(err)
 	}
 	if fmt.Sprint(event.Drift) != fmt.Sprint([]openflow.Key{marker.Key()}) {
-		t.Errorf("told of %v, want only %v", event.Drift, marker.Key())
+		t.Errorf("%v reported, want only %v", event.Drift, marker.Key())
 	}
 }
 

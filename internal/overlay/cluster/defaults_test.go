@@ -43,7 +43,7 @@ func TestCreateNetwork(t *testing.T) {
 		"the API server's Services":        {objects: []client.Object{services("fd00::/108", "10.96.0.0/12")}, services: "10.96.0.0/12"},
 		"no IPv4 Services":                 {objects: []client.Object{services("fd00::/108")}, fails: true},
 		"another network":                  {elsewhere: true},
-		"another network, nobody knows":    {err: away, fails: true},
+		"no answer about other networks":   {err: away, fails: true},
 		"hosts have subnets":               {objects: []client.Object{&networkv1.HostSubnet{ObjectMeta: metav1.ObjectMeta{Name: "n1"}}}},
 		"a node's address is in the range": {node: "10.129.0.1", problems: 1},
 	} {

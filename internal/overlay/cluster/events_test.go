@@ -25,7 +25,7 @@ func sent(recorder *events.FakeRecorder) []string {
 	}
 }
 
-func TestSubnetsAreTold(t *testing.T) {
+func TestSubnetsAreReported(t *testing.T) {
 	recorder := events.NewFakeRecorder(16)
 	r := cluster.NewReporter(nameSubnets, networkv1.GroupVersion().String(), recorder, metrics.NewController("v1"))
 	hs := func(name, subnet string) networkv1.HostSubnet {

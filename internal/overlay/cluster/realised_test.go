@@ -18,8 +18,8 @@ import (
 	"weft.dev/weft/internal/cluster"
 )
 
-// stand is a realisedReconciler with objects in memory and a clock.
-type stand struct {
+// fixture is a realisedReconciler with objects in memory and a clock.
+type fixture struct {
 	t      *testing.T
 	client client.Client
 	now    time.Time
@@ -27,7 +27,7 @@ type stand struct {
 	r      *realisedReconciler
 }
 
-func newStand(t *testing.T) *stand {
+func newFixture(t *testing.T) *fixture {
 	t.Helper()
 	scheme := runtime.NewScheme()
 	if err := clientgoscheme.AddToScheme(scheme); err != nil {
@@ -36,7 +36,7 @@ func newStand(t *testing.T) *stand {
 	if err := networkv1.AddToScheme(scheme); err != nil {
 		t.Fatal(err)
 	}
-	s := &stand{t: t, now: time.Unix(1000, 0)}
+	s := &fixture{t: t, now: time.Unix(1000, 0)}
 	network := &networkv1.ClusterNetwork{
 		ObjectMeta: metav1.ObjectMeta{Name: "default"}, PluginName: networkv1.PluginNetworkPolicy, ServiceNetwork: "172.30.0.0/16",
 		ClusterNetworks: []networkv1.ClusterNetworkEntry{{CIDR: "10.128.0.0/14", HostSubnetLength: 9}},
@@ -59,11 +59,11 @@ func hostOf(name string) *networkv1.HostSubnet {
 }
 
 // lead replaces the reconciler by that of a new leader.
-func (s *stand) lead() {
+func (s *fixture) lead() {
 	s.r = &realisedReconciler{client: s.client, now: func() time.Time { return s.now }, rests: defaultRests()}
 }
 
-func (s *stand) policy() *networkv1.EgressNetworkPolicy {
+func (s *fixture) policy() *networkv1.EgressNetworkPolicy {
 	var p networkv1.EgressNetworkPolicy
 	if err := s.client.Get(s.t.Context(), client.ObjectKey{Namespace: "shop", Name: "out"}, &p); err != nil {
 		s.t.Fatal(err)
@@ -72,7 +72,7 @@ func (s *stand) policy() *networkv1.EgressNetworkPolicy {
 }
 
 // say writes a node's report: the version up to which policies are in effect, and why the policy is not.
-func (s *stand) say(node string, version uint64, exception string) {
+func (s *fixture) say(node string, version uint64, exception string) {
 	s.t.Helper()
 	var hs networkv1.HostSubnet
 	if err := s.client.Get(s.t.Context(), client.ObjectKey{Name: node}, &hs); err != nil {
@@ -90,7 +90,7 @@ func (s *stand) say(node string, version uint64, exception string) {
 }
 
 // round reconciles. It checks the number of writes so far, the delay until the next call, and the condition.
-func (s *stand) round(what string, writes int, again time.Duration, says string) {
+func (s *fixture) round(what string, writes int, again time.Duration, says string) {
 	s.t.Helper()
 	result, err := s.r.Reconcile(s.t.Context(), cluster.Everything{})
 	got := ""
@@ -105,7 +105,7 @@ func (s *stand) round(what string, writes int, again time.Duration, says string)
 // Brief states are not written. What a node cannot do is written at once, and a change of only the message at most once a minute. A write
 // itself makes no node fall behind, also for the next leader.
 func TestRealisedWaits(t *testing.T) {
-	s := newStand(t)
+	s := newFixture(t)
 	version, err := strconv.ParseUint(s.policy().ResourceVersion, 10, 64)
 	if err != nil {
 		t.Fatal(err)
@@ -149,7 +149,7 @@ func TestRealisedWaits(t *testing.T) {
 	}
 	s.round("it says something else", 6, 5*time.Second, all)
 	s.now = s.now.Add(5 * time.Second)
-	s.round("nobody follows", 7, 0, "False Behind: realised on 0 of 2 nodes; not on n1: "+slow+"; n2: "+slow)
+	s.round("no node has followed", 7, 0, "False Behind: realised on 0 of 2 nodes; not on n1: "+slow+"; n2: "+slow)
 	s.say("n1", changed, "")
 	s.say("n2", changed, "")
 	s.round("all follow", 8, 0, all)

@@ -44,8 +44,8 @@ func TestHostPortsLead(t *testing.T) {
 		return errors.Join(up("far", neighbourAddress+"/24"), via("127.0.0.1"), via(serviceAddress))
 	})
 	for _, c := range []struct {
-		who, from string
-		to        []string
+		client, from string
+		to           []string
 	}{
 		{"a neighbour", neighbour, []string{"127.0.0.1", serviceAddress, egressAddress}},
 		{"the node", node, []string{"127.0.0.53", serviceAddress, egressAddress}},
@@ -63,7 +63,7 @@ func TestHostPortsLead(t *testing.T) {
 			led, err := awaitLed()
 			for _, to := range c.to {
 				if led[to] {
-					t.Errorf("%s is led to the pod by %s", c.who, to)
+					t.Errorf("%s reaches the pod by %s", c.client, to)
 				}
 			}
 			return errors.Join(err, netlink.ConntrackTableFlush(netlink.ConntrackTable))
@@ -97,7 +97,7 @@ func awaitLed() (map[string]bool, error) {
 			return led, err
 		}
 		if time.Now().After(deadline) {
-			return led, errors.New("nobody is led to the pod by the node's address")
+			return led, errors.New("no client reaches the pod by the node's address")
 		}
 	}
 }

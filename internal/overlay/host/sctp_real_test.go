@@ -34,18 +34,18 @@ func TestHostPortsLeadSCTP(t *testing.T) {
 	programRules(t, node, want)
 	nstest.Do(t, node, func() error { return makeNode(neighbour) })
 	nstest.Do(t, neighbour, func() error { return up("far", neighbourAddress+"/24") })
-	ear, outside := listen(t, node, "switch"), listen(t, neighbour, "far")
+	inside, outside := listen(t, node, "switch"), listen(t, neighbour, "far")
 	nstest.Do(t, neighbour, func() error {
 		return associate(8082) // if it were translated, it would be received before the next packets
 	})
 	for host, port := range map[uint16]uint16{8080: 80, 8081: 81} {
 		nstest.Do(t, neighbour, func() error { return associate(host) })
-		packet := hear(t, ear)
+		packet := receive(t, inside)
 		is(t, packet, endpoint(neighbourAddress, clientPort), endpoint(podAddress, port))
 		nstest.Do(t, node, func() error { return accept(packet) })
-		answer := hear(t, outside)
+		answer := receive(t, outside)
 		for answer[sctpAt+commonHeader] != initAck { // sent by the neighbour itself
-			answer = hear(t, outside)
+			answer = receive(t, outside)
 		}
 		is(t, answer, endpoint(nodeAddress, host), endpoint(neighbourAddress, clientPort))
 	}
@@ -160,8 +160,8 @@ func listen(t *testing.T, space, device string) (socket int) {
 	return socket
 }
 
-// hear returns the next SCTP packet.
-func hear(t *testing.T, socket int) []byte {
+// receive returns the next SCTP packet.
+func receive(t *testing.T, socket int) []byte {
 	t.Helper()
 	buffer := make([]byte, 2048)
 	for {

@@ -58,12 +58,12 @@ func TestTunnelsOfOtherNodes(t *testing.T) {
 	}
 	say(guest, "4789", "the guest")
 	say(guest, "4790", "the guest")
-	if got := heard(t, other); got != "the guest" {
-		t.Fatalf("the other port heard %q: the guest has no way", got)
+	if got := received(t, other); got != "the guest" {
+		t.Fatalf("the other port received %q: the guest has no path", got)
 	}
 	say(node, "4789", "the node")
-	if got := heard(t, tunnel); got != "the node" {
-		t.Errorf("the tunnel's port heard %q first", got)
+	if got := received(t, tunnel); got != "the node" {
+		t.Errorf("the tunnel's port received %q first", got)
 	}
 }
 
@@ -94,8 +94,8 @@ func listenUDP(t *testing.T, port int) (*net.UDPConn, error) {
 	return conn, err
 }
 
-// heard returns the first datagram.
-func heard(t *testing.T, conn *net.UDPConn) string {
+// received returns the first datagram.
+func received(t *testing.T, conn *net.UDPConn) string {
 	t.Helper()
 	if err := conn.SetReadDeadline(time.Now().Add(time.Minute)); err != nil {
 		t.Fatal(err)

@@ -169,9 +169,9 @@ func TestAnswersByAnotherNode(t *testing.T) {
 				t.Errorf("%s, %s: leaves by %v, not %v\n%s", mode, state, got, want, o.text)
 			}
 		}
-		stranger := strings.Replace(hostile()[answerIn], "tun_src=192.0.2.2", "tun_src=192.0.2.66", 1)
-		if o := s.trace(t, stranger, "--ct-next", "trk,est,rpl"); len(o.leaving()) > 0 {
-			t.Errorf("%s, from a stranger: leaves by %v\n%s", mode, o.leaving(), o.text)
+		foreign := strings.Replace(hostile()[answerIn], "tun_src=192.0.2.2", "tun_src=192.0.2.66", 1)
+		if o := s.trace(t, foreign, "--ct-next", "trk,est,rpl"); len(o.leaving()) > 0 {
+			t.Errorf("%s, from a foreign host: leaves by %v\n%s", mode, o.leaving(), o.text)
 		}
 		o := s.trace(t, hostile()[answerOut])
 		if !slices.Equal(o.leaving(), []string{"1"}) || !strings.Contains(o.text, "NXM_NX_TUN_ID[0..31] is now 0\n") || !strings.Contains(o.text, "set_field:192.0.2.2->tun_dst") {

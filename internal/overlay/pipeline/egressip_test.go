@@ -97,7 +97,7 @@ func documentEgressIPs(b *strings.Builder) {
 		"to this node's host with a source MAC address that names the project (0a:59:00 and the VNID), where this node holds an address; by the tunnel to nodes that do; or nowhere. " +
 		"Answers to what came from outside pass by: so connections of such pods are looked for. On the holder, table 10 lets through what comes from another node's pods to outside, " +
 		"and table 101 hands it to the host if an address is held for its VNI; the host translates it. Its answers go back by the tunnel, and the pod's node lets them in if they answer a connection. " +
-		"What differs from projects without, for one project that leaves here, one by two other nodes, one by one, and one whose addresses nobody holds:\n")
+		"What differs from projects without, for one project that leaves here, one by two other nodes, one by one, and one whose addresses no node holds:\n")
 	c, pods := egressSample(pipeline.ModeMultitenant)
 	plain := map[string]bool{}
 	for _, s := range tenantSections(c, pods) {

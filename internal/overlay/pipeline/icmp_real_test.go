@@ -72,7 +72,7 @@ func unreachableSeen(t *testing.T, conn net.Conn, within time.Duration) bool {
 }
 
 // Of all pods, only the peer of a connection can send an ICMP error into it: directly, and if a Service on the same node translates.
-func TestErrorsOfStrangers(t *testing.T) {
+func TestICMPErrorsFromDeniedPods(t *testing.T) {
 	n := byPoliciesOf(t, 3)
 	n.apply(vip("dns", "172.30.0.9", service.UDP, 53, "10.128.0.6:7946"))
 	endpoint := netip.MustParseAddrPort("10.128.0.6:7946")

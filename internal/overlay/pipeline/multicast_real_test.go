@@ -49,9 +49,9 @@ func TestMulticastMatrix(t *testing.T) {
 			{"of the host", "in_port=2,dl_src=0a:58:0a:80:00:01," + toGroup + "udp,nw_src=10.128.0.1,nw_dst=239.1.2.3,udp_dst=5000", nil},
 			{"by the tunnel", byTunnel("192.0.2.2", "10.129.0.7", 42), []string{"3", "4"}},
 			{"by the tunnel, of a project without", byTunnel("192.0.2.2", "10.129.0.7", 77), nil},
-			{"by the tunnel, of nobody", byTunnel("192.0.2.2", "10.129.0.7", 0), nil},
+			{"by the tunnel, VNI 0", byTunnel("192.0.2.2", "10.129.0.7", 0), nil},
 			{"by the tunnel, with an address of this node", byTunnel("192.0.2.2", "10.128.0.5", 42), nil},
-			{"by the tunnel, of a stranger", byTunnel("192.0.2.77", "10.129.0.7", 42), nil},
+			{"by the tunnel, from a foreign host", byTunnel("192.0.2.77", "10.129.0.7", 42), nil},
 			{"by the tunnel, of a host that is no node", byTunnel("192.0.2.9", "10.130.0.7", 42), nil},
 		} {
 			o := s.trace(t, test.packet)

@@ -115,7 +115,7 @@ func TestValidate(t *testing.T) {
 		t.Errorf("the sample: %v", err)
 	}
 	for name, spoil := range map[string]func(*pipeline.Config){
-		"mode":             func(c *pipeline.Config) { c.Mode = "somebody-else" },
+		"mode":             func(c *pipeline.Config) { c.Mode = "another" },
 		"cluster network":  func(c *pipeline.Config) { c.ClusterNetworks = nil },
 		"service network":  func(c *pipeline.Config) { c.ServiceNetwork = netip.MustParsePrefix("10.128.0.0/16") },
 		"local subnet":     func(c *pipeline.Config) { c.LocalSubnet = netip.MustParsePrefix("10.0.0.0/23") },

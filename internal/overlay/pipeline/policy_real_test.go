@@ -171,8 +171,8 @@ func TestRulesInStages(t *testing.T) {
 		if o := s.trace(t, packet, "--ct-next", "trk,new"); len(o.leaving()) > 0 != want {
 			t.Errorf("port %d passes: %t, want %t\n%s", port, !want, want, o.text)
 		}
-		stranger := fmt.Sprintf("%stcp,nw_src=10.132.0.6,nw_dst=10.128.0.5,tcp_dst=%d,tcp_flags=2", fromHost, port)
-		if o := s.trace(t, stranger, "--ct-next", "trk,new"); len(o.leaving()) > 0 {
+		foreign := fmt.Sprintf("%stcp,nw_src=10.132.0.6,nw_dst=10.128.0.5,tcp_dst=%d,tcp_flags=2", fromHost, port)
+		if o := s.trace(t, foreign, "--ct-next", "trk,new"); len(o.leaving()) > 0 {
 			t.Errorf("port %d passes from an address that no rule names\n%s", port, o.text)
 		}
 	}
@@ -252,8 +252,8 @@ func TestPolicyStates(t *testing.T) {
 		{"a packet that fits no connection", toPort(80, "0x10"), "trk,inv", false, "", "ct(commit"},
 		{"a fragment of what may be known", fromA + toB + "udp,nw_frag=later," + ipA + "nw_dst=10.128.0.6", "trk,est", false, "", "ct(commit"},
 		{"the node to its pod", fromHost + "tcp,nw_src=10.128.0.1,nw_dst=10.128.0.5,tcp_dst=81,tcp_flags=2", "trk,new", true, commits, ""},
-		{"the host for who is outside, to the pod", fromHost + "tcp,nw_src=169.254.0.2,nw_dst=10.128.0.5,tcp_dst=80,tcp_flags=2", "trk,new", false, "", "ct(commit"},
-		{"the pod's answer to who is outside", fromA + toGateway + "tcp," + ipA + "nw_dst=169.254.0.2,tcp_src=80", "trk,est,rpl", true, "set_field:0a:58:0a:80:00:01->eth_dst", ""},
+		{"the host for a client outside, to the pod", fromHost + "tcp,nw_src=169.254.0.2,nw_dst=10.128.0.5,tcp_dst=80,tcp_flags=2", "trk,new", false, "", "ct(commit"},
+		{"the pod's answer to a client outside", fromA + toGateway + "tcp," + ipA + "nw_dst=169.254.0.2,tcp_src=80", "trk,est,rpl", true, "set_field:0a:58:0a:80:00:01->eth_dst", ""},
 		{"the pod's answer to the node", fromA + toGateway + "tcp," + ipA + "nw_dst=10.128.0.1,tcp_src=81", "trk,est,rpl", true, "", ""},
 		{"the pod to the node", fromA + toGateway + "tcp," + ipA + "nw_dst=10.128.0.1,tcp_dst=81,tcp_flags=2", "trk,new", false, "", ""},
 		{"another node to the pod", fromTunnel + "tcp,nw_src=10.129.0.1,nw_dst=10.128.0.5,tcp_dst=80,tcp_flags=2", "trk,new", false, "", ""},

@@ -144,7 +144,7 @@ func TestServicesCarryTraffic(t *testing.T) {
 			t.Errorf("UDP: %v, want refused", err)
 		}
 	})
-	t.Run("a port where nobody listens refuses by itself", func(t *testing.T) {
+	t.Run("a port without a listener refuses by itself", func(t *testing.T) {
 		n.apply(vip("closed", "172.30.0.30", service.TCP, 80, "10.128.0.6:99"), vip("closedu", "172.30.0.30", service.UDP, 53, "10.128.0.6:99"))
 		if _, err := n.ask("a", "tcp", "172.30.0.30:80"); !refused(err) {
 			t.Errorf("TCP: %v, want refused", err)
@@ -168,7 +168,7 @@ func TestServicesCarryTraffic(t *testing.T) {
 }
 
 // An endpoint that is removed gets no new connections; its existing ones continue.
-func TestEndpointGoes(t *testing.T) {
+func TestEndpointIsRemoved(t *testing.T) {
 	n := startNode(t, 3)
 	for _, pod := range []string{"b", "c"} {
 		n.serve(n.pods[pod].space, pod, "tcp", ":8080")
@@ -222,7 +222,7 @@ func TestEndpointGoes(t *testing.T) {
 }
 
 // A Service that gets its first endpoint serves the client that it rejected before, from the same port.
-func TestFirstEndpointComes(t *testing.T) {
+func TestFirstEndpointIsAdded(t *testing.T) {
 	n := startNode(t, 2)
 	n.serve(n.pods["b"].space, "b", "udp", ":5353")
 	before, after := vip("dns", "172.30.0.2", service.UDP, 53), vip("dns", "172.30.0.2", service.UDP, 53, "10.128.0.6:5353")

@@ -67,7 +67,7 @@ var tables = [...]Table{
 	{TableTunnel, "tunnel", "from the tunnel: admits known nodes, from their addresses, to this node's"},
 	{TablePod, "pod", "from a pod: admits what it may send from its addresses; sets the source VNID"},
 	{TableState, "state", "connection state of what Services need, in a zone of Weft's own; replies are translated back"},
-	{TableNode, "node", "tells nodes' addresses from others, for node ports"},
+	{TableNode, "node", "distinguishes nodes' addresses from others, for node ports"},
 	{TableAffinity, "affinity", "session affinity of Services; flows learned by the switch"},
 	{TableService, "service", "Services: a new connection picks an endpoint"},
 	{TableEndpoint, "endpoint", "Services with affinity: the client's endpoint, or a new one"},

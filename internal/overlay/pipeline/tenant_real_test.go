@@ -124,8 +124,8 @@ func TestTenantHostile(t *testing.T) {
 	c, pods := tenantSample(true)
 	s := startWith(t, sorted(tenantSections(c, pods)), len(pods))
 	packets := hostileBesideAnswers()
-	packets["tunnel: a stranger with the VNI of everybody"] = strings.Replace(fromTunnel, "tun_src=192.0.2.2", "tun_src=192.0.2.66", 1) + "tcp,nw_src=10.129.0.7,nw_dst=10.128.0.8"
-	packets["tunnel: a stranger with a project's VNI"] = strings.Replace(strings.Replace(fromTunnel, "tun_src=192.0.2.2", "tun_src=192.0.2.66", 1), "tun_id=0", "tun_id=42", 1) + "tcp,nw_src=10.129.0.7,nw_dst=10.128.0.5"
+	packets["tunnel: a foreign host with VNI 0"] = strings.Replace(fromTunnel, "tun_src=192.0.2.2", "tun_src=192.0.2.66", 1) + "tcp,nw_src=10.129.0.7,nw_dst=10.128.0.8"
+	packets["tunnel: a foreign host with a project's VNI"] = strings.Replace(strings.Replace(fromTunnel, "tun_src=192.0.2.2", "tun_src=192.0.2.66", 1), "tun_id=0", "tun_id=42", 1) + "tcp,nw_src=10.129.0.7,nw_dst=10.128.0.5"
 	packets["a pod that says it came by the tunnel"] = strings.Replace(fromA, "in_port=3", "in_port=3,tun_src=192.0.2.2,tun_dst=192.0.2.1,tun_id=77", 1) + toB + "tcp," + ipA + "nw_dst=10.128.0.6"
 	packets["another project's pod"] = fromA + toB + "tcp," + ipA + "nw_dst=10.128.0.6,tp_dst=80"
 	packets["another project's pod by way of the gateway"] = fromA + toGateway + "tcp," + ipA + "nw_dst=10.128.0.6,tp_dst=80"

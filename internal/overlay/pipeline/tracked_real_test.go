@@ -109,7 +109,7 @@ func TestAddressReuse(t *testing.T) {
 		t.Errorf("still known: %s", known)
 	}
 	if gets(t, peer, old, long) {
-		t.Error("an isolated pod gets what was for who had its address before")
+		t.Error("an isolated pod gets packets of the pod that had its address before")
 	}
 	n.isolate("a", policy.Isolation{Ingress: true})
 	if !gets(t, old, peer, soon) || !gets(t, peer, old, soon) {
@@ -147,15 +147,15 @@ func TestConnectionsOfBefore(t *testing.T) {
 	}
 	n.AppCtl("dpctl/flush-conntrack")
 	if !arrives(conn, served, soon) || !arrives(served, conn, soon) {
-		t.Error("it does not go on")
+		t.Error("the connection ended")
 	}
 	const unseen = "mark=2"
 	if known := n.AppCtl("dpctl/dump-conntrack"); !strings.Contains(known, unseen) {
-		t.Errorf("it is not known as one whose beginning nobody saw: %s", known)
+		t.Errorf("the connection is not tracked as one without an observed beginning: %s", known)
 	}
 	n.isolate("b", policy.Isolation{Ingress: true, KeepsIngress: true})
 	if arrives(conn, served, long) {
-		t.Error("it goes on at a pod that is isolated")
+		t.Error("the connection continues at an isolated pod")
 	}
 	if known := n.AppCtl("dpctl/dump-conntrack"); !strings.Contains(known, unseen) {
 		t.Errorf("it ends as if it had been seen: %s", known)

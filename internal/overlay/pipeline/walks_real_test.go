@@ -110,7 +110,7 @@ func hostile() map[string]string {
 		"address zero":                                fromA + toGateway + "tcp," + ipA + "nw_dst=0.0.0.0,tp_dst=10248",
 		"a pod that does not exist":                   fromA + toB + "tcp," + ipA + "nw_dst=10.128.0.99",
 		"a node that does not exist":                  fromA + toB + "tcp," + ipA + "nw_dst=10.131.0.9",
-		"tunnel: from a stranger":                     strings.Replace(fromTunnel, "tun_src=192.0.2.2", "tun_src=192.0.2.66", 1) + "tcp,nw_src=10.129.0.7,nw_dst=10.128.0.5",
+		"tunnel: from a foreign host":                 strings.Replace(fromTunnel, "tun_src=192.0.2.2", "tun_src=192.0.2.66", 1) + "tcp,nw_src=10.129.0.7,nw_dst=10.128.0.5",
 		"tunnel: to another address of the node":      strings.Replace(fromTunnel, "tun_dst=192.0.2.1", "tun_dst=203.0.113.1", 1) + "tcp,nw_src=10.129.0.7,nw_dst=10.128.0.5",
 		"tunnel: from one node for another's pod":     fromTunnel + "tcp,nw_src=10.130.0.7,nw_dst=10.128.0.5",
 		"tunnel: from this node's own pod":            fromTunnel + "tcp,nw_src=10.128.0.6,nw_dst=10.128.0.5",

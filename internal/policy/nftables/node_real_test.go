@@ -508,7 +508,7 @@ func TestRevoked(t *testing.T) {
 // push makes the server send at TCP port 7 at each value in the channel.
 func (n *node) push(t *testing.T) chan struct{} {
 	t.Helper()
-	told := make(chan struct{})
+	reported := make(chan struct{})
 	nstest.Do(t, n.pods[0], func() error {
 		l, err := net.Listen("tcp", ":7")
 		if err != nil {
@@ -524,13 +524,13 @@ func (n *node) push(t *testing.T) chan struct{} {
 			data := make([]byte, 64)
 			size, _ := c.Read(data)
 			_, _ = c.Write(data[:size])
-			<-told
+			<-reported
 			_, _ = c.Write([]byte("pushed"))
 			_, _ = io.Copy(c, c)
 		}()
 		return nil
 	})
-	return told
+	return reported
 }
 
 // Pods reach nothing before they are attached, nor without the chains while bridged packets do not pass them.

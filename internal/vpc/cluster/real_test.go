@@ -379,7 +379,7 @@ func TestLeaseTerm(t *testing.T) {
 	}
 }
 
-// Of two replicas that both believe to lead, only the one with the later term assigns addresses, each once.
+// Of two replicas that both act as leaders, only the one with the later term assigns addresses, each once.
 func TestTwoLeaders(t *testing.T) {
 	central := ovntest.New(t, nil)
 	central.Start(ovntest.Northbound)

@@ -186,7 +186,7 @@ func TestSubnets(t *testing.T) {
 			nil,
 		},
 		{
-			"one of no Node that cannot be used is left, and told", usual(),
+			"an invalid HostSubnet without a Node is kept, and reported", usual(),
 			nil,
 			[]networkv1.HostSubnet{hs("f5", "0.0.0.0", "10.128.0.0/23")},
 			[]string{"Invalid on HostSubnet f5"},
@@ -216,7 +216,7 @@ func TestSubnets(t *testing.T) {
 			[]string{"delete a 192.0.2.1 10.1.0.0/17 node-uid=ua", "Exhausted on Node c"},
 		},
 		{
-			"overlaps and strangers are told", usual(),
+			"overlapping and foreign HostSubnets are reported", usual(),
 			nil,
 			[]networkv1.HostSubnet{
 				hs("a", "192.0.2.1", "10.128.0.0/23"), hs("b", "192.0.2.2", "10.128.0.0/23"),

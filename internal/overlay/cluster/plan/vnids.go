@@ -139,7 +139,7 @@ func (p *vnidPlanner) existing(nn *networkv1.NetNamespace, ns Namespace) {
 	}
 	if p.mode == clusternetwork.ModeNetworkPolicy && want.NetID != networkv1.VNIDGlobal && p.holders[want.NetID] > 1 {
 		p.problem(about(KindNetNamespace, nn.Name, nn.UID), networkv1.ReasonConflict,
-			"netid %d of NetNamespace %s is also another's, and policies cannot tell them apart: delete all but one of them, new ones are made", want.NetID, nn.Name)
+			"netid %d of NetNamespace %s is also another's, and policies cannot distinguish them: delete all but one of them, new ones are made", want.NetID, nn.Name)
 	}
 }
 

@@ -217,7 +217,7 @@ func TestVNIDs(t *testing.T) {
 }
 
 // A request to join an impossible namespace name is reported at once as invalid; a request for one that does not exist yet stays.
-func TestJoinSaysWhatIsWrong(t *testing.T) {
+func TestJoinReportsProblems(t *testing.T) {
 	for request, want := range map[string]string{
 		"join:ta:tb": `"ta:tb" is not a namespace's name`,
 		"join:":      `"" is not a namespace's name`,
@@ -237,7 +237,7 @@ func TestVNIDsConverge(t *testing.T) {
 	state := VNIDState{Mode: clusternetwork.ModeMultitenant}
 	for i := range 50 {
 		name := fmt.Sprintf("n%02d", i)
-		request := []string{"global", "isolate", fmt.Sprintf("join:n%02d", (i*7)%50), "join:nobody", ""}[i%5]
+		request := []string{"global", "isolate", fmt.Sprintf("join:n%02d", (i*7)%50), "join:missing", ""}[i%5]
 		state.Namespaces = append(state.Namespaces, ns(name))
 		if i%3 > 0 {
 			state.NetNamespaces = append(state.NetNamespaces, nn(name, uint32(10+i/4), request))

@@ -59,7 +59,7 @@ type world struct {
 	refuses func(plan.Object) bool
 
 	planner   *plan.Planner // has seen every change of the objects
-	told      map[string]plan.Object
+	reported  map[string]plan.Object
 	defined   map[string]string
 	fragments map[string]northbound.Rows
 }
@@ -72,7 +72,7 @@ func newWorld(t fataler) *world {
 		dnats: map[string]*kubeovn.IptablesDnatRule{}, workloads: map[string]*appsv1.StatefulSet{}, definitions: map[string]string{},
 	}
 	w.policies = map[string]*networkingv1.NetworkPolicy{}
-	w.planner, w.told, w.defined, w.fragments = plan.NewPlanner(), map[string]plan.Object{}, map[string]string{}, map[string]northbound.Rows{}
+	w.planner, w.reported, w.defined, w.fragments = plan.NewPlanner(), map[string]plan.Object{}, map[string]string{}, map[string]northbound.Rows{}
 	for _, name := range []string{"ns1", kubeovn.ConfigNamespace} {
 		w.spaces[name] = &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: name}}
 	}
@@ -103,13 +103,13 @@ func (w *world) objects() *plan.Objects {
 // handOver passes to the planner what has changed since the last call.
 func (w *world) handOver() {
 	now := w.all()
-	for key, object := range w.told {
+	for key, object := range w.reported {
 		if now[key] == nil {
 			w.planner.Remove(object)
 		}
 	}
 	for key, object := range now {
-		if !reflect.DeepEqual(w.told[key], object) {
+		if !reflect.DeepEqual(w.reported[key], object) {
 			w.planner.Set(object)
 		}
 	}
@@ -124,7 +124,7 @@ func (w *world) handOver() {
 		}
 	}
 	w.planner.SetNAT(w.config)
-	w.told, w.defined = now, maps.Clone(w.definitions)
+	w.reported, w.defined = now, maps.Clone(w.definitions)
 }
 
 // all returns copies of all objects, as an API server does.
@@ -160,7 +160,7 @@ func (w *world) plan(t fataler) *plan.Plan {
 	t.Helper()
 	w.handOver()
 	have, want := w.planner.Plan(metav1.NewTime(time.Unix(1000, 0))), plan.Compile(w.objects())
-	if !reflect.DeepEqual(w.told, w.all()) { // they must not be changed, like those of a cache
+	if !reflect.DeepEqual(w.reported, w.all()) { // they must not be changed, like those of a cache
 		t.Fatalf("the planner changed objects that it was given")
 	}
 	for owner, rows := range have.Fragments {
