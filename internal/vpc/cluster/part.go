@@ -13,6 +13,7 @@ import (
 	"maps"
 	"slices"
 	"strings"
+	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -157,15 +158,17 @@ type reconciler struct {
 	planner *plan.Planner
 	news    news
 
-	leads    bool
-	term     uint64
-	loaded   bool // the planner has all objects
-	started  bool // the loop has all rows
-	config   map[string]map[string]string
-	written  map[key]version
-	held     error             // why a part of the plan was not executed
-	reported map[string]string // why pods wait, as in their events
-	closed   map[string]northbound.Closed
+	leads   bool
+	term    uint64
+	loaded  bool // the planner has all objects
+	started bool // the loop has all rows
+	config  map[string]map[string]string
+	written map[key]version
+	held    error // why a part of the plan was not executed
+	// postponed is since when reports are postponed; the zero value: none is.
+	postponed time.Time
+	reported  map[string]string // why pods wait, as in their events
+	closed    map[string]northbound.Closed
 }
 
 // run keeps the northbound database in step while the replica leads.

@@ -116,26 +116,56 @@ func (r *reconciler) learn(ctx context.Context) error {
 		return nil
 	}
 	for at, object := range changed {
-		if r.outdated(at, object, deleted[at]) {
+		order := r.order(at, object, deleted[at])
+		if order < 0 {
 			continue
 		}
-		delete(r.written, at)
-		r.handOver(object, deleted[at])
+		if delete(r.written, at); order > 0 || !ofNAT(object) {
+			r.handOver(object, deleted[at])
+		}
 	}
 	return nil
 }
 
-// outdated reports whether the watch's state of an object is older than what this replica wrote, or read from the API server itself.
-func (r *reconciler) outdated(at key, object client.Object, deleted bool) bool {
-	known, there := r.written[at]
-	if !there {
-		return false
+// ofNAT reports whether the object is a gateway, an EIP or a rule. A change of one of them makes the planner read all of them, so that the
+// version which this replica wrote is not handed over a second time.
+func ofNAT(object client.Object) bool {
+	switch object.(type) {
+	case *kubeovn.VpcNatGateway, *kubeovn.IptablesEIP, *kubeovn.IptablesSnatRule, *kubeovn.IptablesDnatRule, *kubeovn.IptablesFIPRule:
+		return true
 	}
-	if deleted {
-		return object.GetUID() != known.uid
+	return false
+}
+
+// order compares the watch's state of an object with what this replica wrote, or read from the API server itself: negative if the watch's
+// state is older, 0 if it is the same, positive if it is newer or the replica has not written the object.
+func (r *reconciler) order(at key, object client.Object, deleted bool) int {
+	known, there := r.written[at]
+	switch {
+	case !there:
+		return 1
+	case deleted && object.GetUID() != known.uid:
+		return -1
+	case deleted:
+		return 1
 	}
 	order, err := resourceversion.CompareResourceVersion(object.GetResourceVersion(), known.resource)
-	return err == nil && order < 0
+	if err != nil {
+		return 1
+	}
+	return order
+}
+
+// pending reports whether the watches have reported something that no plan has yet.
+func (r *reconciler) pending() bool {
+	r.news.mu.Lock()
+	defer r.news.mu.Unlock()
+	for at, object := range r.news.changed {
+		if r.order(at, object, r.news.deleted[at]) > 0 {
+			return true
+		}
+	}
+	return r.news.stale
 }
 
 // handOver passes one object to the planner.
@@ -175,6 +205,7 @@ func (r *reconciler) handOver(object client.Object, deleted bool) {
 
 // knows records that this replica wrote an object, or read it from the API server itself.
 func (r *reconciler) knows(object client.Object) {
+	object.SetManagedFields(nil) // as in the cache
 	r.written[keyOf(object)] = version{object.GetUID(), object.GetResourceVersion()}
 	r.handOver(object, false)
 }

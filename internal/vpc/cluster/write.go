@@ -3,7 +3,9 @@ package cluster
 import (
 	"context"
 	"fmt"
+	"slices"
 	"sync"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 	appsv1 "k8s.io/api/apps/v1"
@@ -16,6 +18,10 @@ import (
 
 // concurrentWrites limits the requests to the API server at a time.
 const concurrentWrites = 8
+
+// reportDelay limits how long statuses that only report are postponed while changes arrive. Each of them would delay the change by one
+// request, and most would be outdated by it.
+const reportDelay = time.Second
 
 // writer writes the objects of one plan. One object's error does not keep the others from being written. The planner gets what was written
 // before the watch reports it.
@@ -30,7 +36,7 @@ type writer struct {
 	versions map[key]string
 }
 
-// write writes the plan's objects. Those of one kind are written concurrently.
+// write writes the plan's objects. Those of one kind are written concurrently. Statuses that only report are written last.
 func (r *reconciler) write(ctx context.Context, p *plan.Plan) []error {
 	w := &writer{reconciler: r, plan: p, versions: map[key]string{}}
 	c := r.tools.Client
@@ -58,10 +64,46 @@ func (r *reconciler) write(ctx context.Context, p *plan.Plan) []error {
 	for _, s := range p.SubnetStatus {
 		statuses = append(statuses, s)
 	}
-	each(statuses, func(object plan.Object) {
+	status := func(object plan.Object) {
 		w.put(ctx, "update the status of", object, func() error { return c.Status().Update(ctx, object) })
-	})
+	}
+	reports := slices.Clone(statuses)
+	each(slices.DeleteFunc(statuses, p.Reports), status)
+	w.reports(slices.DeleteFunc(reports, func(object plan.Object) bool { return !p.Reports(object) }), status)
 	return w.errs
+}
+
+// reports writes statuses that only report. As long as other changes wait, the rest is postponed: the next plan reports, and takes the
+// changes into account. Reports that have been postponed for reportDelay are written in any case.
+func (w *writer) reports(statuses []plan.Object, write func(plan.Object)) {
+	overdue := !w.postponed.IsZero() && time.Since(w.postponed) > reportDelay
+	left := false
+	each(statuses, func(object plan.Object) {
+		if overdue || !w.postpone(object) {
+			write(object)
+			return
+		}
+		w.mu.Lock()
+		defer w.mu.Unlock()
+		left = true
+	})
+	switch {
+	case !left:
+		w.postponed = time.Time{}
+	case w.postponed.IsZero():
+		w.postponed = time.Now()
+	}
+}
+
+// postpone leaves a report to the next plan if changes wait. Their events have requested that plan.
+func (w *writer) postpone(object plan.Object) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if !w.pending() {
+		return false
+	}
+	w.planner.Postpone(object)
+	return true
 }
 
 // each calls do for each object, for some concurrently.

@@ -174,6 +174,7 @@ func (c *compiler) gatewayStatus(g *nat.Gateway, r running) {
 	s.Ready = c.ready(&s.Conditions, object.Generation, problem)
 	c.supported(&s.Conditions, object.Generation, g.Value.Unsupported)
 	c.keepStatus(object, object.Status, g.Object.Status)
+	c.assigns(object, s.IP != g.Object.Status.IP)
 }
 
 // eipState is why an EIP is not in effect, and what the pods of its gateway report.
@@ -237,6 +238,7 @@ func (c *compiler) eipStatus(e *nat.EIP, g *nat.Gateway, problem nat.Problem) {
 	s.Ready = c.ready(&s.Conditions, object.Generation, problem)
 	c.supported(&s.Conditions, object.Generation, e.Value.Unsupported)
 	c.keepStatus(object, object.Status, e.Object.Status)
+	c.assigns(object, s.IP != e.Object.Status.IP)
 }
 
 // ruleProblem returns why a rule is not in effect, with its EIP's address and gateway.

@@ -81,6 +81,15 @@ type Plan struct {
 	Closed map[string]northbound.Closed
 	// Waiting has the reasons why pods that are bound to a Subnet have no address, by "<namespace>/<name>".
 	Waiting map[string]string
+	// assigning are the objects whose new status assigns an address or a tunnel key.
+	assigning map[Object]struct{}
+}
+
+// Reports reports whether the new status of an object assigns nothing: it may be written after everything else, and later
+// (Planner.Postpone).
+func (p *Plan) Reports(object Object) bool {
+	_, assigns := p.assigning[object]
+	return !assigns
 }
 
 // Withhold removes from the plan what must not be written if the finalizer of an object of NAT gateways could not be written: its status,
@@ -133,7 +142,7 @@ type compiler struct {
 func newCompiler(p *Planner, now metav1.Time) *compiler {
 	return &compiler{
 		Planner: p, now: now, ips: map[string]*kubeovn.IP{}, chosen: map[*subnet]struct{}{}, chosenVPCs: map[*vpc]struct{}{},
-		plan: &Plan{Fragments: map[string]northbound.Rows{}, Waiting: p.waiting, Closed: p.closed},
+		plan: &Plan{Fragments: map[string]northbound.Rows{}, Waiting: p.waiting, Closed: p.closed, assigning: map[Object]struct{}{}},
 	}
 }
 

@@ -174,6 +174,17 @@ func (p *Planner) Retry(object Object) {
 	}
 }
 
+// Postpone makes the next plan report again on an object whose status of the last plan was not written. Use it for a status that assigns
+// nothing (Plan.Reports).
+func (p *Planner) Postpone(object Object) {
+	switch object.(type) {
+	case *kubeovn.Subnet, *kubeovn.Vpc:
+		p.Retry(object)
+	default:
+		p.gatewaysChanged = true
+	}
+}
+
 // Load sets all objects.
 func (p *Planner) Load(o *Objects) {
 	setAll(p, o.Vpcs)

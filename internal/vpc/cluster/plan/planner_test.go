@@ -15,7 +15,7 @@ import (
 	"weft.dev/weft/internal/vpc/cluster/plan"
 )
 
-// Whatever changes, and whatever cannot be written, the plan of the changes equals the plan of everything: world.plan compares them after
+// Whatever changes, and whatever cannot be written or is written later, the plan of the changes equals the plan of everything: world.plan compares them after
 // each change.
 func TestPlannerAgreesWithCompile(t *testing.T) {
 	rapid.Check(t, func(r *rapid.T) {
@@ -155,11 +155,14 @@ func TestPlannerAgreesWithCompile(t *testing.T) {
 			if w.refuses = nil; rapid.IntRange(0, 3).Draw(r, "refusals") == 0 {
 				w.refuses = func(plan.Object) bool { return rapid.Bool().Draw(r, "refused") }
 			}
+			if w.postpones = nil; rapid.IntRange(0, 3).Draw(r, "postponements") == 0 {
+				w.postpones = func(plan.Object) bool { return rapid.Bool().Draw(r, "postponed") }
+			}
 			if rapid.IntRange(0, 3).Draw(r, "plan") > 0 {
 				w.step(r)
 			}
 		}
-		w.refuses = nil
+		w.refuses, w.postpones = nil, nil
 		for range 30 {
 			if !w.step(r) {
 				return

@@ -79,6 +79,14 @@ func (c *compiler) vpcConditions(object *kubeovn.Vpc, v *vpc) {
 func (c *compiler) keepVPC(v *vpc, object *kubeovn.Vpc) {
 	if !reflect.DeepEqual(object.Status, v.object.Status) {
 		c.plan.VpcStatus = append(c.plan.VpcStatus, object)
+		c.assigns(object, object.Status.TunnelKey != v.object.Status.TunnelKey)
+	}
+}
+
+// assigns records whether the new status of an object assigns something.
+func (c *compiler) assigns(object Object, does bool) {
+	if does {
+		c.plan.assigning[object] = struct{}{}
 	}
 }
 
@@ -99,6 +107,8 @@ func (c *compiler) statuses() {
 		c.subnetStatus(object, s)
 		if !reflect.DeepEqual(object.Status, s.object.Status) {
 			c.plan.SubnetStatus = append(c.plan.SubnetStatus, object)
+			now, before := &object.Status, &s.object.Status
+			c.assigns(object, now.TunnelKey != before.TunnelKey || now.LastIP != before.LastIP)
 		}
 	}
 }

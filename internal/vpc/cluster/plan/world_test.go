@@ -57,6 +57,8 @@ type world struct {
 
 	// refuses selects the objects of a plan that the API server refuses to write; nil: none.
 	refuses func(plan.Object) bool
+	// postpones selects the objects of a plan whose reports are written later; nil: none.
+	postpones func(plan.Object) bool
 
 	planner   *plan.Planner // has seen every change of the objects
 	reported  map[string]plan.Object
@@ -217,8 +219,11 @@ func (w *world) wanted() northbound.Rows {
 	return all
 }
 
-// refuse removes from the plan what the API server refuses to write, and makes the planner plan it again.
+// refuse removes from the plan the reports that are postponed, and what the API server refuses to write, and makes the planner plan it again.
 func (w *world) refuse(p *plan.Plan) {
+	if w.postpones != nil {
+		p.VpcStatus, p.SubnetStatus, p.Statuses = postponed(w, p, p.VpcStatus), postponed(w, p, p.SubnetStatus), postponed(w, p, p.Statuses)
+	}
 	if w.refuses == nil {
 		return
 	}
@@ -242,6 +247,16 @@ func refused[T plan.Object](w *world, list []T) []T {
 			return false
 		}
 		w.planner.Retry(object)
+		return true
+	})
+}
+
+func postponed[T plan.Object](w *world, p *plan.Plan, list []T) []T {
+	return slices.DeleteFunc(list, func(object T) bool {
+		if !p.Reports(object) || !w.postpones(object) {
+			return false
+		}
+		w.planner.Postpone(object)
 		return true
 	})
 }
