@@ -7,8 +7,10 @@
 //	to net1     source has a floating IP, else the EIP of the SNAT rule with the longest prefix, else dropped and counted
 //	eth0 twice  a pod of the VPC to an EIP of its own gateway: translated both ways (hairpin)
 //
-// The chain guard is after all translation. It drops packets to net1 whose source is not an address of net1, so that no private address
-// leaves, however conntrack handled a packet.
+// No private address leaves by net1. The first packet of a connection is dropped in the chain postrouting unless a rule translates it, and
+// conntrack translates all packets of the connection alike. Packets that conntrack does not assign to a connection are dropped: forwarded
+// ones in the chain forward, the gateway's own in the chain output. If the route to the internal address of a translated connection is
+// removed, its packets are routed to net1; the chain forward drops them.
 //
 // # Rules that exclude each other
 //

@@ -180,6 +180,10 @@ func (c *compiler) chain(chain nft.Chain, rules ...string) {
 	c.add(&chain, list)
 }
 
+// private drops packets that leave with another source than an address of net1. Only the first packet of a connection passes a chain of type
+// nat: the rule costs nothing for the others, which a chain of type filter after the translation would do.
+const private = `oifname "net1" ip saddr != @` + outside + " counter drop"
+
 // table creates the chains, which are the same for every gateway: rules are elements of maps.
 func (c *compiler) table() {
 	c.add(
@@ -198,8 +202,10 @@ func (c *compiler) table() {
 	c.chain(nft.Chain{Name: "prerouting", Type: nft.TypeNAT, Hook: nft.HookPrerouting, Priority: -100},
 		"dnat to ip daddr map @"+FloatingIn,
 		"dnat ip to ip daddr . meta l4proto . th dport map @"+Ports)
+	// Most packets are accepted by the second rule. A connection becomes established once its first packet has passed all chains.
 	c.chain(nft.Chain{Name: "forward", Type: nft.TypeFilter, Hook: nft.HookForward, Policy: nft.PolicyDrop},
-		"ct state established,related accept", // first, for most packets: a connection is tracked once its first packet has passed this chain
+		`oifname "net1" ct direction original ct status dnat counter drop`, // the route to the internal address was removed
+		"ct state established,related accept",
 		"ct state invalid,untracked counter drop",
 		"meta l4proto udp th dport 6081 counter drop", // Geneve of the nodes
 		`iifname "net1" oifname "eth0" ct status dnat accept`,
@@ -209,9 +215,9 @@ func (c *compiler) table() {
 	c.chain(nft.Chain{Name: "postrouting", Type: nft.TypeNAT, Hook: nft.HookPostrouting, Priority: 100},
 		`iifname "eth0" oifname "eth0" ct status dnat masquerade`,
 		`oifname "net1" snat to ip saddr map @`+FloatingOut,
-		`oifname "net1" snat to ip saddr map @`+Sources+" fully-random")
-	c.chain(nft.Chain{Name: "guard", Type: nft.TypeFilter, Hook: nft.HookPostrouting, Priority: 300},
-		`oifname "net1" ip saddr != @`+outside+" counter drop")
+		`oifname "net1" snat to ip saddr map @`+Sources+" fully-random",
+		private)
+	c.chain(nft.Chain{Name: "output", Type: nft.TypeFilter, Hook: nft.HookOutput}, private)
 }
 
 // comment names an owner in at most 120 bytes.

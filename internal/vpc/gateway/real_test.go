@@ -6,9 +6,11 @@ import (
 	"context"
 	"fmt"
 	"maps"
+	"net"
 	"net/netip"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/containernetworking/plugins/pkg/ns"
 
@@ -68,7 +70,7 @@ func TestGateway(t *testing.T) {
 	site := ovntest.NewSite(t, 1)
 	node := site.Chassis[0]
 	in := input()
-	in.SNATs, in.DNATs, in.FIPs = in.SNATs[2:3], in.DNATs[:1], in.FIPs[:1] // the typo, web, fip01
+	in.SNATs, in.DNATs, in.FIPs = in.SNATs[2:3], in.DNATs[:2], in.FIPs[:1] // the typo, web, dns, fip01
 	in.VPC.Routes, in.VPC.Peerings = in.VPC.Routes[:1], nil
 	engine, err := ovn.Open(t.Context(), ovn.Config{Endpoints: []string{site.NB()}})
 	if err != nil {
@@ -129,7 +131,7 @@ func TestGateway(t *testing.T) {
 		}
 	}
 	expect("a source that no rule matches", a1.NetNS, "tcp4", "1.1.1.1:7000", "")
-	if out := ovntest.Run(t, gw.NetNS, "nft", "list", "chain", "ip", gateway.Table, "guard"); strings.Contains(out, "packets 0 ") {
+	if out := ovntest.Run(t, gw.NetNS, "nft", "list", "chain", "ip", gateway.Table, "postrouting"); strings.Contains(out, "packets 0 ") {
 		t.Errorf("no packet was counted: %s", out)
 	}
 	in.SNATs[0].Prefix = prefix("10.0.1.0/24") // the corrected rule
@@ -149,4 +151,42 @@ func TestGateway(t *testing.T) {
 	expect("a pod's address by way of the gateway", host.NetNS, "tcp4", "10.0.1.11:7000", "")
 	ovntest.Serve(t, router.NetNS, "geneve", 6081)
 	expect("UDP 6081", a1.NetNS, "udp4", "1.1.1.1:6081", "")
+	ovntest.Serve(t, a3.NetNS, "a3", 53)
+	testRemovedRoute(t, gw, host)
+}
+
+// A connection from outside whose internal address has no route any more does not leave by net1, where the default route leads.
+func testRemovedRoute(t *testing.T, gw, host *ovntest.Pod) {
+	t.Helper()
+	var conn net.Conn
+	err := host.NetNS.Do(func(ns.NetNS) (err error) {
+		conn, err = net.Dial("udp4", "192.168.100.231:8080") //nolint:noctx // on this thread, which is in the namespace
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = conn.Close() }()
+	send := func() {
+		if _, err := conn.Write([]byte("\n")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	send()
+	if err := conn.SetReadDeadline(time.Now().Add(time.Minute)); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := conn.Read(make([]byte, 64)); err != nil {
+		t.Fatalf("the port forward for UDP does not answer: %v", err)
+	}
+	dropped := func() bool {
+		out := ovntest.Run(t, gw.NetNS, "nft", "list", "chain", "ip", gateway.Table, "forward")
+		return strings.Contains(out, "ct status dnat counter packets 1 ")
+	}
+	if dropped() {
+		t.Error("a packet was dropped before the route was removed")
+	}
+	gw.IP("route", "del", "10.0.2.0/24")
+	send()
+	ovntest.Eventually(t, "the packet is dropped", dropped)
 }
