@@ -7,6 +7,7 @@ import (
 	"maps"
 	"slices"
 
+	"github.com/ovn-kubernetes/libovsdb/model"
 	"github.com/ovn-kubernetes/libovsdb/ovsdb"
 
 	"weft.dev/weft/internal/ovsdb/session"
@@ -94,11 +95,8 @@ func (e *Engine) transact(ctx context.Context, s *session.Session, v *view, p *p
 	}
 	err = session.Check(ops, results)
 	if err == nil {
-		after, err := current(ctx, s)
-		if err == nil {
-			e.learn(p, after)
-		}
-		return nil, err
+		e.learn(p, newView(s)) // the server sends updates before the answer (session.Session.Sync)
+		return nil, nil
 	}
 	var refused *session.OperationError
 	switch {
@@ -117,33 +115,33 @@ func (e *Engine) learn(p *plan, after *view) {
 		return
 	}
 	take := func(key Key, planned bool) {
-		now, there := after.rows[key]
+		now := after.source(key)
 		switch {
 		case !planned:
-		case there:
-			e.known[key] = now
+		case now != nil:
+			e.known[key.Table][key.UUID] = now
 		default:
-			delete(e.known, key)
+			delete(e.known[key.Table], key.UUID)
 		}
 	}
 	for key := range p.parents {
 		_, set := p.change.Set[key]
 		_, removed := p.change.Delete[key]
-		if was, there := p.view.rows[key]; !set && !removed && there && e.known[key] == any(was) {
-			before, _ := p.view.row(key)
-			now, _ := after.row(key)
+		if was := p.view.source(key); !set && !removed && was != nil && e.known[key.Table][key.UUID] == model.Model(was) {
+			before, _ := p.view.row(key, Key{})
+			now, _ := after.row(key, Key{})
 			take(key, now.Equal(before))
 		}
 	}
 	for key, want := range p.change.Set {
-		now, there := after.row(key)
+		now, there := after.row(key, want.Parent)
 		take(key, there && now.Equal(want))
 		if !there {
-			e.known[key] = nil // already removed by another program; so the known state differs from the actual one
+			e.known[key.Table][key.UUID] = nil // already removed by another program; so the known state differs from the actual one
 		}
 	}
-	for key := range p.change.Delete {
-		now, there := after.row(key)
+	for key, was := range p.change.Delete {
+		now, there := after.row(key, was.Parent)
 		take(key, !there || now.Owner == "")
 	}
 }
@@ -200,7 +198,7 @@ func (p *plan) set(key Key, want Row) error {
 	if err := p.checkParent(want.Parent); err != nil {
 		return err
 	}
-	have, there := p.view.row(key)
+	have, there := p.view.row(key, want.Parent)
 	columns, err := encode(key.Table, want, have)
 	if err != nil {
 		return err
@@ -235,7 +233,7 @@ func (p *plan) checkParent(parent Key) error {
 	if parent == (Key{}) {
 		return nil
 	}
-	_, there := p.view.rows[parent]
+	there := p.view.source(parent) != nil
 	_, comes := p.change.Set[parent]
 	_, goes := p.change.Delete[parent]
 	if comes || there && !goes {
@@ -245,7 +243,7 @@ func (p *plan) checkParent(parent Key) error {
 }
 
 func (p *plan) remove(key Key) {
-	row, there := p.view.row(key)
+	row, there := p.view.row(key, p.change.Delete[key].Parent)
 	if !there || row.Owner == "" {
 		return
 	}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"strconv"
 	"sync"
 	"time"
@@ -56,7 +57,7 @@ type Engine struct {
 	// commit is held during a change, so that the watch for drift does not mistake it for a foreign change.
 	commit sync.Mutex
 	term   uint64
-	known  map[Key]any
+	known  copied // the rows as this engine knows them; nil: not read yet
 
 	// marks guards the sessions below: the last one read, and the one that Settled found in step. failed reports that the last commit failed.
 	marks  sync.Mutex
@@ -135,10 +136,9 @@ func (e *Engine) drifted() bool {
 	if s == nil || e.known == nil {
 		return false
 	}
-	now := newView(s).sources()
-	different := len(now) != len(e.known)
-	for key, row := range now {
-		different = different || e.known[key] != row
+	now, different := newView(s).all(), false
+	for table, rows := range now {
+		different = different || !maps.Equal(rows, e.known[table])
 	}
 	if different {
 		e.known = now
@@ -154,7 +154,8 @@ func (e *Engine) Read(ctx context.Context) (map[Key]Row, error) {
 	err := e.keeper.Do(ctx, func(s *session.Session) error {
 		v, err := current(ctx, s)
 		if err == nil {
-			e.known, rows = v.sources(), v.own()
+			rows = v.own()
+			e.known = v.all()
 			e.setRead(s)
 		}
 		return err

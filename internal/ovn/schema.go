@@ -1,7 +1,7 @@
 package ovn
 
 import (
-	"maps"
+	"slices"
 
 	"github.com/ovn-kubernetes/libovsdb/model"
 
@@ -158,79 +158,117 @@ func (r *aclRow) row() Row {
 	}
 }
 
-// view is the copy of the database at one moment. Its rows belong to the copy, which replaces rows but never writes into them.
+// source is a row of the copy.
+type source interface{ row() Row }
+
+// copied is a copy's rows by table and UUID. They belong to the copy, which replaces rows but never writes into them.
+type copied map[Table]map[string]model.Model
+
+// view is the copy of the database. It reads a table at its first use, so that a change costs only what it concerns.
 type view struct {
+	session *session.Session
 	global  *globalRow
-	rows    map[Key]interface{ row() Row }
-	parents map[string]Key // of a child, by its UUID
+	tables  copied
+	parents map[string]Key // of a child, by its UUID; nil: not read yet
 }
 
-// newView returns a view of the copy's rows.
 func newView(s *session.Session) *view {
-	v := &view{rows: map[Key]interface{ row() Row }{}, parents: map[string]Key{}}
+	v := &view{session: s, tables: copied{}}
 	for _, row := range session.Rows[globalRow](s, globalTable) {
 		v.global = row
 	}
-	for uuid, row := range session.Rows[routerRow](s, string(Router)) {
-		v.add(Key{Router, uuid}, row, row.Ports, row.StaticRoutes, row.Policies)
-	}
-	for uuid, row := range session.Rows[switchRow](s, string(Switch)) {
-		v.add(Key{Switch, uuid}, row, row.Ports, row.ACLs)
-	}
-	collect[routerPortRow](v, s, RouterPort)
-	collect[routeRow](v, s, Route)
-	collect[policyRow](v, s, Policy)
-	collect[switchPortRow](v, s, SwitchPort)
-	collect[aclRow](v, s, ACL)
 	return v
 }
 
-func (v *view) add(key Key, row interface{ row() Row }, children ...[]string) {
-	v.rows[key] = row
-	for _, set := range children {
-		for _, child := range set {
-			v.parents[child] = key
-		}
+// table returns the rows of a table.
+func (v *view) table(table Table) map[string]model.Model {
+	rows, read := v.tables[table]
+	if !read {
+		rows = session.Models(v.session, string(table))
+		v.tables[table] = rows
 	}
+	return rows
 }
 
-func collect[T any, P interface {
-	*T
-	row() Row
-}](v *view, s *session.Session, table Table) {
-	for uuid, row := range session.Rows[T](s, string(table)) {
-		v.rows[Key{table, uuid}] = P(row)
+// all returns the rows of all tables.
+func (v *view) all() copied {
+	for _, table := range tables() {
+		v.table(table)
 	}
+	return v.tables
 }
 
-// row returns a row as a value.
-func (v *view) row(key Key) (Row, bool) {
-	source, there := v.rows[key]
-	if !there {
+// source returns a row of the copy; nil: there is none.
+func (v *view) source(key Key) source {
+	row, _ := v.table(key.Table)[key.UUID].(source)
+	return row
+}
+
+// row returns a row as a value. Its parent is usually the expected one, for which only that row is read.
+func (v *view) row(key, expected Key) (Row, bool) {
+	found := v.source(key)
+	if found == nil {
 		return Row{}, false
 	}
-	row := source.row()
-	row.Parent = v.parents[key.UUID]
+	row := found.row()
+	row.Parent = v.parent(key, expected)
 	row.Text, row.Number, row.Set, row.Map = row.texts(), row.numbers(), row.sets(), row.dicts()
 	return row, true
 }
 
+// parent returns the router or switch that refers to a row.
+func (v *view) parent(key, expected Key) Key {
+	if c, ok := schema(key.Table); !ok || c.parent == "" {
+		return Key{}
+	}
+	if v.parents == nil && expected != (Key{}) {
+		for _, set := range children(v.source(expected)) {
+			if slices.Contains(set, key.UUID) {
+				return expected
+			}
+		}
+	}
+	if v.parents == nil {
+		v.readParents()
+	}
+	return v.parents[key.UUID]
+}
+
+func (v *view) readParents() {
+	v.parents = map[string]Key{}
+	for _, table := range []Table{Router, Switch} {
+		for uuid := range v.table(table) {
+			for _, set := range children(v.source(Key{table, uuid})) {
+				for _, child := range set {
+					v.parents[child] = Key{table, uuid}
+				}
+			}
+		}
+	}
+}
+
+// children returns the UUIDs of the rows to which a router or a switch refers.
+func children(row source) [][]string {
+	switch r := row.(type) {
+	case *routerRow:
+		return [][]string{r.Ports, r.StaticRoutes, r.Policies}
+	case *switchRow:
+		return [][]string{r.Ports, r.ACLs}
+	}
+	return nil
+}
+
 // own returns all rows with an owner.
 func (v *view) own() map[Key]Row {
-	own := make(map[Key]Row, len(v.rows))
-	for key := range v.rows {
-		if row, _ := v.row(key); row.Owner != "" {
-			own[key] = row
+	own := map[Key]Row{}
+	v.readParents()
+	for table, rows := range v.all() {
+		for uuid := range rows {
+			key := Key{table, uuid}
+			if row, _ := v.row(key, Key{}); row.Owner != "" {
+				own[key] = row
+			}
 		}
 	}
 	return own
-}
-
-// sources returns the rows of which the view consists, for a comparison without reading.
-func (v *view) sources() map[Key]any {
-	all := make(map[Key]any, len(v.rows))
-	for key, row := range v.rows {
-		all[key] = row
-	}
-	return maps.Clone(all)
 }

@@ -203,6 +203,15 @@ func Rows[T any](s *Session, table string) map[string]*T {
 	return out
 }
 
+// Models returns the rows of a table by UUID, as Rows does, as pointers to the struct that Config.Tables has for the table.
+func Models(s *Session, table string) map[string]model.Model {
+	t := s.cache.Table(table)
+	if t == nil {
+		return nil
+	}
+	return t.RowsShallow()
+}
+
 // verify compares the UUIDs of the copy with those of the server. Others may write meanwhile, so only a lasting difference is an error.
 func (s *Session) verify(ctx context.Context) error {
 	ops := make([]ovsdb.Operation, len(s.tables))
