@@ -4,8 +4,9 @@
 // Assignments (addresses, tunnel keys) are stored in the objects themselves: IP objects, and the status of Vpc and Subnet. A plan keeps
 // existing assignments before it makes new ones. Of objects that exclude each other, the older one is used.
 //
-// An object without its finalizer has no rows yet. An object that is being deleted keeps its rows while other objects use it, and loses its
-// finalizer in the plan that removes its rows; the writer commits rows before it writes objects.
+// An object has rows as soon as it exists: rows whose owner was deleted are removed, by this controller or by the next one, which reads all
+// rows first. A Subnet assigns addresses to pods once it has its finalizer. An object that is being deleted keeps its rows while other
+// objects use it, and loses its finalizer in the plan that removes its rows; the writer commits rows before it writes objects.
 package plan
 
 import (
@@ -173,14 +174,14 @@ func (p *Planner) Plan(now metav1.Time) *Plan {
 // finalizers adds the finalizers of chosen objects.
 func (c *compiler) finalizers() {
 	for v := range c.chosenVPCs {
-		if v.object.DeletionTimestamp == nil && v.object.Name != kubeovn.DefaultVpc && !slices.Contains(v.object.Finalizers, kubeovn.Finalizer) {
+		if v.object.DeletionTimestamp == nil && v.object.Name != kubeovn.DefaultVpc && !held(v.object) {
 			changed := v.object.DeepCopy()
 			changed.Finalizers = append(changed.Finalizers, kubeovn.Finalizer)
 			c.plan.Vpcs = append(c.plan.Vpcs, changed)
 		}
 	}
 	for s := range c.chosen {
-		if s.object.DeletionTimestamp == nil && !slices.Contains(s.object.Finalizers, kubeovn.Finalizer) {
+		if s.object.DeletionTimestamp == nil && !held(s.object) {
 			changed := s.object.DeepCopy()
 			changed.Finalizers = append(changed.Finalizers, kubeovn.Finalizer)
 			c.plan.Subnets = append(c.plan.Subnets, changed)
@@ -209,7 +210,7 @@ func (c *compiler) retire() {
 			v.subnets = slices.DeleteFunc(v.subnets, func(other *subnet) bool { return other == s })
 			c.chooseVPC(v)
 		}
-		if slices.Contains(s.object.Finalizers, kubeovn.Finalizer) {
+		if held(s.object) {
 			changed := s.object.DeepCopy()
 			changed.Finalizers = without(changed.Finalizers)
 			c.plan.Subnets = append(c.plan.Subnets, changed)
@@ -224,7 +225,7 @@ func (c *compiler) retire() {
 		for _, peer := range c.peersOf[v.object.Name] {
 			c.chooseVPC(peer)
 		}
-		if slices.Contains(v.object.Finalizers, kubeovn.Finalizer) {
+		if held(v.object) {
 			changed := v.object.DeepCopy()
 			changed.Finalizers = without(changed.Finalizers)
 			c.plan.Vpcs = append(c.plan.Vpcs, changed)

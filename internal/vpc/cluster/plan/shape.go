@@ -184,6 +184,12 @@ func specVPC(o *kubeovn.Subnet) string {
 	return o.Spec.Vpc
 }
 
+// held reports whether an object has its finalizer.
+func held(object Object) bool { return slices.Contains(object.GetFinalizers(), kubeovn.Finalizer) }
+
+// hasRows reports whether an object has rows: it is not being deleted, or its finalizer keeps it until nothing uses it any more.
+func hasRows(object Object) bool { return object.GetDeletionTimestamp() == nil || held(object) }
+
 func (c *compiler) parseVPC(object *kubeovn.Vpc, before *vpc) *vpc {
 	v := &vpc{object: object, named: len(c.objects.subnetsOf[object.Name])}
 	if before != nil && before.object == object {
@@ -192,7 +198,7 @@ func (c *compiler) parseVPC(object *kubeovn.Vpc, before *vpc) *vpc {
 		v.read, v.parsed = objects.ParseVPC(object)
 	}
 	v.value, v.problems = v.read, v.parsed
-	v.exists = object.Name != kubeovn.DefaultVpc && slices.Contains(object.Finalizers, kubeovn.Finalizer)
+	v.exists = object.Name != kubeovn.DefaultVpc && hasRows(object)
 	c.vpcs[object.Name] = v
 	for _, peering := range v.value.Peerings {
 		index(c.peersOf, peering.Remote, object.Name, v, true)
@@ -239,7 +245,7 @@ func (c *compiler) admit(s *subnet) {
 	if s.reason == "" && s.unfit != "" {
 		s.reason, s.message = kubeovn.ReasonInvalid, s.unfit
 	}
-	s.exists = s.reason == "" && slices.Contains(s.object.Finalizers, kubeovn.Finalizer)
+	s.exists = s.reason == "" && hasRows(s.object)
 	b := &binding.Subnet{Subnet: s.value, Age: s.age, Broken: s.message}
 	if v := c.vpcs[s.value.VPC]; v != nil {
 		b.Permitted = v.value.Namespaces

@@ -100,8 +100,8 @@ func (c *compiler) statuses() {
 		}
 	}
 	for s := range c.chosen {
-		if len(s.object.Finalizers) == 0 && s.reason == "" || s.object.DeletionTimestamp != nil && !s.exists {
-			continue // the next plan does, once it has its finalizer; or it is being deleted
+		if s.object.DeletionTimestamp != nil && !s.exists {
+			continue
 		}
 		object := s.object.DeepCopy()
 		c.subnetStatus(object, s)
