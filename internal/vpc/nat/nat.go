@@ -11,6 +11,7 @@ import (
 	"encoding/hex"
 	"fmt"
 	"net/netip"
+	"reflect"
 	"slices"
 	"strings"
 
@@ -106,16 +107,35 @@ type compiler struct {
 func Parse(o *Objects) *Network { return parse(o).Network }
 
 // Compile returns all gateways. It compiles the state only of the named ones, or, without names, of all.
-func Compile(o *Objects, names ...string) *Network {
-	c := parse(o)
+func Compile(o *Objects, names ...string) *Network { return new(Compiler).Compile(o, names...) }
+
+// Compiler compiles gateways as Compile does, and compiles again only those on whose objects something has changed (TestCompiler). The zero
+// value has compiled nothing. It is not safe for concurrent use.
+type Compiler struct{ compiled map[string]*Gateway }
+
+// Compile returns all gateways, with the state of the named ones, or, without names, of all. States are shared with former results, and must
+// not be changed.
+func (m *Compiler) Compile(o *Objects, names ...string) *Network {
+	c, before := parse(o), m.compiled
+	m.compiled = map[string]*Gateway{}
 	for name, g := range c.Gateways {
+		last := before[name]
 		if len(names) > 0 && !slices.Contains(names, name) {
+			if last != nil {
+				m.compiled[name] = last
+			}
 			continue
 		}
-		if g.Problem = c.assemble(g); g.Problem == (Problem{}) {
+		if g.Problem = c.assemble(g); g.Problem != (Problem{}) {
+			continue
+		}
+		if last != nil && last.Definition == g.Definition && reflect.DeepEqual(last.in, g.in) {
+			g.Result, g.Hash = last.Result, last.Hash
+		} else {
 			g.Result = gateway.Compile(&g.in)
 			g.Hash = g.hash()
 		}
+		m.compiled[name] = g
 	}
 	return c.Network
 }

@@ -34,6 +34,10 @@ type gateways struct {
 	deps network.Deps
 	wake chan struct{}
 
+	// compiler is used with compiling held.
+	compiling sync.Mutex
+	compiler  nat.Compiler
+
 	mu sync.Mutex
 	// watching is set once all objects are known.
 	watching bool
@@ -123,7 +127,9 @@ func (g *gateways) compile(ctx context.Context, names ...string) (*nat.Network, 
 			return nil, fmt.Errorf("list %T: %w", list, err)
 		}
 	}
-	return nat.Compile(&nat.Objects{
+	g.compiling.Lock()
+	defer g.compiling.Unlock()
+	return g.compiler.Compile(&nat.Objects{
 		Vpcs: vpcs.Items, Subnets: subnets.Items, Gateways: gates.Items, EIPs: eips.Items, SNATs: snats.Items, DNATs: dnats.Items, FIPs: fips.Items,
 		Definitions: nat.Definitions(definitions),
 	}, names...), nil

@@ -45,7 +45,7 @@ func (c *compiler) gateways() {
 		return
 	}
 	c.listed.Definitions = c.objects.definitions
-	c.compiled = nat.Compile(c.listed)
+	c.compiled = c.compiles.Compile(c.listed)
 	pods := c.gatewayPods()
 	for _, name := range slices.Sorted(maps.Keys(c.compiled.Gateways)) {
 		g := c.compiled.Gateways[name]

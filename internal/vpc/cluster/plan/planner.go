@@ -29,6 +29,7 @@ type Planner struct {
 	// with the gateways' state, and listed the objects from which it is compiled.
 	nat, compiled *nat.Network
 	listed        *nat.Objects
+	compiles      nat.Compiler
 	natNames      names // named by objects of NAT gateways
 	gatesByAge    []*nat.Gateway
 	eipsByAge     []*nat.EIP
