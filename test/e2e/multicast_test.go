@@ -180,8 +180,8 @@ func (c *multicastScene) fence(t *testing.T) {
 	}
 }
 
-// receives waits until each set of projects shares multicast, and then checks this with datagrams of several sizes: no other member receives
-// them, and none receives them twice.
+// receives waits until each set of projects shares multicast, and then checks this with datagrams of several sizes: no other member
+// receives them, and none receives them twice.
 func (c *multicastScene) receives(t *testing.T, when string, sets ...string) {
 	t.Helper()
 	took := await(t, when, func(context.Context) error {

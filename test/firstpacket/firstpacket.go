@@ -212,7 +212,8 @@ func (r *run) control(ctx context.Context, name string) (err error) {
 	return nil
 }
 
-// finish has a pod that nothing isolates send last: packets of other pods have arrived by then, or never will. It counts those that arrived.
+// finish has a pod that nothing isolates send last: packets of other pods have arrived by then, or never will. It counts those
+// that arrived.
 func (r *run) finish(ctx context.Context) error {
 	if err := r.control(ctx, free+"end"); err != nil {
 		return fmt.Errorf("the control at the end: %w", err)
@@ -372,8 +373,8 @@ func (f *startedPod) close(ctx context.Context) error {
 	return errors.Join(probe.Detach(ctx, f.pod), f.sniffer.Close())
 }
 
-// attach attaches a pod, with a sniffer that is there before its interface; as a kubelet does, again in another sandbox as long as the agent
-// answers "try again later".
+// attach attaches a pod, with a sniffer that is there before its interface; as a kubelet does, again in another sandbox as long as
+// the agent answers "try again later".
 func (r *run) attach(ctx context.Context, spec lab.PodSpec, uid string, before func()) (*startedPod, error) {
 	ctx, cancel := context.WithTimeout(ctx, probe.Patience)
 	defer cancel()

@@ -455,8 +455,8 @@ func TestRace(t *testing.T) {
 	}
 }
 
-// TestDirectRouteIsRemoved: the direct route of a removed peer goes, although the peer's address is routed through a gateway by then. flanneld
-// looks at the routes again when it removes a peer, and then searches for the peer's tunnel entries.
+// TestDirectRouteIsRemoved: the direct route of a removed peer is removed, although the peer's address is routed through a gateway by then.
+// flanneld looks at the routes again when it removes a peer, and then searches for the peer's tunnel entries.
 func TestDirectRouteIsRemoved(t *testing.T) {
 	weft, _ := programs(t)
 	u := flanneltest.NewUnderlay(t)
