@@ -317,7 +317,7 @@ const tunnelClass = "tunnel packets from a pod"
 
 // beyondHost removes frames that do not count as arrived: a fragment on the attacker's own host. Not every fragment has the port, so the
 // host judges the packet after reassembly, which never completes with one fragment. On a flannel network all tunnel packets reach the
-// host's bridge. The host drops them when it forwards or accepts them, because their destination is known only after DNAT.
+// host's bridge. The host drops them in the bridge's netfilter hooks, because their destination is known only after DNAT.
 func (c *cast) beyondHost(frames []numbered, seen map[string][]string) map[string][]string {
 	for _, f := range frames {
 		if isFragment(f.Data) || c.routed && f.Class == tunnelClass {

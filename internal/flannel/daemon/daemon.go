@@ -55,6 +55,8 @@ type Options struct {
 	// Open makes the daemon open other programs' nftables chains for packets forwarded from and to the network, if Flags.Forward is set. The
 	// agent does this itself.
 	Open bool
+	// Pods are the pods of the agent on this node.
+	Pods host.Pods
 	// Established is called when a lease is in effect, and again when the node gets another one. Nil: not called.
 	Established func(State)
 	Log         *slog.Logger
@@ -64,8 +66,6 @@ type Options struct {
 type State struct {
 	// Networks are the ranges of all pods, and Subnets those of this node's, IPv4 first; invalid if the network lacks the family.
 	Networks, Subnets [2]netip.Prefix
-	// Tunnel identifies the packets that nodes accept from each other unauthenticated.
-	Tunnel host.Tunnel
 	// MTU is that of pods' interfaces; with Masq the node masquerades packets that leave the network.
 	MTU  int
 	Masq bool
@@ -361,7 +361,7 @@ func (d *Daemon) establish(ctx context.Context, p *presence) error {
 	if d.options.Established != nil {
 		d.options.Established(State{
 			Networks: [2]netip.Prefix{config.Network, config.IPv6Network}, Subnets: [2]netip.Prefix{own.Subnet, own.Subnet6},
-			MTU: p.view.MTU(), Masq: flags.Masq, Forward: flags.Forward, Tunnel: tunnel(config),
+			MTU: p.view.MTU(), Masq: flags.Masq, Forward: flags.Forward,
 		})
 	}
 	d.wait("setting the node's condition")
@@ -385,7 +385,7 @@ func tunnel(config netconf.Config) host.Tunnel {
 // nodeRules returns the configuration of the node's rules.
 func (d *Daemon) nodeRules(p *presence) *host.Config {
 	flags, own := d.options.Flags, p.own.Lease
-	rules := &host.Config{Masquerade: flags.Masq, SequentialPorts: flags.SequentialPorts, Tunnel: tunnel(p.config)}
+	rules := &host.Config{Masquerade: flags.Masq, SequentialPorts: flags.SequentialPorts, Tunnel: tunnel(p.config), Pods: d.options.Pods}
 	rules.Families[0] = host.Family{Network: p.config.Network, Subnet: own.Subnet, Local: p.view.Uplink.Addr}
 	rules.Families[1] = host.Family{Network: p.config.IPv6Network, Subnet: own.Subnet6, Local: p.view.Uplink.Addr6}
 	return rules

@@ -21,7 +21,6 @@ const table = "weft-flannel"
 const (
 	priorityFilter = 0
 	prioritySNAT   = 100
-	priorityRaw    = -300
 )
 
 // owner is the comment of all rules.
@@ -64,6 +63,16 @@ type Config struct {
 	Masquerade, SequentialPorts bool
 	// Tunnel identifies the tunnel packets of nodes.
 	Tunnel Tunnel
+	// Pods are the pods of an agent on this node.
+	Pods Pods
+}
+
+// Pods are the pods that an agent attaches. They must not send packets into tunnels. The zero value: there is no agent.
+type Pods struct {
+	// Bridge is the name of the pods' bridge.
+	Bridge string
+	// Closed are the UDP ports of other networks' tunnels.
+	Closed []uint16
 }
 
 // Tunnel is the encapsulation of packets between nodes without authentication. The zero value: none.
@@ -110,7 +119,7 @@ func (c *Config) Node(public [2]netip.Addr) map[nft.Key]nft.Item {
 func (c *Config) Rules() map[nft.Key]nft.Item {
 	out := map[nft.Key]nft.Item{}
 	for i, f := range c.Families {
-		if f.has() {
+		if f.has() || c.Pods.Bridge != "" { // a pod may have addresses of a family that the network had before
 			maps.Copy(out, c.rulesOf(i, f))
 		}
 	}
@@ -136,34 +145,76 @@ func (c *Config) rulesOf(i int, f Family) map[nft.Key]nft.Item {
 		}
 		items[chain.Key()], items[rules.Key()] = &chain, rules
 	}
-	if len(c.Tunnel.Matches()) > 0 {
+	if c.toNodes(f) {
 		set := &nft.Set{Family: w.family, Table: table, Name: nodes, Type: w.set}
 		items[set.Key()] = set
-		c.closeTunnel(f, w.l3, add)
 	}
-	if c.Masquerade {
+	c.closeTunnels(f, w.l3, add)
+	if c.Masquerade && f.has() {
 		add(nft.Chain{Name: "postrouting", Type: nft.TypeNAT, Hook: nft.HookPostrouting, Priority: prioritySNAT}, c.masquerade(w.l3, f, w.multicast))
 	}
 	return items
 }
 
-// closeTunnel adds the chains that drop tunnel packets of hosts that are not nodes.
-func (c *Config) closeTunnel(f Family, l3 string, add func(chain nft.Chain, texts []string)) {
-	var in, dnat, out []string
-	for _, match := range c.Tunnel.Matches() {
-		// Packets to this node, including broadcast and multicast, which the tunnel's socket accepts too. The set is matched first, so that
-		// packets of nodes need no route lookup.
-		in = append(in, fmt.Sprintf("%s %s saddr != @%s fib daddr type != unicast counter drop", match, l3, nodes))
-		dnat = append(dnat, match+" ct status dnat counter drop")
+// toNodes reports whether there is a tunnel to other nodes in an address family.
+func (c *Config) toNodes(f Family) bool { return f.has() && len(c.Tunnel.Matches()) > 0 }
+
+// Chains of tunnel packets. A packet crosses the base chain only.
+const (
+	chainTunnels = "tunnels"
+	chainOutput  = "tunnel-output"
+	chainTunnel  = "tunnel"
+	chainPods    = "tunnel-pods"
+)
+
+// closeTunnels adds the chains that drop tunnel packets of pods, and those of hosts that are not nodes.
+//
+// The base chain is in prerouting, after DNAT: one chain for packets to this node and for forwarded packets, also for those that a Service
+// or a host port redirects to a tunnel, of which masquerading would make packets of this node.
+func (c *Config) closeTunnels(f Family, l3 string, add func(chain nft.Chain, texts []string)) {
+	first := chainPods
+	var tunnel, output []string
+	if c.toNodes(f) {
+		first = chainTunnel
+		tunnel = []string{
+			// To this node, including broadcast and multicast, which the tunnel's socket accepts too. The set is matched first, so that
+			// packets of nodes need no route lookup.
+			fmt.Sprintf("%s saddr != @%s fib daddr type != unicast counter drop", l3, nodes),
+			"ct status dnat fib daddr type != unicast counter drop",
+		}
 		if f.Local.IsValid() {
-			out = append(out, fmt.Sprintf("%s %s daddr @%s %s saddr != %s counter drop", match, l3, nodes, l3, f.Local))
+			rule := fmt.Sprintf("%s daddr @%s %s saddr != %s counter drop", l3, nodes, l3, f.Local)
+			tunnel = append(tunnel, rule)
+			for _, match := range c.Tunnel.Matches() {
+				output = append(output, match+" "+rule)
+			}
 		}
 	}
-	add(nft.Chain{Name: "tunnel", Type: nft.TypeFilter, Hook: nft.HookPrerouting, Priority: priorityRaw}, in)
-	// Tunnel packets that a Service or host port redirects to this node, or to another node, where masquerading would give them this node's
-	// address.
-	add(nft.Chain{Name: "tunnel-input", Type: nft.TypeFilter, Hook: nft.HookInput, Priority: priorityFilter}, dnat)
-	add(nft.Chain{Name: "tunnel-output", Type: nft.TypeFilter, Hook: nft.HookPostrouting, Priority: prioritySNAT - 1}, out)
+	base := []string{"meta l4proto tcp accept"} // no tunnel is TCP: most packets skip the other rules
+	for _, match := range c.Tunnel.Matches() {
+		base = append(base, match+" goto "+first)
+	}
+	if c.Pods.Bridge != "" {
+		for _, port := range c.Pods.Closed {
+			base = append(base, fmt.Sprintf("udp dport %d goto %s", port, chainPods))
+		}
+		tunnel = append(tunnel, "goto "+chainPods)
+		add(nft.Chain{Name: chainPods}, []string{
+			// Answers pass: a client's port may have a tunnel's number. A packet that conntrack does not track, such as one with a wrong
+			// checksum, has no direction: only answers are accepted.
+			fmt.Sprintf("iifname %q ct direction reply accept", c.Pods.Bridge),
+			fmt.Sprintf("iifname %q counter drop", c.Pods.Bridge),
+		})
+	}
+	if c.toNodes(f) {
+		add(nft.Chain{Name: chainTunnel}, tunnel)
+	}
+	if c.toNodes(f) || c.Pods.Bridge != "" && len(base) > 1 {
+		add(nft.Chain{Name: chainTunnels, Type: nft.TypeFilter, Hook: nft.HookPrerouting, Priority: priorityFilter}, base)
+	}
+	if len(output) > 0 {
+		add(nft.Chain{Name: chainOutput, Type: nft.TypeFilter, Hook: nft.HookOutput, Priority: priorityFilter}, output)
+	}
 }
 
 // kubeProxyMark is the bit of a packet's mark with which kube-proxy requests masquerading; its own rule then masquerades.

@@ -22,17 +22,22 @@ ip postrouting: ip saddr 10.5.0.0/16 ip daddr 10.5.1.0/24 return
 ip postrouting: ip saddr != 10.5.0.0/16 ip daddr 10.5.1.0/24 return
 ip postrouting: ip saddr 10.5.0.0/16 ip daddr != 224.0.0.0/4 masquerade fully-random
 ip postrouting: ip saddr != 10.5.0.0/16 ip daddr 10.5.0.0/16 masquerade fully-random
-ip tunnel: udp dport 8472 ip saddr != @nodes fib daddr type != unicast counter drop
-ip tunnel-input: udp dport 8472 ct status dnat counter drop
+ip tunnel: ip saddr != @nodes fib daddr type != unicast counter drop
+ip tunnel: ct status dnat fib daddr type != unicast counter drop
+ip tunnel: ip daddr @nodes ip saddr != 192.0.2.1 counter drop
 ip tunnel-output: udp dport 8472 ip daddr @nodes ip saddr != 192.0.2.1 counter drop
+ip tunnels: meta l4proto tcp accept
+ip tunnels: udp dport 8472 goto tunnel
 ip6 postrouting: meta mark & 0x4000 == 0x4000 return
 ip6 postrouting: ip6 saddr 2001:db8:0:1::/64 ip6 daddr 2001:db8::/48 return
 ip6 postrouting: ip6 saddr 2001:db8::/48 ip6 daddr 2001:db8:0:1::/64 return
 ip6 postrouting: ip6 saddr != 2001:db8::/48 ip6 daddr 2001:db8:0:1::/64 return
 ip6 postrouting: ip6 saddr 2001:db8::/48 ip6 daddr != ff00::/8 masquerade fully-random
 ip6 postrouting: ip6 saddr != 2001:db8::/48 ip6 daddr 2001:db8::/48 masquerade fully-random
-ip6 tunnel: udp dport 8472 ip6 saddr != @nodes fib daddr type != unicast counter drop
-ip6 tunnel-input: udp dport 8472 ct status dnat counter drop`
+ip6 tunnel: ip6 saddr != @nodes fib daddr type != unicast counter drop
+ip6 tunnel: ct status dnat fib daddr type != unicast counter drop
+ip6 tunnels: meta l4proto tcp accept
+ip6 tunnels: udp dport 8472 goto tunnel`
 	if got := text(c.Rules()); got != want {
 		t.Errorf("got\n%s", got)
 	}
@@ -43,6 +48,34 @@ ip6 tunnel-input: udp dport 8472 ct status dnat counter drop`
 	c = host.Config{Families: [2]host.Family{c.Families[0]}}
 	if got := text(c.Rules()); got != "" || len(c.Rules()) != 1 {
 		t.Errorf("neither asked for: %s", got)
+	}
+}
+
+// TestPods: pods of an agent reach no tunnel, in both families, whatever the network has.
+func TestPods(t *testing.T) {
+	v4 := host.Family{Network: netip.MustParsePrefix("10.5.0.0/16"), Subnet: netip.MustParsePrefix("10.5.1.0/24"), Local: netip.MustParseAddr("192.0.2.1")}
+	c := host.Config{Families: [2]host.Family{v4}, Tunnel: host.Tunnel{Port: 8472}, Pods: host.Pods{Bridge: "cni0", Closed: []uint16{4789}}}
+	const pods = `tunnel-pods: iifname "cni0" ct direction reply accept
+%[1]s tunnel-pods: iifname "cni0" counter drop
+%[1]s tunnels: meta l4proto tcp accept
+%[1]s tunnels: `
+	closed := func(family string) string { return family + " " + fmt.Sprintf(pods, family) }
+	want := `ip tunnel: ip saddr != @nodes fib daddr type != unicast counter drop
+ip tunnel: ct status dnat fib daddr type != unicast counter drop
+ip tunnel: ip daddr @nodes ip saddr != 192.0.2.1 counter drop
+ip tunnel: goto tunnel-pods
+ip tunnel-output: udp dport 8472 ip daddr @nodes ip saddr != 192.0.2.1 counter drop
+` + closed("ip") + `udp dport 8472 goto tunnel
+ip tunnels: udp dport 4789 goto tunnel-pods
+` + closed("ip6") + `udp dport 8472 goto tunnel-pods
+ip6 tunnels: udp dport 4789 goto tunnel-pods`
+	if got := text(c.Rules()); got != want {
+		t.Errorf("got\n%s", got)
+	}
+	c.Tunnel = host.Tunnel{}
+	want = closed("ip") + "udp dport 4789 goto tunnel-pods\n" + closed("ip6") + "udp dport 4789 goto tunnel-pods"
+	if got := text(c.Rules()); got != want {
+		t.Errorf("without tunnels between nodes\n%s", got)
 	}
 }
 

@@ -11,7 +11,6 @@ import (
 
 	"weft.dev/weft/internal/flannel/daemon"
 	"weft.dev/weft/internal/flannel/delegate"
-	"weft.dev/weft/internal/flannel/host"
 	"weft.dev/weft/internal/flannel/subnetenv"
 	"weft.dev/weft/internal/nft"
 )
@@ -118,7 +117,6 @@ type bridge struct {
 	MTU                                  int
 	Routes                               []route
 	Ranges                               []netip.Prefix
-	Tunnel                               host.Tunnel
 	Traffic                              []nft.Traffic // that other programs' rules have to let pass
 	network, dataDir, cacheDir, delegate string
 }
@@ -197,7 +195,7 @@ func (c *conf) bridge(state *daemon.State) (*bridge, error) {
 	b := &bridge{
 		Name: cmp.Or(d.Bridge, defaultBridge), Gateway: d.IsGateway || d.IsDefaultGateway, Default: d.IsDefaultGateway, Hairpin: d.HairpinMode,
 		Promisc: d.PromiscMode, MTU: d.MTU, network: c.plugin.Name, dataDir: cmp.Or(d.IPAM.DataDir, defaultDataDir),
-		cacheDir: c.plugin.DataDir, delegate: string(raw), Tunnel: state.Tunnel,
+		cacheDir: c.plugin.DataDir, delegate: string(raw),
 	}
 	if state.Forward {
 		b.Traffic = daemon.Traffic(state.Networks[:]...)

@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"net/netip"
 	"os"
@@ -62,7 +63,7 @@ func dual() daemon.State {
 	return daemon.State{
 		Networks: [2]netip.Prefix{netip.MustParsePrefix("10.244.0.0/16"), netip.MustParsePrefix("fd00:244::/48")},
 		Subnets:  [2]netip.Prefix{netip.MustParsePrefix("10.244.3.0/24"), netip.MustParsePrefix("fd00:244:0:3::/64")},
-		MTU:      1430, Masq: true, Tunnel: host.Tunnel{Port: 8472},
+		MTU:      1430, Masq: true,
 	}
 }
 
@@ -133,13 +134,15 @@ func reaches(t *testing.T, netns string, to netip.Addr, want bool) error {
 
 // stage is a node on which agents start and stop.
 type stage struct {
-	space ns.NetNS
-	dir   string
-	boot  string
-	state daemon.State
-	conf  string
-	judge func() (node.Judge, error)
-	links *machine.LinkLoop // of the last agent
+	// tunnel is that of the node's lease, whose rules start makes.
+	tunnel host.Tunnel
+	space  ns.NetNS
+	dir    string
+	boot   string
+	state  daemon.State
+	conf   string
+	judge  func() (node.Judge, error)
+	links  *machine.LinkLoop // of the last agent
 	// watched makes agents follow events of links; their loops compare nothing without one.
 	watched bool
 }
@@ -151,7 +154,7 @@ func newStage(t *testing.T) *stage {
 		t.Fatal(err)
 	}
 	dir := t.TempDir()
-	return &stage{space: machineSpace(t), dir: dir, boot: boot, state: dual(), judge: func() (node.Judge, error) { return newOpen(), nil }, conf: fmt.Sprintf(
+	return &stage{tunnel: host.Tunnel{Port: 8472}, space: machineSpace(t), dir: dir, boot: boot, state: dual(), judge: func() (node.Judge, error) { return newOpen(), nil }, conf: fmt.Sprintf(
 		`{"name":"cbr0","cniVersion":"1.0.0","plugins":[{"type":"flannel","dataDir":%q,"ipam":{"dataDir":%q},`+
 			`"delegate":{"hairpinMode":true,"isDefaultGateway":true}}]}`, filepath.Join(dir, "flannel"), filepath.Join(dir, "networks"))}
 }
@@ -201,11 +204,11 @@ func (s *stage) start(ctx context.Context, t *testing.T, records network.Records
 	var callbacks watchers
 	n := &machine.Node{Pass: pass, WatchLinks: callbacks.add, Name: "n", BootID: s.boot, RunDir: s.dir, StateDir: s.dir}
 	var links *link.Engine
-	var rules *nft.Engine
+	var rules, leases *nft.Engine
 	var pods *link.Pods
 	var made *node.Network
 	err := s.space.Do(func(ns.NetNS) error {
-		var errs [5]error
+		var errs [7]error
 		links, errs[0] = link.NewEngine(link.Options{})
 		rules, errs[1] = nft.NewEngine(nft.Options{Tables: node.Tables()})
 		pods, errs[2] = link.NewPods()
@@ -213,10 +216,22 @@ func (s *stage) start(ctx context.Context, t *testing.T, records network.Records
 		n.Links = reconcile.NewLoop(links, reconcile.Options[link.Key, link.Item]{Name: "link"})
 		s.links = n.Links
 		n.Rules = reconcile.NewLoop(rules, reconcile.Options[nft.Key, nft.Item]{Name: "nft"})
+		// The lease's rules, as the daemon makes them.
+		leases, errs[5] = nft.NewEngine(nft.Options{Tables: host.Tables()})
+		config := host.Config{Tunnel: s.tunnel, Pods: host.Pods{Bridge: "cni0", Closed: []uint16{4789, 6081}}}
+		for i := range config.Families {
+			config.Families[i] = host.Family{Network: s.state.Networks[i], Subnet: s.state.Subnets[i]}
+		}
+		desired := config.Rules()
+		for last := range byte(10) { // as if the addresses of the node and its pods were nodes': so only the pods' rules drop their packets
+			maps.Copy(desired, config.Node([2]netip.Addr{netip.AddrFrom4([4]byte{10, 244, 3, last})}))
+		}
+		have, err := leases.Read(ctx)
+		errs[6] = errors.Join(err, leases.Commit(ctx, reconcile.Diff(desired, have)))
 		var judge node.Judge
 		judge, errs[4] = s.judge()
 		made, errs[3] = node.New(node.Options{
-			Node: n, Records: records, Leases: fixed{s.state}, Judge: judge, Changed: func() {}, ClosedPorts: []uint16{4789, 6081},
+			Node: n, Records: records, Leases: fixed{s.state}, Judge: judge, Changed: func() {},
 			Conf: func(context.Context) ([]byte, error) { return []byte(s.conf), nil },
 		})
 		return errors.Join(errs[:]...)
@@ -235,6 +250,7 @@ func (s *stage) start(ctx context.Context, t *testing.T, records network.Records
 		links.Close()
 		pods.Close()
 		rules.Close()
+		leases.Close()
 	})
 	return made, made
 }

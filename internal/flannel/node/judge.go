@@ -67,8 +67,9 @@ type Judge interface {
 const (
 	judgeTable = "weft-flannel-pods"
 	guardTable = "weft-flannel-guard"
-	// judgePriority is before other programs' filter chains.
-	judgePriority = -10
+	// judgePriority is before other programs' filter chains, and after the chains of earlier releases (-10 and -9), which the transaction
+	// that adds these chains removes: a packet that it finds between two chains is judged by the ones or by the others.
+	judgePriority = -8
 	// revokeRest is how long the connections of removed pods may wait for their flush, so that several are flushed together.
 	revokeRest = time.Second
 	// judgeRetry is the delay before a failed step is repeated, unless an object changes.

@@ -22,6 +22,7 @@ import (
 	"weft.dev/weft/internal/flannel/cluster"
 	"weft.dev/weft/internal/flannel/daemon"
 	"weft.dev/weft/internal/flannel/handover"
+	"weft.dev/weft/internal/flannel/host"
 	"weft.dev/weft/internal/flannel/kubestore"
 	"weft.dev/weft/internal/flannel/lease"
 	"weft.dev/weft/internal/flannel/netconf"
@@ -159,7 +160,7 @@ func open(ctx context.Context, n *machine.Node, deps network.Deps, opts KindOpti
 	if err != nil {
 		return nil, nil, err
 	}
-	leases, err := newDaemonLeases(ctx, deps, opts)
+	leases, err := newDaemonLeases(ctx, deps, opts, host.Pods{Bridge: c.bridgeName(), Closed: deps.ClosedPorts})
 	if err != nil {
 		return nil, nil, err
 	}
@@ -169,7 +170,7 @@ func open(ctx context.Context, n *machine.Node, deps network.Deps, opts KindOpti
 	}
 	made, err := New(Options{
 		Node: n, Records: deps.Records, Conf: read, Leases: leases, Judge: judge, Bridge: c.bridgeName(), Results: handover.ResultsDir,
-		ClosedPorts: deps.ClosedPorts, Log: deps.Log, Changed: deps.Changed, Report: deps.Report,
+		Log: deps.Log, Changed: deps.Changed, Report: deps.Report,
 	})
 	if err != nil {
 		judge.close()
@@ -211,6 +212,7 @@ type daemonLeases struct {
 	objects ctrlcache.Cache
 	node    string
 	keys    lease.Keys
+	pods    host.Pods
 	changed chan struct{}
 
 	mu     sync.Mutex
@@ -218,7 +220,7 @@ type daemonLeases struct {
 	failed error
 }
 
-func newDaemonLeases(ctx context.Context, deps network.Deps, opts KindOptions) (*daemonLeases, error) {
+func newDaemonLeases(ctx context.Context, deps network.Deps, opts KindOptions, pods host.Pods) (*daemonLeases, error) {
 	keys, err := lease.NewKeys(opts.Flags.Kube.AnnotationPrefix)
 	if err != nil {
 		return nil, fmt.Errorf("--kube-annotation-prefix: %w", err)
@@ -228,7 +230,8 @@ func newDaemonLeases(ctx context.Context, deps network.Deps, opts KindOptions) (
 		return nil, fmt.Errorf("API server: %w", err)
 	}
 	l := &daemonLeases{
-		flags: opts.Flags, log: deps.Log, client: clients, objects: deps.Objects, node: opts.Node, keys: keys, changed: make(chan struct{}, 1),
+		flags: opts.Flags, log: deps.Log, client: clients, objects: deps.Objects, node: opts.Node, keys: keys, pods: pods,
+		changed: make(chan struct{}, 1),
 	}
 	informer, err := deps.Objects.GetInformer(ctx, &corev1.ConfigMap{}, ctrlcache.BlockUntilSynced(false))
 	if err != nil {
@@ -288,7 +291,7 @@ func (l *daemonLeases) serve(ctx context.Context, used string, established func(
 			return []byte(text), err
 		},
 	})
-	d := daemon.New(daemon.Options{Flags: l.flags, Store: store, Established: established, Log: l.log})
+	d := daemon.New(daemon.Options{Flags: l.flags, Store: store, Pods: l.pods, Established: established, Log: l.log})
 	l.set(d, nil)
 	ended := make(chan error, 1)
 	go func() { ended <- d.Run(ctx) }()

@@ -1,9 +1,10 @@
 // Package node is the flannel network on one node of the agent: the node's lease and the connections to other nodes as in `weft flanneld`,
 // and pods that are ports of a kernel bridge, as the configuration's delegate defines.
 //
-// A pod's packet passes, in this order: the table of the bridge family, where port, MAC and address must match (in ARP too); the judge,
-// which enforces NetworkPolicies in the forward and input hooks; the bridge, the tunnel device or the uplink. A pod becomes a port of the
-// bridge once both tables have its items; before that, a device group keeps its packets from the node.
+// A pod's packet passes, in this order: the table of the bridge family, where port, MAC and address must match (in ARP too); the lease's
+// table, which keeps it out of tunnels; the judge, which enforces NetworkPolicies in the forward and input hooks; the bridge, the tunnel
+// device or the uplink. A pod becomes a port of the bridge once the tables of bridge and judge have its items; before that, a device group keeps its packets
+// from the node.
 package node
 
 import (
@@ -61,8 +62,6 @@ type Options struct {
 	Bridge string
 	// Results is the container runtime's directory of ADD results, from which pods of flannel's plugin are found; "": none.
 	Results string
-	// ClosedPorts are the UDP ports of other networks' tunnels, to which pods must not send.
-	ClosedPorts []uint16
 	// Log receives reports about unreadable records. Nil: none.
 	Log *slog.Logger
 	// Changed is called when the result of Ready may have changed.

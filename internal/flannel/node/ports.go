@@ -40,6 +40,7 @@ func portRules() items {
 	ofPod4 := []nftnl.Field{nftnl.InDevice, nftnl.EtherSource, nftnl.IPSource}
 	ofPod6 := []nftnl.Field{nftnl.InDevice, nftnl.EtherSource, nftnl.IP6Source}
 	ofARP := []nftnl.Field{nftnl.InDevice, nftnl.EtherSource, nftnl.ARPSenderMAC, nftnl.ARPSender}
+	loopback4, loopback6 := netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("::1/128")
 	return nftnl.Items(
 		&nftnl.Set{Name: setPorts, Fields: []nftnl.Field{nftnl.InDevice}},
 		&nftnl.Set{Name: setPods4, Fields: ofPod4},
@@ -47,12 +48,14 @@ func portRules() items {
 		&nftnl.Set{Name: setARP, Fields: ofARP},
 		&nftnl.Chain{Name: chain, Hook: nftnl.HookPrerouting, Priority: priorityBridge},
 		&nftnl.Rules{Chain: chain, Rules: []nftnl.Rule{
+			// Most packets first: of pods, with their addresses, and none that a later rule drops.
+			pass(nftnl.Not(nftnl.Is(nftnl.IPDestination, nftnl.Prefix(loopback4))), nftnl.In(setPods4, ofPod4...)),
+			pass(nftnl.Not(nftnl.Is(nftnl.IP6Destination, nftnl.Prefix(loopback6))), nftnl.Not(nftnl.Is(nftnl.L4Proto, nftnl.Proto(icmpv6))),
+				nftnl.In(setPods6, ofPod6...)),
 			// A pod's port has the group and is in the set: so neither an unknown port nor a changed group opens it.
 			pass(nftnl.Not(nftnl.Is(nftnl.InGroup, nftnl.Bits(hostGroup))), nftnl.Not(nftnl.In(setPorts, nftnl.InDevice))),
-			// IPv4 first: its packets need not pass rules for IPv6.
-			toLoopback(nftnl.IPDestination, netip.MustParsePrefix("127.0.0.0/8")),
-			pass(nftnl.In(setPods4, ofPod4...)),
-			toLoopback(nftnl.IP6Destination, netip.MustParsePrefix("::1/128")),
+			toLoopback(nftnl.IPDestination, loopback4),
+			toLoopback(nftnl.IP6Destination, loopback6),
 			fromRouter(routerAdvertisement),
 			fromRouter(redirect),
 			foreignAdvertisement(),
@@ -152,39 +155,18 @@ func AllTables() []nft.Table {
 }
 
 // hostRules returns the table of the inet family. For packets of a host veth that is a port of the bridge, the incoming device in this
-// table is the bridge, not the host veth.
-//
-// Packets of pods into tunnels, of this network and at the closed UDP ports of others, are dropped: they would leave with their node's
-// address, and be accepted as the node's. After DNAT this includes packets that a host port or a Service redirects to a tunnel. Answers
-// pass: a client's port may have a tunnel's number.
-func hostRules(b *bridge, closed []uint16) map[nft.Key]nft.Item {
-	group := nft.Rule{Text: fmt.Sprintf("iifgroup %d drop", hostGroup), Owner: string(owner)}
-	tunnels := []nft.Rule{{Text: "meta l4proto tcp accept", Owner: string(owner)}} // no tunnel is TCP: most packets skip the other rules
-	matches := b.Tunnel.Matches()
-	for _, port := range closed {
-		matches = append(matches, fmt.Sprintf("udp dport %d", port))
-	}
-	for _, match := range matches {
-		// A packet that conntrack does not track, such as one with a wrong checksum, has no direction: only answers are accepted.
-		tunnels = append(tunnels,
-			nft.Rule{Text: fmt.Sprintf("%s iifname %q ct direction reply accept", match, b.Name), Owner: string(owner)},
-			nft.Rule{Text: fmt.Sprintf("%s iifname %q counter drop", match, b.Name), Owner: string(owner)})
-	}
-	table := &nft.Table{Family: nft.FamilyInet, Name: hostTable}
-	out := map[nft.Key]nft.Item{table.Key(): table}
-	for _, at := range []struct {
-		hook     nft.Hook
-		priority int
-		rules    []nft.Rule
-	}{
-		{nft.HookPrerouting, priorityRaw, []nft.Rule{group}},
-		{nft.HookForward, judgePriority, tunnels},
-		{nft.HookInput, judgePriority, tunnels},
+// table is the bridge, not the host veth. The rule precedes conntrack, so that a packet without a port changes no connection.
+func hostRules() map[nft.Key]nft.Item {
+	const name = string(nft.HookPrerouting)
+	out := map[nft.Key]nft.Item{}
+	for _, item := range []nft.Item{
+		&nft.Table{Family: nft.FamilyInet, Name: hostTable},
+		&nft.Chain{Family: nft.FamilyInet, Table: hostTable, Name: name, Type: nft.TypeFilter, Hook: nft.HookPrerouting, Priority: priorityRaw},
+		&nft.ChainRules{Family: nft.FamilyInet, Table: hostTable, Chain: name, Rules: []nft.Rule{
+			{Text: fmt.Sprintf("iifgroup %d drop", hostGroup), Owner: string(owner)},
+		}},
 	} {
-		name := string(at.hook)
-		chain := &nft.Chain{Family: nft.FamilyInet, Table: hostTable, Name: name, Type: nft.TypeFilter, Hook: at.hook, Priority: at.priority}
-		rules := &nft.ChainRules{Family: nft.FamilyInet, Table: hostTable, Chain: name, Rules: at.rules}
-		out[chain.Key()], out[rules.Key()] = chain, rules
+		out[item.Key()] = item
 	}
 	return out
 }

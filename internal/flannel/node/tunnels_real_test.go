@@ -114,7 +114,7 @@ func TestTunnelsAreClosed(t *testing.T) {
 		{"ipip", host.Tunnel{IPIP: true}, map[string]bool{"8472": true, "6081": false, "4789": false, "7777": true, "7778": true, "ip4:4": false, "ip4:143": true}},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			s.state.Tunnel = c.tunnel
+			s.tunnel = c.tunnel
 			h, stop := serveUntil(t, s)
 			defer stop()
 			pod := space(t)

@@ -19,7 +19,7 @@ type Config struct {
 	Bridge string
 	// Group is the device group of the pods' ports, for [Guard].
 	Group uint32
-	// Priority is the priority of the egress chains; that of the ingress chain is one more.
+	// Priority is the priority of the base chains.
 	Priority int
 }
 
@@ -27,17 +27,22 @@ type Config struct {
 // bridge drops packets between ports without it. kube-proxy (bits 14, 15) and Weft's overlay use other bits.
 const Judged = 1 << 27
 
+// allowed is the bit of the mark with which the chain of a policy reports to the chain of a pod's policies that egress is allowed. It is
+// set only between these chains.
+const allowed = 1 << 26
+
 // Items is a fragment of the table.
 type Items = map[nftnl.Key]nftnl.Item
 
 // Names of the static chains, maps and sets. The number of the address family is appended to names of maps and sets.
 const (
+	chainForward = "forward"
+	chainInput   = "input"
+	chainOutput  = "output"
 	chainEgress  = "egress"
-	chainInput   = "egress-input"
 	chainIngress = "ingress"
 	chainFrom    = "midstream-from"
 	chainTo      = "midstream-to"
-	chainOutput  = "midstream-output"
 	chainGuard   = "guard"
 	mapEgress    = "from"
 	mapIngress   = "to"
@@ -72,10 +77,11 @@ func familyOf(address netip.Addr) family {
 func Static(config Config) Items {
 	in, out := nftnl.Is(nftnl.InDevice, nftnl.Name(config.Bridge)), nftnl.Is(nftnl.OutDevice, nftnl.Name(config.Bridge))
 	items := []nftnl.Item{
-		&nftnl.Chain{Name: chainEgress, Hook: nftnl.HookForward, Priority: config.Priority},
-		&nftnl.Chain{Name: chainIngress, Hook: nftnl.HookForward, Priority: config.Priority + 1},
+		&nftnl.Chain{Name: chainForward, Hook: nftnl.HookForward, Priority: config.Priority},
 		&nftnl.Chain{Name: chainInput, Hook: nftnl.HookInput, Priority: config.Priority},
 		&nftnl.Chain{Name: chainOutput, Hook: nftnl.HookOutput, Priority: config.Priority},
+		&nftnl.Chain{Name: chainEgress},
+		&nftnl.Chain{Name: chainIngress},
 		&nftnl.Chain{Name: chainFrom},
 		&nftnl.Chain{Name: chainTo},
 	}
@@ -86,18 +92,21 @@ func Static(config Config) Items {
 			&nftnl.Set{Name: setSelf + f.suffix, Fields: []nftnl.Field{f.source, f.destination}},
 		)
 	}
-	// Most packets belong to established connections: they leave each chain as early as possible.
+	// Most packets belong to established connections: they leave the base chain as early as possible.
 	established := nftnl.Rule{
 		Matches: []nftnl.Match{nftnl.AnyBit(nftnl.ConntrackState, nftnl.StateEstablished|nftnl.StateRelated)}, Verdict: nftnl.Accept(),
 	}
-	// First of all: a packet that a chain drops has the bit in vain, so that setting it needs no chain of its own behind the others.
+	// First of all: a packet that is dropped later has the bit in vain, so that setting it needs no rule of its own behind the others.
 	mark := nftnl.Rule{Matches: []nftnl.Match{in, out}, Mark: Judged, MarkMask: Judged}
 	to := nftnl.Rule{Matches: append([]nftnl.Match{out}, midstream()...), Verdict: nftnl.Jump(chainTo)}
 	from := nftnl.Rule{Matches: append([]nftnl.Match{in}, midstream()...), Verdict: nftnl.Jump(chainFrom)}
+	egress := nftnl.Rule{Matches: []nftnl.Match{in}, Verdict: nftnl.Jump(chainEgress)}
+	ingress := nftnl.Rule{Matches: []nftnl.Match{out}, Verdict: nftnl.Goto(chainIngress)}
 	for chain, rules := range map[string][]nftnl.Rule{
-		chainEgress:  append([]nftnl.Rule{mark, established, from, to}, judged(policy.Egress, in)...),
-		chainIngress: append([]nftnl.Rule{established}, judged(policy.Ingress, out)...),
-		chainInput:   append([]nftnl.Rule{established}, judged(policy.Egress, in)...),
+		chainForward: {mark, established, from, to, egress, ingress},
+		chainInput:   {established, egress},
+		chainEgress:  judged(policy.Egress),
+		chainIngress: judged(policy.Ingress),
 		chainOutput:  {to},
 		chainFrom:    lookup(mapIngress, family.from),
 		chainTo:      lookup(mapEgress, family.to),
@@ -136,9 +145,9 @@ const guardPriority = 200
 // packets would pass while net.bridge's nf_call_iptables is off for the bridge, or br_netfilter is not loaded.
 func Guard(config Config) Items {
 	const ipv4, ipv6 = 0x0800, 0x86dd
-	rules := []nftnl.Rule{
-		{Matches: []nftnl.Match{nftnl.Not(nftnl.Is(nftnl.InGroup, nftnl.Bits(config.Group)))}, Verdict: nftnl.Accept()},
+	rules := []nftnl.Rule{ // the rule for most packets is the first
 		{Matches: []nftnl.Match{nftnl.AnyBit(nftnl.Mark, Judged)}, Verdict: nftnl.Accept()},
+		{Matches: []nftnl.Match{nftnl.Not(nftnl.Is(nftnl.InGroup, nftnl.Bits(config.Group)))}, Verdict: nftnl.Accept()},
 	}
 	for _, number := range []uint16{ipv4, ipv6} {
 		rules = append(rules, nftnl.Rule{
@@ -159,20 +168,23 @@ const (
 	wholeHopLimit         = 255
 )
 
-// judged returns the rules of a base chain for packets of the bridge that belong to no established connection.
-func judged(direction policy.Direction, ofBridge nftnl.Match) []nftnl.Rule {
-	rules := []nftnl.Rule{{Matches: []nftnl.Match{nftnl.Not(ofBridge)}, Verdict: nftnl.Accept()}}
+// judged returns the rules of the chain of a direction. A packet that is allowed returns to the base chain.
+func judged(direction policy.Direction) []nftnl.Rule {
+	var rules []nftnl.Rule
+	if direction == policy.Egress {
+		rules = append(rules, nftnl.Rule{MarkMask: allowed})
+	}
 	// As with ARP, the owner of an address is not secret. RFC 4861, 7.1: neighbour discovery has a hop limit of 255. A forwarded packet has
 	// less, so a pod cannot send data beyond its bridge in the form of a neighbour solicitation.
 	for _, kind := range []uint8{neighborSolicitation, neighborAdvertisement} {
 		rules = append(rules, nftnl.Rule{Matches: []nftnl.Match{
 			nftnl.Is(nftnl.IP6HopLimit, nftnl.Byte(wholeHopLimit)),
 			nftnl.Is(nftnl.L4Proto, nftnl.Proto(protocolICMPv6)), nftnl.Is(nftnl.ICMPType, nftnl.Byte(kind)),
-		}, Verdict: nftnl.Accept()})
+		}, Verdict: nftnl.Return()})
 	}
 	for _, f := range families() {
 		rules = append(rules, nftnl.Rule{
-			Matches: []nftnl.Match{nftnl.In(setSelf+f.suffix, f.source, f.destination)}, Verdict: nftnl.Accept(),
+			Matches: []nftnl.Match{nftnl.In(setSelf+f.suffix, f.source, f.destination)}, Verdict: nftnl.Return(),
 		})
 	}
 	if direction == policy.Egress {
@@ -212,7 +224,7 @@ func Pod(index *policy.Index, key policy.Key, addresses []netip.Addr) Items {
 		isolates  bool
 		verdicts  string
 	}{{policy.Egress, isolation.Egress, mapEgress}, {policy.Ingress, isolation.Ingress, mapIngress}} {
-		verdict := nftnl.Return() // in a base chain: accept
+		verdict := nftnl.Return()
 		if side.isolates {
 			chain, made := combination(policies, side.direction)
 			verdict = nftnl.Goto(chain)
@@ -230,11 +242,16 @@ func Pod(index *policy.Index, key policy.Key, addresses []netip.Addr) Items {
 // combination compiles the chain for pods with these policies.
 func combination(policies []policy.Key, direction policy.Direction) (string, []nftnl.Item) {
 	names := make([]string, len(policies))
-	rules := make([]nftnl.Rule, 0, len(policies)+2)
+	rules := make([]nftnl.Rule, 0, len(policies)+3)
 	rules = append(rules, nftnl.Rule{Matches: midstream(), Counter: true, Verdict: nftnl.Drop(), Owner: "connection unknown or revoked"})
 	for i, key := range policies {
 		names[i] = key.String()
 		rules = append(rules, nftnl.Rule{Verdict: nftnl.Jump(policyChain(key, direction))})
+	}
+	if direction == policy.Egress {
+		rules = append(rules, nftnl.Rule{
+			Matches: []nftnl.Match{nftnl.AnyBit(nftnl.Mark, allowed)}, MarkMask: allowed, Verdict: nftnl.Return(),
+		})
 	}
 	chain := hashed("pods-"+direction.String(), strings.Join(names, " "))
 	rules = append(rules, nftnl.Rule{Counter: true, Verdict: nftnl.Drop()})
@@ -303,7 +320,11 @@ func compileRule(rule *policy.Rule) (rules []nftnl.Rule, items []nftnl.Item) {
 		if len(owner) > ownerMax {
 			owner = owner[:ownerMax]
 		}
-		rules = append(rules, nftnl.Rule{Matches: slices.Concat(matches, services), Verdict: nftnl.Accept(), Owner: owner})
+		allow := nftnl.Rule{Matches: slices.Concat(matches, services), Verdict: nftnl.Accept(), Owner: owner}
+		if rule.Direction == policy.Egress { // ingress follows
+			allow.Mark, allow.MarkMask, allow.Verdict = allowed, allowed, nftnl.Return()
+		}
+		rules = append(rules, allow)
 	}
 	for _, f := range families() {
 		peer, subject := f.source, f.destination

@@ -7,19 +7,21 @@
 //
 // # Path of a packet
 //
-//	forward, input  chain egress:  established -> accept; neighbour discovery -> accept; pod to itself -> accept; map of source addresses
-//	forward         chain ingress: the same, with the map of destination addresses
-//	forward         before these:  between ports of the bridge: set the bit [Judged] of the mark, which is in vain where a chain drops
-//	forward, output before these:  chains midstream-from, midstream-to: TCP in the middle of a connection without a conntrack entry, from or
-//	                               to an isolated pod -> drop
-//	map             not isolated -> return, which ends the base chain; isolated -> chain of the pod's policies
-//	policies        jump to the chain of each policy; drop
-//	policy          accept what a rule allows
-//	bridge forward  chain guard:   from a pod's port without that bit -> drop
+//	forward         base chain:    between ports of the bridge: set the bit [Judged] of the mark, which is in vain where a rule drops;
+//	                               established -> accept; chains midstream-from, midstream-to; chain egress; chain ingress
+//	input           base chain:    established -> accept; chain egress
+//	output          base chain:    chain midstream-to
+//	midstream       TCP in the middle of a connection without a conntrack entry, from or to an isolated pod -> drop
+//	egress          neighbour discovery -> return; pod to itself -> return; map of source addresses; drop
+//	ingress         the same, with the map of destination addresses
+//	map             not isolated -> return; isolated -> chain of the pod's policies
+//	policies        jump to the chain of each policy; for egress, what one of them allowed returns; drop
+//	policy          what a rule allows: for egress, set a bit of the mark and return, since ingress follows; for ingress, accept
+//	bridge forward  chain guard:   from a pod's port without the bit Judged -> drop
 //
-// Egress and ingress are separate base chains, so a packet that the first accepts goes on to the second. A packet from or to the bridge
-// whose pod has no element is dropped: a pod is closed until its fragment is in effect. Packets from the node to its own pods do not pass
-// these hooks and are not judged.
+// A hook has one base chain: packets of established connections, which are nearly all, cross two rules of it. A packet from or to the
+// bridge whose pod has no element is dropped: a pod is closed until its fragment is in effect. Packets from the node to its own pods are
+// not judged.
 //
 // An established connection passes without being judged again. When a permission is revoked, [Flush] removes the entries of its
 // connections from conntrack, and later packets are judged as new. Then the replying side of a TCP connection could make a new connection

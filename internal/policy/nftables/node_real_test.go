@@ -578,6 +578,39 @@ func TestNotJudged(t *testing.T) {
 	}
 }
 
+// Nothing remains of the chains of an earlier release, which had a base chain for each direction.
+func TestEarlierRelease(t *testing.T) {
+	n := newNode(t, 2)
+	cmd := exec.Command("nsenter", "--net="+n.space, "nft", "-f", "-")
+	cmd.Stdin = strings.NewReader(`table inet weft_policy {
+		map from4 { typeof ip saddr : verdict; }
+		map to4 { typeof ip daddr : verdict; elements = { 10.0.0.1 : return, 10.0.0.2 : goto pods }; }
+		chain one { tcp dport 80 accept; }
+		chain pods { jump one; counter drop; }
+		chain egress { type filter hook forward priority -10; ct state established,related accept; oifname "cni0" jump midstream-to; ip saddr vmap @from4; }
+		chain ingress { type filter hook forward priority -9; ct state established,related accept; oifname != "cni0" accept; ip daddr vmap @to4; counter drop; }
+		chain egress-input { type filter hook input priority -10; ct state established,related accept; }
+		chain midstream-output { type filter hook output priority -10; oifname "cni0" jump midstream-to; }
+		chain midstream-to { ip daddr vmap @from4; }
+	}`)
+	if out, err := cmd.CombinedOutput(); err != nil {
+		t.Fatalf("nft: %v\n%s", err, out)
+	}
+	n.start(t)
+	want := nftables.Static(nftables.Config{Bridge: bridge, Priority: -10})
+	have, err := n.loop.Read(t.Context())
+	if err != nil || !maps.EqualFunc(have, want, func(a, b nftnl.Item) bool { return a.Equal(b) }) {
+		t.Errorf("the table has %v, %v", have, err)
+	}
+	w := web(false)
+	if err := n.enforcer.Update(t.Context(), changeOf(t, w)); err != nil {
+		t.Fatal(err)
+	}
+	w.Pods = w.Pods[:2]
+	n.admit(t, w)
+	n.judge(t, w)
+}
+
 // Policies judge the pod behind a Service, also on the same node and for the pod itself: addresses are translated before the chains.
 func TestServices(t *testing.T) {
 	n := newNode(t, 3)
