@@ -9,37 +9,22 @@ import (
 
 	"weft.dev/weft/internal/attach"
 	"weft.dev/weft/internal/attach/plan"
-	"weft.dev/weft/internal/cni"
 	"weft.dev/weft/internal/link"
 )
 
-// createPrepluggedFor creates a pre-plugged port for a pod with limited bandwidth when none is free. Traffic is shaped on the port's veth peer,
-// outside the pod's namespace, where the pod cannot remove the shaping.
-func (n *Network) createPrepluggedFor(ctx context.Context, rec *attach.Record, pod *cni.Args) error {
-	number, err := n.preplugged.makeTaken(ctx)
-	if err != nil {
-		// Without wrapping err: a missing namespace of ports must not be reported as a missing namespace of the pod.
-		return cni.Errorf(cni.CodeTryAgainLater, "pod %s/%s: its bandwidth limit needs a port whose peer is in %s: %s: try again later",
-			pod.PodNamespace, pod.PodName, n.opts.Ports, err.Error())
-	}
-	rec.OFPort = number
-	return nil
-}
-
 // reshape restores traffic shaping that another program changed, and reports whether to try again.
 func (e *ends) reshape(ctx context.Context) (left bool) {
-	n := e.network
-	if n.engines.Shapers == nil {
+	if e.engines.Shapers == nil {
 		return false
 	}
-	want := n.wantedShapes()
+	want := e.wantedShapes()
 	if len(want) == 0 {
 		return false
 	}
-	have, err := n.engines.Shapers.Shapes(ctx, n.opts.Ports)
+	have, err := e.engines.Shapers.Shapes(ctx, e.opts.Ports)
 	if err != nil {
 		if ctx.Err() == nil {
-			n.opts.Log.Warn("reading pods' traffic shaping failed, trying again", "error", err)
+			e.opts.Log.Warn("reading pods' traffic shaping failed, trying again", "error", err)
 		}
 		return true
 	}
@@ -59,39 +44,36 @@ type shaped struct {
 }
 
 // wantedShapes returns the desired shaping of attached pods.
-func (n *Network) wantedShapes() map[attach.Key]shaped {
-	n.opening.Lock()
-	defer n.opening.Unlock()
+func (e *ends) wantedShapes() map[attach.Key]shaped {
 	all := map[attach.Key]shaped{}
-	for key, rec := range n.live {
-		if rec.State == attach.Attached && rec.Bandwidth.Limited() && n.preplugged.has(rec.OFPort) {
-			all[key] = shaped{rec.HostInterface, plan.Shape(&rec)}
+	e.live.each(func(rec *attach.Record) {
+		if rec.State == attach.Attached && rec.Bandwidth.Limited() && e.pool.has(rec.OFPort) {
+			all[rec.Key()] = shaped{rec.HostInterface, plan.Shape(rec)}
 		}
-	}
+	})
 	return all
 }
 
 // reshapeOne restores the shaping of one pod, unless a request for it is under way, and reports whether to try again.
 func (e *ends) reshapeOne(ctx context.Context, key attach.Key, want shaped, have link.Shape) (left bool) {
-	n := e.network
-	unlock, free := n.opts.Records.TryLock(key)
+	unlock, free := e.opts.Records.TryLock(key)
 	if !free {
 		return true
 	}
 	defer unlock()
-	if !n.isLive(key) {
+	if !e.live.isLive(key) {
 		return false
 	}
-	err := n.engines.Shapers.Reshape(ctx, n.opts.Ports, want.name, want.shape)
+	err := e.engines.Shapers.Reshape(ctx, e.opts.Ports, want.name, want.shape)
 	if errors.Is(err, link.ErrNoDevice) { // no traffic passes there any more
 		return false
 	}
 	if err != nil {
 		if ctx.Err() == nil {
-			n.opts.Log.Warn("restoring a pod's traffic shaping failed, trying again", "link", want.name, "error", err)
+			e.opts.Log.Warn("restoring a pod's traffic shaping failed, trying again", "link", want.name, "error", err)
 		}
 		return true
 	}
-	n.opts.Log.Warn("restored what another program changed", "link", want.name, "was", have.String(), "is", want.shape.String())
+	e.opts.Log.Warn("restored what another program changed", "link", want.name, "was", have.String(), "is", want.shape.String())
 	return false
 }

@@ -37,7 +37,7 @@ func TestBandwidth(t *testing.T) {
 	req := l.limit("a", tenAndFive)
 	l.add(t, req)
 	rec := l.record(t, req)
-	if want := (cni.Bandwidth{Ingress: 10_000_000, Egress: 5_000_000}); rec.Bandwidth != want || !l.preplugged.has(rec.OFPort) {
+	if want := (cni.Bandwidth{Ingress: 10_000_000, Egress: 5_000_000}); rec.Bandwidth != want || !l.ports.preplugged.has(rec.OFPort) {
 		t.Errorf("recorded %+v, port %d", rec.Bandwidth, rec.OFPort)
 	}
 	have := l.shapes(t)
@@ -104,13 +104,13 @@ func TestBandwidthWithoutReadyPorts(t *testing.T) {
 	l.add(t, req)
 	l.whole(t, req)
 	rec := l.record(t, req)
-	if !l.preplugged.has(rec.OFPort) || l.preplugged.has(l.record(t, plain).OFPort) || len(l.shapes(t)) != 1 {
+	if !l.ports.preplugged.has(rec.OFPort) || l.ports.preplugged.has(l.record(t, plain).OFPort) || len(l.shapes(t)) != 1 {
 		t.Errorf("port %d, shapes %v", rec.OFPort, l.shapes(t))
 	}
 	l.del(t, plain)
 	l.del(t, req)
 	l.free(t, 0)
-	eventually(t, "the port is gone", func() bool { return !l.preplugged.has(rec.OFPort) && len(l.shapes(t)) == 0 })
+	eventually(t, "the port is gone", func() bool { return !l.ports.preplugged.has(rec.OFPort) && len(l.shapes(t)) == 0 })
 	l.nothingLeft(t, before)
 }
 
@@ -122,7 +122,7 @@ func TestBandwidthOfACrowd(t *testing.T) {
 		req := l.limit(name, tenAndFive)
 		l.add(t, req)
 		rec := l.record(t, req)
-		if !l.preplugged.has(rec.OFPort) || seen[rec.OFPort] {
+		if !l.ports.preplugged.has(rec.OFPort) || seen[rec.OFPort] {
 			t.Errorf("%s: port %d", name, rec.OFPort)
 		}
 		seen[rec.OFPort] = true
@@ -145,7 +145,7 @@ func TestBandwidthOnAPortThatFails(t *testing.T) {
 	})
 	req := l.limit("a", tenAndFive)
 	l.add(t, req)
-	if rec := l.record(t, req); !failed || !l.preplugged.has(rec.OFPort) || len(l.shapes(t)) != 1 {
+	if rec := l.record(t, req); !failed || !l.ports.preplugged.has(rec.OFPort) || len(l.shapes(t)) != 1 {
 		t.Errorf("port %d, shapes %v", rec.OFPort, l.shapes(t))
 	}
 	l.whole(t, req)

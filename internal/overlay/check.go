@@ -16,7 +16,7 @@ func (n *Network) Check(ctx context.Context, rec attach.Record) error {
 	if s == nil {
 		return cni.Errorf(cni.CodeTryAgainLater, "the network is not ready: %w: try again later", n.Ready())
 	}
-	pair, err := n.pair(&rec, &s.attachments)
+	pair, err := n.ports.preplugged.pair(&rec, &s.attachments)
 	if err != nil {
 		return err
 	}

@@ -47,7 +47,7 @@ func (n *Network) setPods(s *settings) {
 				n.opts.Closed(rec, closedError(err))
 			}
 		}
-		flows[owner(key)], rows[owner(key)] = n.podFlows(s, &rec), n.podRows(&rec)
+		flows[owner(key)], rows[owner(key)] = n.podFlows(s, &rec), n.ports.preplugged.rows(&rec)
 	}
 	n.engines.Rows.Set(rows)
 	n.engines.Flows.Set(flows)
@@ -97,7 +97,7 @@ func (n *Network) open(rec attach.Record) {
 	}
 	n.live[rec.Key()] = rec
 	if rec.State == attach.Attached {
-		n.endMade(&rec)
+		n.ports.ends.made(&rec)
 	}
 	n.enforcer.Attach(&rec)
 	if s := n.settings.Load(); s != nil {
@@ -129,7 +129,7 @@ func (n *Network) shut(keys ...attach.Key) {
 	for _, key := range keys {
 		if rec, live := n.live[key]; live {
 			delete(n.live, key)
-			delete(n.ends.seen, key)
+			n.ports.ends.closed(key)
 			n.enforcer.Detach(&rec)
 			n.countPods(rec.PodNamespace, -1)
 		}
@@ -147,14 +147,15 @@ func (n *Network) shut(keys ...attach.Key) {
 
 // resume makes the allocators continue after the last record. On the first call it takes over the records: attached ones become live.
 func (n *Network) resume(ctx context.Context, s *settings) error {
-	if n.pool != nil && n.pool.Subnet() == s.view.Local.Subnet { // only Update changes n.pool
+	former := n.ports.numbers.subnet() // only Update changes it
+	if former == s.view.Local.Subnet {
 		return nil
 	}
 	pool, err := ipam.NewPool(s.view.Local.Subnet)
 	if err != nil {
 		return fmt.Errorf("HostSubnet %s: %w", s.view.Local.Host, err)
 	}
-	if n.pool == nil {
+	if !former.IsValid() {
 		if err := errors.Join(n.recover(ctx, s), n.takeOver(ctx)); err != nil {
 			return err
 		}
@@ -164,17 +165,11 @@ func (n *Network) resume(ctx context.Context, s *settings) error {
 		if rec.Network == NetworkName && rec.Created.After(last.Created) {
 			last = rec
 		}
-		if rec.Network == NetworkName && rec.Created.After(own.Created) && !n.preplugged.has(rec.OFPort) {
+		if rec.Network == NetworkName && rec.Created.After(own.Created) && !n.ports.preplugged.has(rec.OFPort) {
 			own = rec
 		}
 	}
-	n.picking.Lock()
-	defer n.picking.Unlock()
-	n.pool = pool
-	for _, address := range last.Addresses {
-		pool.Resume(address.Addr())
-	}
-	n.ofports.Resume(own.OFPort)
+	n.ports.numbers.resume(pool, &last, &own)
 	return nil
 }
 
@@ -204,7 +199,7 @@ func (n *Network) takeOver(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("links of pods: %w", err)
 	}
-	if err := n.preplugged.takeOver(ctx); err != nil {
+	if err := n.ports.preplugged.takeOver(ctx); err != nil {
 		return err
 	}
 	n.opening.Lock()

@@ -8,7 +8,6 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"weft.dev/weft/internal/attach"
-	"weft.dev/weft/internal/attach/plan"
 	"weft.dev/weft/internal/cni"
 	"weft.dev/weft/internal/openflow"
 	"weft.dev/weft/internal/ovsdb"
@@ -20,7 +19,7 @@ func (n *Network) Close(ctx context.Context, rec attach.Record) error {
 	key := rec.Key()
 	n.shut(key)
 	ports := n.hostPorts.Withdraw(rec)
-	began := n.links.add(&rec)
+	began := n.ports.unlinker.add(&rec)
 	// Once the DEL is answered, the next egress router may have the same address. If the pod's namespace cannot be entered, the macvlan stays,
 	// and the runtime repeats the DEL.
 	left := n.routers.Remove(ctx, rec)
@@ -81,7 +80,7 @@ func (n *Network) remove(ctx context.Context, recs []attach.Record) error {
 		flows[o], rows[o] = nil, nil
 		switch {
 		case rec.HostInterface == "" || rec.BootID != n.opts.BootID:
-		case n.preplugged.has(rec.OFPort):
+		case n.ports.preplugged.has(rec.OFPort):
 			preplugged = append(preplugged, rec)
 			delete(rows, o)
 			n.engines.Rows.Set(map[reconcile.Owner]map[ovsdb.Key]ovsdb.Row{o: nil}) // the row stays: there is nothing to wait for
@@ -98,52 +97,12 @@ func (n *Network) remove(ctx context.Context, recs []attach.Record) error {
 	var both errgroup.Group
 	both.Go(func() error { return named("removing ports", n.engines.Rows.Apply(ctx, rows)) })
 	both.Go(func() error { return named("removing links", n.engines.Pods.Delete(ctx, links...)) })
-	both.Go(func() error { return named("removing interfaces", n.unplugAll(ctx, preplugged)) })
+	both.Go(func() error { return named("removing interfaces", n.ports.preplugged.unplugAll(ctx, preplugged)) })
 	both.Go(func() error { return named("removing macvlans", n.routers.Remove(ctx, recs...)) })
 	both.Go(func() error { return named("removing host ports", n.hostPorts.Remove(ctx, recs, hostPorts)) })
 	if err := both.Wait(); err != nil {
 		return err
 	}
-	n.links.forget(links)
-	return nil
-}
-
-// unplugAll removes pods' interfaces from pre-plugged ports.
-func (n *Network) unplugAll(ctx context.Context, recs []attach.Record) error {
-	errs := make([]error, len(recs))
-	var group errgroup.Group
-	for i := range recs {
-		group.Go(func() error {
-			errs[i] = n.unplug(ctx, &recs[i], func() {})
-			if n.preplugged.hopeless(&recs[i], errs[i]) {
-				n.opts.Log.Warn("pre-plugged port no longer usable, removing it", "port", recs[i].HostInterface, "error", errs[i])
-				errs[i] = nil
-			}
-			return nil
-		})
-	}
-	return errors.Join(group.Wait(), errors.Join(errs...))
-}
-
-// unplug removes a pod's interface from a pre-plugged port, unless that is done. It waits for another call for the same port. began is
-// called as in link.PodLinks.
-func (n *Network) unplug(ctx context.Context, rec *attach.Record, began func()) error {
-	defer began()
-	unlock, err := n.preplugged.unplugging.Lock(ctx, rec.OFPort)
-	if err != nil {
-		return err
-	}
-	defer unlock()
-	if n.preplugged.isClean(rec.OFPort) {
-		return nil
-	}
-	pair, err := n.pair(rec, &plan.Settings{})
-	if err != nil {
-		return err
-	}
-	if err := n.engines.Pods.Unplug(ctx, pair, began); err != nil {
-		return err
-	}
-	n.preplugged.clean(rec.OFPort)
+	n.ports.unlinker.forget(links)
 	return nil
 }

@@ -9,6 +9,7 @@ import (
 
 	"weft.dev/weft/internal/attach"
 	"weft.dev/weft/internal/link"
+	"weft.dev/weft/internal/overlay/host"
 )
 
 // HostEnds is pods' host veths. *link.Pods implements it for the kernel, *link.FakePods in memory.
@@ -19,22 +20,30 @@ type HostEnds interface {
 	Restore(ctx context.Context, name string, want link.HostEnd) error
 }
 
-// ends restores host veths that another program changed. They are not in a loop: an ADD configures them, and only another program changes
-// them later. So the kernel is read only after an event.
-type ends struct {
-	network *Network
-	wake    chan struct{}
-
-	// seen is the last reported state of the host veths of attachments that are being created. The network's opening guards it.
-	seen map[attach.Key]link.HostEnd
-
-	mu sync.Mutex
-	// unverified says that host veths have to be checked.
-	unverified bool
+// livePods are the attachments whose ports are open or being opened.
+type livePods interface {
+	// each calls do for every one. None is opened or closed meanwhile. do must not block, and must not change the record.
+	each(do func(rec *attach.Record))
+	isLive(key attach.Key) bool
 }
 
-func newEnds(n *Network) *ends {
-	return &ends{network: n, wake: make(chan struct{}, 1), seen: map[attach.Key]link.HostEnd{}, unverified: true}
+// ends restores host veths, and traffic shaping, that another program changed. They are not in a loop: an ADD configures them, and only
+// another program changes them later. So the kernel is read only after an event.
+type ends struct {
+	engines *Engines
+	opts    *Options
+	live    livePods
+	pool    *portPool
+	// running is closed when the engines have started.
+	running <-chan struct{}
+	wake    chan struct{}
+
+	// mu guards what follows. It is not held across I/O.
+	mu sync.Mutex
+	// seen is the last reported state of the host veths of attachments that are being created.
+	seen map[attach.Key]link.HostEnd
+	// unverified says that host veths have to be checked.
+	unverified bool
 }
 
 // wanted is a desired host veth. key is its attachment, empty for a pre-plugged port.
@@ -43,72 +52,75 @@ type wanted struct {
 	end link.HostEnd
 }
 
-// CheckHostEnds starts a check of all host veths, which restores what another program changed. It does not wait.
-func (n *Network) CheckHostEnds() {
-	n.ends.mu.Lock()
-	n.ends.unverified = true
-	n.ends.mu.Unlock()
+// verify starts a check of all host veths. It does not wait.
+func (e *ends) verify() {
+	e.mu.Lock()
+	e.unverified = true
+	e.mu.Unlock()
 	select {
-	case n.ends.wake <- struct{}{}:
+	case e.wake <- struct{}{}:
 	default: // a wake-up is already waiting
 	}
 }
 
-// HostEndChanged handles an event with the new state of a host veth. One that is being created is compared once it is complete. It does not
-// wait.
-func (n *Network) HostEndChanged(name string, now link.HostEnd) {
-	s := n.settings.Load()
-	if s == nil {
-		return // all are checked once the engines run
-	}
-	if n.preplugged.changed(name, now) || n.podEndChanged(s, name, now) {
-		n.CheckHostEnds()
+// changed handles an event with the new state of a host veth. It does not wait.
+func (e *ends) changed(name string, now link.HostEnd) {
+	if e.pool.changed(name, now) || e.podEndChanged(name, now) {
+		e.verify()
 	}
 }
 
 // podEndChanged notes the state of the host veth of a pod with a port of its own, and reports whether it has to be restored.
-func (n *Network) podEndChanged(s *settings, name string, now link.HostEnd) bool {
-	n.opening.Lock()
-	defer n.opening.Unlock()
-	for key, rec := range n.live {
-		if rec.HostInterface != name || n.preplugged.has(rec.OFPort) {
-			continue
+func (e *ends) podEndChanged(name string, now link.HostEnd) (restore bool) {
+	e.live.each(func(rec *attach.Record) {
+		switch {
+		case rec.HostInterface != name || e.pool.has(rec.OFPort):
+		case rec.State == attach.Attached:
+			restore = restore || now != podEnd(rec)
+		default:
+			e.mu.Lock()
+			e.seen[rec.Key()] = now
+			e.mu.Unlock()
 		}
-		if rec.State == attach.Attached {
-			return now != podEnd(s, &rec)
-		}
-		n.ends.seen[key] = now
-	}
-	return false
+	})
+	return restore
 }
 
 // podEnd returns the desired host veth of a pod with a port of its own.
-func podEnd(s *settings, rec *attach.Record) link.HostEnd {
-	return link.HostEnd{MTU: rec.MTU, Group: s.attachments.HostGroup, Up: true}
+func podEnd(rec *attach.Record) link.HostEnd {
+	return link.HostEnd{MTU: rec.MTU, Group: host.PodGroup, Up: true}
 }
 
-// endMade compares the host veth of a completed attachment with its last reported state. The caller holds opening.
-func (n *Network) endMade(rec *attach.Record) {
-	seen, changed := n.ends.seen[rec.Key()]
-	delete(n.ends.seen, rec.Key())
-	if changed && seen != podEnd(n.settings.Load(), rec) {
-		n.CheckHostEnds()
+// made compares the host veth of a completed attachment with its last reported state. The caller holds the lock of livePods, so that no
+// event comes between.
+func (e *ends) made(rec *attach.Record) {
+	e.mu.Lock()
+	seen, changed := e.seen[rec.Key()]
+	delete(e.seen, rec.Key())
+	e.mu.Unlock()
+	if changed && seen != podEnd(rec) {
+		e.verify()
 	}
+}
+
+// closed forgets what was reported about an attachment that is not live any more. The caller holds the lock of livePods.
+func (e *ends) closed(key attach.Key) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	delete(e.seen, key)
 }
 
 // wantedEnds returns the desired host veths, by name, without those that are being created.
-func (n *Network) wantedEnds(s *settings) map[string]wanted {
+func (e *ends) wantedEnds() map[string]wanted {
 	all := map[string]wanted{}
-	n.opening.Lock()
-	defer n.opening.Unlock()
-	for name, end := range n.preplugged.ends() {
+	for name, end := range e.pool.ends() {
 		all[name] = wanted{end: end}
 	}
-	for key, rec := range n.live {
-		if rec.State == attach.Attached && !n.preplugged.has(rec.OFPort) {
-			all[rec.HostInterface] = wanted{key: key, end: podEnd(s, &rec)}
+	e.live.each(func(rec *attach.Record) {
+		if rec.State == attach.Attached && !e.pool.has(rec.OFPort) {
+			all[rec.HostInterface] = wanted{key: rec.Key(), end: podEnd(rec)}
 		}
-	}
+	})
 	return all
 }
 
@@ -117,7 +129,7 @@ func (e *ends) run(ctx context.Context) error {
 	select {
 	case <-ctx.Done():
 		return nil
-	case <-e.network.running:
+	case <-e.running:
 	}
 	delay := firstRetry
 	for {
@@ -138,7 +150,6 @@ func (e *ends) run(ctx context.Context) error {
 
 // check reads the host veths if they are unverified, restores those that differ, and reports whether to try again.
 func (e *ends) check(ctx context.Context) (left bool) {
-	n := e.network
 	e.mu.Lock()
 	unverified := e.unverified
 	e.unverified = false
@@ -146,15 +157,15 @@ func (e *ends) check(ctx context.Context) (left bool) {
 	if !unverified {
 		return false
 	}
-	have, err := n.engines.HostEnds.HostEnds(ctx)
+	have, err := e.engines.HostEnds.HostEnds(ctx)
 	if err != nil {
-		n.opts.Log.Warn("reading the pods' links failed, trying again", "error", err)
+		e.opts.Log.Warn("reading the pods' links failed, trying again", "error", err)
 		left = true
 	}
 	if err == nil {
-		n.preplugged.missing(have)
+		e.pool.missing(have)
 	}
-	want := n.wantedEnds(n.settings.Load())
+	want := e.wantedEnds()
 	for _, name := range slices.Sorted(maps.Keys(have)) {
 		if w, ours := want[name]; ours && w.end != have[name] {
 			left = e.restore(ctx, name, w, have[name]) || left
@@ -171,31 +182,22 @@ func (e *ends) check(ctx context.Context) (left bool) {
 
 // restore restores one host veth, unless a request for its attachment is under way, and reports whether to try again.
 func (e *ends) restore(ctx context.Context, name string, want wanted, have link.HostEnd) (left bool) {
-	n := e.network
 	if want.key != (attach.Key{}) {
-		unlock, free := n.opts.Records.TryLock(want.key)
+		unlock, free := e.opts.Records.TryLock(want.key)
 		if !free {
 			return true
 		}
 		defer unlock()
-		if !n.isLive(want.key) {
+		if !e.live.isLive(want.key) {
 			return false
 		}
 	}
-	if err := n.engines.HostEnds.Restore(ctx, name, want.end); err != nil {
+	if err := e.engines.HostEnds.Restore(ctx, name, want.end); err != nil {
 		if ctx.Err() == nil {
-			n.opts.Log.Warn("restoring a pod's link failed, trying again", "link", name, "error", err)
+			e.opts.Log.Warn("restoring a pod's link failed, trying again", "link", name, "error", err)
 		}
 		return true
 	}
-	n.opts.Log.Warn("restored what another program changed", "link", name, "was", have.String(), "is", want.end.String())
+	e.opts.Log.Warn("restored what another program changed", "link", name, "was", have.String(), "is", want.end.String())
 	return false
-}
-
-// isLive reports whether an attachment's port is open or being opened.
-func (n *Network) isLive(key attach.Key) bool {
-	n.opening.Lock()
-	defer n.opening.Unlock()
-	_, ok := n.live[key]
-	return ok
 }

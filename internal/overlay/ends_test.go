@@ -57,7 +57,7 @@ func TestHostEndsChangedWhileMade(t *testing.T) {
 	for name, spare := range map[string]int{"own": 0, "pre-plugged": 4} {
 		t.Run(name, func(t *testing.T) {
 			l := prepluggedStart(t, spare)
-			eventually(t, "the look at the start is over", func() bool { return !l.ends.pending() })
+			eventually(t, "the look at the start is over", func() bool { return !l.ports.ends.pending() })
 			before := l.hostEnds(t)
 			changed := make(chan map[string]link.HostEnd, 1)
 			l.node.rowEngine.before(func() { // the links exist, and the ports do not

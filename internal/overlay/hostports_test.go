@@ -330,9 +330,9 @@ func TestPrepluggedPortIsGivenBack(t *testing.T) {
 		return errors.Is(err, attach.ErrNotFound)
 	})
 	eventually(t, "the port is free", func() bool {
-		l.preplugged.mu.Lock()
-		defer l.preplugged.mu.Unlock()
-		return slices.Contains(l.preplugged.free, taken)
+		l.ports.preplugged.mu.Lock()
+		defer l.ports.preplugged.mu.Unlock()
+		return slices.Contains(l.ports.preplugged.free, taken)
 	})
 	if err := os.RemoveAll(file); err != nil {
 		t.Fatal(err)

@@ -20,7 +20,6 @@ import (
 	"weft.dev/weft/internal/attach"
 	"weft.dev/weft/internal/clusternetwork"
 	"weft.dev/weft/internal/cni"
-	"weft.dev/weft/internal/ipam"
 	"weft.dev/weft/internal/link"
 	"weft.dev/weft/internal/network"
 	"weft.dev/weft/internal/nft"
@@ -171,10 +170,7 @@ type Network struct {
 	engines Engines
 	store   *attach.Store
 	opts    Options
-	links   *unlinker
-	// preplugged are the pre-plugged ports.
-	preplugged *preplugged
-	ends       *ends
+	ports   *podPorts
 	// The features are updated each on its own.
 	Firewalls *firewalls.Firewalls
 	EgressIPs *egress.Addresses
@@ -210,11 +206,6 @@ type Network struct {
 	live map[attach.Key]attach.Record
 	// running is closed when the engines have started.
 	running chan struct{}
-
-	// picking guards the positions of the allocators. It is not held across I/O.
-	picking sync.Mutex
-	pool    *ipam.Pool
-	ofports ipam.Ofports
 }
 
 // New returns the network. It changes nothing on the node before the first Update.
@@ -233,9 +224,7 @@ func New(engines Engines, store *attach.Store, opts Options) *Network {
 		live: map[attach.Key]attach.Record{}, hosts: remotes.New(),
 	}
 	n.enforcer = newEnforcer(n)
-	n.links = newUnlinker(n)
-	n.preplugged = newPreplugged(n)
-	n.ends = newEnds(n)
+	n.ports = newPorts(n, n)
 	n.Projects = newProjects(n)
 	n.Firewalls = firewalls.New(changer{n})
 	groups := &pipeline.GroupIDs{}
@@ -252,9 +241,7 @@ func New(engines Engines, store *attach.Store, opts Options) *Network {
 // ctx ends.
 func (n *Network) Run(ctx context.Context) error {
 	var group errgroup.Group
-	group.Go(func() error { return n.links.run(ctx) })
-	group.Go(func() error { return n.ends.run(ctx) })
-	group.Go(func() error { return n.preplugged.run(ctx) })
+	group.Go(func() error { return n.ports.run(ctx) })
 	group.Go(func() error { return n.Projects.Run(ctx) })
 	group.Go(func() error { return n.purges.Run(ctx) })
 	group.Go(func() error { return n.EgressIPs.Run(ctx) })
@@ -332,7 +319,7 @@ func (n *Network) start(ctx context.Context, s *settings) error {
 		return fmt.Errorf("node rules: %w", err)
 	}
 	n.setPods(s)
-	n.preplugged.configure(s)
+	n.ports.preplugged.configure(s)
 	if err := n.engines.Rows.Start(ctx, s.rows()); err != nil {
 		return fmt.Errorf("switch: %w", err)
 	}
@@ -383,7 +370,7 @@ func (n *Network) refresh(ctx context.Context, was, s *settings) error {
 	}
 	n.crossing = false
 	n.setPods(s)
-	n.preplugged.configure(s)
+	n.ports.preplugged.configure(s)
 	// The switch sets the MTU and the MAC address of tun0 from its row. Desired links must agree by then.
 	n.engines.Links.Set(s.links())
 	rows := n.engines.Rows.Apply(ctx, s.rows())
@@ -418,6 +405,34 @@ func named(what string, err error) error {
 		return nil
 	}
 	return fmt.Errorf("%s: %w", what, err)
+}
+
+// CheckHostEnds starts a check of all host veths, which restores what another program changed. It does not wait.
+func (n *Network) CheckHostEnds() { n.ports.ends.verify() }
+
+// HostEndChanged handles an event with the new state of a host veth. One that is being created is compared once it is complete. It does not
+// wait.
+func (n *Network) HostEndChanged(name string, now link.HostEnd) {
+	if n.settings.Load() != nil { // otherwise all are checked once the engines run
+		n.ports.ends.changed(name, now)
+	}
+}
+
+// each implements livePods.
+func (n *Network) each(do func(rec *attach.Record)) {
+	n.opening.Lock()
+	defer n.opening.Unlock()
+	for _, rec := range n.live {
+		do(&rec)
+	}
+}
+
+// isLive implements livePods.
+func (n *Network) isLive(key attach.Key) bool {
+	n.opening.Lock()
+	defer n.opening.Unlock()
+	_, ok := n.live[key]
+	return ok
 }
 
 // Ready returns nil when pods can be attached, otherwise what the network waits for.

@@ -43,7 +43,7 @@ func prepluggedStart(t *testing.T, spare int) *life {
 func (l *life) free(t tb, count int) {
 	t.Helper()
 	eventually(t, fmt.Sprintf("%d ports are free", count), func() bool {
-		free, other := l.preplugged.count()
+		free, other := l.ports.preplugged.count()
 		return free == count && other == 0
 	})
 }
@@ -101,7 +101,7 @@ func TestPrepluggedPorts(t *testing.T) {
 		result := l.add(t, req)
 		l.whole(t, req)
 		rec := l.record(t, req)
-		if !l.preplugged.has(rec.OFPort) || !slices.Contains(ports, rec.HostInterface) || result.Interfaces[0].Name != rec.HostInterface {
+		if !l.ports.preplugged.has(rec.OFPort) || !slices.Contains(ports, rec.HostInterface) || result.Interfaces[0].Name != rec.HostInterface {
 			t.Errorf("record %+v, result %v", rec, result.Interfaces)
 		}
 		if err := l.Check(context.Background(), req); err != nil {
@@ -147,7 +147,7 @@ func TestWithoutPrepluggedPorts(t *testing.T) {
 	first := l.request("first")
 	l.add(t, first)
 	l.whole(t, first)
-	if l.preplugged.has(l.record(t, first).OFPort) {
+	if l.ports.preplugged.has(l.record(t, first).OFPort) {
 		t.Error("it is on a port that cannot be")
 	}
 	l.del(t, first)
@@ -161,7 +161,7 @@ func TestWithoutPrepluggedPorts(t *testing.T) {
 		req := l.request(fmt.Sprint("s", i))
 		l.add(t, req)
 		l.whole(t, req)
-		if l.preplugged.has(l.record(t, req).OFPort) {
+		if l.ports.preplugged.has(l.record(t, req).OFPort) {
 			preplugged++
 		} else {
 			own++
@@ -298,11 +298,11 @@ func TestPrepluggedPortsThatAreGone(t *testing.T) {
 // A port is not taken while the switch may hold state of its former pod.
 func TestPrepluggedPortsRest(t *testing.T) {
 	l := prepluggedStart(t, 1)
-	l.preplugged.rest = time.Hour
+	l.ports.preplugged.rest = time.Hour
 	req := l.request("a")
 	l.add(t, req)
 	first := l.record(t, req)
-	if !l.preplugged.has(first.OFPort) {
+	if !l.ports.preplugged.has(first.OFPort) {
 		t.Fatalf("record %+v", first)
 	}
 	l.free(t, 1) // another one was created
@@ -338,14 +338,14 @@ func TestSurplusOfPrepluggedPorts(t *testing.T) {
 	l := prepluggedStart(t, 2)
 	for i := range 20 {
 		l.add(t, l.request(fmt.Sprint("s", i)))
-		eventually(t, "ports are free", func() bool { free, other := l.preplugged.count(); return free > 0 && other == 0 })
+		eventually(t, "ports are free", func() bool { free, other := l.ports.preplugged.count(); return free > 0 && other == 0 })
 	}
 	for i := range 20 {
 		l.del(t, l.request(fmt.Sprint("s", i)))
 	}
 	l.settled(t)
 	eventually(t, "few ports are free", func() bool {
-		free, other := l.preplugged.count()
+		free, other := l.ports.preplugged.count()
 		return other == 0 && free <= surplus*2 && free >= 2
 	})
 	if ports := l.prepluggedPorts(t); len(ports) > surplus*2 {
@@ -393,12 +393,12 @@ func TestPrepluggedPortsProperty(t *testing.T) {
 		}
 		l.settled(t)
 		eventually(t, "the ports are at rest", func() bool {
-			free, other := l.preplugged.count()
+			free, other := l.ports.preplugged.count()
 			return other == 0 && free >= (n.spare+1)/2 && free <= surplus*n.spare
 		})
-		l.preplugged.mu.Lock()
-		ports := len(l.preplugged.ports)
-		l.preplugged.mu.Unlock()
+		l.ports.preplugged.mu.Lock()
+		ports := len(l.ports.preplugged.ports)
+		l.ports.preplugged.mu.Unlock()
 		if now := l.prepluggedPorts(t); len(now) != ports {
 			t.Errorf("%d ports are known, there are %v", ports, now)
 		}

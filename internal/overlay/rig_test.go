@@ -293,7 +293,7 @@ func (n *node) beginIn(t tb, boot string) *life {
 		},
 	})
 	l := &life{handler: handler, Network: New(engines, store, Options{BootID: boot, Records: handler.Records(NetworkName), RuntimeCache: n.cache, Ports: portsNetns, Spare: n.spare, Privileged: n.privileged, Reserved: reserved, Now: n.now}), node: n, store: store}
-	l.preplugged.rest = 0
+	l.ports.preplugged.rest = 0
 	leave := handler.Serve(NetworkName, l.Network, l.HandedOver())
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup

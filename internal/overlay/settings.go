@@ -213,13 +213,3 @@ func (s *settings) podFlows(rec *attach.Record) map[openflow.Key]openflow.Entry 
 	}
 	return s.pipeline.Pod(p)
 }
-
-// podRows returns the row of an attachment's port. The row of a pre-plugged port does not depend on its pod. The pod owns it in addition,
-// so that failures of the row are reported for the pod as well.
-func (n *Network) podRows(rec *attach.Record) map[ovsdb.Key]ovsdb.Row {
-	if n.preplugged.has(rec.OFPort) {
-		_, row := prepluggedRow(rec.OFPort)
-		return row
-	}
-	return host.PodRows(host.PodPort{Owner: owner(rec.Key()), Interface: rec.HostInterface, OFPort: rec.OFPort})
-}

@@ -53,12 +53,4 @@ func attached(rec attach.Record) attach.Record {
 }
 
 // Addresses returns how many pod addresses of the node's subnet are in use, and how many there are.
-func (n *Network) Addresses() (used, all uint64) {
-	n.picking.Lock()
-	pool := n.pool
-	n.picking.Unlock()
-	if pool == nil {
-		return 0, 0
-	}
-	return uint64(len(n.store.InUse().Addresses[NetworkName])), pool.Capacity()
-}
+func (n *Network) Addresses() (used, all uint64) { return n.ports.numbers.usage() }

@@ -13,9 +13,10 @@ import (
 // unlinker deletes the links of closing pods while their ports are being closed: the kernel takes some 20 ms for one link, and hardly more
 // for fifty. It is only the first attempt: the reaper repeats the removal, and reports failures.
 type unlinker struct {
-	network *Network
-	wake    chan struct{}
+	ports *podPorts
+	wake  chan struct{}
 
+	// mu guards what follows. It is not held across I/O.
 	mu      sync.Mutex
 	waiting []string
 	// plugged are interfaces on pre-plugged ports; the ports stay.
@@ -28,17 +29,17 @@ type plugged struct {
 	began chan struct{}
 }
 
-func newUnlinker(n *Network) *unlinker { return &unlinker{network: n, wake: make(chan struct{}, 1)} }
+func newUnlinker(p *podPorts) *unlinker { return &unlinker{ports: p, wake: make(chan struct{}, 1)} }
 
 // add queues the attachment's link for deletion. It does not wait. began is closed once the pod's namespace may be deleted.
 func (u *unlinker) add(rec *attach.Record) (began <-chan struct{}) {
 	p := plugged{rec: *rec, began: make(chan struct{})}
-	if rec.HostInterface == "" || rec.BootID != u.network.opts.BootID || u.network.settings.Load() == nil {
+	if rec.HostInterface == "" || rec.BootID != u.ports.opts.BootID || !u.ports.ready() {
 		close(p.began)
 		return p.began
 	}
 	u.mu.Lock()
-	if u.network.preplugged.has(rec.OFPort) {
+	if u.ports.preplugged.has(rec.OFPort) {
 		u.plugged = append(u.plugged, p)
 	} else {
 		u.waiting = append(u.waiting, rec.HostInterface)
@@ -118,9 +119,8 @@ func (u *unlinker) takePlugged() []plugged {
 }
 
 func (u *unlinker) unplug(ctx context.Context, p plugged) {
-	n := u.network
-	if err := n.unplug(ctx, &p.rec, sync.OnceFunc(func() { close(p.began) })); err != nil {
-		n.opts.Log.Debug("removing an interface ahead of its flows, going on in the background", "attachment", p.rec.Key().String(), "error", err)
+	if err := u.ports.preplugged.unplug(ctx, &p.rec, sync.OnceFunc(func() { close(p.began) })); err != nil {
+		u.ports.opts.Log.Debug("removing an interface ahead of its flows, going on in the background", "attachment", p.rec.Key().String(), "error", err)
 	}
 }
 
@@ -134,8 +134,8 @@ func (u *unlinker) deleteLinks(ctx context.Context) {
 		if len(names) == 0 {
 			return
 		}
-		if err := u.network.engines.Pods.Delete(ctx, names...); err != nil {
-			u.network.opts.Log.Debug("deleting links ahead of their ports, going on in the background", "links", names, "error", err)
+		if err := u.ports.engines.Pods.Delete(ctx, names...); err != nil {
+			u.ports.opts.Log.Debug("deleting links ahead of their ports, going on in the background", "links", names, "error", err)
 		}
 	}
 }

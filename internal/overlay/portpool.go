@@ -1,0 +1,344 @@
+package overlay
+
+import (
+	"errors"
+	"slices"
+	"sync"
+	"time"
+
+	"weft.dev/weft/internal/attach"
+	"weft.dev/weft/internal/link"
+)
+
+// portPool is the state of the pre-plugged ports: which are free, taken, unusable. It does no I/O: preplugged creates and removes ports.
+//
+// A port serves one pod after another: it goes from free to taken and back. It is removed only when it is unusable, or when far more ports
+// are free than are ever taken at once.
+type portPool struct {
+	opts *Options
+	// wake is signalled when ports may have to be created or removed.
+	wake chan struct{}
+
+	// mu guards what follows. It is not held across I/O.
+	mu sync.Mutex
+	// shape is the desired configuration of ports; its Name is empty.
+	shape link.Preplugged
+	ports map[uint32]*prepluggedPort
+	// free are the numbers of the free ports, the one that has been free longest first. It is taken next, so that nothing in the switch refers
+	// to its former pod any more.
+	free []uint32
+	// rest is the least time that a port stays free.
+	rest time.Duration
+}
+
+func newPortPool(opts *Options) *portPool {
+	return &portPool{opts: opts, wake: make(chan struct{}, 1), ports: map[uint32]*prepluggedPort{}, rest: prepluggedRest}
+}
+
+// prepluggedPort is one pre-plugged port.
+type prepluggedPort struct {
+	state        prepluggedState
+	mtu          int
+	txOffloadOff bool
+	// freed is when its last pod was removed.
+	freed time.Time
+	// clean says that nothing is on the port; condemned, that it must not be used again; lingersSince is since when something is on it that should
+	// not be.
+	clean, condemned bool
+	lingersSince     time.Time
+	// seen is the last reported state of its host veth.
+	seen link.HostEnd
+}
+
+type prepluggedState int
+
+const (
+	prepluggedMaking prepluggedState = iota
+	prepluggedFree
+	prepluggedTaken
+	prepluggedLeaving
+)
+
+const (
+	// prepluggedRest is the least time that a port stays free. By then the switch has revalidated what it has cached for the former pod (Open
+	// vSwitch's max-revalidator is half of it).
+	prepluggedRest = time.Second
+	// lingering is how long something may be on a port after its pod was removed: the kernel deletes namespaces asynchronously.
+	lingering = 5 * time.Second
+	// surplus times Options.Spare is how many ports may be free before those above half of that are removed.
+	surplus = 4
+)
+
+// wakeUp makes run check whether to create or remove ports.
+func (p *portPool) wakeUp() {
+	select {
+	case p.wake <- struct{}{}:
+	default: // a wake-up is already waiting
+	}
+}
+
+// take returns the number of a free port, if there is one that fits.
+func (p *portPool) take(mtu int) (ofport uint32, ok bool) {
+	defer p.wakeUp()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if len(p.free) == 0 || p.opts.Spare == 0 {
+		return 0, false
+	}
+	ofport = p.free[0]
+	port := p.ports[ofport]
+	if port.mtu != mtu || time.Since(port.freed) < p.rest {
+		return 0, false
+	}
+	p.free = p.free[1:]
+	port.state, port.clean = prepluggedTaken, false
+	return ofport, true
+}
+
+// give returns a port, which becomes free or, if it was condemned, is removed. A port that is not pre-plugged or not taken is ignored.
+func (p *portPool) give(ofport uint32) {
+	defer p.wakeUp()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if port := p.ports[ofport]; port != nil && port.state == prepluggedTaken {
+		port.freed = time.Now()
+		p.release(ofport, port, true)
+	}
+}
+
+// release makes a port free, or marks it for removal. The caller holds mu.
+func (p *portPool) release(ofport uint32, port *prepluggedPort, whole bool) {
+	if !whole || port.condemned || !p.fits(port) {
+		port.state = prepluggedLeaving
+		return
+	}
+	port.state, port.lingersSince = prepluggedFree, time.Time{}
+	p.free = append(p.free, ofport)
+}
+
+// fits reports whether a port has the desired configuration. Before configure every port does. The caller holds mu.
+func (p *portPool) fits(port *prepluggedPort) bool {
+	return p.shape.MTU == 0 || port.mtu == p.shape.MTU && port.txOffloadOff == p.shape.TxOffloadOff
+}
+
+// discard marks an unusable port for removal.
+func (p *portPool) discard(ofport uint32) {
+	p.mark(ofport, func(port *prepluggedPort) { port.condemned = true })
+	p.give(ofport)
+}
+
+// clean notes that nothing is on a port any more.
+func (p *portPool) clean(ofport uint32) {
+	p.mark(ofport, func(port *prepluggedPort) { port.clean = true })
+}
+
+func (p *portPool) mark(ofport uint32, how func(*prepluggedPort)) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if port := p.ports[ofport]; port != nil && port.state == prepluggedTaken {
+		how(port)
+	}
+}
+
+// isClean reports whether nothing is known to be on a port.
+func (p *portPool) isClean(ofport uint32) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	port := p.ports[ofport]
+	return port != nil && port.clean
+}
+
+// hopeless reports whether a port from which a pod's interface cannot be removed must not be used again, and condemns it if so: removing
+// the port removes what is on it as well.
+func (p *portPool) hopeless(rec *attach.Record, err error) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	port := p.ports[rec.OFPort]
+	switch {
+	case err == nil || port == nil:
+		return false
+	case errors.Is(err, link.ErrNoDevice) || errors.Is(err, link.ErrForeign):
+	case !errors.Is(err, link.ErrOccupied):
+		return false
+	case port.condemned:
+	case port.lingersSince.IsZero():
+		port.lingersSince = time.Now()
+		return false
+	case time.Since(port.lingersSince) < lingering:
+		return false
+	}
+	port.condemned = true
+	return true
+}
+
+// missing marks free ports for removal whose links another program has deleted. A pod on such a port keeps it until it is detached.
+func (p *portPool) missing(have map[string]link.HostEnd) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, ofport := range slices.Clone(p.free) {
+		if _, there := have[attach.PortName(ofport)]; !there {
+			p.leave(ofport)
+			p.wakeUp()
+		}
+	}
+}
+
+// has reports whether a number is that of a pre-plugged port.
+func (p *portPool) has(ofport uint32) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.ports[ofport] != nil
+}
+
+// ends returns the desired host veths of pre-plugged ports, by name.
+func (p *portPool) ends() map[string]link.HostEnd {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	ends := make(map[string]link.HostEnd, len(p.ports))
+	for ofport, port := range p.ports {
+		if port.state == prepluggedFree || port.state == prepluggedTaken {
+			ends[attach.PortName(ofport)] = p.end(port)
+		}
+	}
+	return ends
+}
+
+// end returns the desired host veth of a port. The caller holds mu.
+func (p *portPool) end(port *prepluggedPort) link.HostEnd {
+	return link.HostEnd{MTU: port.mtu, Group: p.shape.HostGroup, Up: true}
+}
+
+// changed notes the state of a host veth, and reports whether it has to be restored.
+func (p *portPool) changed(name string, now link.HostEnd) bool {
+	ofport, ok := attach.PortNumber(name)
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	port := p.ports[ofport]
+	if !ok || port == nil {
+		return false
+	}
+	port.seen = now
+	return (port.state == prepluggedFree || port.state == prepluggedTaken) && now != p.end(port)
+}
+
+// leave marks a free port for removal. The caller holds mu.
+func (p *portPool) leave(ofport uint32) {
+	p.ports[ofport].state = prepluggedLeaving
+	p.free = slices.DeleteFunc(p.free, func(other uint32) bool { return other == ofport })
+}
+
+// trim marks ports for removal when far more are free than desired. The caller holds mu.
+func (p *portPool) trim() {
+	spare := p.opts.Spare
+	if len(p.free) <= surplus*spare {
+		return
+	}
+	for _, ofport := range slices.Clone(p.free[surplus*spare/2:]) {
+		p.leave(ofport)
+	}
+}
+
+// lacking returns how many ports to create. Until fill has begun, it is 0 while at least half of Options.Spare are free.
+func (p *portPool) lacking(begun bool) int {
+	spare := p.opts.Spare
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if free := len(p.free); begun && free < spare || free < (spare+1)/2 {
+		return spare - free
+	}
+	return 0
+}
+
+// configure sets the desired configuration of ports, and marks free ports that do not fit it for removal. It calls program with the other
+// ports, free and taken ones, of which none is removed meanwhile. program must not block.
+func (p *portPool) configure(shape link.Preplugged, program func(ports []uint32)) {
+	defer p.wakeUp()
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.shape = shape
+	var ports []uint32
+	for ofport, port := range p.ports {
+		if port.state == prepluggedFree && !p.fits(port) {
+			p.leave(ofport)
+		}
+		if port.state == prepluggedFree || port.state == prepluggedTaken {
+			ports = append(ports, ofport)
+		}
+	}
+	program(ports)
+}
+
+// adopt makes the pool that of a former process: found are the existing ports, by name, and taken the MTUs of the ports that records name.
+// A port on which something is that no record names is marked for removal.
+func (p *portPool) adopt(found map[string]link.PrepluggedPort, taken map[uint32]int) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.ports, p.free = map[uint32]*prepluggedPort{}, nil
+	for name, listed := range found {
+		ofport, ok := attach.PortNumber(name)
+		if !ok {
+			continue
+		}
+		port := &prepluggedPort{mtu: listed.MTU, txOffloadOff: listed.TxOffloadOff, state: prepluggedTaken}
+		p.ports[ofport] = port
+		if mtu, ok := taken[ofport]; ok {
+			port.mtu = mtu
+		} else {
+			p.release(ofport, port, listed.Idle)
+		}
+	}
+	slices.Sort(p.free)
+}
+
+// leaving returns the ports to remove: those that are marked, and free ones if there are far too many.
+func (p *portPool) leaving() (ports []uint32) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.trim()
+	for ofport, port := range p.ports {
+		if port.state == prepluggedLeaving {
+			ports = append(ports, ofport)
+		}
+	}
+	return ports
+}
+
+// removed forgets ports that do not exist any more.
+func (p *portPool) removed(ports []uint32) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, ofport := range ports {
+		delete(p.ports, ofport)
+	}
+}
+
+// making adds a port that is about to be created, and returns its configuration.
+func (p *portPool) making(ofport uint32) link.Preplugged {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.ports[ofport] = &prepluggedPort{state: prepluggedMaking, mtu: p.shape.MTU, txOffloadOff: p.shape.TxOffloadOff}
+	pair := p.shape
+	pair.Name = attach.PortName(ofport)
+	return pair
+}
+
+// made notes the result of the creation of ports, which are free or taken now, or are removed. It reports whether the host veth of one was
+// changed meanwhile.
+func (p *portPool) made(ports []uint32, state prepluggedState, err error) (altered bool) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, ofport := range ports {
+		if errors.Is(err, link.ErrNoNamespace) {
+			delete(p.ports, ofport) // nothing was made
+			continue
+		}
+		port := p.ports[ofport]
+		if err == nil && state == prepluggedTaken {
+			port.state = prepluggedTaken
+		} else {
+			p.release(ofport, port, err == nil)
+		}
+		altered = altered || err == nil && port.seen != (link.HostEnd{}) && port.seen != p.end(port)
+	}
+	return altered
+}
