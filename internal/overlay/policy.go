@@ -191,7 +191,7 @@ func (n *Network) inheritNothing(ctx context.Context, s *settings, rec *attach.R
 	}
 	var flushes []openflow.CTFlush
 	for _, address := range rec.Addresses {
-		flushes = append(flushes, s.pipeline.FlushPod(address.Addr())...)
+		flushes = append(flushes, pipeline.Services{Config: &s.pipeline}.FlushPod(address.Addr())...)
 	}
 	return named("flushing former connections of the address", n.engines.Connections.Flush(ctx, flushes))
 }

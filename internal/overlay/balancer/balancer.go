@@ -149,7 +149,7 @@ func (x *Balancer) forget(ctx context.Context, due map[reconcile.Owner][]service
 	var flushes []openflow.CTFlush
 	for _, owner := range slices.Sorted(maps.Keys(due)) {
 		for _, stale := range due[owner] {
-			flushes = append(flushes, v.Config.Flush(stale))
+			flushes = append(flushes, pipeline.Services{Config: v.Config}.Flush(stale))
 		}
 	}
 	err := x.engines.Connections.Forget(ctx, flushes)
@@ -169,7 +169,7 @@ func (x *Balancer) fragments(v feature.View, owners map[reconcile.Owner]struct{}
 	fragments := make(feature.Flows, len(owners))
 	for _, owner := range slices.Sorted(maps.Keys(owners)) { // sorted, so that groups have the same numbers after a restart
 		if owner == pipeline.OwnerNodes {
-			fragments[owner] = v.Config.Nodes(x.nodes)
+			fragments[owner] = pipeline.Services{Config: v.Config}.Nodes(x.nodes)
 			continue
 		}
 		if owner == pipeline.OwnerTargets {
@@ -179,7 +179,7 @@ func (x *Balancer) fragments(v feature.View, owners map[reconcile.Owner]struct{}
 		fragments[owner] = compiled
 		x.warn(owner, warnings)
 	}
-	fragments[pipeline.OwnerTargets] = v.Config.Targets(slices.SortedFunc(maps.Keys(x.targets), compareTargets))
+	fragments[pipeline.OwnerTargets] = pipeline.Services{Config: v.Config}.Targets(slices.SortedFunc(maps.Keys(x.targets), compareTargets))
 	return fragments
 }
 

@@ -163,7 +163,7 @@ func (x *table) claim(at place, c claim, affected map[reconcile.Owner]struct{}) 
 
 // refused returns why a Service does not get an address that it names, nil if it gets it.
 func (x *table) refused(c *pipeline.Config, v *service.VirtualAddress) error {
-	if err := c.CheckVirtualAddress(v); err != nil {
+	if err := (pipeline.Services{Config: c}).Check(v); err != nil {
 		return err
 	}
 	if x.isNode[v.IP] {
@@ -190,7 +190,7 @@ func (x *table) compile(c *pipeline.Config, owner reconcile.Owner) (map[openflow
 	x.outdate(owner, service.Outdated(known.effective, effective))
 	known.effective = effective
 	x.aim(c, known)
-	rules := c.ServiceRules(effective, x.groups)
+	rules := pipeline.Services{Config: c}.Rules(effective, x.groups)
 	if known.groups == nil {
 		known.groups = map[string]struct{}{}
 	}
@@ -215,7 +215,7 @@ func (x *table) aim(c *pipeline.Config, known *knownService) {
 	for i := range known.effective {
 		v := &known.effective[i]
 		for _, endpoint := range v.Known {
-			targets[c.Target(v.Protocol, endpoint)] = struct{}{}
+			targets[pipeline.Services{Config: c}.Target(v.Protocol, endpoint)] = struct{}{}
 		}
 	}
 	for t := range targets {

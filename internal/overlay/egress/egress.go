@@ -276,7 +276,7 @@ func (a *Addresses) change(v feature.View, all bool) change {
 func (c *change) compile(v feature.View, vnid uint32, way Way, group uint32) {
 	o := pipeline.EgressOwner(vnid)
 	w := pipeline.EgressWay{VNID: vnid, Here: way.Address.IsValid(), Nodes: way.Nodes}
-	c.flows[o], c.rules[o], c.links[o] = v.Config.EgressIP(w, group), nil, nil
+	c.flows[o], c.rules[o], c.links[o] = pipeline.EgressIPs{Config: v.Config}.Flows(w, group), nil, nil
 	if len(c.flows[o]) > 0 && w.Here {
 		held := host.EgressIP{VNID: vnid, Address: way.Address, MAC: pipeline.EgressMAC(vnid), Uplink: v.Uplink}
 		c.rules[o], c.links[o] = held.Rules(), held.Links()

@@ -176,7 +176,7 @@ func (f *Firewalls) program(c *pipeline.Config, namespace string, flows feature.
 	switch {
 	case guards(c) && firewall != nil && f.here[namespace] > 0:
 		f.programmed[namespace] = struct{}{}
-		flows[pipeline.FirewallOwner(namespace)] = c.Firewall(namespace, f.numbers[namespace], firewall)
+		flows[pipeline.FirewallOwner(namespace)] = pipeline.Firewalls{Config: c}.Flows(namespace, f.numbers[namespace], firewall)
 	case programmed:
 		delete(f.programmed, namespace)
 		flows[pipeline.FirewallOwner(namespace)] = nil

@@ -243,7 +243,7 @@ func (p *Projects) compile(v *View, touched map[uint32]struct{}) Flows {
 	flows := Flows{}
 	for vnid := range touched {
 		o := pipeline.MulticastOwner(vnid)
-		flows[o] = v.Config.Multicast(vnid, slices.Collect(maps.Values(p.members[vnid])))
+		flows[o] = pipeline.Multicast{Config: v.Config}.Project(vnid, slices.Collect(maps.Values(p.members[vnid])))
 		if p.programmed[o] = struct{}{}; len(flows[o]) == 0 {
 			delete(p.programmed, o)
 		}
@@ -276,7 +276,7 @@ func (p *Projects) Nodes(v *View, remotes map[reconcile.Owner]pipeline.Remote) F
 	defer p.mu.RUnlock()
 	flows := Flows{pipeline.OwnerMulticastNodes: nil}
 	if v.VNIDs != nil && p.anywhere() {
-		flows[pipeline.OwnerMulticastNodes] = v.Config.MulticastNodes(slices.Collect(maps.Values(remotes)))
+		flows[pipeline.OwnerMulticastNodes] = pipeline.Multicast{Config: v.Config}.Nodes(slices.Collect(maps.Values(remotes)))
 	}
 	return flows
 }

@@ -50,7 +50,7 @@ type Config struct {
 	Metadata []netip.Addr
 	// ClosedTCP are TCP ports that pods reach neither outside the pods' network nor at the gateway.
 	ClosedTCP []uint16
-	// Conntrack says that the switch serves Services and tracks the connections that this needs: ServiceRules, Nodes and Targets return flows.
+	// Conntrack says that the switch serves Services and tracks the connections that this needs. Otherwise Services returns no flows.
 	// A flat network without Services in the switch needs no connection tracking.
 	Conntrack bool
 	// SCTP says that the switch serves Services of SCTP. The kernel datapath's connection tracking can. The userspace datapath's does not

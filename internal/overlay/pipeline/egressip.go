@@ -29,7 +29,7 @@ type EgressWay struct {
 // Owner returns the owner of the project's flows.
 func (w *EgressWay) Owner() reconcile.Owner { return EgressOwner(w.VNID) }
 
-// EgressOwner returns the owner of EgressIP's flows for a VNID.
+// EgressOwner returns the owner of EgressIPs' flows for a VNID.
 func EgressOwner(vnid uint32) reconcile.Owner {
 	return reconcile.Owner("egressip/" + strconv.FormatUint(uint64(vnid), 10))
 }
@@ -40,8 +40,11 @@ func EgressMAC(vnid uint32) net.HardwareAddr {
 	return net.HardwareAddr{0x0a, 0x59, 0, byte(vnid >> 16), byte(vnid >> 8), byte(vnid)} //nolint:gosec // its 24 bits
 }
 
-// egressIPs reports whether namespaces may have egress IPs: these need VNIDs and connection tracking.
-func (c *Config) egressIPs() bool { return c.Conntrack && (c.isolates() || c.policies()) }
+// EgressIPs compiles the flows of projects' egress IPs.
+type EgressIPs struct{ *Config }
+
+// on reports whether namespaces may have egress IPs: these need VNIDs and connection tracking.
+func (c EgressIPs) on() bool { return c.Conntrack && (c.isolates() || c.policies()) }
 
 // Priorities in table 10 of traffic that is not between pods.
 const (
@@ -58,8 +61,8 @@ const (
 	priorityEgressClosed = 10
 )
 
-// CheckEgressWay returns an error that says why EgressIP would return no flows.
-func (c *Config) CheckEgressWay(w *EgressWay) error {
+// Check returns an error that says why Flows would return no flows.
+func (c EgressIPs) Check(w *EgressWay) error {
 	if w.VNID > vnidMax {
 		return fmt.Errorf("%s: VNID %d is over %d", w.Owner(), w.VNID, vnidMax)
 	}
@@ -71,11 +74,11 @@ func (c *Config) CheckEgressWay(w *EgressWay) error {
 	return nil
 }
 
-// EgressIP returns the flows and the group for a project's egress IPs: the group to which its pods' flows hand traffic that leaves the
+// Flows returns the flows and the group for a project's egress IPs: the group to which its pods' flows hand traffic that leaves the
 // cluster (Pod.Egress), and, if this node holds an address, the flow that lets other nodes' pods leave by it. If an address moves or a node
 // fails, only the group changes.
-func (c *Config) EgressIP(w EgressWay, group uint32) map[openflow.Key]openflow.Entry {
-	rules, g := c.EgressIPRules(w, group)
+func (c EgressIPs) Flows(w EgressWay, group uint32) map[openflow.Key]openflow.Entry {
+	rules, g := c.Rules(w, group)
 	fragment := Fragment(rules)
 	if g != nil {
 		fragment[g.Key()] = g
@@ -83,9 +86,9 @@ func (c *Config) EgressIP(w EgressWay, group uint32) map[openflow.Key]openflow.E
 	return fragment
 }
 
-// EgressIPRules is EgressIP with the purpose of each flow.
-func (c *Config) EgressIPRules(w EgressWay, group uint32) ([]Rule, *openflow.Group) {
-	if !c.egressIPs() || c.CheckEgressWay(&w) != nil {
+// Rules is Flows with the purpose of each flow.
+func (c EgressIPs) Rules(w EgressWay, group uint32) ([]Rule, *openflow.Group) {
+	if !c.on() || c.Check(&w) != nil {
 		return nil, nil
 	}
 	p := c.program(w.Owner())
@@ -115,7 +118,7 @@ func (c *Config) EgressIPRules(w EgressWay, group uint32) ([]Rule, *openflow.Gro
 // egressStatic adds the flows for egress IPs that do not depend on the addresses.
 func (p *program) egressStatic() {
 	c := p.config
-	if !c.egressIPs() {
+	if !(EgressIPs{c}).on() {
 		return
 	}
 	ipv4, tunnel := openflow.EthType(openflow.EthTypeIPv4), openflow.InPort(PortVXLAN)
@@ -148,7 +151,7 @@ const priorityAnswerOut = 290
 // egress IPs, and replies to traffic that left by the other node's.
 func (p *program) egressRemote(r Remote, from conditions) {
 	c := p.config
-	if !c.egressIPs() {
+	if !(EgressIPs{c}).on() {
 		return
 	}
 	p.add(TableTunnel, priorityThrough, "from the node's pods to outside, by an egress IP of this node",
@@ -162,7 +165,7 @@ func (p *program) egressRemote(r Remote, from conditions) {
 // leave by the node's own address.
 func (p *program) egressPod(pod Pod, addr netip.Addr, mac net.HardwareAddr) {
 	c := p.config
-	if pod.Egress == 0 || !c.egressIPs() {
+	if pod.Egress == 0 || !(EgressIPs{c}).on() {
 		return
 	}
 	const local, served = 110, 220
@@ -178,5 +181,5 @@ func (p *program) egressPod(pod Pod, addr netip.Addr, mac net.HardwareAddr) {
 	commit := openflow.CT(openflow.CTAction{Commit: true, Zone: c.zone()})
 	p.add(TableLocal, local, "from outside to the pod: tracked, so that its replies are recognised",
 		match(openflow.InPort(PortTun), openflow.IPDst(host(addr)), openflow.CTState(0, openflow.CTTrk)),
-		append([]openflow.Action{commit}, c.toLocal(pod, mac)...)...)
+		append([]openflow.Action{commit}, podPackets{c, &pod}.toLocal(mac)...)...)
 }

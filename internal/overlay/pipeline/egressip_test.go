@@ -31,7 +31,7 @@ func egressSections(c *pipeline.Config, pods []pipeline.Pod) ([]section, []*open
 	all := tenantSections(c, pods)
 	var groups []*openflow.Group
 	for _, way := range egressWays() {
-		rules, group := c.EgressIPRules(way, egressGroup(way.VNID))
+		rules, group := pipeline.EgressIPs{Config: c}.Rules(way, egressGroup(way.VNID))
 		all, groups = append(all, section{string(way.Owner()), rules}), append(groups, group)
 	}
 	return all, groups
@@ -71,7 +71,7 @@ func TestEgressIPFlows(t *testing.T) {
 func TestEgressIPMoveIsOneGroup(t *testing.T) {
 	c, _ := egressSample(pipeline.ModeMultitenant)
 	ways := egressWays()
-	before, after := c.EgressIP(ways[2], 5), c.EgressIP(pipeline.EgressWay{VNID: 78, Nodes: []netip.Addr{netip.MustParseAddr("192.0.2.3")}}, 5)
+	before, after := pipeline.EgressIPs{Config: c}.Flows(ways[2], 5), pipeline.EgressIPs{Config: c}.Flows(pipeline.EgressWay{VNID: 78, Nodes: []netip.Addr{netip.MustParseAddr("192.0.2.3")}}, 5)
 	if len(before) != 1 || len(after) != 1 {
 		t.Errorf("%d and %d entries", len(before), len(after))
 	}
@@ -80,12 +80,12 @@ func TestEgressIPMoveIsOneGroup(t *testing.T) {
 func TestEgressIPIsChecked(t *testing.T) {
 	c, _ := egressSample(pipeline.ModeMultitenant)
 	for _, bad := range []pipeline.EgressWay{{VNID: 1 << 24}, {VNID: 1, Nodes: []netip.Addr{netip.MustParseAddr("fd00::1")}}} {
-		if err := c.CheckEgressWay(&bad); err == nil || len(c.EgressIP(bad, 5)) != 0 {
+		if err := (pipeline.EgressIPs{Config: c}).Check(&bad); err == nil || len(pipeline.EgressIPs{Config: c}.Flows(bad, 5)) != 0 {
 			t.Errorf("%+v: %v", bad, err)
 		}
 	}
 	c.Mode = pipeline.ModeSubnet
-	if len(c.EgressIP(egressWays()[0], 5)) != 0 {
+	if len(pipeline.EgressIPs{Config: c}.Flows(egressWays()[0], 5)) != 0 {
 		t.Error("a flat network has egress addresses")
 	}
 }

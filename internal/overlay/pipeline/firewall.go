@@ -9,20 +9,15 @@ import (
 	"weft.dev/weft/internal/reconcile"
 )
 
-// firewalls reports whether namespaces have egress firewalls. In a flat network they have none, as in OpenShift SDN.
-func (c *Config) firewalls() bool { return c.isolates() || c.policies() }
+// Firewalls compiles the flows of namespaces' egress firewalls.
+type Firewalls struct{ *Config }
+
+// on reports whether namespaces have egress firewalls. In a flat network they have none, as in OpenShift SDN.
+func (c Firewalls) on() bool { return c.isolates() || c.policies() }
 
 // FirewallOwner returns the owner of the flows of a namespace's egress firewall.
 func FirewallOwner(namespace string) reconcile.Owner {
 	return reconcile.Owner("egressfirewall/" + namespace)
-}
-
-// guarded returns the actions that set the number of the sender's egress firewall.
-func (c *Config) guarded(pod Pod) []openflow.Action {
-	if !c.firewalls() || pod.Firewall == 0 {
-		return nil
-	}
-	return []openflow.Action{openflow.SetField(openflow.Reg(RegFirewall, pod.Firewall))}
 }
 
 // firewallStatic adds the flows for egress firewalls that do not depend on their rules. A packet carries the number of its sender's
@@ -30,7 +25,7 @@ func (c *Config) guarded(pod Pod) []openflow.Action {
 func (p *program) firewallStatic() {
 	const none = 1
 	c := p.config
-	if !c.firewalls() {
+	if !(Firewalls{c}).on() {
 		p.add(TableEgressFirewall, priorityDefault, "no firewall", nil, openflow.GotoTable(TableEgressRoute))
 		return
 	}
@@ -38,17 +33,17 @@ func (p *program) firewallStatic() {
 	p.drop(TableEgressFirewall, priorityDefault, "an egress firewall whose rules are missing", nil)
 }
 
-// Firewall returns the flows of a namespace's egress firewall. number is Pod.Firewall in the flows of its pods. Without these flows,
+// Flows returns the flows of a namespace's egress firewall. number is Pod.Firewall in the flows of its pods. Without these flows,
 // nothing leaves. Flat networks have none.
-func (c *Config) Firewall(namespace string, number uint32, f *egressfirewall.Firewall) map[openflow.Key]openflow.Entry {
-	return Fragment(c.FirewallRules(namespace, number, f))
+func (c Firewalls) Flows(namespace string, number uint32, f *egressfirewall.Firewall) map[openflow.Key]openflow.Entry {
+	return Fragment(c.Rules(namespace, number, f))
 }
 
-// FirewallRules is Firewall with the purpose of each flow. The longer a range, the higher its priority. So the switch finds the same entry
+// Rules is Flows with the purpose of each flow. The longer a range, the higher its priority. So the switch finds the same entry
 // as egressfirewall.Firewall, and a change of one entry is a change of one flow.
-func (c *Config) FirewallRules(namespace string, number uint32, f *egressfirewall.Firewall) []Rule {
+func (c Firewalls) Rules(namespace string, number uint32, f *egressfirewall.Firewall) []Rule {
 	const priority = 100
-	if !c.firewalls() || f == nil || number == 0 {
+	if !c.on() || f == nil || number == 0 {
 		return nil
 	}
 	p := c.program(FirewallOwner(namespace))

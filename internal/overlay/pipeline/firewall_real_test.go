@@ -66,11 +66,11 @@ func (s *firewallSwitch) follow(t *testing.T, firewalls map[string]*egressfirewa
 		p.pod.Isolation = policy.Isolation{}
 		if f := firewalls[p.namespace]; f != nil {
 			p.pod.Firewall = s.ids.ID(p.namespace)
-			maps.Copy(want, s.config.Firewall(p.namespace, p.pod.Firewall, f))
+			maps.Copy(want, pipeline.Firewalls{Config: s.config}.Flows(p.namespace, p.pod.Firewall, f))
 		}
 		if way, has := s.ways[p.namespace]; has {
 			p.pod.VNID, p.pod.Egress = way.VNID, egressGroup(way.VNID)
-			maps.Copy(want, s.config.EgressIP(way, p.pod.Egress))
+			maps.Copy(want, pipeline.EgressIPs{Config: s.config}.Flows(way, p.pod.Egress))
 		}
 		maps.Copy(want, s.config.Pod(p.pod))
 	}

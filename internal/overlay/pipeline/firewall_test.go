@@ -42,8 +42,8 @@ func firewallSections(c *pipeline.Config) []section {
 	return []section{
 		{"cluster", c.StaticRules()},
 		{string(pod.Owner), c.PodRules(pod)},
-		{string(pipeline.FirewallOwner("one")), c.FirewallRules("one", firewallOne, &f)},
-		{string(pipeline.FirewallOwner("two")), c.FirewallRules("two", firewallTwo, &egressfirewall.Firewall{Closed: egressfirewall.Several(2)})},
+		{string(pipeline.FirewallOwner("one")), pipeline.Firewalls{Config: c}.Rules("one", firewallOne, &f)},
+		{string(pipeline.FirewallOwner("two")), pipeline.Firewalls{Config: c}.Rules("two", firewallTwo, &egressfirewall.Firewall{Closed: egressfirewall.Several(2)})},
 	}
 }
 
@@ -60,7 +60,7 @@ func TestFirewallFlows(t *testing.T) {
 // A flat network has no firewalls: neither in its pods' flows nor in its tables.
 func TestFlatHasNoFirewalls(t *testing.T) {
 	c, f := sample(true), firewallSample()
-	if rules := c.FirewallRules("one", firewallOne, &f); len(rules) > 0 {
+	if rules := (pipeline.Firewalls{Config: c}).Rules("one", firewallOne, &f); len(rules) > 0 {
 		t.Errorf("%d flows", len(rules))
 	}
 	pod := firewallPod()
@@ -86,7 +86,7 @@ func TestFirewallChangesAreSmall(t *testing.T) {
 			return addrs(map[string]string{"web.example.": web, "other.example.": "192.0.2.80"}[name]), true
 		})
 		flows := map[string]string{}
-		for key, flow := range c.Firewall("one", firewallOne, &f) {
+		for key, flow := range (pipeline.Firewalls{Config: c}).Flows("one", firewallOne, &f) {
 			flows[key.String()] = flow.String()
 		}
 		return flows

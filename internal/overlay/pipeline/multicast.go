@@ -11,10 +11,10 @@ import (
 	"weft.dev/weft/internal/reconcile"
 )
 
-// OwnerMulticastNodes owns the flows of MulticastNodes.
+// OwnerMulticastNodes owns the flows of Multicast.Nodes.
 const OwnerMulticastNodes reconcile.Owner = "multicast/nodes"
 
-// MulticastOwner returns the owner of Multicast's flows for a VNID.
+// MulticastOwner returns the owner of Multicast.Project's flows for a VNID.
 func MulticastOwner(vnid uint32) reconcile.Owner {
 	return reconcile.Owner("multicast/" + strconv.FormatUint(uint64(vnid), 10))
 }
@@ -23,8 +23,11 @@ func MulticastOwner(vnid uint32) reconcile.Owner {
 // is in the next part, which RegPart counts.
 const multicastPart = 1000
 
-// multicast reports whether projects may have multicast. In a flat network they may not, as in OpenShift SDN.
-func (c *Config) multicast() bool { return c.isolates() || c.policies() }
+// Multicast compiles the flows of projects' multicast.
+type Multicast struct{ *Config }
+
+// on reports whether projects may have multicast. In a flat network they may not, as in OpenShift SDN.
+func (c Multicast) on() bool { return c.isolates() || c.policies() }
 
 // MulticastMember is a local pod that receives a project's multicast.
 type MulticastMember struct {
@@ -33,21 +36,21 @@ type MulticastMember struct {
 	Addr netip.Addr
 }
 
-// Multicast returns the flows that copy a project's multicast to its pods on this node and to the other nodes. Which pods may send it is in
+// Project returns the flows that copy a project's multicast to its pods on this node and to the other nodes. Which pods may send it is in
 // the pods' own flows (Pod.Multicast). NetworkPolicies do not apply to it.
-func (c *Config) Multicast(vnid uint32, members []MulticastMember) map[openflow.Key]openflow.Entry {
-	return Fragment(c.MulticastRules(vnid, members))
+func (c Multicast) Project(vnid uint32, members []MulticastMember) map[openflow.Key]openflow.Entry {
+	return Fragment(c.ProjectRules(vnid, members))
 }
 
-// MulticastRules is Multicast with the purpose of each flow.
+// ProjectRules is Project with the purpose of each flow.
 //
 // Each pod gets its copy in a frame to its own MAC address, as from a wireless access point: a host accepts multicast to groups that it has
 // joined from such a frame as well. In a frame to the group, fragments would be reassembled by the macvlans on pre-plugged ports, in one
 // queue that the kernel has for the whole namespace of these ports: of several pods, only one would receive the datagram. A packet does not
 // return to its input port, as with any output action.
-func (c *Config) MulticastRules(vnid uint32, members []MulticastMember) []Rule {
+func (c Multicast) ProjectRules(vnid uint32, members []MulticastMember) []Rule {
 	const priority = 100
-	if !c.multicast() || vnid > vnidMax || len(members) == 0 {
+	if !c.on() || vnid > vnidMax || len(members) == 0 {
 		return nil
 	}
 	p := c.program(MulticastOwner(vnid))
@@ -60,16 +63,16 @@ func (c *Config) MulticastRules(vnid uint32, members []MulticastMember) []Rule {
 	return p.rules
 }
 
-// MulticastNodes returns the flows that send the multicast of all projects to other nodes and receive it from them. Hosts with a VNID of
+// Nodes returns the flows that send the multicast of all projects to other nodes and receive it from them. Hosts with a VNID of
 // their own are left out.
-func (c *Config) MulticastNodes(remotes []Remote) map[openflow.Key]openflow.Entry {
-	return Fragment(c.MulticastNodesRules(remotes))
+func (c Multicast) Nodes(remotes []Remote) map[openflow.Key]openflow.Entry {
+	return Fragment(c.NodesRules(remotes))
 }
 
-// MulticastNodesRules is MulticastNodes with the purpose of each flow.
-func (c *Config) MulticastNodesRules(remotes []Remote) []Rule {
+// NodesRules is Nodes with the purpose of each flow.
+func (c Multicast) NodesRules(remotes []Remote) []Rule {
 	const priority, last = 100, 31
-	if !c.multicast() {
+	if !c.on() {
 		return nil
 	}
 	p := c.program(OwnerMulticastNodes)
@@ -131,7 +134,7 @@ func (p *program) copies(table uint8, purpose string, of conditions, r receivers
 // multicastFrom lets a pod send multicast if its project has it.
 func (p *program) multicastFrom(pod Pod, addr netip.Addr, mac net.HardwareAddr) {
 	const priority = 100
-	if !pod.Multicast || !p.config.multicast() {
+	if !pod.Multicast || !(Multicast{p.config}).on() {
 		return
 	}
 	group, mask := net.HardwareAddr{0x01, 0x00, 0x5e, 0, 0, 0}, net.HardwareAddr{0xff, 0xff, 0xff, 0x80, 0, 0} // RFC 1112, 6.4

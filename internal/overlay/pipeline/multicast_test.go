@@ -31,8 +31,8 @@ func members(pods ...pipeline.Pod) []pipeline.MulticastMember {
 func multicastSections(c *pipeline.Config) []section {
 	pods := multicastPods()
 	return append(tenantSections(c, pods),
-		section{string(pipeline.MulticastOwner(42)), c.MulticastRules(42, members(pods[:2]...))},
-		section{string(pipeline.OwnerMulticastNodes), c.MulticastNodesRules([]pipeline.Remote{remote, outside})})
+		section{string(pipeline.MulticastOwner(42)), pipeline.Multicast{Config: c}.ProjectRules(42, members(pods[:2]...))},
+		section{string(pipeline.OwnerMulticastNodes), pipeline.Multicast{Config: c}.NodesRules([]pipeline.Remote{remote, outside})})
 }
 
 func multicastSample(mode pipeline.Mode) *pipeline.Config {
@@ -64,7 +64,7 @@ func TestMulticastFlows(t *testing.T) {
 // A flat network has no multicast, even if Pod.Multicast is set.
 func TestFlatHasNoMulticast(t *testing.T) {
 	c, pods := sample(true), multicastPods()
-	if n := len(c.Multicast(42, members(pods...))) + len(c.MulticastNodes([]pipeline.Remote{remote})); n > 0 {
+	if n := len(pipeline.Multicast{Config: c}.Project(42, members(pods...))) + len(pipeline.Multicast{Config: c}.Nodes([]pipeline.Remote{remote})); n > 0 {
 		t.Errorf("%d flows", n)
 	}
 	with := text(sorted([]section{{"", c.PodRules(pods[0])}}))
@@ -82,15 +82,15 @@ func TestMulticastChangesAreSmall(t *testing.T) {
 	if with, without := c.Pod(pods[0]), c.Pod(silent); len(with) != len(without)+1 {
 		t.Errorf("a pod that may send has %d flows, one that may not %d", len(with), len(without))
 	}
-	one, two := c.Multicast(42, members(pods[0])), c.Multicast(42, members(pods[:2]...))
+	one, two := pipeline.Multicast{Config: c}.Project(42, members(pods[0])), pipeline.Multicast{Config: c}.Project(42, members(pods[:2]...))
 	if add, alter, remove := differ(one, two); add+remove != 0 || alter != 1 {
 		t.Errorf("another pod adds %d, alters %d, removes %d", add, alter, remove)
 	}
-	if c.Multicast(42, nil) != nil && len(c.Multicast(42, nil)) > 0 {
+	if (pipeline.Multicast{Config: c}).Project(42, nil) != nil && len(pipeline.Multicast{Config: c}.Project(42, nil)) > 0 {
 		t.Error("a project without pods here has flows")
 	}
 	other := pipeline.Remote{UID: "node-c", NodeIP: netip.MustParseAddr("192.0.2.3"), Subnet: netip.MustParsePrefix("10.131.0.0/23")}
-	before, after := c.MulticastNodes([]pipeline.Remote{remote}), c.MulticastNodes([]pipeline.Remote{remote, other})
+	before, after := pipeline.Multicast{Config: c}.Nodes([]pipeline.Remote{remote}), pipeline.Multicast{Config: c}.Nodes([]pipeline.Remote{remote, other})
 	if add, alter, remove := differ(before, after); add != 1 || alter != 1 || remove != 0 {
 		t.Errorf("another node adds %d, alters %d, removes %d", add, alter, remove)
 	}
@@ -128,7 +128,7 @@ func TestMulticastListsAreSplit(t *testing.T) {
 			})
 		}
 		for table, rules := range map[uint8][]pipeline.Rule{
-			pipeline.TableMulticastLocal: c.MulticastRules(42, list), pipeline.TableMulticastTunnel: c.MulticastNodesRules(remotes),
+			pipeline.TableMulticastLocal: pipeline.Multicast{Config: c}.ProjectRules(42, list), pipeline.TableMulticastTunnel: pipeline.Multicast{Config: c}.NodesRules(remotes),
 		} {
 			outputs, parts := 0, 0
 			for _, r := range rules {

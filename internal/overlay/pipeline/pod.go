@@ -29,7 +29,7 @@ type Pod struct {
 	Isolation policy.Isolation
 	// Firewall is the number of its namespace's egress firewall; 0: it has none. A flat network ignores it.
 	Firewall uint32
-	// Egress is the group for its traffic that leaves the cluster (EgressIP); 0: it leaves by this node.
+	// Egress is the group for its traffic that leaves the cluster (EgressIPs); 0: it leaves by this node.
 	Egress uint32
 	// Admits are VNIDs that it admits besides its own and 0, while its namespace moves between VNIDs.
 	Admits []uint32
@@ -85,7 +85,8 @@ func (p *program) pod4(pod Pod, addr netip.Addr) {
 	if mac == nil {
 		mac = PodMAC(addr)
 	}
-	vnid := p.config.sourceOf(&pod)
+	own := podPackets{p.config, &pod}
+	vnid := own.source()
 	port, from := openflow.InPort(pod.OFPort), openflow.EthSrc(mac)
 	multicastBit := net.HardwareAddr{1, 0, 0, 0, 0, 0}
 	p.add(TablePod, priority, "ARP from the pod, with its own addresses",
@@ -93,25 +94,70 @@ func (p *program) pod4(pod Pod, addr netip.Addr) {
 		source(vnid), openflow.GotoTable(TableRoute))
 	p.add(TablePod, priority, "IPv4 from the pod's own address, to one receiver",
 		match(port, from, openflow.EthDstMasked(net.HardwareAddr{0, 0, 0, 0, 0, 0}, multicastBit), openflow.IPSrc(host(addr))),
-		slices.Concat([]openflow.Action{source(vnid)}, p.config.sends(pod), p.config.guarded(pod), []openflow.Action{openflow.GotoTable(TableState)})...)
+		slices.Concat([]openflow.Action{source(vnid)}, own.sends(), own.guarded(), []openflow.Action{openflow.GotoTable(TableState)})...)
 	p.multicastFrom(pod, addr, mac)
 	p.add(TableARPLocal, priority, "ARP to the pod", match(openflow.ARP(), openflow.ARPTPA(host(addr))), openflow.Output(pod.OFPort))
 	p.add(TableLocal, priority, "to the pod", match(openflow.IPDst(host(addr))),
-		p.config.toLocal(pod, mac)...)
+		own.toLocal(mac)...)
 	p.egressPod(pod, addr, mac)
 	if p.config.Conntrack {
 		p.hairpin(pod.OFPort, addr, mac)
 	}
 	if p.config.policies() {
 		p.itself(pod, addr)
-		p.errorsOf(&pod, addr, p.config.toLocal(pod, mac))
+		p.errorsOf(&pod, addr, own.toLocal(mac))
 	}
 }
 
+// podPackets are the packets that a pod sends and receives: the actions that mark them as the pod's.
+type podPackets struct {
+	config *Config
+	pod    *Pod
+}
+
+// source returns their source VNID, 0 in a flat network.
+func (k podPackets) source() uint32 {
+	if k.config.hasVNIDs() {
+		return k.pod.VNID
+	}
+	return 0
+}
+
+// guarded returns the actions that set the number of the sender's egress firewall.
+func (k podPackets) guarded() []openflow.Action {
+	if !(Firewalls{k.config}).on() || k.pod.Firewall == 0 {
+		return nil
+	}
+	return []openflow.Action{openflow.SetField(openflow.Reg(RegFirewall, k.pod.Firewall))}
+}
+
+// sends returns the actions that set how a packet's sender is isolated; receives does the same for its receiver.
+func (k podPackets) sends() []openflow.Action {
+	if !k.config.policies() || !k.pod.Isolation.Egress {
+		return nil
+	}
+	flags := FlagEgress
+	if k.pod.Isolation.KeepsEgress {
+		flags |= FlagKeepEgress
+	}
+	return []openflow.Action{setFlags(flags, flags)}
+}
+
+func (k podPackets) receives() []openflow.Action {
+	if !k.config.policies() || !k.pod.Isolation.Ingress {
+		return nil
+	}
+	flags := FlagIngress
+	if k.pod.Isolation.KeepsIngress {
+		flags |= FlagKeepIngress
+	}
+	return []openflow.Action{setFlags(flags, flags)}
+}
+
 // toLocal returns the actions that send a packet for a local pod to the table that decides whether the pod receives it.
-func (c *Config) toLocal(pod Pod, mac net.HardwareAddr) []openflow.Action {
+func (k podPackets) toLocal(mac net.HardwareAddr) []openflow.Action {
 	return slices.Concat([]openflow.Action{
-		openflow.SetField(openflow.Reg(RegDestination, c.sourceOf(&pod))), openflow.SetField(openflow.Reg(RegPort, pod.OFPort)),
+		openflow.SetField(openflow.Reg(RegDestination, k.source())), openflow.SetField(openflow.Reg(RegPort, k.pod.OFPort)),
 		openflow.SetField(openflow.EthDst(mac)),
-	}, c.receives(pod), []openflow.Action{openflow.GotoTable(TableIngress)})
+	}, k.receives(), []openflow.Action{openflow.GotoTable(TableIngress)})
 }

@@ -139,26 +139,3 @@ func (p *program) itself(pod Pod, addr netip.Addr) {
 		match(openflow.InPort(pod.OFPort), openflow.IPSrc(host(addr)), openflow.IPDst(host(addr)), openflow.CTState(openflow.CTTrk|openflow.CTDNAT, 0)),
 		openflow.GotoTable(TableRoute))
 }
-
-// sends returns the actions that set how a packet's sender is isolated; receives does the same for its receiver.
-func (c *Config) sends(pod Pod) []openflow.Action {
-	if !c.policies() || !pod.Isolation.Egress {
-		return nil
-	}
-	flags := FlagEgress
-	if pod.Isolation.KeepsEgress {
-		flags |= FlagKeepEgress
-	}
-	return []openflow.Action{setFlags(flags, flags)}
-}
-
-func (c *Config) receives(pod Pod) []openflow.Action {
-	if !c.policies() || !pod.Isolation.Ingress {
-		return nil
-	}
-	flags := FlagIngress
-	if pod.Isolation.KeepsIngress {
-		flags |= FlagKeepIngress
-	}
-	return []openflow.Action{setFlags(flags, flags)}
-}

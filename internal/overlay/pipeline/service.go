@@ -44,8 +44,11 @@ func (r ServiceRules) Fragment() map[openflow.Key]openflow.Entry {
 	return fragment
 }
 
-// CheckVirtualAddress returns an error that says why a virtual address gets no flows. Packets to it are then handled like any other packet.
-func (c *Config) CheckVirtualAddress(v *service.VirtualAddress) error {
+// Services compiles the flows of Services.
+type Services struct{ *Config }
+
+// Check returns an error that says why a virtual address gets no flows. Packets to it are then handled like any other packet.
+func (c Services) Check(v *service.VirtualAddress) error {
 	where := fmt.Sprintf("%s: %s port %d of %s", v.Owner, v.Protocol, v.Port, v.IP)
 	switch {
 	case !c.Conntrack:
@@ -68,31 +71,31 @@ func (c *Config) CheckVirtualAddress(v *service.VirtualAddress) error {
 
 // endless reports whether an endpoint of the address is, or may be, the address itself. A packet would be translated to its own
 // destination, which only conntrack with KeepApart supports.
-func (c *Config) endless(v *service.VirtualAddress) bool {
+func (c Services) endless(v *service.VirtualAddress) bool {
 	return slices.ContainsFunc(v.Endpoints, func(e service.Endpoint) bool {
 		ip := e.Addr.Addr()
 		return e.Addr.Port() == v.Port && (ip == v.IP || v.Kind == service.KindNodePort && !c.inCluster(host(ip)))
 	})
 }
 
-// Service returns the flows and groups of one Service. list are its addresses from service.Compile, all with the same owner.
+// Flows returns the flows and groups of one Service. list are its addresses from service.Compile, all with the same owner.
 //
 // A virtual address is one flow in table 25, for new connections only. It hands the packet to the group of the port, whose buckets each
 // translate to an endpoint. All further packets, in both directions, are translated when their connection is looked up. So a change of
 // endpoints changes only the group. With affinity, the flow first looks up what the switch has learned about the client, and each endpoint
 // has a flow of its own in table 26, which learns. When the endpoint is removed, this flow is removed, and with it the learned flows.
 //
-// Groups of valid addresses come with their flows; an invalid address (CheckVirtualAddress) has none.
-func (c *Config) Service(list []service.VirtualAddress, ids *GroupIDs) map[openflow.Key]openflow.Entry {
-	return c.ServiceRules(list, ids).Fragment()
+// Groups of valid addresses come with their flows; an invalid address (Check) has none.
+func (c Services) Flows(list []service.VirtualAddress, ids *GroupIDs) map[openflow.Key]openflow.Entry {
+	return c.Rules(list, ids).Fragment()
 }
 
-// ServiceRules is Service with the purpose of each flow.
-func (c *Config) ServiceRules(list []service.VirtualAddress, ids *GroupIDs) ServiceRules {
+// Rules is Flows with the purpose of each flow.
+func (c Services) Rules(list []service.VirtualAddress, ids *GroupIDs) ServiceRules {
 	b := serviceProgram{ids: ids, backends: map[string]*backend{}}
 	for i := range list {
 		v := &list[i]
-		if c.CheckVirtualAddress(v) != nil {
+		if c.Check(v) != nil {
 			continue
 		}
 		if b.program == nil {
@@ -283,11 +286,11 @@ func (b *serviceProgram) choose(v *service.VirtualAddress) []openflow.Action {
 		k = &backend{name: name, group: b.ids.ID(name)}
 		b.backends[name] = k
 		b.limits(v)
-		endpoints := b.config.share(v.Endpoints)
+		endpoints := Services{b.config}.share(v.Endpoints)
 		if v.Affinity > 0 {
 			b.affinity(k, v, endpoints)
 		} else {
-			b.groups = append(b.groups, b.config.balance(k, v.Protocol, endpoints))
+			b.groups = append(b.groups, Services{b.config}.balance(k, v.Protocol, endpoints))
 		}
 	}
 	if v.Affinity == 0 {
@@ -301,7 +304,7 @@ func (b *serviceProgram) choose(v *service.VirtualAddress) []openflow.Action {
 }
 
 // translate commits the connection with an endpoint as its destination, and continues with that destination.
-func (c *Config) translate(to netip.AddrPort) openflow.Action {
+func (c Services) translate(to netip.AddrPort) openflow.Action {
 	next := TableEgressPolicy
 	return openflow.CT(openflow.CTAction{Commit: true, Zone: c.zone(), Table: &next, NAT: openflow.DNAT(to.Addr(), to.Port())})
 }
@@ -309,7 +312,7 @@ func (c *Config) translate(to netip.AddrPort) openflow.Action {
 // balance returns the group of a port without affinity. The switch picks a bucket by a hash that it has anyway (dp_hash), so that a new
 // connection needs no upcall to the slow path. The method is named because the switch's default leaves UDP ports out of the hash: all of a
 // client's connections would go to one endpoint. For more endpoints than that hash has values, each connection needs an upcall.
-func (c *Config) balance(k *backend, protocol service.Protocol, endpoints []service.Endpoint) *openflow.Group {
+func (c Services) balance(k *backend, protocol service.Protocol, endpoints []service.Endpoint) *openflow.Group {
 	group := &openflow.Group{ID: k.group, Type: openflow.GroupSelect, Selection: &openflow.Selection{Method: "dp_hash"}}
 	if len(endpoints) > hashValues {
 		group.Selection = &openflow.Selection{Method: "hash", Fields: []openflow.Field{openflow.FieldIPv4Src, sourcePort(protocol)}}
@@ -381,7 +384,7 @@ func (b *serviceProgram) affinity(k *backend, v *service.VirtualAddress, endpoin
 		}})
 		b.add(TableEndpoint, known, "the client's endpoint is "+e.Addr.String()+", and stays it",
 			match(ipv4, of, openflow.Reg(RegEndpoint, addr), openflow.Reg(RegEndpointPort, port), openflow.IPProto(uint8(v.Protocol))),
-			b.learn(k, v.Affinity, e.Addr), b.config.translate(e.Addr))
+			b.learn(k, v.Affinity, e.Addr), Services{b.config}.translate(e.Addr))
 	}
 	b.groups = append(b.groups, group)
 }
@@ -406,7 +409,7 @@ func (b *serviceProgram) learn(k *backend, timeout time.Duration, endpoint netip
 
 // share returns the endpoints that this node uses: all, or, if there are too many, this node's part, which changes little when the
 // endpoints change.
-func (c *Config) share(endpoints []service.Endpoint) []service.Endpoint {
+func (c Services) share(endpoints []service.Endpoint) []service.Endpoint {
 	if len(endpoints) <= MaxEndpoints {
 		return endpoints
 	}

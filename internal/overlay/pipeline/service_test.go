@@ -82,10 +82,10 @@ func serviceSections(c *pipeline.Config, list []service.VirtualAddress) []servic
 	}
 	var ids pipeline.GroupIDs
 	sections := []serviceSection{
-		{"nodes", pipeline.ServiceRules{Rules: c.NodesRules(sampleNodes())}}, {"targets", pipeline.ServiceRules{Rules: c.TargetsRules(targets(c, list))}},
+		{"nodes", pipeline.ServiceRules{Rules: pipeline.Services{Config: c}.NodesRules(sampleNodes())}}, {"targets", pipeline.ServiceRules{Rules: pipeline.Services{Config: c}.TargetsRules(targets(c, list))}},
 	}
 	for _, owner := range slices.Sorted(maps.Keys(byOwner)) {
-		sections = append(sections, serviceSection{string(owner), c.ServiceRules(byOwner[owner], &ids)})
+		sections = append(sections, serviceSection{string(owner), pipeline.Services{Config: c}.Rules(byOwner[owner], &ids)})
 	}
 	return sections
 }
@@ -95,7 +95,7 @@ func targets(c *pipeline.Config, list []service.VirtualAddress) []pipeline.Targe
 	var found []pipeline.Target
 	for _, v := range list {
 		for _, e := range v.Endpoints {
-			if t := c.Target(v.Protocol, e.Addr); !slices.Contains(found, t) {
+			if t := (pipeline.Services{Config: c}).Target(v.Protocol, e.Addr); !slices.Contains(found, t) {
 				found = append(found, t)
 			}
 		}
@@ -137,7 +137,7 @@ func change(t *testing.T, before, after service.VirtualAddress) reconcile.Change
 	c := sample(true)
 	var ids pipeline.GroupIDs
 	of := func(v service.VirtualAddress) map[openflow.Key]openflow.Entry {
-		return c.Service([]service.VirtualAddress{v}, &ids)
+		return pipeline.Services{Config: c}.Flows([]service.VirtualAddress{v}, &ids)
 	}
 	return reconcile.Diff(of(after), of(before))
 }
@@ -184,7 +184,7 @@ func TestGroupsProperty(t *testing.T) {
 		}
 		var ids pipeline.GroupIDs
 		groups := func(texts []string) *openflow.Group {
-			rules := c.ServiceRules([]service.VirtualAddress{vip("web", "172.30.0.10", service.TCP, 80, texts...)}, &ids)
+			rules := pipeline.Services{Config: c}.Rules([]service.VirtualAddress{vip("web", "172.30.0.10", service.TCP, 80, texts...)}, &ids)
 			if len(rules.Groups) != 1 {
 				r.Fatalf("%d groups", len(rules.Groups))
 			}
@@ -234,7 +234,7 @@ func TestManyEndpoints(t *testing.T) {
 		c.NodeIP = netip.MustParseAddr(node)
 		v := vip("web", "172.30.0.10", service.TCP, 80, to...)
 		v.Affinity = affinity
-		group := c.ServiceRules([]service.VirtualAddress{v}, &pipeline.GroupIDs{}).Groups[0]
+		group := pipeline.Services{Config: c}.Rules([]service.VirtualAddress{v}, &pipeline.GroupIDs{}).Groups[0]
 		set := map[string]bool{}
 		for _, b := range group.Buckets {
 			set[b.Actions.String()] = true
@@ -267,12 +267,12 @@ func TestUnusableVirtualAddresses(t *testing.T) {
 		"IPv6":               vip("x", "fd00::1", service.TCP, 80, "10.128.0.5:80"),
 		"another node's pod": vip("x", "10.131.0.6", service.TCP, 80, "10.128.0.5:80"),
 	} {
-		if c.CheckVirtualAddress(&v) == nil || len(c.Service([]service.VirtualAddress{v}, &pipeline.GroupIDs{})) != 0 {
+		if (pipeline.Services{Config: c}).Check(&v) == nil || len(pipeline.Services{Config: c}.Flows([]service.VirtualAddress{v}, &pipeline.GroupIDs{})) != 0 {
 			t.Errorf("%s: has flows or no error", name)
 		}
 	}
 	c.SCTP = false
-	if v := vip("x", "172.30.0.3", service.SCTP, 80, "10.128.0.5:80"); c.CheckVirtualAddress(&v) == nil {
+	if v := vip("x", "172.30.0.3", service.SCTP, 80, "10.128.0.5:80"); (pipeline.Services{Config: c}).Check(&v) == nil {
 		t.Error("SCTP is served where the datapath does not track it")
 	}
 	nodePort := vip("x", "0.0.0.0", service.TCP, 30080, "192.0.2.2:30080")
@@ -283,11 +283,11 @@ func TestUnusableVirtualAddresses(t *testing.T) {
 		"an endpoint at a host, at its own port": nodePort,
 	} {
 		c.KeepApart = true
-		if err := c.CheckVirtualAddress(&v); err != nil {
+		if err := (pipeline.Services{Config: c}).Check(&v); err != nil {
 			t.Errorf("%s: %v", name, err)
 		}
 		c.KeepApart = false
-		if c.CheckVirtualAddress(&v) == nil || len(c.Service([]service.VirtualAddress{v}, &pipeline.GroupIDs{})) != 0 {
+		if (pipeline.Services{Config: c}).Check(&v) == nil || len(pipeline.Services{Config: c}.Flows([]service.VirtualAddress{v}, &pipeline.GroupIDs{})) != 0 {
 			t.Errorf("%s: has flows or no error where the datapath cannot bear it", name)
 		}
 	}
@@ -385,7 +385,7 @@ func BenchmarkServices(b *testing.B) {
 	for b.Loop() {
 		var ids pipeline.GroupIDs
 		for _, addresses := range list {
-			c.Service(addresses, &ids)
+			pipeline.Services{Config: c}.Flows(addresses, &ids)
 		}
 	}
 }

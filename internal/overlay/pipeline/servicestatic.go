@@ -142,7 +142,7 @@ type Target struct {
 }
 
 // Target returns the target that an endpoint belongs to.
-func (c *Config) Target(protocol service.Protocol, endpoint netip.AddrPort) Target {
+func (c Services) Target(protocol service.Protocol, endpoint netip.AddrPort) Target {
 	at := host(endpoint.Addr())
 	for _, network := range c.ClusterNetworks {
 		if network.Contains(endpoint.Addr()) && endpoint.Addr() != c.Gateway { // of the host, only these ports are tracked
@@ -155,12 +155,12 @@ func (c *Config) Target(protocol service.Protocol, endpoint netip.AddrPort) Targ
 // Targets returns the flows that track connections of targets. Their owner is OwnerTargets. A reply of an endpoint looks like any packet
 // from there. Packets from pods directly to a target are tracked as well, so that replies to them are not taken for packets of no
 // connection. All other packets between pods are not tracked.
-func (c *Config) Targets(targets []Target) map[openflow.Key]openflow.Entry {
+func (c Services) Targets(targets []Target) map[openflow.Key]openflow.Entry {
 	return Fragment(c.TargetsRules(targets))
 }
 
 // TargetsRules is Targets with the purpose of each flow.
-func (c *Config) TargetsRules(targets []Target) []Rule {
+func (c Services) TargetsRules(targets []Target) []Rule {
 	if !c.Conntrack {
 		return nil
 	}
@@ -214,12 +214,12 @@ type NodeAddresses struct {
 
 // Nodes returns the flows that mark nodes' addresses, for node ports. Their owner is OwnerNodes. Without connection tracking there are
 // none.
-func (c *Config) Nodes(a NodeAddresses) map[openflow.Key]openflow.Entry {
+func (c Services) Nodes(a NodeAddresses) map[openflow.Key]openflow.Entry {
 	return Fragment(c.NodesRules(a))
 }
 
 // NodesRules is Nodes with the purpose of each flow. An address of a pod, a gateway or a Service is left out: packets to it are for them.
-func (c *Config) NodesRules(a NodeAddresses) []Rule {
+func (c Services) NodesRules(a NodeAddresses) []Rule {
 	const priority = 100
 	if !c.Conntrack {
 		return nil
@@ -242,7 +242,7 @@ func (c *Config) NodesRules(a NodeAddresses) []Rule {
 }
 
 // FlushPod returns the conntrack flushes for a pod's address: of connections that began there, and of those whose replies came from there.
-func (c *Config) FlushPod(addr netip.Addr) []openflow.CTFlush {
+func (c Services) FlushPod(addr netip.Addr) []openflow.CTFlush {
 	zone := c.zone()
 	return []openflow.CTFlush{{Zone: &zone, Orig: openflow.CTTuple{Src: addr}}, {Zone: &zone, Reply: openflow.CTTuple{Src: addr}}}
 }
@@ -250,7 +250,7 @@ func (c *Config) FlushPod(addr netip.Addr) []openflow.CTFlush {
 // Flush returns the conntrack flush for an outdated connection (service.Outdated). Call it after the change of the flows, and after the
 // datapath has processed that change (`revalidator/wait` of ovs-appctl): a packet on the old path would commit the connection again, as it
 // was.
-func (c *Config) Flush(s service.Stale) openflow.CTFlush {
+func (c Services) Flush(s service.Stale) openflow.CTFlush {
 	zone := c.zone()
 	f := openflow.CTFlush{
 		Zone: &zone, Proto: uint8(s.Protocol),

@@ -146,7 +146,7 @@ func (n *serviceNode) apply(list ...service.VirtualAddress) openflow.Change {
 func (n *serviceNode) flush(before, after []service.VirtualAddress) {
 	n.t.Helper()
 	for _, s := range service.Outdated(before, after) {
-		if err := n.engine.FlushCT(n.t.Context(), n.config.Flush(s)); err != nil {
+		if err := n.engine.FlushCT(n.t.Context(), (pipeline.Services{Config: n.config}).Flush(s)); err != nil {
 			n.t.Fatal(err)
 		}
 	}

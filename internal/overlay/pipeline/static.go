@@ -182,7 +182,7 @@ const dnsPort = 53
 func (p *program) askNode() {
 	const priority = 200
 	c := p.config
-	if !c.firewalls() { // then there are no egress IPs either
+	if !(Firewalls{c}).on() { // then there are no egress IPs either
 		return
 	}
 	for _, to := range []openflow.MatchField{openflow.UDPDst(dnsPort), openflow.TCPDst(dnsPort)} {

@@ -16,14 +16,6 @@ func (c *Config) isolates() bool { return c.Mode == ModeMultitenant }
 // network decide by them. In a flat network the VNID is 0.
 func (c *Config) hasVNIDs() bool { return c.isolates() || c.policies() }
 
-// sourceOf returns the source VNID of a pod's packets, 0 in a flat network.
-func (c *Config) sourceOf(pod *Pod) uint32 {
-	if c.hasVNIDs() {
-		return pod.VNID
-	}
-	return 0
-}
-
 // sourceFromTunnel sets the source VNID of a known node's packets: the VNI, for which that node is trusted. In a flat network it is 0,
 // whatever the VNI.
 func (c *Config) sourceFromTunnel() openflow.Action {
@@ -78,7 +70,7 @@ func (p *program) hostServices() {
 	switch {
 	case c.isolates():
 		p.output(TableHost, trusted, purpose+", from global projects", match(openflow.Reg(RegSource, 0), unguarded), c.toHost()...)
-	case c.firewalls():
+	case (Firewalls{c}).on():
 		p.output(TableHost, trusted, purpose+", from pods without an egress firewall", match(unguarded), c.toHost()...)
 		p.add(TableHost, judged, "to Services that the switch does not serve, from pods isolated for egress: no policy would see the endpoint, and the host rejects",
 			match(openflow.EthType(openflow.EthTypeIPv4), flag(FlagEgress)), c.toReject()...)

@@ -100,7 +100,7 @@ func TestAddressReuse(t *testing.T) {
 	if !gets(t, peer, old, soon) {
 		t.Error("the other side goes on, and is no answer: what is forgotten would say nothing")
 	}
-	for _, flush := range n.config.FlushPod(netip.MustParseAddr("10.128.0.5")) {
+	for _, flush := range (pipeline.Services{Config: n.config}).FlushPod(netip.MustParseAddr("10.128.0.5")) {
 		if err := n.engine.FlushCT(t.Context(), flush); err != nil {
 			t.Fatal(err)
 		}
@@ -171,8 +171,8 @@ func TestGatewayIsAnEndpoint(t *testing.T) {
 	for _, mode := range []pipeline.Mode{pipeline.ModeSubnet, pipeline.ModeNetworkPolicy} {
 		c := sample(true)
 		c.Mode = mode
-		at := c.Target(service.TCP, netip.MustParseAddrPort(c.Gateway.String()+":80"))
-		sw := startWith(t, sorted(append(sections(c), section{"targets", c.TargetsRules([]pipeline.Target{at})})), 2)
+		at := pipeline.Services{Config: c}.Target(service.TCP, netip.MustParseAddrPort(c.Gateway.String()+":80"))
+		sw := startWith(t, sorted(append(sections(c), section{"targets", pipeline.Services{Config: c}.TargetsRules([]pipeline.Target{at})})), 2)
 		o := sw.trace(t, fromHost+"tcp,nw_src=10.128.0.1,nw_dst=10.128.0.5,tcp_src=80,tcp_dst=40000,tcp_flags=0x12", "--ct-next", "trk,est,rpl")
 		if !strings.HasPrefix(o.tables, "0 21 21 ") || len(o.outputs) != 1 {
 			t.Errorf("%s: an answer from the gateway takes tables %s to %v", mode, o.tables, o.outputs)

@@ -153,7 +153,7 @@ func pipelineOf(config *pipeline.Config, rules *policyNode) map[openflow.Key]ope
 		Namespace: svc.Namespace, Service: svc.Name, Name: "a", Ports: []service.SlicePort{{Protocol: service.UDP, Number: forwardPort}},
 		Endpoints: []service.SliceEndpoint{{IP: server(), Node: "n1", Ready: true, Serving: true}},
 	}
-	add(config.Service(service.Compile(svc, []service.Slice{slice}, service.Place{Node: "n1"}), &pipeline.GroupIDs{}))
+	add(pipeline.Services{Config: config}.Flows(service.Compile(svc, []service.Slice{slice}, service.Place{Node: "n1"}), &pipeline.GroupIDs{}))
 	return all
 }
 

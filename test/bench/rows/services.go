@@ -110,7 +110,7 @@ func compileServices(config *pipeline.Config, objects []serviceObjects) map[reco
 		svc, known := service.FromService(o.service)
 		slice, parsed := service.FromSlice(o.slice)
 		if known && parsed {
-			fragments[svc.Owner()] = config.Service(service.Compile(svc, []service.Slice{slice}, service.Place{Node: "n1"}), ids)
+			fragments[svc.Owner()] = pipeline.Services{Config: config}.Flows(service.Compile(svc, []service.Slice{slice}, service.Place{Node: "n1"}), ids)
 		}
 	}
 	return fragments
