@@ -86,9 +86,12 @@ func services(provider *gophercloud.ProviderClient, g conf.Global) (*Client, err
 	if c.Network, err = openstack.NewNetworkV2(provider, endpoint); err != nil {
 		return nil, fmt.Errorf("find Neutron in Keystone's catalogue, region %q: %w", g.Region, err)
 	}
-	c.LoadBalancer, err = openstack.NewLoadBalancerV2(provider, endpoint)
+	balancers, err := openstack.NewLoadBalancerV2(provider, endpoint)
 	if _, none := errors.AsType[*gophercloud.ErrEndpointNotFound](err); err != nil && !none {
 		return nil, fmt.Errorf("find Octavia in Keystone's catalogue, region %q: %w", g.Region, err)
+	}
+	if err == nil { // beside an error, gophercloud returns a client that cannot be used
+		c.LoadBalancer = balancers
 	}
 	c.ProjectID = project(provider)
 	return c, nil
