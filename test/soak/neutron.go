@@ -13,6 +13,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"weft.dev/weft/internal/neutron/host"
 	"weft.dev/weft/lab"
 	"weft.dev/weft/lab/plan"
 	"weft.dev/weft/test/probe"
@@ -238,8 +239,19 @@ func (t *tenants) crowd(ctx context.Context, r *row, count int) error {
 	return errors.Join(err, deleting.Wait())
 }
 
+// hostQueue is how many packets the queue of the host's port holds: those of 2 s.
+const hostQueue = 2 * neutronRate
+
 // load sends on all pairs while act runs, and for some time after it.
 func (t *tenants) load(ctx context.Context, act func() error) (map[string]traffic.Tally, error) {
+	// The userspace datapath forwards nothing while ovs-vswitchd is not connected to its database. Packets to sockets wait in buffers of 8 MiB;
+	// a tap device has room for 500 packets, and a restarted ovs-vswitchd creates it again.
+	if t.cluster.Datapath == plan.DatapathNetdev {
+		lengthen := []string{"ip", "link", "set", host.Device, "txqueuelen", strconv.Itoa(hostQueue)}
+		if _, err := probe.Run(ctx, t.cluster.Node(1).Enter(lengthen...)); err != nil {
+			return nil, err
+		}
+	}
 	running, err := traffic.NewLoad(t.pairs, neutronRate)
 	if err != nil {
 		return nil, err
