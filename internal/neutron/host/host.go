@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"strconv"
 	"strings"
 	"time"
 
@@ -29,6 +30,8 @@ const (
 	uuidDigits = 12
 	patchNear  = "wn" // on br-n
 	patchFar   = "wi" // on br-int
+	// prepluggedPrefix starts the names of pre-plugged host veths, which end with the slot.
+	prepluggedPrefix = "wp-"
 )
 
 // Slots number the ports of a node. All numbers that a port needs are derived from its slot.
@@ -55,6 +58,17 @@ func (s Slot) Patch() uint32 { return uint32(firstPort + 2*int(s)) } //nolint:go
 
 // Pod returns the OpenFlow port of the pod's veth.
 func (s Slot) Pod() uint32 { return s.Patch() + 1 }
+
+// Preplugged returns the name of the slot's pre-plugged host veth.
+func (s Slot) Preplugged() string { return prepluggedPrefix + strconv.Itoa(int(s)) }
+
+// PrepluggedSlot returns the slot of a pre-plugged host veth, by its name.
+func PrepluggedSlot(name string) (Slot, bool) {
+	digits, is := strings.CutPrefix(name, prepluggedPrefix)
+	number, err := strconv.Atoi(digits)
+	slot := Slot(number)
+	return slot, is && err == nil && slot.Valid() && slot.Preplugged() == name
+}
 
 // markID is the external_id of a patch port on br-n that records the port's use.
 const markID = "weft-port"

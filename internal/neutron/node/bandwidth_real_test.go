@@ -11,8 +11,6 @@ import (
 	"testing"
 	"time"
 
-	"github.com/containernetworking/plugins/pkg/testutils"
-
 	"weft.dev/weft/internal/attach"
 	"weft.dev/weft/internal/cni"
 	"weft.dev/weft/internal/openflow/ovstest"
@@ -43,7 +41,7 @@ func newMachine(t *testing.T, name string, tag int) *machine {
 	t.Helper()
 	boot, err := attach.ReadBootID()
 	must(t, err)
-	m := &machine{Switch: ovstest.Start(t), name: name, boot: boot}
+	m := &machine{Switch: ovstest.Start(t), name: name, boot: boot, ports: portsSpace(t)}
 	m.VSCtl("add-br", "br-int", "--", "set", "bridge", "br-int", "datapath_type=netdev")
 	ovntest.Run(t, m.NetNS, "ip", "link", "set", "lo", "up")
 	own := tenant(t, name)
@@ -55,11 +53,8 @@ func newMachine(t *testing.T, name string, tag int) *machine {
 
 func newLimitedSite(t *testing.T) *limitedSite {
 	t.Helper()
-	ports, err := testutils.NewNS()
-	must(t, err)
-	t.Cleanup(func() { _ = errors.Join(ports.Close(), testutils.UnmountNS(ports)) })
 	m := newMachine(t, "limited", 90)
-	m.ports = ports.Path()
+	ports := m.ports
 	s := &limitedSite{dir: filepath.Join(t.TempDir(), "attachments")}
 	for i := range s.pods {
 		s.pods[i] = ovntest.NewPod(t)
@@ -70,7 +65,7 @@ func newLimitedSite(t *testing.T) *limitedSite {
 		t.Errorf("ADD without the namespace of ports: %v", err)
 	}
 	s.stop()
-	m.ports = ports.Path()
+	m.ports = ports
 	s.begin(t, m)
 	for i := range s.pods {
 		result, err := s.handler.Add(t.Context(), s.add(i))
@@ -177,8 +172,8 @@ func TestBandwidth(t *testing.T) {
 
 	s.del(t, "limited", "0")
 	eventually(t, "nothing remains of the limits", func() error {
-		left := tc("qdisc", "show") + ovntest.Run(t, s.NetNS, "nsenter", "--net="+s.machine.ports, "ip", "-o", "link") + s.VSCtl("list-ports", "br-n")
-		if strings.Contains(left, s.link) || strings.Contains(left, "tbf") {
+		left := tc("qdisc", "show") + ovntest.Run(t, s.NetNS, "nsenter", "--net="+s.machine.ports, "ip", "-o", "link")
+		if strings.Contains(left, "-in") || strings.Contains(left, "tbf") {
 			return errors.New(left)
 		}
 		return nil

@@ -6,13 +6,16 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 
 	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
+	"golang.org/x/sync/errgroup"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	ctrlcache "sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -32,6 +35,7 @@ import (
 	"weft.dev/weft/internal/ovsdb"
 	"weft.dev/weft/internal/placement"
 	"weft.dev/weft/internal/reconcile"
+	"weft.dev/weft/internal/timing"
 )
 
 const (
@@ -39,6 +43,12 @@ const (
 	defaultRest = 60 * time.Second
 	// portPatience limits how long an ADD waits for a free port. Runtimes then repeat the ADD.
 	portPatience = 30 * time.Second
+)
+
+// Steps of an ADD, as named in metrics and traces: the pod's interface is created, and its flows are opened.
+const (
+	stepLink  = "link"
+	stepFlows = "flows"
 )
 
 // Network is the network on one node. It implements network.Network and network.Runner.
@@ -84,6 +94,9 @@ func newNetwork(ctx context.Context, n *node.Node, deps network.Deps, rest time.
 		}
 	}
 	made.ports.describe, made.ports.awaitBound, made.ports.log = made.describe, vswitch.Database.AwaitBound, deps.Log
+	made.ports.pairs = pairs{
+		links: n.Pods, path: n.Ports, shape: link.Preplugged{HostGroup: host.PodGroup, TxOffloadOff: vswitch.Datapath == ovsdb.DatapathNetdev},
+	}
 	if n.Elsewhere != nil {
 		made.ports.elsewhere = func(addr netip.Addr) (string, error) { return n.Elsewhere(addr, host.Device) }
 	}
@@ -116,6 +129,9 @@ func (n *Network) start(ctx context.Context) error {
 		return fmt.Errorf("ports of a former life: %w", err)
 	}
 	if err := n.watch(ctx); err != nil {
+		return err
+	}
+	if err := n.ports.pairs.recover(ctx); err != nil {
 		return err
 	}
 	if err := n.ports.recover(left, n.restore()); err != nil {
@@ -167,7 +183,9 @@ func (n *Network) restore() []attach.Record {
 		}
 		owner := ownerOf(&rec)
 		if n.compiler.restore(&rec, scopeOf(&rec, &d), func() {
-			n.vswitch.Rows.Set(map[reconcile.Owner]map[ovsdb.Key]ovsdb.Row{owner: host.PodRows(owner, rec.HostInterface, d.Slot)})
+			if !onPair(&rec) {
+				n.vswitch.Rows.Set(map[reconcile.Owner]map[ovsdb.Key]ovsdb.Row{owner: host.PodRows(owner, rec.HostInterface, d.Slot)})
+			}
 			n.node.Links.Set(map[reconcile.Owner]map[link.Key]link.Item{owner: host.Routes(rec.Addresses)})
 			if published := hostPortRules(&rec); published != nil {
 				n.node.Rules.Set(rules{owner: published})
@@ -256,7 +274,10 @@ func (n *Network) Plan(ctx context.Context, req *cni.Request, at placement.Decis
 			}
 			rec, err := recordOf(at, chosen)
 			rec.Bandwidth, rec.HostPorts = limits, ports
-			rec.HostInterface = vethName(attach.Key{ContainerID: req.ContainerID, IfName: req.IfName}, limits.Limited())
+			rec.HostInterface = chosen.slot.Preplugged()
+			if !chosen.paired {
+				rec.HostInterface = vethName(attach.Key{ContainerID: req.ContainerID, IfName: req.IfName}, limits.Limited())
+			}
 			return rec, err
 		}
 		var rested <-chan time.Time
@@ -323,7 +344,8 @@ func recordOf(at placement.Decision, chosen *choice) (attach.Record, error) {
 	return rec, nil
 }
 
-// Connect implements network.Network.
+// Connect implements network.Network. On a pre-plugged pair it creates the pod's interface, and then opens the flows; a link or a row of the
+// switch changes only for a pod with an interface of its own.
 func (n *Network) Connect(ctx context.Context, rec *attach.Record) (*types100.Result, error) {
 	pod, d, err := podOf(rec)
 	if err != nil {
@@ -338,31 +360,77 @@ func (n *Network) Connect(ctx context.Context, rec *attach.Record) (*types100.Re
 		return nil, fmt.Errorf("%w: %w", network.ErrPlanAgain, err)
 	}
 	n.compiler.reopen(rec.Key())
-	if rec.State != attach.Attached {
-		// A connection in the zone's conntrack table from the former pod would become this one's.
-		if err := n.flows().Engine.FlushCT(ctx, openflow.CTFlush{Zone: &pod.Zone}); err != nil {
-			return nil, fmt.Errorf("conntrack zone %d of port %s: %w", pod.Zone, d.Port, err)
+	created, err := n.enter(ctx, rec, pod, pair)
+	if onPair(rec) && errors.Is(err, link.ErrUnusable) {
+		n.ports.release(*rec)
+		return nil, fmt.Errorf("%w: %w", network.ErrPlanAgain, err)
+	}
+	if err != nil {
+		return nil, err
+	}
+	if rows != nil {
+		owner := ownerOf(rec)
+		maps.Copy(rows, map[reconcile.Owner]map[ovsdb.Key]ovsdb.Row{owner: host.PodRows(owner, rec.HostInterface, d.Slot)})
+		if err := n.vswitch.Rows.Apply(ctx, rows); err != nil {
+			return nil, fmt.Errorf("port of %s: %w", rec.Key(), err)
 		}
 	}
-	created, err := n.create(ctx, pair)
-	if err != nil {
-		return nil, fmt.Errorf("interface of %s: %w", rec.Key(), err)
-	}
-	owner := ownerOf(rec)
-	rows[owner] = host.PodRows(owner, rec.HostInterface, d.Slot)
-	if err := n.vswitch.Rows.Apply(ctx, rows); err != nil {
-		return nil, fmt.Errorf("port of %s: %w", rec.Key(), err)
-	}
-	if err := n.node.Links.Apply(ctx, map[reconcile.Owner]map[link.Key]link.Item{owner: host.Routes(rec.Addresses)}); err != nil {
-		return nil, fmt.Errorf("route to %s: %w", rec.Key(), err)
-	}
-	if err := n.open(ctx, rec, &d); err != nil {
-		return nil, fmt.Errorf("attachment %s: %w", rec.Key(), err)
-	}
-	if err := n.publish(ctx, rec); err != nil {
+	if err := n.serve(ctx, rec, &d); err != nil {
 		return nil, fmt.Errorf("attachment %s: %w", rec.Key(), err)
 	}
 	return result(rec, &d, pair.PodRoutes, created.HostMAC), nil
+}
+
+// enter creates the pod's interface, and meanwhile flushes the pod's conntrack zone: a connection of the former pod in it would become this
+// one's.
+func (n *Network) enter(ctx context.Context, rec *attach.Record, pod *pipeline.Pod, pair link.Pair) (link.Created, error) {
+	var flush errgroup.Group
+	if rec.State != attach.Attached {
+		flush.Go(func() error {
+			if err := n.flows().Engine.FlushCT(ctx, openflow.CTFlush{Zone: &pod.Zone}); err != nil {
+				return fmt.Errorf("conntrack zone %d of %s: %w", pod.Zone, rec.Key(), err)
+			}
+			return nil
+		})
+	}
+	linkCtx, linked := timing.Start(ctx, stepLink)
+	created, err := n.create(linkCtx, pair)
+	linked(err)
+	if err != nil {
+		err = fmt.Errorf("interface of %s: %w", rec.Key(), err)
+	}
+	return created, errors.Join(err, flush.Wait())
+}
+
+// serve opens the pod's flows, and makes the host reach the pod. The record is written as attached before all is in effect: if the agent
+// ends in between, the next agent completes the attachment, and the runtime, which got no answer, repeats ADD or sends DEL.
+func (n *Network) serve(ctx context.Context, rec *attach.Record, d *details) error {
+	var group errgroup.Group
+	group.Go(func() error {
+		owner := ownerOf(rec)
+		if err := n.node.Links.Apply(ctx, map[reconcile.Owner]map[link.Key]link.Item{owner: host.Routes(rec.Addresses)}); err != nil {
+			return fmt.Errorf("route: %w", err)
+		}
+		return nil
+	})
+	group.Go(func() error {
+		flowCtx, opened := timing.Start(ctx, stepFlows)
+		err := n.open(flowCtx, rec, d)
+		opened(err)
+		return err
+	})
+	group.Go(func() error { return n.publish(ctx, rec) })
+	written := *rec
+	written.State = attach.Attached
+	var err error
+	if rec.State != attach.Attached {
+		err = n.deps.Records.Put(ctx, written)
+	}
+	if err := errors.Join(group.Wait(), err); err != nil {
+		return err
+	}
+	rec.State = attach.Attached
+	return nil
 }
 
 // podOf returns what the flows need of an attachment.
@@ -388,7 +456,7 @@ func (n *Network) pair(rec *attach.Record, d *details) (link.Pair, error) {
 		return link.Pair{}, err //nolint:wrapcheck // it names the attachment
 	}
 	pair.PodRoutes = routesOf(rec, d)
-	if rec.Bandwidth.Limited() {
+	if rec.Bandwidth.Limited() || onPair(rec) {
 		pair.Preplugged = n.node.Ports
 	}
 	return pair, nil
@@ -445,16 +513,23 @@ func result(rec *attach.Record, d *details, routes []link.Route, hostMAC net.Har
 	return answer
 }
 
-// Close implements network.Network: without its interface the pod sends and receives nothing.
+// Close implements network.Network: it closes the pod's port. If the switch cannot, it deletes the pod's link.
 func (n *Network) Close(ctx context.Context, rec attach.Record) error {
 	owner := ownerOf(&rec)
 	n.compiler.close(&rec)
 	n.node.Links.Set(map[reconcile.Owner]map[link.Key]link.Item{owner: nil})
 	n.withdraw(rec)
-	return n.node.Pods.Delete(ctx, rec.HostInterface) //nolint:wrapcheck // the caller names the attachment
+	if n.Ready() == nil && n.flows().Loop.Apply(ctx, fragments{owner: nil}) == nil {
+		return nil
+	}
+	if onPair(&rec) && rec.BootID != n.node.BootID {
+		return nil // the name is another pair's since this boot
+	}
+	return n.node.Pods.Delete(context.WithoutCancel(ctx), rec.HostInterface) //nolint:wrapcheck // the caller names the attachment
 }
 
-// Remove implements network.Network.
+// Remove implements network.Network. An attachment on a pre-plugged pair is removed once its port is unplugged: until then its record keeps
+// the next pod off the port, also if the agent ends in between.
 func (n *Network) Remove(ctx context.Context, recs []attach.Record) map[attach.Key]error {
 	var veths []string
 	rows := map[reconcile.Owner]map[ovsdb.Key]ovsdb.Row{}
@@ -463,22 +538,26 @@ func (n *Network) Remove(ctx context.Context, recs []attach.Record) map[attach.K
 	n.compiler.withdraw(recs)
 	for i := range recs {
 		owner := ownerOf(&recs[i])
-		veths = append(veths, recs[i].HostInterface)
-		rows[owner], links[owner], flows[owner] = nil, nil, nil
+		links[owner], flows[owner] = nil, nil
+		if !onPair(&recs[i]) {
+			veths, rows[owner] = append(veths, recs[i].HostInterface), nil
+		}
 	}
-	err := errors.Join(
-		n.flows().Loop.Apply(ctx, flows), n.node.Pods.Delete(ctx, veths...), n.vswitch.Rows.Apply(ctx, rows), n.node.Links.Apply(ctx, links),
-	)
+	err := errors.Join(n.flows().Loop.Apply(ctx, flows), n.node.Links.Apply(ctx, links))
+	if len(veths) > 0 {
+		err = errors.Join(err, n.node.Pods.Delete(ctx, veths...), n.vswitch.Rows.Apply(ctx, rows))
+	}
 	err = errors.Join(err, n.unshape(ctx, recs), n.unpublish(ctx, recs))
-	failed := map[attach.Key]error{}
 	if err != nil {
+		failed := map[attach.Key]error{}
 		for i := range recs {
 			failed[recs[i].Key()] = err
 		}
 		return failed
 	}
-	n.ports.release(recs)
-	n.compiler.removed(recs)
+	n.ports.release(recs...)
+	failed := n.ports.unplugged(ctx, recs)
+	n.compiler.removed(slices.DeleteFunc(slices.Clone(recs), func(rec attach.Record) bool { return failed[rec.Key()] != nil }))
 	return failed
 }
 

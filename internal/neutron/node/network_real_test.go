@@ -4,7 +4,10 @@ package node
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -27,7 +30,7 @@ func TestConformance(t *testing.T) {
 	must(t, err)
 	tag := 0
 	networktest.RunConformance(t, func(t *testing.T) networktest.Subject {
-		m := &machine{Switch: ovstest.Start(t), name: "conformance", boot: boot}
+		m := &machine{Switch: ovstest.Start(t), name: "conformance", boot: boot, ports: portsSpace(t)}
 		m.VSCtl("add-br", "br-int", "--", "set", "bridge", "br-int", "datapath_type=netdev")
 		ovntest.Run(t, m.NetNS, "ip", "link", "set", "lo", "up")
 		tag++
@@ -60,6 +63,15 @@ func TestConformance(t *testing.T) {
 			},
 		}
 	})
+}
+
+// portsSpace returns the path of a new namespace with the peers of pre-plugged ports.
+func portsSpace(t *testing.T) string {
+	t.Helper()
+	space, err := testutils.NewNS()
+	must(t, err)
+	t.Cleanup(func() { _ = errors.Join(space.Close(), testutils.UnmountNS(space)) })
+	return space.Path()
 }
 
 // noRecords are the records of an agent whose attachments have ended.
@@ -152,4 +164,84 @@ func forget(t *testing.T, p portOf) {
 	must(t, api(t).Get(t.Context(), client.ObjectKey{Name: p.uuid()}, object))
 	object.Status = weftv1.NeutronPortStatus{Plugged: true}
 	must(t, api(t).Status().Update(t.Context(), object))
+}
+
+// A pod on a pre-plugged pair changes nothing in the switch's database, is closed when its DEL is answered, and leaves nothing: also if it has
+// hidden its interface in another namespace, and if the agent ends right after the DEL. Then its port rests.
+func TestPrepluggedPairs(t *testing.T) {
+	m := newMachine(t, "preplugged", 91)
+	m.rest = time.Hour
+	dir := filepath.Join(t.TempDir(), "attachments")
+	s, stop := m.serve(t, dir)
+	t.Cleanup(stop)
+	eventually(t, "the node is ready", s.Ready)
+	pairs := func() int {
+		out, err := ovntest.Try(m.NetNS, "ip", "-o", "link", "show", "type", "veth")
+		must(t, err)
+		return strings.Count(out, ": wp-")
+	}
+	eventually(t, "all ports are free", func() error {
+		s.Network.ports.mu.Lock()
+		defer s.Network.ports.mu.Unlock()
+		for _, p := range s.Network.ports.all {
+			if !p.paired() || !p.free(p.object.Spec.Network.UID) {
+				return fmt.Errorf("port %s is not: %+v", p.uuid, p)
+			}
+		}
+		if found := len(s.Network.ports.all); found != 4 {
+			return fmt.Errorf("there are %d ports", found)
+		}
+		return nil
+	})
+	configured := func() string { return m.VSCtl("get", "Open_vSwitch", ".", "next_cfg") }
+	before := configured()
+	pod, hidden := ovntest.NewPod(t), ovntest.NewPod(t)
+	result, err := s.handler.Add(t.Context(), s.request(cni.CommandAdd, "preplugged", "a", pod.ProcPath()))
+	must(t, err)
+	address := result.IPs[0].Address.IP.String()
+	if name := result.Interfaces[0].Name; !strings.HasPrefix(name, "wp-") || configured() != before {
+		t.Errorf("interface %s, configuration %s of the switch, before %s", name, configured(), before)
+	}
+	must(t, s.pings(address))
+	pod.IP("link", "set", "eth0", "name", "kept")
+	pod.IP("link", "set", "kept", "netns", hidden.ProcPath())
+	hidden.IP("addr", "add", address+"/16", "dev", "kept")
+	hidden.IP("link", "set", "kept", "up")
+	s.del(t, "preplugged", "a")
+	s.silent(t, address)
+	stop()
+	var rested portOf
+	for number := range 4 {
+		if p := (portOf{node: m.name, tag: 91, number: number}); p.address() == address {
+			rested = p
+		}
+	}
+	forget(t, rested) // the API server was unreachable: no status was written
+
+	s, stop = m.serve(t, dir)
+	t.Cleanup(stop)
+	eventually(t, "the port is plugged again and rests", func() error {
+		object := &weftv1.NeutronPort{}
+		must(t, api(t).Get(t.Context(), client.ObjectKey{Name: rested.uuid()}, object))
+		if object.Status.ReleasedAt == nil || !object.Status.Plugged || object.Status.Pod != nil {
+			return fmt.Errorf("status %+v", object.Status)
+		}
+		return nil
+	})
+	if out, err := ovntest.Try(hidden.NetNS, "ip", "link", "show", "kept"); err == nil {
+		t.Errorf("the former pod still has an interface: %s", out)
+	}
+	eventually(t, "each port has a pair", func() error {
+		if found := pairs(); found != 4 {
+			return fmt.Errorf("there are %d", found)
+		}
+		return nil
+	})
+	for i := range 3 { // the others are free
+		_, other := s.add(t, "preplugged", fmt.Sprint("b", i))
+		if other == address {
+			t.Error("a port that has not rested is used")
+		}
+		must(t, s.pings(other))
+	}
 }

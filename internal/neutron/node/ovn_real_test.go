@@ -50,7 +50,7 @@ func (s *site) serve() {
 	boot, err := attach.ReadBootID()
 	must(s.t, err)
 	for _, c := range s.Chassis {
-		m := &machine{Switch: c.Switch, name: c.Name, boot: boot}
+		m := &machine{Switch: c.Switch, name: c.Name, boot: boot, ports: portsSpace(s.t)}
 		n, stop := m.serve(s.t, filepath.Join(s.t.TempDir(), "attachments"))
 		n.chassis = c
 		s.t.Cleanup(stop)

@@ -7,6 +7,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net"
 	"net/netip"
 	"sync"
@@ -18,6 +19,7 @@ import (
 
 	weftv1 "weft.dev/weft/api/weft/v1"
 	"weft.dev/weft/internal/attach"
+	"weft.dev/weft/internal/link"
 	"weft.dev/weft/internal/neutron/host"
 	"weft.dev/weft/internal/node"
 	"weft.dev/weft/internal/ovsdb"
@@ -31,6 +33,9 @@ const (
 	firstRetry, lastRetry = time.Second, 30 * time.Second
 	// resend is when a status is written again that the watch has not shown.
 	resend = 10 * time.Second
+	// gather is how long a pass waits after a pod came or went: changes of patch ports are made together, because ovn-controller computes
+	// everything again for each, and none is made in the middle of a burst of pods.
+	gather = time.Second
 	// maxMessage limits a NeutronPort's status.message, in bytes.
 	maxMessage = 1024
 )
@@ -51,6 +56,9 @@ type port struct {
 	slot       host.Slot
 	// mac is that of the rows.
 	mac net.HardwareAddr
+	// pair is the pre-plugged pair; without a Name there is none. making keeps pods off the port while a pair is created for it.
+	pair   link.Preplugged
+	making bool
 	// wanted reports that the rows are desired, and plugged that they are in effect.
 	wanted, plugged bool
 	// holder is the attachment on the port, with its pod; nil if there is none.
@@ -70,11 +78,19 @@ type port struct {
 func (p *port) owner() reconcile.Owner { return reconcile.Owner(portOwner + p.uuid) }
 
 // rows are the port's rows while it is plugged. Their mark outlives this agent process: a port that a pod has used is plugged again and
-// rests, even if no status reports it.
+// rests, even if no status reports it. With a pre-plugged pair, a pod changes no row: there the attachment's record outlives the process,
+// because it is kept until the port is unplugged.
 func (p *port) rows() map[ovsdb.Key]ovsdb.Row {
-	mark := host.Mark{Used: p.used, Released: p.released}
-	return host.PortRows(p.owner(), p.uuid, p.mac, host.Left{Slot: p.slot, Mark: mark})
+	mark := host.Mark{Used: p.used && !p.paired(), Released: p.released}
+	rows := host.PortRows(p.owner(), p.uuid, p.mac, host.Left{Slot: p.slot, Mark: mark})
+	if p.paired() {
+		maps.Copy(rows, host.PodRows(p.owner(), p.pair.Name, p.slot))
+	}
+	return rows
 }
+
+// paired reports whether the port has a pre-plugged pair.
+func (p *port) paired() bool { return p.pair.Name != "" }
 
 // ports keep the node's NeutronPorts plugged, assign them to attachments, and report them.
 type ports struct {
@@ -84,7 +100,9 @@ type ports struct {
 	objects client.Reader
 	api     client.Client
 	log     *slog.Logger
-	wake    chan struct{}
+	// wake requests a pass now, and later one that gathers what follows.
+	wake, later chan struct{}
+	pairs       pairs
 	// describe reports the node. It is called by each pass.
 	describe func(ctx context.Context) error
 	// elsewhere returns why the node cannot route an address to a pod: "" if it can.
@@ -106,7 +124,7 @@ type ports struct {
 
 func newPorts(name string, rest time.Duration, rows *node.RowLoop, objects client.Reader, api client.Client) *ports {
 	return &ports{
-		node: name, rest: rest, rows: rows, objects: objects, api: api, wake: make(chan struct{}, 1), log: slog.New(slog.DiscardHandler),
+		node: name, rest: rest, rows: rows, objects: objects, api: api, wake: make(chan struct{}, 1), later: make(chan struct{}, 1), log: slog.New(slog.DiscardHandler),
 		describe: func(context.Context) error { return nil }, elsewhere: func(netip.Addr) (string, error) { return "", nil },
 		all: map[string]*port{}, slots: map[host.Slot]string{}, former: map[string]host.Left{}, changed: make(chan struct{}), replugged: func() {},
 	}
@@ -115,6 +133,14 @@ func newPorts(name string, rest time.Duration, rows *node.RowLoop, objects clien
 func (ps *ports) wakeUp() {
 	select {
 	case ps.wake <- struct{}{}:
+	default:
+	}
+}
+
+// wakeLater requests a pass at the latest after the time gather.
+func (ps *ports) wakeLater() {
+	select {
+	case ps.later <- struct{}{}:
 	default:
 	}
 }
@@ -145,7 +171,11 @@ func (ps *ports) restore(rec *attach.Record) error {
 	if err != nil {
 		return fmt.Errorf("attachment %s: %w", rec.Key(), err)
 	}
-	p := &port{uuid: d.Port, slot: d.Slot, mac: mac, wanted: true, holder: rec, used: true}
+	p := &port{uuid: d.Port, slot: d.Slot, mac: mac, wanted: true, holder: rec, used: true, released: ps.former[host.Digits(d.Port)].Mark.Released}
+	if rec.HostInterface == d.Slot.Preplugged() {
+		p.pair = ps.pairs.of(d.Slot, rec.MTU)
+		delete(ps.pairs.left, d.Slot)
+	}
 	if owner, taken := ps.slots[d.Slot]; taken {
 		return fmt.Errorf("attachment %s: slot %d of its port %s is that of port %s", rec.Key(), d.Slot, d.Port, owner)
 	}
@@ -166,11 +196,29 @@ func (ps *ports) run(ctx context.Context) {
 		} else {
 			delay = firstRetry
 		}
+		if !ps.due(ctx, retry) {
+			return
+		}
+	}
+}
+
+// due waits until a pass is due, and reports false if ctx has ended.
+func (ps *ports) due(ctx context.Context, retry <-chan time.Time) bool {
+	var gathered <-chan time.Time
+	for {
 		select {
 		case <-ctx.Done():
-			return
+			return false
+		case <-ps.later:
+			if gathered == nil {
+				gathered = time.After(gather)
+			}
 		case <-ps.wake:
+			return true
+		case <-gathered:
+			return true
 		case <-retry:
+			return true
 		}
 	}
 }
@@ -180,7 +228,7 @@ func (ps *ports) pass(ctx context.Context) error {
 	if err := ps.read(ctx); err != nil {
 		return err
 	}
-	return errors.Join(ps.describe(ctx), ps.unplug(ctx), ps.plug(ctx), ps.report(ctx))
+	return errors.Join(ps.describe(ctx), ps.unplug(ctx), ps.sweep(ctx), ps.plug(ctx), ps.report(ctx))
 }
 
 // read reads the objects, and decides which ports have to be plugged.
@@ -238,6 +286,7 @@ func (ps *ports) take(object *weftv1.NeutronPort) {
 	p.spec, p.problem = parse(object)
 	if p.problem == nil && !p.slot.Valid() {
 		p.slot, p.problem = ps.assign(p.uuid)
+		ps.adopt(p)
 	}
 	if p.problem == nil && p.holder == nil {
 		p.mac = p.spec.mac
@@ -305,7 +354,7 @@ func (ps *ports) unplug(ctx context.Context) error {
 	var all []*port
 	ps.mu.Lock()
 	for _, p := range ps.all {
-		if p.holder == nil && (p.used || !p.wanted && (p.plugged || p.object == nil)) {
+		if p.holder == nil && (p.used || ps.pairs.outdated(p) || !p.wanted && (p.plugged || p.paired() || p.object == nil)) {
 			p.plugged = false
 			all = append(all, p)
 			gone[p.owner()] = nil
@@ -316,14 +365,15 @@ func (ps *ports) unplug(ctx context.Context) error {
 		return nil
 	}
 	err := ps.rows.Apply(ctx, gone)
+	left := ps.unpair(ctx, all)
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
 	for _, p := range all {
-		if ps.rows.Failure(p.owner()) != nil || ctx.Err() != nil {
+		if ps.rows.Failure(p.owner()) != nil || left != nil && p.paired() || ctx.Err() != nil {
 			p.plugged = true // as far as is known
 			continue
 		}
-		p.again, p.bound = true, false
+		p.again, p.bound, p.pair = true, false, link.Preplugged{}
 		if p.used {
 			p.used, p.released = false, time.Now().Truncate(time.Second)
 		}
@@ -332,33 +382,34 @@ func (ps *ports) unplug(ctx context.Context) error {
 			delete(ps.slots, p.slot)
 		}
 	}
-	return err //nolint:wrapcheck // it names the rows
+	return errors.Join(err, left)
 }
 
-// plug writes the rows of ports that are wanted, all in one transaction.
+// plug writes the rows of ports that are wanted, all in one transaction, with their pre-plugged pairs.
 func (ps *ports) plug(ctx context.Context) error {
+	unpaired := ps.pair(ctx)
 	rows := map[reconcile.Owner]map[ovsdb.Key]ovsdb.Row{}
 	var all []*port
 	ps.mu.Lock()
 	for _, p := range ps.all {
-		if p.wanted && !p.plugged && (p.holder != nil || !p.used) {
+		if p.wanted && (!p.plugged || p.making) && (p.holder != nil || !p.used) {
 			all = append(all, p)
 			rows[p.owner()] = p.rows()
 		}
 	}
 	ps.mu.Unlock()
 	if len(rows) == 0 {
-		return nil
+		return unpaired
 	}
-	err := ps.rows.Apply(ctx, rows)
+	err := errors.Join(ps.rows.Apply(ctx, rows), unpaired)
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
 	for _, p := range all {
-		p.plugged = ps.rows.Failure(p.owner()) == nil && ctx.Err() == nil
+		p.making, p.plugged = false, ps.rows.Failure(p.owner()) == nil && ctx.Err() == nil
 	}
 	ps.replugged()
 	ps.wakeWaiting()
-	return err //nolint:wrapcheck // it names the rows
+	return err
 }
 
 // wakeWaiting wakes the callers that wait for a free port. The caller holds mu.
@@ -456,111 +507,4 @@ func equalStatus(a, b *weftv1.NeutronPortStatus) bool {
 	samePod := (a.Pod == nil) == (b.Pod == nil) && (a.Pod == nil || *a.Pod == *b.Pod)
 	sameTime := (a.ReleasedAt == nil) == (b.ReleasedAt == nil) && (a.ReleasedAt == nil || a.ReleasedAt.Equal(b.ReleasedAt))
 	return a.Plugged == b.Plugged && samePod && sameTime && a.Message == b.Message
-}
-
-// choice is a port that was chosen for an attachment.
-type choice struct {
-	uuid string
-	slot host.Slot
-	spec spec
-}
-
-// choose returns the free port of the network that has rested longest. Without one it returns when the next will have rested (zero:
-// unknown), and a channel that is closed when that may have changed.
-func (ps *ports) choose(network string, claimed func(uuid string, s *spec) bool) (chosen *choice, next time.Duration, changed <-chan struct{}) {
-	ps.mu.Lock()
-	defer ps.mu.Unlock()
-	var best *port
-	for _, p := range ps.all {
-		if !p.free(network) || claimed(p.uuid, &p.spec) {
-			continue
-		}
-		if left := ps.rest - time.Since(p.released); left > 0 && !p.released.IsZero() {
-			next = cmp.Or(min(next, left), left)
-			continue
-		}
-		if best == nil || p.released.Before(best.released) || p.released.Equal(best.released) && p.uuid < best.uuid {
-			best = p
-		}
-	}
-	if best == nil {
-		return nil, next, ps.changed
-	}
-	return &choice{best.uuid, best.slot, best.spec}, 0, nil
-}
-
-// free reports whether a pod of the network can be attached now, apart from the port's rest. The API server has to show the port as
-// plugged: the controller deletes a port in OpenStack that is reported as unplugged.
-func (p *port) free(network string) bool {
-	return p.object != nil && p.object.Spec.Network.UID == network && p.object.DeletionTimestamp.IsZero() && p.object.Status.Plugged &&
-		p.plugged && p.active() && p.holder == nil && !p.used && p.problem == nil && p.unroutable == nil
-}
-
-// active reports whether the port can be expected to work: Neutron has reported it as ACTIVE, and if it was plugged before, it is bound again.
-func (p *port) active() bool { return p.object.Spec.Active && (p.bound || !p.again) }
-
-// count returns how many ports of a network the node has, and how many of them are plugged but not active yet.
-func (ps *ports) count(network string) (all, inactive int) {
-	ps.mu.Lock()
-	defer ps.mu.Unlock()
-	for _, p := range ps.all {
-		if p.object == nil || p.object.Spec.Network.UID != network {
-			continue
-		}
-		all++
-		if p.plugged && p.holder == nil && !p.active() {
-			inactive++
-		}
-	}
-	return all, inactive
-}
-
-// hold marks the port as the attachment's, and returns its rows with that mark. It fails if the port does not exist any more, or is another
-// attachment's.
-func (ps *ports) hold(rec *attach.Record, d *details) (map[reconcile.Owner]map[ovsdb.Key]ovsdb.Row, error) {
-	ps.mu.Lock()
-	defer ps.mu.Unlock()
-	p := ps.all[d.Port]
-	if p == nil || p.slot != d.Slot || p.holder == nil && (!p.plugged || p.used) {
-		return nil, fmt.Errorf("port %s is not plugged on this node any more", d.Port)
-	}
-	if p.holder != nil && p.holder.Key() != rec.Key() {
-		return nil, fmt.Errorf("port %s is that of attachment %s", d.Port, p.holder.Key())
-	}
-	if p.holder == nil && p.object != nil && !p.object.DeletionTimestamp.IsZero() {
-		return nil, fmt.Errorf("port %s is being deleted", d.Port)
-	}
-	kept := *rec
-	p.holder, p.used = &kept, true
-	ps.wakeUp()
-	return map[reconcile.Owner]map[ovsdb.Key]ovsdb.Row{p.owner(): p.rows()}, nil
-}
-
-// release frees the ports of attachments that are removed.
-func (ps *ports) release(recs []attach.Record) {
-	ps.mu.Lock()
-	defer ps.mu.Unlock()
-	for i := range recs {
-		d, err := detailsOf(&recs[i])
-		if err != nil {
-			continue // it has no port
-		}
-		// Without a holder the attachment is of a former agent process: what it left on the port is unknown.
-		if p := ps.all[d.Port]; p != nil && (p.holder == nil || p.holder.Key() == recs[i].Key()) {
-			p.holder, p.used = nil, true
-		}
-	}
-	ps.wakeUp()
-}
-
-// counts returns how many ports the node has, and on how many of them pods are.
-func (ps *ports) counts() (all, used int) {
-	ps.mu.Lock()
-	defer ps.mu.Unlock()
-	for _, p := range ps.all {
-		if p.holder != nil {
-			used++
-		}
-	}
-	return len(ps.all), used
 }

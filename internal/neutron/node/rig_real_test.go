@@ -145,7 +145,7 @@ type machine struct {
 	*ovstest.Switch
 	name string
 	boot string
-	// ports is the path of the namespace with the peers of limited pods' ports.
+	// ports is the path of the namespace with the peers of pre-plugged ports; empty: pods get interfaces of their own.
 	ports string
 	// rest is how long ports rest with the next agent.
 	rest time.Duration

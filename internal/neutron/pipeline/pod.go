@@ -1,6 +1,7 @@
 package pipeline
 
 import (
+	"net"
 	"net/netip"
 	"slices"
 
@@ -20,6 +21,12 @@ func PodRules(pod *Pod) []Rule {
 	}
 	p.add(TableClassify, priorityPod, "from the pod", match(openflow.InPort(pod.OFPort)), enter(pod.Patch, TableFromPod)...)
 	p.add(TableClassify, priorityPod, "from the pod's network", match(openflow.InPort(pod.Patch)), enter(pod.OFPort, TableToPod)...)
+	// The kernel reassembles fragments in frames to groups before it knows whose they are, in one queue for the veth peers of all pre-plugged
+	// pairs (macvlan_handle_frame): a pod would get another tenant's part of a datagram. In frames to its own MAC, the pod reassembles them.
+	group := net.HardwareAddr{1, 0, 0, 0, 0, 0}
+	p.add(TableClassify, priorityGuard, "fragments to a group, from the pod's network",
+		match(openflow.InPort(pod.Patch), openflow.EthType(openflow.EthTypeIPv4), openflow.IPFrag(openflow.FragYes), openflow.EthDstMasked(group, group)),
+		append([]openflow.Action{openflow.SetField(openflow.EthDst(pod.MAC))}, enter(pod.OFPort, TableToPod)...)...)
 	for _, addr := range pod.Addresses {
 		if addr.Is4() {
 			p.host(pod, addr)

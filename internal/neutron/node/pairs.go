@@ -1,0 +1,180 @@
+package node
+
+import (
+	"cmp"
+	"context"
+	"errors"
+	"fmt"
+
+	"weft.dev/weft/internal/attach"
+	"weft.dev/weft/internal/link"
+	"weft.dev/weft/internal/neutron/host"
+)
+
+// pairLinks creates, lists and deletes pre-plugged pairs. *link.Pods does it in the kernel, *link.FakePods in memory.
+type pairLinks interface {
+	link.PrepluggedLinks
+	Delete(ctx context.Context, hostNames ...string) error
+}
+
+// pairs are the pre-plugged pairs of ports (link.Preplugged). A port's pair is plugged into br-n together with the port, and closed until a
+// pod's flows open it: so an ADD changes no row and no link of the switch. A pair serves one pod. It is deleted when its port is unplugged,
+// and another one is created before the port is plugged again, so that nothing a pod has kept is on the next pod's port.
+type pairs struct {
+	// links is nil if there are no pairs.
+	links pairLinks
+	// path is that of the namespace with the veth peers. While it does not exist, pods get interfaces of their own.
+	path string
+	// shape has what is common to all pairs.
+	shape link.Preplugged
+	// left are the pairs of a former agent process that no port has adopted.
+	left map[host.Slot]link.PrepluggedPort
+}
+
+// defaultMTU is the kernel's default.
+const defaultMTU = 1500
+
+// of returns the desired pair of a slot.
+func (m *pairs) of(slot host.Slot, mtu int) link.Preplugged {
+	pair := m.shape
+	pair.Name, pair.MTU = slot.Preplugged(), cmp.Or(mtu, defaultMTU)
+	return pair
+}
+
+// outdated reports whether a port has a pair that differs from the desired one.
+func (m *pairs) outdated(p *port) bool { return p.paired() && p.pair != m.of(p.slot, p.spec.mtu) }
+
+// recover reads the pairs of a former agent process.
+func (m *pairs) recover(ctx context.Context) error {
+	m.left = map[host.Slot]link.PrepluggedPort{}
+	if m.links == nil {
+		return nil
+	}
+	found, err := m.links.ListPreplugged(ctx, m.path)
+	if err != nil {
+		return fmt.Errorf("pre-plugged ports of a former agent process: %w", err)
+	}
+	for name, pair := range found {
+		if slot, is := host.PrepluggedSlot(name); is && !pair.Gone {
+			m.left[slot] = pair
+		}
+	}
+	return nil
+}
+
+// create creates pairs, and returns the names of those that exist afterwards. The namespace's absence is no error: the plugin creates it
+// with the next ADD.
+func (m *pairs) create(ctx context.Context, list []link.Preplugged) (created map[string]bool, err error) {
+	created = map[string]bool{}
+	err = m.links.CreatePreplugged(ctx, m.path, list...)
+	switch {
+	case errors.Is(err, link.ErrNoNamespace) || errors.Is(err, link.ErrNotNamespace):
+		return created, nil
+	case err == nil:
+		for _, pair := range list {
+			created[pair.Name] = true
+		}
+		return created, nil
+	}
+	var errs []error
+	for _, pair := range list { // each alone: an interrupted run, or another program, has left a link with the name of one
+		err := m.links.Delete(ctx, pair.Name)
+		if err == nil {
+			err = m.links.CreatePreplugged(ctx, m.path, pair)
+		}
+		created[pair.Name] = err == nil
+		errs = append(errs, err)
+	}
+	return created, errors.Join(errs...)
+}
+
+// onPair reports whether the attachment's interface is on its port's pre-plugged pair.
+func onPair(rec *attach.Record) bool {
+	_, is := host.PrepluggedSlot(rec.HostInterface)
+	return is
+}
+
+// adopt gives a port the pair of a former agent process. If an interface is on it, a pod has used the port. The caller holds mu.
+func (ps *ports) adopt(p *port) {
+	left, had := ps.pairs.left[p.slot]
+	if !had {
+		return
+	}
+	delete(ps.pairs.left, p.slot)
+	p.pair = ps.pairs.of(p.slot, left.MTU)
+	p.pair.TxOffloadOff = left.TxOffloadOff
+	p.used = p.used || !left.Idle
+}
+
+// pair creates the pairs of ports without one. Pods are kept off these ports until plug has plugged them.
+func (ps *ports) pair(ctx context.Context) error {
+	if ps.pairs.links == nil {
+		return nil
+	}
+	var chosen []*port
+	var list []link.Preplugged
+	ps.mu.Lock()
+	for _, p := range ps.all {
+		if p.wanted && p.holder == nil && !p.used && !p.paired() {
+			p.making = true
+			chosen, list = append(chosen, p), append(list, ps.pairs.of(p.slot, p.spec.mtu))
+		}
+	}
+	ps.mu.Unlock()
+	if len(list) == 0 {
+		return nil
+	}
+	created, err := ps.pairs.create(ctx, list)
+	ps.mu.Lock()
+	defer ps.mu.Unlock()
+	for i, p := range chosen {
+		if p.making = created[list[i].Name]; p.making {
+			p.pair = list[i]
+		}
+	}
+	if err != nil && ctx.Err() == nil {
+		ps.log.WarnContext(ctx, "pre-plugging ports failed, trying again; pods get interfaces of their own meanwhile", "error", err)
+	}
+	return err
+}
+
+// unpair deletes the pairs of ports whose rows were removed.
+func (ps *ports) unpair(ctx context.Context, all []*port) error {
+	var names []string
+	ps.mu.Lock()
+	for _, p := range all {
+		if p.paired() && ps.rows.Failure(p.owner()) == nil {
+			names = append(names, p.pair.Name)
+		}
+	}
+	ps.mu.Unlock()
+	return ps.deletePairs(ctx, names)
+}
+
+// sweep deletes the pairs of a former agent process whose ports do not exist any more.
+func (ps *ports) sweep(ctx context.Context) error {
+	var names []string
+	ps.mu.Lock()
+	for slot := range ps.pairs.left {
+		names = append(names, slot.Preplugged())
+	}
+	ps.mu.Unlock()
+	if err := ps.deletePairs(ctx, names); err != nil {
+		return err
+	}
+	ps.mu.Lock()
+	defer ps.mu.Unlock()
+	clear(ps.pairs.left)
+	return nil
+}
+
+func (ps *ports) deletePairs(ctx context.Context, names []string) error {
+	if len(names) == 0 {
+		return nil
+	}
+	err := ps.pairs.links.Delete(ctx, names...)
+	if err != nil && !errors.Is(err, link.ErrForeign) { // another program's link with the name of one is not a pair
+		return fmt.Errorf("delete pre-plugged ports: %w", err)
+	}
+	return nil
+}
