@@ -109,7 +109,8 @@ func ipNet(p netip.Prefix) *net.IPNet {
 	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
 }
 
-// Bridge makes a bridge with an address and sets it up.
+// Bridge makes a bridge with an IPv4 address and sets it up. Its MAC follows from the address: by default the kernel uses the MAC of a port,
+// and with another port the neighbours' ARP entries would be wrong for up to a minute.
 func (s Space) Bridge(name string, addr netip.Prefix, mtu int) error {
 	h, err := s.Handle()
 	if err != nil {
@@ -118,6 +119,7 @@ func (s Space) Bridge(name string, addr netip.Prefix, mtu int) error {
 	defer h.Close()
 	attrs := netlink.NewLinkAttrs()
 	attrs.Name, attrs.MTU = name, mtu
+	attrs.HardwareAddr = append(net.HardwareAddr{2, 0}, addr.Addr().AsSlice()...) // locally administered (IEEE 802)
 	br := &netlink.Bridge{LinkAttrs: attrs}
 	if err := h.LinkAdd(br); err != nil {
 		return fmt.Errorf("make bridge %s: %w", name, err)
