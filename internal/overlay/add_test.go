@@ -335,7 +335,7 @@ func TestConcurrentPods(t *testing.T) {
 // An ADD during a change of the subnet does not take an address that no flows will match.
 func TestAddWithSubnetJustChanged(t *testing.T) {
 	l := start(t)
-	s := l.settings.Load()
+	s := l.pods.settings.Load()
 	rec := attach.Record{ContainerID: "s1", IfName: "eth0"}
 	view := sample()
 	view.Local.Subnet = netip.MustParsePrefix("10.128.8.0/23")

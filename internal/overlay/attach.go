@@ -16,7 +16,11 @@ import (
 	"weft.dev/weft/internal/link"
 	"weft.dev/weft/internal/network"
 	"weft.dev/weft/internal/openflow"
+	"weft.dev/weft/internal/overlay/egressrouter"
 	"weft.dev/weft/internal/overlay/hostports"
+	"weft.dev/weft/internal/overlay/multicast"
+	"weft.dev/weft/internal/overlay/pipeline"
+	"weft.dev/weft/internal/overlay/projects"
 	"weft.dev/weft/internal/ovsdb"
 	"weft.dev/weft/internal/placement"
 	"weft.dev/weft/internal/reconcile"
@@ -25,23 +29,40 @@ import (
 
 var _ network.Network = (*Network)(nil)
 
+// attachments makes, checks and removes attachments: it has the order of the steps. It implements network.Network, except Ready. It has no
+// state of its own; the attachment's lock is held by the caller.
+type attachments struct {
+	engines *Engines
+	store   *attach.Store
+	opts    *Options
+	pods    *openPods
+	ports   *podPorts
+
+	projects  *projects.Projects
+	multicast *multicast.Feature
+	routers   egressrouter.Routers
+	hostPorts hostports.Ports
+	// ready returns what the network waits for, nil if pods can be attached.
+	ready func() error
+}
+
 // Plan chooses the attachment's address and its port: a pre-plugged one if one is free. If a record of the attachment exists, its
 // pre-plugged port was unusable, and the pod gets a port of its own. It implements network.Network.
-func (n *Network) Plan(ctx context.Context, req *cni.Request, _ placement.Decision, _ attach.InUse) (attach.Record, error) {
-	s := n.settings.Load()
+func (a *attachments) Plan(ctx context.Context, req *cni.Request, _ placement.Decision, _ attach.InUse) (attach.Record, error) {
+	s := a.pods.settings.Load()
 	if err := unsupported(req); err != nil {
 		return attach.Record{}, err
 	}
 	if s.hasVNIDs() {
-		if err := n.Projects.Await(ctx, req.Args.PodNamespace); err != nil {
+		if err := a.projects.Await(ctx, req.Args.PodNamespace); err != nil {
 			return attach.Record{}, err
 		}
 	}
-	ports, err := n.hostPorts.Requested(req)
+	ports, err := a.hostPorts.Requested(req)
 	if err != nil {
 		return attach.Record{}, err
 	}
-	second, err := n.routers.Requested(ctx, req)
+	second, err := a.routers.Requested(ctx, req)
 	if err != nil {
 		return attach.Record{}, err
 	}
@@ -49,32 +70,32 @@ func (n *Network) Plan(ctx context.Context, req *cni.Request, _ placement.Decisi
 	if err != nil {
 		return attach.Record{}, err
 	}
-	if limits.Limited() && n.engines.Shapers == nil {
+	if limits.Limited() && a.engines.Shapers == nil {
 		return attach.Record{}, cni.Errorf(cni.CodeUnsupportedField, "pod %s/%s: bandwidth limits need pre-plugged ports, and this agent has none: set --spare-ports",
 			req.Args.PodNamespace, req.Args.PodName)
 	}
 	rec := attach.Record{
 		Network: NetworkName, Gateway: []netip.Addr{s.pipeline.Gateway}, MTU: s.mtu, HostPorts: ports, Macvlan: second, Bandwidth: limits,
-		Secondary: n.isSecondary(req),
+		Secondary: a.isSecondary(req),
 	}
 	key := attach.Key{ContainerID: req.ContainerID, IfName: req.IfName}
-	_, former := n.store.Get(key)
-	return rec, n.ports.pick(ctx, s, &rec, &req.Args, choice{key: key, prePlugged: errors.Is(former, attach.ErrNotFound)})
+	_, former := a.store.Get(key)
+	return rec, a.ports.pick(ctx, s, &rec, &req.Args, choice{key: key, prePlugged: errors.Is(former, attach.ErrNotFound)})
 }
 
 // Discard gives back the port that a record claimed. It implements network.Discarder.
-func (n *Network) Discard(rec attach.Record) {
-	if _, claimed := n.store.InUse().OFPorts[rec.OFPort]; !claimed {
-		n.ports.preplugged.give(rec.OFPort)
+func (a *attachments) Discard(rec attach.Record) {
+	if _, claimed := a.store.InUse().OFPorts[rec.OFPort]; !claimed {
+		a.ports.preplugged.give(rec.OFPort)
 	}
 }
 
 // Connect creates the interface, its port and its flows. It implements network.Network.
-func (n *Network) Connect(ctx context.Context, rec *attach.Record) (*types100.Result, error) {
-	s := n.settings.Load()
-	created, err := n.program(ctx, s, rec)
+func (a *attachments) Connect(ctx context.Context, rec *attach.Record) (*types100.Result, error) {
+	s := a.pods.settings.Load()
+	created, err := a.program(ctx, s, rec)
 	if errors.Is(err, link.ErrUnusable) {
-		n.ports.preplugged.discard(rec.OFPort)
+		a.ports.preplugged.discard(rec.OFPort)
 		return nil, fmt.Errorf("%w: pre-plugged port %s: %w", network.ErrPlanAgain, rec.HostInterface, err)
 	}
 	if err != nil {
@@ -82,7 +103,7 @@ func (n *Network) Connect(ctx context.Context, rec *attach.Record) (*types100.Re
 	}
 	rec.State = attach.Attached
 	result := plan.Result(rec, &s.attachments, created.HostMAC)
-	return result, n.routers.Create(ctx, rec, result)
+	return result, a.routers.Create(ctx, rec, result)
 }
 
 // unsupported returns an error if the runtime's configuration asks for something that this network does not support.
@@ -100,10 +121,10 @@ func unsupported(req *cni.Request) error {
 }
 
 // isSecondary reports whether another interface of the sandbox is on this network already and has the sandbox's routes.
-func (n *Network) isSecondary(req *cni.Request) bool {
-	return slices.ContainsFunc(n.store.List(), func(rec attach.Record) bool {
+func (a *attachments) isSecondary(req *cni.Request) bool {
+	return slices.ContainsFunc(a.store.List(), func(rec attach.Record) bool {
 		return rec.Network == NetworkName && rec.ContainerID == req.ContainerID && rec.IfName != req.IfName &&
-			rec.BootID == n.opts.BootID && rec.State != attach.Closing && !rec.Secondary
+			rec.BootID == a.opts.BootID && rec.State != attach.Closing && !rec.Secondary
 	})
 }
 
@@ -112,8 +133,8 @@ func (n *Network) isSecondary(req *cni.Request) bool {
 //
 // The switch goes over all its ports whenever a row or a link changes, and answers no request meanwhile. So both changes should reach it
 // together; their order does not matter.
-func (n *Network) program(ctx context.Context, s *settings, rec *attach.Record) (link.Created, error) {
-	pair, err := n.ports.preplugged.pair(rec, &s.attachments)
+func (a *attachments) program(ctx context.Context, s *settings, rec *attach.Record) (link.Created, error) {
+	pair, err := a.ports.preplugged.pair(rec, &s.attachments)
 	if err != nil {
 		return link.Created{}, err
 	}
@@ -121,45 +142,45 @@ func (n *Network) program(ctx context.Context, s *settings, rec *attach.Record) 
 		return link.Created{}, err
 	}
 	if pair.Preplugged != "" {
-		return n.programPreplugged(ctx, s, rec, pair)
+		return a.programPreplugged(ctx, s, rec, pair)
 	}
-	if err := n.inheritNothing(ctx, s, rec); err != nil {
+	if err := a.inheritNothing(ctx, s, rec); err != nil {
 		return link.Created{}, err
 	}
-	n.open(*rec)
+	a.pods.open(*rec)
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
 	rest, restCtx := errgroup.WithContext(ctx)
-	rest.Go(func() error { return n.programFlows(restCtx, s, rec) })
-	rest.Go(func() error { return publish(restCtx, &n.hostPorts, rec) })
+	rest.Go(func() error { return a.programFlows(restCtx, s, rec) })
+	rest.Go(func() error { return publish(restCtx, &a.hostPorts, rec) })
 	linkCtx, linked := timing.Start(ctx, stepLink)
-	created, err := n.engines.Pods.Create(linkCtx, pair)
+	created, err := a.engines.Pods.Create(linkCtx, pair)
 	linked(err)
 	if err != nil {
 		cancel() // the link failed: stop the other steps
 		return created, errors.Join(err, withoutEnd(rest.Wait()))
 	}
-	rest.Go(func() error { return n.ports.plug(restCtx, rec) })
+	rest.Go(func() error { return a.ports.plug(restCtx, rec) })
 	// The record is written as attached before the switch has everything. If the agent ends in between, the next agent completes the
 	// attachment; the runtime, which got no answer, repeats ADD or sends DEL.
-	if err := n.putAttached(ctx, rec); err != nil {
+	if err := a.putAttached(ctx, rec); err != nil {
 		cancel()
 		return created, errors.Join(err, withoutEnd(rest.Wait()))
 	}
 	if err := rest.Wait(); err != nil {
 		return created, err
 	}
-	n.open(attached(*rec))
+	a.pods.open(attached(*rec))
 	return created, nil
 }
 
 // programPreplugged creates an interface on a pre-plugged port, and the flows only afterwards: with them, any other interface on the port would
 // have this pod's identity.
-func (n *Network) programPreplugged(ctx context.Context, s *settings, rec *attach.Record, pair link.Pair) (link.Created, error) {
+func (a *attachments) programPreplugged(ctx context.Context, s *settings, rec *attach.Record, pair link.Pair) (link.Created, error) {
 	var forgotten errgroup.Group
-	forgotten.Go(func() error { return n.inheritNothing(ctx, s, rec) })
+	forgotten.Go(func() error { return a.inheritNothing(ctx, s, rec) })
 	linkCtx, linked := timing.Start(ctx, stepLink)
-	created, err := n.engines.Pods.Create(linkCtx, pair)
+	created, err := a.engines.Pods.Create(linkCtx, pair)
 	linked(err)
 	if err != nil {
 		return created, errors.Join(err, forgotten.Wait())
@@ -167,18 +188,18 @@ func (n *Network) programPreplugged(ctx context.Context, s *settings, rec *attac
 	if err := forgotten.Wait(); err != nil {
 		return created, err
 	}
-	n.open(*rec)
-	n.engines.Rows.Set(map[reconcile.Owner]map[ovsdb.Key]ovsdb.Row{owner(rec.Key()): n.ports.preplugged.rows(rec)}) // changes nothing in the switch
+	a.pods.open(*rec)
+	a.engines.Rows.Set(map[reconcile.Owner]map[ovsdb.Key]ovsdb.Row{owner(rec.Key()): a.ports.preplugged.rows(rec)}) // changes nothing in the switch
 	flows, flowsCtx := errgroup.WithContext(ctx)
-	flows.Go(func() error { return n.programFlows(flowsCtx, s, rec) })
-	flows.Go(func() error { return publish(flowsCtx, &n.hostPorts, rec) })
-	if err := n.putAttached(ctx, rec); err != nil {
+	flows.Go(func() error { return a.programFlows(flowsCtx, s, rec) })
+	flows.Go(func() error { return publish(flowsCtx, &a.hostPorts, rec) })
+	if err := a.putAttached(ctx, rec); err != nil {
 		return created, errors.Join(err, flows.Wait())
 	}
 	if err := flows.Wait(); err != nil {
 		return created, err
 	}
-	n.open(attached(*rec))
+	a.pods.open(attached(*rec))
 	return created, nil
 }
 
@@ -192,7 +213,7 @@ func withoutEnd(err error) error {
 
 // programFlows programs an attachment's flows. If an Update handed over newer flows meanwhile and these replaced them, they are compiled
 // again.
-func (n *Network) programFlows(ctx context.Context, s *settings, rec *attach.Record) error {
+func (a *attachments) programFlows(ctx context.Context, s *settings, rec *attach.Record) error {
 	o := owner(rec.Key())
 	for {
 		if err := s.pipeline.CheckPod(pod(rec)); err != nil {
@@ -201,12 +222,12 @@ func (n *Network) programFlows(ctx context.Context, s *settings, rec *attach.Rec
 		flowCtx, done := startCommit(ctx, stepFlows)
 		var err error
 		if s.policies() {
-			err = n.programIsolated(flowCtx, rec)
+			err = a.pods.policies.await(flowCtx, rec)
 		} else {
-			err = n.engines.Flows.Apply(flowCtx, map[reconcile.Owner]map[openflow.Key]openflow.Entry{o: s.podFlows(rec)})
+			err = a.engines.Flows.Apply(flowCtx, map[reconcile.Owner]map[openflow.Key]openflow.Entry{o: s.podFlows(rec)})
 		}
 		done(err)
-		now := n.settings.Load()
+		now := a.pods.settings.Load()
 		if err != nil || now == s {
 			return err
 		}
@@ -223,4 +244,17 @@ func publish(ctx context.Context, ports *hostports.Ports, rec *attach.Record) er
 	err := ports.Program(ctx, rec)
 	done(err)
 	return err
+}
+
+// inheritNothing flushes the connections of another pod that had the attachment's addresses before: packets of such a connection would
+// count as replies. The port is not open yet, so no new connection is made meanwhile.
+func (a *attachments) inheritNothing(ctx context.Context, s *settings, rec *attach.Record) error {
+	if !s.policies() || rec.State == attach.Attached { // an attached pod keeps its own connections
+		return nil
+	}
+	var flushes []openflow.CTFlush
+	for _, address := range rec.Addresses {
+		flushes = append(flushes, pipeline.Services{Config: &s.pipeline}.FlushPod(address.Addr())...)
+	}
+	return named("flushing former connections of the address", a.engines.Connections.Flush(ctx, flushes))
 }

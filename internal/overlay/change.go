@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"iter"
-	"maps"
-	"slices"
 	"time"
 
 	"weft.dev/weft/internal/attach"
@@ -27,36 +25,18 @@ func (c changer) Begin() (end func()) {
 	return c.network.updating.Unlock
 }
 
+// Change implements feature.Network.
+func (c changer) Change(compile func(v feature.View) (feature.Flows, []attach.Record)) []reconcile.Owner {
+	return c.network.pods.change(compile)
+}
+
 // View implements feature.Network.
 func (c changer) View() (v feature.View, on bool) {
-	s := c.network.settings.Load()
+	s := c.network.pods.settings.Load()
 	if s == nil {
 		return feature.View{}, false
 	}
 	return s.featureView(nil), true
-}
-
-// Change implements feature.Network.
-func (c changer) Change(compile func(v feature.View) (feature.Flows, []attach.Record)) []reconcile.Owner {
-	n := c.network
-	n.opening.Lock()
-	defer n.opening.Unlock()
-	s := n.settings.Load()
-	if s == nil {
-		return nil
-	}
-	// The settings are replaced by a copy, so that ADDs under way compile again. This comes after compile, which may change what pods' flows
-	// depend on: an ADD that compiled before then finds other settings afterwards.
-	again := *s
-	flows, changed := compile(again.featureView(n.live))
-	n.settings.Store(&again)
-	for i := range changed {
-		flows[owner(changed[i].Key())] = n.podFlows(&again, &changed[i])
-	}
-	if len(flows) > 0 {
-		n.engines.Flows.Set(flows)
-	}
-	return slices.Collect(maps.Keys(flows))
 }
 
 // Settled implements feature.Network.
@@ -71,14 +51,14 @@ func (c changer) Settled(ctx context.Context, owners iter.Seq[reconcile.Owner]) 
 
 // Purge implements feature.Network.
 func (c changer) Purge(ctx context.Context, due feature.Due) error {
-	n := c.network
+	pods := c.network.pods
 	if due != feature.Never {
-		n.opening.Lock()
-		n.purges.Later()
-		n.opening.Unlock()
+		pods.mu.Lock()
+		pods.policies.purges.Later()
+		pods.mu.Unlock()
 	}
-	n.purges.Due(due == feature.Now)
-	return n.purges.Flush(ctx)
+	pods.policies.purges.Due(due == feature.Now)
+	return pods.policies.purges.Flush(ctx)
 }
 
 // newProjects returns the projects of a network.

@@ -11,23 +11,23 @@ import (
 )
 
 // Check compares the veth pair and its configuration, the port and the flows. It implements network.Network.
-func (n *Network) Check(ctx context.Context, rec attach.Record) error {
-	s := n.settings.Load()
+func (a *attachments) Check(ctx context.Context, rec attach.Record) error {
+	s := a.pods.settings.Load()
 	if s == nil {
-		return cni.Errorf(cni.CodeTryAgainLater, "the network is not ready: %w: try again later", n.Ready())
+		return cni.Errorf(cni.CodeTryAgainLater, "the network is not ready: %w: try again later", a.ready())
 	}
-	pair, err := n.ports.preplugged.pair(&rec, &s.attachments)
+	pair, err := a.ports.preplugged.pair(&rec, &s.attachments)
 	if err != nil {
 		return err
 	}
 	o := owner(rec.Key())
 	return errors.Join(
-		inPod(checkPair(ctx, n.engines.Pods, &rec, pair)),
-		inPod(n.routers.Check(ctx, &rec)),
+		inPod(checkPair(ctx, a.engines.Pods, &rec, pair)),
+		inPod(a.routers.Check(ctx, &rec)),
 		s.pipeline.CheckPod(pod(&rec)),
-		n.engines.Rows.Failure(o),
-		n.engines.Flows.Failure(o),
-		n.engines.Rules.Failure(o),
+		a.engines.Rows.Failure(o),
+		a.engines.Flows.Failure(o),
+		a.engines.Rules.Failure(o),
 	)
 }
 
@@ -36,14 +36,6 @@ func inPod(err error) error {
 		return cni.Errorf(cni.CodeInvalidNetns, "%w", err)
 	}
 	return err
-}
-
-// Limits returns why state that every pod needs from the node is not in effect. It implements network.Limiter.
-func (n *Network) Limits() error {
-	return errors.Join(
-		n.engines.Rules.Failure(ownerCluster), n.engines.Rows.Failure(ownerCluster),
-		n.engines.Links.Failure(ownerCluster), n.engines.Flows.Failure(ownerCluster),
-	)
 }
 
 // checkPair checks an attachment's own interface. An egress router may have changed its default route after its start.

@@ -15,27 +15,27 @@ import (
 )
 
 // Close closes the pod's port, and begins to remove its link. It implements network.Network.
-func (n *Network) Close(ctx context.Context, rec attach.Record) error {
+func (a *attachments) Close(ctx context.Context, rec attach.Record) error {
 	key := rec.Key()
-	n.shut(key)
-	ports := n.hostPorts.Withdraw(rec)
-	began := n.ports.unlinker.add(&rec)
+	a.pods.shut(key)
+	ports := a.hostPorts.Withdraw(rec)
+	began := a.ports.unlinker.add(&rec)
 	// Once the DEL is answered, the next egress router may have the same address. If the pod's namespace cannot be entered, the macvlan stays,
 	// and the runtime repeats the DEL.
-	left := n.routers.Remove(ctx, rec)
+	left := a.routers.Remove(ctx, rec)
 	if left != nil {
 		left = cni.Errorf(cni.CodeIO, "attachment %s: its second interface is left in the node's network: %w", key, left)
 	}
 	closed := map[reconcile.Owner]map[openflow.Key]openflow.Entry{owner(key): nil}
-	if n.settings.Load() == nil {
-		n.engines.Flows.Set(closed) // before the engines run there is nothing to wait for
+	if a.pods.settings.Load() == nil {
+		a.engines.Flows.Set(closed) // before the engines run there is nothing to wait for
 		return left
 	}
 	flowCtx, done := startCommit(ctx, stepFlows)
-	err := n.engines.Flows.Apply(flowCtx, closed)
+	err := a.engines.Flows.Apply(flowCtx, closed)
 	done(err)
 	if len(ports) > 0 {
-		err = errors.Join(err, n.engines.Rules.Apply(ctx, ports))
+		err = errors.Join(err, a.engines.Rules.Apply(ctx, ports))
 	}
 	select {
 	case <-began: // the runtime deletes the pod's namespace as soon as it has its answer
@@ -46,8 +46,8 @@ func (n *Network) Close(ctx context.Context, rec attach.Record) error {
 }
 
 // Remove removes everything of the attachments: together, and one by one if that fails. It implements network.Network.
-func (n *Network) Remove(ctx context.Context, recs []attach.Record) map[attach.Key]error {
-	err := n.remove(ctx, recs)
+func (a *attachments) Remove(ctx context.Context, recs []attach.Record) map[attach.Key]error {
+	err := a.remove(ctx, recs)
 	if err == nil {
 		return nil
 	}
@@ -55,7 +55,7 @@ func (n *Network) Remove(ctx context.Context, recs []attach.Record) map[attach.K
 	failed := map[attach.Key]error{}
 	for _, rec := range recs {
 		if !together {
-			err = n.remove(ctx, []attach.Record{rec})
+			err = a.remove(ctx, []attach.Record{rec})
 		}
 		if err != nil {
 			failed[rec.Key()] = err
@@ -65,7 +65,7 @@ func (n *Network) Remove(ctx context.Context, recs []attach.Record) map[attach.K
 }
 
 // remove removes everything of the attachments: flows first, then ports and links. It is idempotent.
-func (n *Network) remove(ctx context.Context, recs []attach.Record) error {
+func (a *attachments) remove(ctx context.Context, recs []attach.Record) error {
 	flows := map[reconcile.Owner]map[openflow.Key]openflow.Entry{}
 	rows := map[reconcile.Owner]map[ovsdb.Key]ovsdb.Row{}
 	var links []string
@@ -74,35 +74,35 @@ func (n *Network) remove(ctx context.Context, recs []attach.Record) error {
 	for i := range recs {
 		keys = append(keys, recs[i].Key())
 	}
-	n.shut(keys...)
+	a.pods.shut(keys...)
 	for i, rec := range recs {
 		o := owner(keys[i])
 		flows[o], rows[o] = nil, nil
 		switch {
-		case rec.HostInterface == "" || rec.BootID != n.opts.BootID:
-		case n.ports.preplugged.has(rec.OFPort):
+		case rec.HostInterface == "" || rec.BootID != a.opts.BootID:
+		case a.ports.preplugged.has(rec.OFPort):
 			preplugged = append(preplugged, rec)
 			delete(rows, o)
-			n.engines.Rows.Set(map[reconcile.Owner]map[ovsdb.Key]ovsdb.Row{o: nil}) // the row stays: there is nothing to wait for
+			a.engines.Rows.Set(map[reconcile.Owner]map[ovsdb.Key]ovsdb.Row{o: nil}) // the row stays: there is nothing to wait for
 		default:
 			links = append(links, rec.HostInterface)
 		}
 	}
-	hostPorts := n.hostPorts.Withdraw(recs...) // another pod may have them already, even if the rest fails
-	failure := func(o reconcile.Owner) error { return named(string(o), n.engines.Flows.Failure(o)) }
-	if err := errors.Join(n.engines.Flows.Apply(ctx, flows), n.Multicast.Withdrawn(keys, failure)); err != nil {
+	hostPorts := a.hostPorts.Withdraw(recs...) // another pod may have them already, even if the rest fails
+	failure := func(o reconcile.Owner) error { return named(string(o), a.engines.Flows.Failure(o)) }
+	if err := errors.Join(a.engines.Flows.Apply(ctx, flows), a.multicast.Withdrawn(keys, failure)); err != nil {
 		return fmt.Errorf("closing ports: %w", err)
 	}
 	// In parallel: one waits for netlink, the other for the switch.
 	var both errgroup.Group
-	both.Go(func() error { return named("removing ports", n.engines.Rows.Apply(ctx, rows)) })
-	both.Go(func() error { return named("removing links", n.engines.Pods.Delete(ctx, links...)) })
-	both.Go(func() error { return named("removing interfaces", n.ports.preplugged.unplugAll(ctx, preplugged)) })
-	both.Go(func() error { return named("removing macvlans", n.routers.Remove(ctx, recs...)) })
-	both.Go(func() error { return named("removing host ports", n.hostPorts.Remove(ctx, recs, hostPorts)) })
+	both.Go(func() error { return named("removing ports", a.engines.Rows.Apply(ctx, rows)) })
+	both.Go(func() error { return named("removing links", a.engines.Pods.Delete(ctx, links...)) })
+	both.Go(func() error { return named("removing interfaces", a.ports.preplugged.unplugAll(ctx, preplugged)) })
+	both.Go(func() error { return named("removing macvlans", a.routers.Remove(ctx, recs...)) })
+	both.Go(func() error { return named("removing host ports", a.hostPorts.Remove(ctx, recs, hostPorts)) })
 	if err := both.Wait(); err != nil {
 		return err
 	}
-	n.ports.unlinker.forget(links)
+	a.ports.unlinker.forget(links)
 	return nil
 }

@@ -52,14 +52,14 @@ func (l *life) TenantsPending() bool { return l.Projects.Pending() }
 // flows compiled before the change must have been compiled with the former settings.
 func TestFeaturesChangeBeforeSettings(t *testing.T) {
 	l := start(t)
-	was := l.settings.Load()
+	was := l.pods.settings.Load()
 	changer{l.Network}.Change(func(feature.View) (feature.Flows, []attach.Record) {
-		if l.settings.Load() != was {
+		if l.pods.settings.Load() != was {
 			t.Error("the settings are replaced before the feature changes")
 		}
 		return nil, nil
 	})
-	if l.settings.Load() == was {
+	if l.pods.settings.Load() == was {
 		t.Error("the settings are not replaced: an ADD under way keeps the former flows")
 	}
 }

@@ -170,7 +170,7 @@ func TestFirewallsPurgeTheDatapath(t *testing.T) {
 		l.guard(t, map[string]*egressfirewall.Firewall{"a": step.firewall})
 		d.want(t, step.what, step.times)
 	}
-	if !l.purges.Pending() {
+	if !l.pods.policies.purges.Pending() {
 		t.Error("no purge is pending: the datapath may use old flows for ever")
 	}
 }

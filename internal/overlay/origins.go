@@ -6,7 +6,10 @@ import (
 	"strings"
 
 	"weft.dev/weft/internal/attach"
+	"weft.dev/weft/internal/overlay/egress"
+	"weft.dev/weft/internal/overlay/multicast"
 	"weft.dev/weft/internal/overlay/pipeline"
+	"weft.dev/weft/internal/overlay/remotes"
 	"weft.dev/weft/internal/policy"
 	"weft.dev/weft/internal/policy/enforcer"
 	"weft.dev/weft/internal/reconcile"
@@ -31,16 +34,30 @@ type Origin struct {
 // Origins returns the origins of the owners' flows, in the order of owners. Each lists only a few policies; first is among them if flows
 // come from it.
 func (n *Network) Origins(owners []reconcile.Owner, first policy.Key) []Origin {
-	pods, addresses := n.attachedPods()
-	n.opening.Lock()
+	t := tracer{store: n.store, pods: n.pods, hosts: n.hosts, egress: n.EgressIPs, multicast: n.Multicast}
+	return t.origins(owners, first)
+}
+
+// tracer finds what flows were compiled from.
+type tracer struct {
+	store     *attach.Store
+	pods      *openPods
+	hosts     *remotes.Hosts
+	egress    *egress.Addresses
+	multicast *multicast.Feature
+}
+
+func (t *tracer) origins(owners []reconcile.Owner, first policy.Key) []Origin {
+	pods, addresses := t.attachedPods()
+	t.pods.mu.Lock()
 	var judged map[reconcile.Owner]pipeline.PolicyOrigin
-	if rules := n.conjunctions(); rules != nil {
+	if rules := t.pods.policies.conjunctions(); rules != nil {
 		judged = rules.Origins(mostPolicies, first)
 	}
-	n.opening.Unlock()
+	t.pods.mu.Unlock()
 	origins := make([]Origin, 0, len(owners))
 	for _, o := range owners {
-		origin := Origin{Owner: o, Objects: n.objects(o)}
+		origin := Origin{Owner: o, Objects: t.objects(o)}
 		if key, is := pods[o]; is && key.Name != "" {
 			origin.Objects = []Object{{"Pod", key.Namespace, key.Name}}
 		}
@@ -59,9 +76,9 @@ func (n *Network) Origins(owners []reconcile.Owner, first policy.Key) []Origin {
 }
 
 // attachedPods returns the pods of this network's attachments by owner, and by address those of attachments that are not closing.
-func (n *Network) attachedPods() (owners map[reconcile.Owner]policy.Key, addresses map[netip.Addr]policy.Key) {
+func (t *tracer) attachedPods() (owners map[reconcile.Owner]policy.Key, addresses map[netip.Addr]policy.Key) {
 	owners, addresses = map[reconcile.Owner]policy.Key{}, map[netip.Addr]policy.Key{}
-	for _, rec := range n.store.List() {
+	for _, rec := range t.store.List() {
 		if rec.Network != NetworkName {
 			continue
 		}
@@ -77,7 +94,7 @@ func (n *Network) attachedPods() (owners map[reconcile.Owner]policy.Key, address
 }
 
 // objects returns the objects of an owner that is neither a pod nor a policy.
-func (n *Network) objects(o reconcile.Owner) []Object {
+func (t *tracer) objects(o reconcile.Owner) []Object {
 	kind, name, _ := strings.Cut(string(o), "/")
 	switch {
 	case o == pipeline.OwnerCluster || o == pipeline.OwnerState:
@@ -92,15 +109,15 @@ func (n *Network) objects(o reconcile.Owner) []Object {
 	case kind == "egressfirewall":
 		return []Object{{Kind: "EgressNetworkPolicy", Namespace: name}}
 	case kind == "hostsubnet":
-		if host := n.hosts.Name(o); host != "" {
+		if host := t.hosts.Name(o); host != "" {
 			return []Object{{Kind: "HostSubnet", Name: host}}
 		}
 	case kind == "egressip":
-		return projectsOf(name, n.EgressIPs.Namespaces)
+		return projectsOf(name, t.egress.Namespaces)
 	case o == pipeline.OwnerMulticastNodes:
 		return []Object{{Kind: "HostSubnet"}}
 	case kind == "multicast":
-		return projectsOf(name, n.Multicast.Namespaces)
+		return projectsOf(name, t.multicast.Namespaces)
 	}
 	return nil
 }

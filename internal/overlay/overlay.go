@@ -9,6 +9,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"maps"
 	"net/netip"
 	"slices"
 	"sync"
@@ -35,7 +36,6 @@ import (
 	"weft.dev/weft/internal/overlay/remotes"
 	"weft.dev/weft/internal/ovsdb"
 	"weft.dev/weft/internal/policy"
-	"weft.dev/weft/internal/policy/enforcer"
 	"weft.dev/weft/internal/reconcile"
 )
 
@@ -167,28 +167,27 @@ type Options struct {
 
 // Network is the overlay on this node.
 type Network struct {
+	*attachments
+
 	engines Engines
 	store   *attach.Store
 	opts    Options
 	ports   *podPorts
+	pods    *openPods
+	former  *takeover
 	// The features are updated each on its own.
 	Firewalls *firewalls.Firewalls
 	EgressIPs *egress.Addresses
 	Services  *balancer.Balancer
 	Projects  *projects.Projects
-	routers   egressrouter.Routers
-	hostPorts hostports.Ports
 	Multicast *multicast.Feature
-
-	// settings is nil until the first View is programmed. Until then no pod is attached.
-	settings atomic.Pointer[settings]
-	// waiting says what the network waits for while settings is nil.
-	waiting atomic.Pointer[string]
-
 	// hosts are the remote hosts.
 	hosts *remotes.Hosts
 
-	// updating serialises Update, and guards the fields below.
+	// waiting says what the network waits for until the first View is programmed.
+	waiting atomic.Pointer[string]
+
+	// updating serialises Update and the features' updates, and guards the fields below.
 	updating sync.Mutex
 	started  bool
 	// incomplete says that the last Update failed: the next one compiles everything.
@@ -196,14 +195,6 @@ type Network struct {
 	// crossing says that pods are closed while the network changes from one isolating mode to another.
 	crossing bool
 
-	// opening guards live. Fragments compiled from live are handed to the loops before opening is unlocked. So none is handed over after the
-	// attachment has left live and its fragment is withdrawn.
-	opening sync.Mutex
-	// enforcer compiles NetworkPolicies for the pods of this node; purges purges the datapath. opening guards both as well.
-	enforcer *enforcer.Enforcer
-	purges   *enforcer.Revocations
-	// live are the attachments whose ports are open or being opened.
-	live map[attach.Key]attach.Record
 	// running is closed when the engines have started.
 	running chan struct{}
 }
@@ -219,20 +210,25 @@ func New(engines Engines, store *attach.Store, opts Options) *Network {
 	if opts.MoveStep == 0 {
 		opts.MoveStep = projects.DefaultStep
 	}
-	n := &Network{
-		engines: engines, store: store, opts: opts, running: make(chan struct{}),
-		live: map[attach.Key]attach.Record{}, hosts: remotes.New(),
-	}
-	n.enforcer = newEnforcer(n)
-	n.ports = newPorts(n, n)
+	n := &Network{engines: engines, store: store, opts: opts, running: make(chan struct{}), hosts: remotes.New()}
+	n.pods = &openPods{engines: &n.engines, opts: &n.opts, live: map[attach.Key]attach.Record{}}
+	n.pods.policies = newPolicies(n, n.pods)
+	n.ports = newPorts(n, n.pods)
 	n.Projects = newProjects(n)
 	n.Firewalls = firewalls.New(changer{n})
 	groups := &pipeline.GroupIDs{}
 	n.EgressIPs = egress.New(changer{n}, egress.Engines{Links: engines.Links, Rules: engines.Rules, Groups: groups, Uplink: engines.Uplink, Log: opts.Log})
 	n.Services = newBalancer(n, groups)
-	n.routers = egressrouter.Routers{Macvlans: engines.Macvlans, Privileged: opts.Privileged, BootID: opts.BootID}
-	n.hostPorts = hostports.Ports{Loop: engines.Rules, Kernel: engines.Kernel, Reserved: opts.Reserved, BootID: opts.BootID, Log: opts.Log}
 	n.Multicast = multicast.NewFeature(changer{n}, n.Projects.Reached, n.hosts.Usable)
+	n.pods.ends, n.pods.rows = n.ports.ends, n.ports.preplugged.rows
+	n.pods.firewalls, n.pods.multicast = n.Firewalls, n.Multicast
+	n.former = &takeover{engines: &n.engines, store: store, opts: &n.opts, ports: n.ports, pods: n.pods}
+	n.attachments = &attachments{
+		engines: &n.engines, store: store, opts: &n.opts, pods: n.pods, ports: n.ports, projects: n.Projects, multicast: n.Multicast,
+		routers:   egressrouter.Routers{Macvlans: engines.Macvlans, Privileged: opts.Privileged, BootID: opts.BootID},
+		hostPorts: hostports.Ports{Loop: engines.Rules, Kernel: engines.Kernel, Reserved: opts.Reserved, BootID: opts.BootID, Log: opts.Log},
+		ready:     n.Ready,
+	}
 	n.Waiting("the agent is starting")
 	return n
 }
@@ -243,7 +239,7 @@ func (n *Network) Run(ctx context.Context) error {
 	var group errgroup.Group
 	group.Go(func() error { return n.ports.run(ctx) })
 	group.Go(func() error { return n.Projects.Run(ctx) })
-	group.Go(func() error { return n.purges.Run(ctx) })
+	group.Go(func() error { return n.pods.policies.purges.Run(ctx) })
 	group.Go(func() error { return n.EgressIPs.Run(ctx) })
 	return group.Wait()
 }
@@ -270,24 +266,24 @@ func (n *Network) Update(ctx context.Context, view View) error {
 			return err
 		}
 		n.EgressIPs.Flush()
-		n.enforcer.ReportProblems()
+		n.pods.policies.enforcer.ReportProblems()
 		// The flows now committed may differ from those before the restart, including those that close ports.
-		n.purges.Due(next.judges() || len(view.ClosedPorts) > 0)
-		return n.purges.Flush(ctx)
+		n.pods.policies.purges.Due(next.judges() || len(view.ClosedPorts) > 0)
+		return n.pods.policies.purges.Flush(ctx)
 	}
-	was := n.settings.Load()
+	was := n.pods.settings.Load()
 	if !n.incomplete && was.view.equalButRemotes(view) {
-		return errors.Join(n.refreshRemotes(ctx, was, view.Remotes), n.purges.Flush(ctx))
+		return errors.Join(n.refreshRemotes(ctx, was, view.Remotes), n.pods.policies.purges.Flush(ctx))
 	}
-	n.purges.Due(was.judges() || next.judges() || was.view.Cluster.VXLANPort != next.view.Cluster.VXLANPort || !slices.Equal(was.view.ClosedPorts, next.view.ClosedPorts))
+	n.pods.policies.purges.Due(was.judges() || next.judges() || was.view.Cluster.VXLANPort != next.view.Cluster.VXLANPort || !slices.Equal(was.view.ClosedPorts, next.view.ClosedPorts))
 	n.incomplete = true
 	if err := n.refresh(ctx, was, next); err != nil {
 		return err
 	}
 	n.incomplete = false
 	n.EgressIPs.Flush()
-	n.enforcer.ReportProblems()
-	return n.purges.Flush(ctx)
+	n.pods.policies.enforcer.ReportProblems()
+	return n.pods.policies.purges.Flush(ctx)
 }
 
 // start programs everything for the first time in this process. Rules come before ports: the rules that close the path around the userspace
@@ -296,7 +292,7 @@ func (n *Network) start(ctx context.Context, s *settings) error {
 	// In parallel: one waits for netlink, the other for nft.
 	var former map[nft.Key]nft.Item
 	var both errgroup.Group
-	both.Go(func() error { return n.resume(ctx, s) })
+	both.Go(func() error { return n.former.resume(ctx, s) })
 	both.Go(func() (err error) {
 		former, err = n.EgressIPs.Former(ctx)
 		return err
@@ -304,21 +300,19 @@ func (n *Network) start(ctx context.Context, s *settings) error {
 	if err := both.Wait(); err != nil {
 		return err
 	}
-	if s.policies() {
-		n.enforcer.Compile(n.flowCompiler(s), podRanges(s.view.Remotes))
-	}
+	n.pods.policies.compile(s)
 	// start does not wait for the fragments of pods and remote hosts: a pod that has lost its link must not block the others.
 	remote := n.compileRemotes(s, s.view.Remotes, true)
 	n.engines.Rules.Set(remote.Rules)
 	n.EgressIPs.Inherit(s.featureView(nil), former)
-	n.opening.Lock()
-	n.hostPorts.Set(n.live)
-	n.opening.Unlock()
+	n.pods.mu.Lock()
+	n.hostPorts.Set(n.pods.live)
+	n.pods.mu.Unlock()
 	n.engines.Flows.Set(n.EgressIPs.Adapt(s.featureView(nil)))
 	if err := n.engines.Rules.Start(ctx, s.rules()); err != nil {
 		return fmt.Errorf("node rules: %w", err)
 	}
-	n.setPods(s)
+	n.pods.set(s)
 	n.ports.preplugged.configure(s)
 	if err := n.engines.Rows.Start(ctx, s.rows()); err != nil {
 		return fmt.Errorf("switch: %w", err)
@@ -331,10 +325,10 @@ func (n *Network) start(ctx context.Context, s *settings) error {
 	if err := n.engines.Flows.Start(ctx, s.flows()); err != nil {
 		return fmt.Errorf("flows: %w", err)
 	}
-	n.follow(s)
-	n.opening.Lock()
-	n.enforcer.HandOver() // policy changes that came meanwhile
-	n.opening.Unlock()
+	n.pods.follow(s)
+	n.pods.mu.Lock()
+	n.pods.policies.enforcer.HandOver() // policy changes that came meanwhile
+	n.pods.mu.Unlock()
 	n.started = true
 	close(n.running)
 	return nil
@@ -342,20 +336,18 @@ func (n *Network) start(ctx context.Context, s *settings) error {
 
 // refresh programs what differs from the previous View. An engine that fails does not block the others; its changes stay desired.
 func (n *Network) refresh(ctx context.Context, was, s *settings) error {
-	if err := n.resume(ctx, s); err != nil {
+	if err := n.former.resume(ctx, s); err != nil {
 		return err
 	}
-	if s.policies() {
-		n.enforcer.Compile(n.flowCompiler(s), podRanges(s.view.Remotes))
-	}
+	n.pods.policies.compile(s)
 	// Between two isolating modes, each lets through what only the other would drop. So pods are closed during the change.
 	n.crossing = n.crossing || was.judges() && s.judges() && was.pipeline.Mode != s.pipeline.Mode
 	if n.crossing {
-		if err := n.closePods(ctx); err != nil {
+		if err := n.pods.close(ctx); err != nil {
 			return err
 		}
 	}
-	n.follow(s)
+	n.pods.follow(s)
 	remote := n.compileRemotes(s, s.view.Remotes, true)
 	n.engines.Rules.Set(remote.Rules)
 	n.engines.Flows.Set(n.EgressIPs.Adapt(s.featureView(nil)))
@@ -369,7 +361,7 @@ func (n *Network) refresh(ctx context.Context, was, s *settings) error {
 		}
 	}
 	n.crossing = false
-	n.setPods(s)
+	n.pods.set(s)
 	n.ports.preplugged.configure(s)
 	// The switch sets the MTU and the MAC address of tun0 from its row. Desired links must agree by then.
 	n.engines.Links.Set(s.links())
@@ -382,10 +374,19 @@ func (n *Network) refresh(ctx context.Context, was, s *settings) error {
 	)
 }
 
+// compileRemotes returns the fragments of the remote hosts that differ from those of the previous call, or of all.
+func (n *Network) compileRemotes(s *settings, hosts []clusternetwork.HostSubnet, all bool) remotes.Fragments {
+	f, changed := n.hosts.Update(remotes.Config{Pipeline: &s.pipeline, Host: &s.host, All: all, Log: n.opts.Log}, hosts)
+	if all || changed {
+		maps.Copy(f.Flows, n.Multicast.Nodes(n.Multicast.View(&s.pipeline), n.hosts.Usable()))
+	}
+	return f
+}
+
 // refreshRemotes programs remote hosts that differ, when nothing else in the View does.
 func (n *Network) refreshRemotes(ctx context.Context, s *settings, hosts []clusternetwork.HostSubnet) error {
 	changed := n.compileRemotes(s, hosts, false)
-	n.followNodes(s, hosts)
+	n.pods.followNodes(s, hosts)
 	if len(changed.Flows) == 0 {
 		return nil
 	}
@@ -413,31 +414,17 @@ func (n *Network) CheckHostEnds() { n.ports.ends.verify() }
 // HostEndChanged handles an event with the new state of a host veth. One that is being created is compared once it is complete. It does not
 // wait.
 func (n *Network) HostEndChanged(name string, now link.HostEnd) {
-	if n.settings.Load() != nil { // otherwise all are checked once the engines run
+	if n.pods.settings.Load() != nil { // otherwise all are checked once the engines run
 		n.ports.ends.changed(name, now)
 	}
 }
 
-// each implements livePods.
-func (n *Network) each(do func(rec *attach.Record)) {
-	n.opening.Lock()
-	defer n.opening.Unlock()
-	for _, rec := range n.live {
-		do(&rec)
-	}
-}
-
-// isLive implements livePods.
-func (n *Network) isLive(key attach.Key) bool {
-	n.opening.Lock()
-	defer n.opening.Unlock()
-	_, ok := n.live[key]
-	return ok
-}
+// Closed returns the attachments whose ports are closed although they are attached, with the reasons.
+func (n *Network) Closed() map[reconcile.Owner]error { return n.pods.closed() }
 
 // Ready returns nil when pods can be attached, otherwise what the network waits for.
 func (n *Network) Ready() error {
-	if n.settings.Load() != nil {
+	if n.pods.settings.Load() != nil {
 		return nil
 	}
 	return errors.New(*n.waiting.Load())

@@ -7,6 +7,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"sync/atomic"
 	"time"
 
 	"weft.dev/weft/internal/attach"
@@ -34,11 +35,21 @@ type Datapath interface {
 // that it forwards. Once a second, that costs nothing compared with its own dumps of the datapath, which are as frequent.
 const DefaultPurgeRest = time.Second
 
-// newEnforcer returns the enforcer of policies. Its revocations purge the datapath: for policies, egress firewalls, and the ports closed
+// policies are the NetworkPolicies as they apply to the pods of this node. The lock of openPods guards them.
+type policies struct {
+	engines  *Engines
+	settings *atomic.Pointer[settings]
+	// enforcer compiles NetworkPolicies for the pods of this node; purges purges the datapath.
+	enforcer *enforcer.Enforcer
+	purges   *enforcer.Revocations
+}
+
+// newPolicies returns the policies of a network. Their revocations purge the datapath: for policies, egress firewalls, and the ports closed
 // for tunnels. An ADD purges nothing: it opens a new port, and the datapath has seen no packet of it.
-func newEnforcer(n *Network) *enforcer.Enforcer {
+func newPolicies(n *Network, pods *openPods) *policies {
+	p := &policies{engines: &n.engines, settings: &pods.settings}
 	opts := enforcer.RevocationOptions{
-		Lock: &n.opening, Caches: true, Log: n.opts.Log,
+		Lock: &pods.mu, Caches: true, Log: n.opts.Log,
 		Rest: func() time.Duration { return n.opts.PurgeRest },
 		Settled: func(ctx context.Context, owners []reconcile.Owner) error {
 			return settled(ctx, n.engines.Flows, slices.Values(owners))
@@ -50,26 +61,34 @@ func newEnforcer(n *Network) *enforcer.Enforcer {
 			return named("the datapath's flows", n.engines.Datapath.Purge(ctx))
 		},
 	}
-	n.purges = enforcer.NewRevocations(opts)
-	return enforcer.New(enforcer.Options{
-		Node: n.opts.Node, Lock: &n.opening, Revocations: n.purges, Families: enforcer.Families{IPv4: true},
+	p.purges = enforcer.NewRevocations(opts)
+	p.enforcer = enforcer.New(enforcer.Options{
+		Node: n.opts.Node, Lock: &pods.mu, Revocations: p.purges, Families: enforcer.Families{IPv4: true},
 		Problems: func(key policy.Key, problems []error) {
 			if n.opts.PolicyProblems != nil {
 				n.opts.PolicyProblems(key, problems)
 			}
 		},
 	})
+	return p
+}
+
+// compile compiles all policies for settings, without the lock as far as possible: before openPods adapts its flows to them.
+func (p *policies) compile(s *settings) {
+	if s.policies() {
+		p.enforcer.Compile(p.compiler(s), podRanges(s.view.Remotes))
+	}
 }
 
 // UpdatePolicies programs a change of policies. Until the network is in the mode that isolates by NetworkPolicies, it only stores the
 // change: all objects must be stored before the Update that brings the mode, because a pod is closed while its isolation is unknown. An
 // Update that brings another mode discards all objects.
 func (n *Network) UpdatePolicies(ctx context.Context, change PolicyChange) error {
-	return n.enforcer.Update(ctx, change)
+	return n.pods.policies.enforcer.Update(ctx, change)
 }
 
 // PolicyProblems returns what policies that isolate pods of this node specify and this node does not enforce.
-func (n *Network) PolicyProblems() map[policy.Key]error { return n.enforcer.Problems() }
+func (n *Network) PolicyProblems() map[policy.Key]error { return n.pods.policies.enforcer.Problems() }
 
 // settled waits until the loop has tried what was handed over for the owners, and returns why any of it is not in effect.
 func settled(ctx context.Context, flows *reconcile.Loop[openflow.Key, openflow.Entry], handed iter.Seq[reconcile.Owner]) error {
@@ -95,13 +114,13 @@ func (s *settings) policies() bool { return s.pipeline.Mode == pipeline.ModeNetw
 // flowCompiler compiles policies to the switch's flows.
 type flowCompiler struct {
 	*pipeline.Conjunctions
-	network *Network
+	policies *policies
 }
 
 var _ enforcer.Compiler = (*flowCompiler)(nil)
 
-func (n *Network) flowCompiler(s *settings) *flowCompiler {
-	return &flowCompiler{pipeline.NewConjunctions(s.view.Local.Subnet), n}
+func (p *policies) compiler(s *settings) *flowCompiler {
+	return &flowCompiler{pipeline.NewConjunctions(s.view.Local.Subnet), p}
 }
 
 // Apply implements enforcer.Compiler.
@@ -111,29 +130,29 @@ func (c *flowCompiler) Apply(effect policy.Effect, index *policy.Index) {
 
 // Commit implements enforcer.Compiler.
 func (c *flowCompiler) Commit(_ *policy.Index, attachments []enforcer.Attachment, _ []attach.Record) []reconcile.Owner {
-	s := c.network.settings.Load()
+	s := c.policies.settings.Load()
 	fragments := c.Changed(&s.pipeline)
 	for i := range attachments {
-		fragments[owner(attachments[i].Key())] = c.network.podFlows(s, &attachments[i].Record)
+		fragments[owner(attachments[i].Key())] = c.policies.flows(s, &attachments[i].Record)
 	}
 	if len(fragments) > 0 {
-		c.network.engines.Flows.Set(fragments)
+		c.policies.engines.Flows.Set(fragments)
 	}
 	return slices.Collect(maps.Keys(fragments))
 }
 
-// conjunctions returns the compiled policies, nil if there are none. The caller holds opening.
-func (n *Network) conjunctions() *pipeline.Conjunctions {
-	if c, is := n.enforcer.Compiler().(*flowCompiler); is {
+// conjunctions returns the compiled policies, nil if there are none. The caller holds the lock of openPods.
+func (p *policies) conjunctions() *pipeline.Conjunctions {
+	if c, is := p.enforcer.Compiler().(*flowCompiler); is {
 		return c.Conjunctions
 	}
 	return nil
 }
 
-// adaptPolicies compiles policies for new settings, and returns the fragments of all current and former owners. The caller holds opening.
-func (n *Network) adaptPolicies(s *settings) map[reconcile.Owner]map[openflow.Key]openflow.Entry {
+// adapt compiles policies for new settings, and returns the fragments of all current and former owners. The caller holds the lock of openPods.
+func (p *policies) adapt(s *settings) map[reconcile.Owner]map[openflow.Key]openflow.Entry {
 	fragments := map[reconcile.Owner]map[openflow.Key]openflow.Entry{}
-	e, rules := n.enforcer, n.conjunctions()
+	e, rules := p.enforcer, p.conjunctions()
 	if rules != nil && (!s.policies() || rules.Subnet() != s.view.Local.Subnet) {
 		e.Retire()
 		fragments = rules.Changed(&s.pipeline)
@@ -144,56 +163,49 @@ func (n *Network) adaptPolicies(s *settings) map[reconcile.Owner]map[openflow.Ke
 		return fragments
 	}
 	if rules == nil { // only after a change of the subnet; else Compile has done it without the lock
-		e.Recompile(n.flowCompiler(s), podRanges(s.view.Remotes))
+		e.Recompile(p.compiler(s), podRanges(s.view.Remotes))
 	} else {
 		e.Place(podRanges(s.view.Remotes))
 	}
 	e.SetNodes(nodesOf(&s.view.Local, s.view.Remotes))
 	e.TracksSCTP(s.pipeline.SCTP)
-	rules = n.conjunctions()
+	rules = p.conjunctions()
 	rules.Refresh()
 	maps.Copy(fragments, rules.Changed(&s.pipeline))
 	return fragments
 }
 
-// follow makes s the network's settings. From here on ADDs use them, and policies are enforced if they say so. ADDs under way finish with
-// the old settings, and then compile again.
-func (n *Network) follow(s *settings) {
-	n.opening.Lock()
-	defer n.opening.Unlock()
-	n.settings.Store(s)
-	n.enforcer.Enforce(s.policies())
-}
-
-// podFlows returns the flows of an attachment; none while its pod's isolation is unknown. The caller holds opening.
-func (n *Network) podFlows(s *settings, rec *attach.Record) map[openflow.Key]openflow.Entry {
+// flows returns the flows of an attachment; none while its pod's isolation is unknown. The caller holds the lock of openPods.
+func (p *policies) flows(s *settings, rec *attach.Record) map[openflow.Key]openflow.Entry {
 	if !s.policies() {
-		n.enforcer.Hide(rec.Key())
+		p.enforcer.Hide(rec.Key())
 		return s.podFlows(rec)
 	}
-	decision := n.enforcer.Show(rec)
+	decision := p.enforcer.Show(rec)
 	if !decision.Known {
 		return nil
 	}
-	p, open := s.pod(rec)
+	port, open := s.pod(rec)
 	if !open {
 		return nil
 	}
-	p.Isolation = decision.Isolation
-	return s.pipeline.Pod(p)
+	port.Isolation = decision.Isolation
+	return s.pipeline.Pod(port)
 }
 
-// inheritNothing flushes the connections of another pod that had the attachment's addresses before: packets of such a connection would
-// count as replies. The port is not open yet, so no new connection is made meanwhile.
-func (n *Network) inheritNothing(ctx context.Context, s *settings, rec *attach.Record) error {
-	if !s.policies() || rec.State == attach.Attached { // an attached pod keeps its own connections
-		return nil
+// await programs an attachment's flows once its pod's isolation is known, together with the rules that name its address.
+func (p *policies) await(ctx context.Context, rec *attach.Record) error {
+	if err := p.enforcer.Await(ctx, rec); err != nil {
+		return err
 	}
-	var flushes []openflow.CTFlush
-	for _, address := range rec.Addresses {
-		flushes = append(flushes, pipeline.Services{Config: &s.pipeline}.FlushPod(address.Addr())...)
+	if err := p.engines.Flows.Apply(ctx, nil); err != nil {
+		return err
 	}
-	return named("flushing former connections of the address", n.engines.Connections.Flush(ctx, flushes))
+	if err := p.engines.Flows.Failure(owner(rec.Key())); err != nil {
+		return named("flows", err)
+	}
+	p.enforcer.ReportProblems()
+	return nil
 }
 
 // podRanges returns the pod subnets of other nodes, by the nodes' names.
@@ -208,19 +220,4 @@ func podRanges(remotes []clusternetwork.HostSubnet) map[string][]netip.Prefix {
 		slices.SortFunc(list, netip.Prefix.Compare)
 	}
 	return ranges
-}
-
-// programIsolated programs an attachment's flows once its pod's isolation is known, together with the rules that name its address.
-func (n *Network) programIsolated(ctx context.Context, rec *attach.Record) error {
-	if err := n.enforcer.Await(ctx, rec); err != nil {
-		return err
-	}
-	if err := n.engines.Flows.Apply(ctx, nil); err != nil {
-		return err
-	}
-	if err := n.engines.Flows.Failure(owner(rec.Key())); err != nil {
-		return named("flows", err)
-	}
-	n.enforcer.ReportProblems()
-	return nil
 }

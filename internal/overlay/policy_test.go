@@ -106,7 +106,7 @@ func TestIsolationComesFirst(t *testing.T) {
 		added <- err
 	}()
 	eventually(t, "the ADD waits for its pod", func() bool {
-		return l.enforcer.Attached() == 1
+		return l.pods.policies.enforcer.Attached() == 1
 	})
 	l.policies(t, policyPod("other", web))
 	if got := l.opens(t, req); got != "closed" {
@@ -132,7 +132,7 @@ func TestUnknownPodStaysClosed(t *testing.T) {
 		added <- err
 	}()
 	eventually(t, "the ADD waits for its pod", func() bool {
-		return l.enforcer.Attached() == 1
+		return l.pods.policies.enforcer.Attached() == 1
 	})
 	cancel()
 	var failed *cni.Error
@@ -140,8 +140,8 @@ func TestUnknownPodStaysClosed(t *testing.T) {
 		t.Errorf("the ADD ends with %v, want that it is to be tried again, and the pod", err)
 	}
 	l.settled(t)
-	if got := l.opens(t, req); got != "closed" || l.enforcer.Attached() > 0 {
-		t.Errorf("the port is %s, and %d pods are attached", got, l.enforcer.Attached())
+	if got := l.opens(t, req); got != "closed" || l.pods.policies.enforcer.Attached() > 0 {
+		t.Errorf("the port is %s, and %d pods are attached", got, l.pods.policies.enforcer.Attached())
 	}
 }
 

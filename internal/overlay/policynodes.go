@@ -30,18 +30,3 @@ func nodesOf(local *clusternetwork.HostSubnet, remotes []clusternetwork.HostSubn
 	}
 	return nodes
 }
-
-// followNodes programs policies for a changed set of nodes, when nothing else of the View changes.
-func (n *Network) followNodes(s *settings, remotes []clusternetwork.HostSubnet) {
-	if !s.policies() {
-		return
-	}
-	n.opening.Lock()
-	defer n.opening.Unlock()
-	n.enforcer.SetNodes(nodesOf(&s.view.Local, remotes))
-	n.enforcer.Place(podRanges(remotes))
-	n.enforcer.Narrow(false)
-	if n.enforcer.HandOver() {
-		n.purges.Later()
-	}
-}

@@ -86,15 +86,15 @@ func TestPolicyProblems(t *testing.T) {
 	sctp := policy.Allow{AnyPeer: true, Services: []policy.Service{{Protocol: policy.SCTP, Port: 80, Mask: 0xffff}}}
 	l.policies(t, change("web", sctp, nil))
 	reports.want(t, "SCTP on the userspace datapath", "SCTP")
-	l.opening.Lock()
-	l.enforcer.TracksSCTP(true)
-	l.opening.Unlock()
+	l.pods.mu.Lock()
+	l.pods.policies.enforcer.TracksSCTP(true)
+	l.pods.mu.Unlock()
 	if due := l.PolicyProblems(); len(due) > 0 {
 		t.Errorf("on a datapath that tracks SCTP, reported: %v", due)
 	}
-	l.opening.Lock()
-	l.enforcer.TracksSCTP(false)
-	l.opening.Unlock()
+	l.pods.mu.Lock()
+	l.pods.policies.enforcer.TracksSCTP(false)
+	l.pods.mu.Unlock()
 	if due := l.PolicyProblems(); len(due) != 1 {
 		t.Errorf("on a datapath that does not track SCTP, reported: %v", due)
 	}

@@ -30,7 +30,7 @@ type podPorts struct {
 
 // newPorts returns the ports of a network. running is closed when the engines have started.
 func newPorts(n *Network, live livePods) *podPorts {
-	p := &podPorts{engines: &n.engines, opts: &n.opts, ready: func() bool { return n.settings.Load() != nil }, numbers: numbers{store: n.store}}
+	p := &podPorts{engines: &n.engines, opts: &n.opts, ready: func() bool { return n.pods.settings.Load() != nil }, numbers: numbers{store: n.store}}
 	pool := newPortPool(p.opts)
 	p.ends = &ends{
 		engines: p.engines, opts: p.opts, live: live, pool: pool, running: n.running,

@@ -54,8 +54,8 @@ func (d *datapath) want(t *testing.T, what string, times int) {
 
 // watchDatapath counts purges from now on. rest is Options.PurgeRest.
 func (l *life) watchDatapath(rest time.Duration) *datapath {
-	l.opening.Lock()
-	defer l.opening.Unlock()
+	l.pods.mu.Lock()
+	defer l.pods.mu.Unlock()
 	l.opts.PurgeRest = rest
 	d := &datapath{life: l}
 	l.engines.Datapath = d
@@ -138,7 +138,7 @@ func TestDatapathIsPurgedSoon(t *testing.T) {
 	eventually(t, "a retry", func() bool { times, _ := d.asked(); return times > 1 })
 	d.fail(nil)
 	eventually(t, "no purge pending", func() bool {
-		return !l.purges.Pending()
+		return !l.pods.policies.purges.Pending()
 	})
 	if _, current := d.asked(); !current {
 		t.Error("the datapath was purged with older flows")
@@ -160,9 +160,9 @@ func TestDatapathWaitsForTheSwitch(t *testing.T) {
 	if err := l.UpdatePolicies(context.Background(), policyPod("two", nil)); !errors.Is(err, errBroken) {
 		t.Errorf("the switch refuses, and the answer is %v", err)
 	}
-	l.opening.Lock()
-	l.purges.Wake()
-	l.opening.Unlock()
+	l.pods.mu.Lock()
+	l.pods.policies.purges.Wake()
+	l.pods.mu.Unlock()
 	eventually(t, "it is tried while the switch refuses", func() bool { times, _ := d.asked(); return times > 0 })
 	if n := l.named(t, addr); n != 1 {
 		t.Fatalf("%d flows name the client: the switch has not refused", n)

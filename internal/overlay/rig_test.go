@@ -445,7 +445,7 @@ func (l *life) whole(t tb, req *cni.Request) {
 		t.Errorf("port of %s is %d, want %d", rec.Key(), got, rec.OFPort)
 	}
 	have, _ := l.node.flows.Read(context.Background())
-	want := l.settings.Load().podFlows(&rec)
+	want := l.pods.settings.Load().podFlows(&rec)
 	if len(want) == 0 {
 		t.Errorf("%s has no flows", rec.Key())
 	}
@@ -485,11 +485,11 @@ func (l *life) left(t tb) []string {
 			all = append(all, "port "+name)
 		}
 	}
-	l.opening.Lock()
-	for key := range l.live {
+	l.pods.mu.Lock()
+	for key := range l.pods.live {
 		all = append(all, "live "+key.String())
 	}
-	l.opening.Unlock()
+	l.pods.mu.Unlock()
 	slices.Sort(all)
 	return all
 }

@@ -35,22 +35,19 @@ func startCommit(ctx context.Context, step string) (context.Context, func(error)
 	}), done
 }
 
-// putAttached writes the record of an attached attachment, as a step.
-func (n *Network) putAttached(ctx context.Context, rec *attach.Record) error {
-	ctx, end := timing.Start(ctx, stepRecord)
-	err := n.opts.Records.Put(ctx, attached(*rec))
-	end(err)
-	if err != nil {
-		return cni.Errorf(cni.CodeIO, "%w", err)
-	}
-	return nil
-}
-
 // attached returns the record with the state Attached.
 func attached(rec attach.Record) attach.Record {
 	rec.State = attach.Attached
 	return rec
 }
 
-// Addresses returns how many pod addresses of the node's subnet are in use, and how many there are.
-func (n *Network) Addresses() (used, all uint64) { return n.ports.numbers.usage() }
+// putAttached writes the record of an attached attachment, as a step.
+func (a *attachments) putAttached(ctx context.Context, rec *attach.Record) error {
+	ctx, end := timing.Start(ctx, stepRecord)
+	err := a.opts.Records.Put(ctx, attached(*rec))
+	end(err)
+	if err != nil {
+		return cni.Errorf(cni.CodeIO, "%w", err)
+	}
+	return nil
+}

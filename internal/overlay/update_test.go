@@ -110,12 +110,12 @@ func TestNodesComeBeforeOtherHosts(t *testing.T) {
 func TestRemoteChangeLeavesPodsAlone(t *testing.T) {
 	l := start(t)
 	l.add(t, l.request("s1"))
-	before, settings := l.node.commits(), l.settings.Load()
+	before, settings := l.node.commits(), l.pods.settings.Load()
 	view := sample()
 	view.Remotes = append(view.Remotes, subnet("d", "192.0.2.4", "10.128.6.0/23"))
 	l.update(t, view)
 	after := l.node.commits()
-	if after != [4]int{before[0] + 1, before[1], before[2], before[3] + 1} || l.settings.Load() != settings {
+	if after != [4]int{before[0] + 1, before[1], before[2], before[3] + 1} || l.pods.settings.Load() != settings {
 		t.Errorf("commits %v, were %v", after, before)
 	}
 }

@@ -1,6 +1,7 @@
 package overlay
 
 import (
+	"errors"
 	"math"
 	"slices"
 
@@ -19,7 +20,7 @@ type Usage struct {
 // Usage returns what the node's pods use now.
 func (n *Network) Usage() Usage {
 	var u Usage
-	s := n.settings.Load()
+	s := n.pods.settings.Load()
 	for _, rec := range n.store.List() {
 		if rec.Network != NetworkName {
 			continue
@@ -64,4 +65,15 @@ func (n *Network) WithoutVNID() []string {
 	}
 	slices.Sort(names)
 	return slices.Compact(names)
+}
+
+// Addresses returns how many pod addresses of the node's subnet are in use, and how many there are.
+func (n *Network) Addresses() (used, all uint64) { return n.ports.numbers.usage() }
+
+// Limits returns why state that every pod needs from the node is not in effect. It implements network.Limiter.
+func (n *Network) Limits() error {
+	return errors.Join(
+		n.engines.Rules.Failure(ownerCluster), n.engines.Rows.Failure(ownerCluster),
+		n.engines.Links.Failure(ownerCluster), n.engines.Flows.Failure(ownerCluster),
+	)
 }

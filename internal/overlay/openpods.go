@@ -1,0 +1,228 @@
+package overlay
+
+import (
+	"context"
+	"fmt"
+	"maps"
+	"slices"
+	"sync"
+	"sync/atomic"
+
+	"weft.dev/weft/internal/attach"
+	"weft.dev/weft/internal/clusternetwork"
+	"weft.dev/weft/internal/openflow"
+	"weft.dev/weft/internal/overlay/feature"
+	"weft.dev/weft/internal/overlay/firewalls"
+	"weft.dev/weft/internal/overlay/multicast"
+	"weft.dev/weft/internal/overlay/pipeline"
+	"weft.dev/weft/internal/ovsdb"
+	"weft.dev/weft/internal/reconcile"
+)
+
+// openPods are the attachments whose ports are open or being opened, the settings by which their flows are compiled, and these flows.
+type openPods struct {
+	engines   *Engines
+	opts      *Options
+	ends      *ends
+	firewalls *firewalls.Firewalls
+	multicast *multicast.Feature
+	// rows returns the rows of an attachment's port.
+	rows func(rec *attach.Record) map[ovsdb.Key]ovsdb.Row
+
+	// settings is nil until the first View is programmed. Until then no pod is attached. It is replaced only while mu is held.
+	settings atomic.Pointer[settings]
+
+	// mu guards live and policies. Fragments compiled from live are handed to the loops before mu is unlocked. So none is handed over after
+	// the attachment has left live and its fragment is withdrawn. It is not held across a commit or other I/O.
+	mu       sync.Mutex
+	live     map[attach.Key]attach.Record
+	policies *policies
+}
+
+// follow makes s the network's settings. From here on ADDs use them, and policies are enforced if they say so. ADDs under way finish with
+// the old settings, and then compile again.
+func (p *openPods) follow(s *settings) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.settings.Store(s)
+	p.policies.enforcer.Enforce(s.policies())
+}
+
+// followNodes programs policies for a changed set of nodes, when nothing else of the View changes.
+func (p *openPods) followNodes(s *settings, remotes []clusternetwork.HostSubnet) {
+	if !s.policies() {
+		return
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.policies.enforcer.SetNodes(nodesOf(&s.view.Local, remotes))
+	p.policies.enforcer.Place(podRanges(remotes))
+	p.policies.enforcer.Narrow(false)
+	if p.policies.enforcer.HandOver() {
+		p.policies.purges.Later()
+	}
+}
+
+// set hands over the fragments of all attachments without waiting. Failure reports their fate.
+func (p *openPods) set(s *settings) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	rows := make(map[reconcile.Owner]map[ovsdb.Key]ovsdb.Row, len(p.live))
+	// These go together with the pods' flows, which carry the numbers of their firewalls and say whether they are isolated. Without the rules
+	// of policies, isolated pods would receive nothing.
+	flows := p.policies.adapt(s)
+	maps.Copy(flows, p.firewalls.Adapt(s.featureView(p.live)))
+	maps.Copy(flows, p.multicast.Adapt(p.multicast.View(&s.pipeline), p.live))
+	for key, rec := range p.live {
+		if err := s.pipeline.CheckPod(pod(&rec)); err != nil {
+			p.opts.Log.Error("port of a pod stays closed", "attachment", key.String(), "error", err)
+			if p.opts.Closed != nil {
+				p.opts.Closed(rec, closedError(err))
+			}
+		}
+		flows[owner(key)], rows[owner(key)] = p.policies.flows(s, &rec), p.rows(&rec)
+	}
+	p.engines.Rows.Set(rows)
+	p.engines.Flows.Set(flows)
+}
+
+// closed returns the attachments whose ports are closed although they are attached, with the reasons.
+func (p *openPods) closed() map[reconcile.Owner]error {
+	s := p.settings.Load()
+	if s == nil {
+		return nil
+	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	closed := map[reconcile.Owner]error{}
+	for key, rec := range p.live {
+		if err := s.pipeline.CheckPod(pod(&rec)); err != nil {
+			closed[owner(key)] = closedError(err)
+		}
+	}
+	return closed
+}
+
+// closedError says why a pod's port is closed, and how to open it.
+func closedError(err error) error {
+	return fmt.Errorf("the port is closed, and the pod has no traffic: %w: delete the pod, or assign the node its former subnet again", err)
+}
+
+// close withdraws the flows of all pods, and waits until they are gone.
+func (p *openPods) close(ctx context.Context) error {
+	p.mu.Lock()
+	closed := make(map[reconcile.Owner]map[openflow.Key]openflow.Entry, len(p.live))
+	for key := range p.live {
+		closed[owner(key)] = nil
+	}
+	p.engines.Flows.Set(closed)
+	p.policies.enforcer.Hide(slices.Collect(maps.Keys(p.live))...)
+	p.mu.Unlock()
+	return named("closing pods before the mode changes", p.engines.Flows.Apply(ctx, closed))
+}
+
+// inherit adds the attachments that the former process has left open.
+func (p *openPods) inherit(attached func() []attach.Record) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, rec := range attached() {
+		p.live[rec.Key()] = rec
+		p.policies.enforcer.Attach(&rec)
+	}
+}
+
+// open adds an attachment to those that set compiles. The caller hands over the attachment's own fragments afterwards.
+func (p *openPods) open(rec attach.Record) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if _, live := p.live[rec.Key()]; !live {
+		p.countPods(rec.PodNamespace, 1)
+	}
+	p.live[rec.Key()] = rec
+	if rec.State == attach.Attached {
+		p.ends.made(&rec)
+	}
+	p.policies.enforcer.Attach(&rec)
+	if s := p.settings.Load(); s != nil {
+		if flows, _ := p.multicast.Place(p.multicast.View(&s.pipeline), rec); len(flows) > 0 {
+			p.engines.Flows.Set(flows)
+		}
+	}
+}
+
+// countPods adds to the number of a namespace's pods on this node; pods may be negative. The caller holds mu.
+func (p *openPods) countPods(namespace string, pods int) {
+	var config *pipeline.Config
+	if s := p.settings.Load(); s != nil {
+		config = &s.pipeline
+	}
+	flows, changed := p.firewalls.Inhabit(config, namespace, pods)
+	if len(flows) > 0 {
+		p.engines.Flows.Set(flows)
+	}
+	if changed && p.opts.WithPods != nil {
+		p.opts.WithPods()
+	}
+}
+
+// shut removes attachments from those that set compiles. Fragments that are withdrawn afterwards stay withdrawn.
+func (p *openPods) shut(keys ...attach.Key) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, key := range keys {
+		if rec, live := p.live[key]; live {
+			delete(p.live, key)
+			p.ends.closed(key)
+			p.policies.enforcer.Detach(&rec)
+			p.countPods(rec.PodNamespace, -1)
+		}
+	}
+	if s := p.settings.Load(); s != nil {
+		if flows := p.multicast.Leave(p.multicast.View(&s.pipeline), keys...); len(flows) > 0 {
+			p.policies.purges.Later()
+			p.engines.Flows.Set(flows)
+		}
+	}
+	p.policies.enforcer.HandOver()
+	p.policies.enforcer.Narrow(true)
+	p.policies.purges.Wake()
+}
+
+// each implements livePods.
+func (p *openPods) each(do func(rec *attach.Record)) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for _, rec := range p.live {
+		do(&rec)
+	}
+}
+
+// isLive implements livePods.
+func (p *openPods) isLive(key attach.Key) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	_, ok := p.live[key]
+	return ok
+}
+
+// change hands over the flows that compile returns, with those of the attachments that it returns (feature.Network).
+func (p *openPods) change(compile func(v feature.View) (feature.Flows, []attach.Record)) []reconcile.Owner {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	s := p.settings.Load()
+	if s == nil {
+		return nil
+	}
+	// The settings are replaced by a copy, so that ADDs under way compile again. This comes after compile, which may change what pods' flows
+	// depend on: an ADD that compiled before then finds other settings afterwards.
+	again := *s
+	flows, changed := compile(again.featureView(p.live))
+	p.settings.Store(&again)
+	for i := range changed {
+		flows[owner(changed[i].Key())] = p.policies.flows(&again, &changed[i])
+	}
+	if len(flows) > 0 {
+		p.engines.Flows.Set(flows)
+	}
+	return slices.Collect(maps.Keys(flows))
+}
