@@ -51,7 +51,7 @@ func currentView(ctx context.Context, s *session.Session, own claim) (*view, err
 }
 
 // applied waits until ovs-vswitchd has applied the configuration of that number. A later view shows the outcome: it is in the same update
-// as the number, but the copy applies an update table by table.
+// as the number.
 func applied(ctx context.Context, s *session.Session, cfg int) error {
 	err := s.Await(ctx, func() bool {
 		root := rootOf(s)

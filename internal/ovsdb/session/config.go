@@ -5,10 +5,8 @@ import (
 	"crypto/tls"
 	"fmt"
 	"log/slog"
-	"maps"
 	"net"
 	"reflect"
-	"slices"
 	"strings"
 	"time"
 
@@ -24,8 +22,9 @@ const DefaultProbeInterval = 5 * time.Second
 type Config struct {
 	// Database is the name of the database in its schema.
 	Database string
-	// Tables maps the name of each table to a pointer to a struct with libovsdb's tags. The copy has only the tagged columns. A struct that
-	// is generated from a newer schema would refuse an older server, and a column of statistics would cause an update every few seconds.
+	// Tables maps the name of each table to a pointer to a struct with libovsdb's tags. The copy has only the tagged columns: a slice of a
+	// column with several values, a pointer of one with at most one, a map of one with pairs, otherwise the value. A server refuses columns
+	// that it does not have. A column of statistics would cause an update every few seconds.
 	Tables map[string]model.Model
 	// Endpoints are tried in turn: unix:PATH, tcp:ADDRESS:PORT or ssl:ADDRESS:PORT.
 	Endpoints []string
@@ -111,14 +110,13 @@ func (c Config) validEndpoint(endpoint string) error {
 	return nil
 }
 
-// monitorRequest requests the modelled columns. It sets the method, because the library's default method resumes from a transaction
-// number that its cache may not match.
-func (c Config) monitorRequest() *client.Monitor {
-	request := &client.Monitor{Method: ovsdb.ConditionalMonitorRPC}
-	for _, table := range slices.Sorted(maps.Keys(c.Tables)) {
-		request.Tables = append(request.Tables, client.TableMonitor{Table: table, Fields: columns(c.Tables[table])})
+// monitorRequest requests the tagged columns of each table.
+func (c Config) monitorRequest() map[string]ovsdb.MonitorRequest {
+	requests := make(map[string]ovsdb.MonitorRequest, len(c.Tables))
+	for table, row := range c.Tables {
+		requests[table] = ovsdb.MonitorRequest{Columns: columns(row), Select: ovsdb.NewDefaultMonitorSelect()}
 	}
-	return request
+	return requests
 }
 
 // columns returns the tagged columns of a row without its UUID, which every update has.

@@ -29,10 +29,10 @@
 //
 // # What a session promises
 //
-//   - The copy is complete and compared with the server's list of rows before [Keeper.Do] sees the session.
+//   - The copy is complete before [Keeper.Do] sees the session, and each update is applied whole. An update that does not
+//     fit ends the session.
 //   - A session ends with its connection ([Session.Lost]) and is never repaired. The next one starts with a new copy,
-//     so nothing depends on what was sent in between. The reconnection of libovsdb is not used: it panics when its
-//     back-off ends, and resumes from a transaction number that its cache may not match.
+//     so nothing depends on what was sent in between.
 //   - [Session.Transact] returns [ErrLost] when the connection breaks before the answer. The transaction may be in
 //     effect. A caller plans again from the next copy; with row UUIDs that the client chooses (Operation.UUID), a
 //     repeated insert fails instead of making a duplicate.
@@ -43,4 +43,10 @@
 // The rows of the copy belong to the session and are read only. A reader that follows references takes the copy of
 // several tables one after the other, so a reference may lead to a row that was just added or removed; it reads
 // again after [Session.Sync].
+//
+// # Why not libovsdb's client
+//
+// Operations, results and the tags of rows are libovsdb's. Its client is not used: it decodes each value of a copy three
+// times, so that a copy of 270 rows takes 20 ms of processor time instead of 6; it drops events when its queue is full; its
+// reconnection panics when the back-off ends, and resumes from a transaction number that its cache may not match.
 package session

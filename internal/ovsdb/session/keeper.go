@@ -61,7 +61,7 @@ func (k *Keeper) Do(ctx context.Context, work func(*Session) error) error {
 			return err
 		}
 		select {
-		case <-s.lost:
+		case <-s.Lost():
 		case <-k.done:
 			return ErrClosed
 		case <-ctx.Done():
@@ -124,14 +124,14 @@ func (k *Keeper) run(ctx context.Context) {
 			log.Info("connection to ovsdb-server is back", "endpoint", s.endpoint)
 		}
 		k.config.Connected(again)
-		s.alive(ctx, k.config.ProbeInterval)
+		why := s.alive(ctx, k.config.ProbeInterval)
 		s.close()
 		k.config.Lost()
 		k.set(nil, ErrLost)
 		if ctx.Err() != nil {
 			return
 		}
-		log.Warn("connection to ovsdb-server was lost", "endpoint", s.endpoint)
+		log.Warn("connection to ovsdb-server was lost", "endpoint", s.endpoint, "error", why)
 	}
 }
 
@@ -197,10 +197,6 @@ func (c Config) open(ctx context.Context, endpoint string) (*Session, error) {
 		return nil, err
 	}
 	s.leader = leader
-	if err := s.verify(ctx); err != nil {
-		s.close()
-		return nil, err
-	}
 	return s, nil
 }
 

@@ -2,6 +2,7 @@ package session
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
@@ -9,32 +10,20 @@ import (
 	"sync"
 	"time"
 
-	"github.com/ovn-kubernetes/libovsdb/cache"
-	"github.com/ovn-kubernetes/libovsdb/client"
 	"github.com/ovn-kubernetes/libovsdb/model"
 	"github.com/ovn-kubernetes/libovsdb/ovsdb"
 )
-
-// closeGrace is how long close waits for the library's goroutines.
-const closeGrace = 2 * time.Second
-
-// maxCompare is how often a new copy is compared with the server while others write to the database.
-const maxCompare = 20
 
 // noRow is the UUID of no row.
 const noRow = "00000000-0000-0000-0000-000000000000"
 
 // Session is one connection with its copy of the database.
 type Session struct {
-	client   client.Client
-	cache    *cache.TableCache
+	conn     *connection
+	replica  *replica
 	database string
 	tables   []string
 	endpoint string
-	// lost is closed when the connection is lost.
-	lost chan struct{}
-	// abandoned is closed when the library does not release the connection in time.
-	abandoned chan struct{}
 	// leader is the watch for the leadership of the server, nil without LeaderOnly.
 	leader *Session
 
@@ -46,46 +35,20 @@ type Session struct {
 
 // dial connects to one endpoint and returns once the copy of the database is complete.
 func dial(ctx context.Context, config Config, endpoint string) (*Session, error) {
-	dbModel, err := model.NewClientDBModel(config.Database, config.Tables)
-	if err != nil {
-		return nil, fmt.Errorf("model of database %s: %w", config.Database, err)
+	s := &Session{
+		replica: newReplica(config.Tables), database: config.Database, tables: slices.Sorted(maps.Keys(config.Tables)), endpoint: endpoint,
+		changed: make(chan struct{}), notify: config.Changed,
 	}
-	options := []client.Option{client.WithEndpoint(endpoint)}
-	if config.TLS != nil {
-		options = append(options, client.WithTLSConfig(config.TLS))
-	}
-	c, err := client.NewOVSDBClient(dbModel, options...)
-	if err != nil {
-		return nil, fmt.Errorf("client for %s: %w", endpoint, err)
-	}
-	if err := c.Connect(ctx); err != nil {
+	var err error
+	if s.conn, err = connect(ctx, endpoint, config.TLS, s.notified); err != nil {
 		return nil, fmt.Errorf("connect to ovsdb-server at %s: %w", endpoint, err)
 	}
-	s := &Session{
-		client: c, cache: c.Cache(), database: config.Database, tables: slices.Sorted(maps.Keys(config.Tables)), endpoint: endpoint,
-		lost: make(chan struct{}), abandoned: make(chan struct{}), changed: make(chan struct{}), notify: config.Changed,
-	}
-	go s.watch()
-	if s.cache == nil {
-		s.close()
-		return nil, fmt.Errorf("connect to ovsdb-server at %s: %w", endpoint, ErrLost)
-	}
-	s.cache.AddEventHandler(s)
-	if _, err := c.Monitor(ctx, config.monitorRequest()); err != nil {
+	request := []any{config.Database, config.Database, config.monitorRequest()}
+	if _, err := s.conn.call(ctx, ovsdb.ConditionalMonitorRPC, request, s.update); err != nil {
 		s.close()
 		return nil, fmt.Errorf("monitor %s at %s: %w", config.Database, endpoint, err)
 	}
 	return s, nil
-}
-
-// watch closes lost when the library has released the connection. The library signals that once, and only to a receiver that is waiting
-// at that moment.
-func (s *Session) watch() {
-	defer close(s.lost)
-	select {
-	case <-s.client.DisconnectNotify():
-	case <-s.abandoned:
-	}
 }
 
 // close ends the connection. Only the owner of the session calls it.
@@ -93,25 +56,32 @@ func (s *Session) close() {
 	if s.leader != nil {
 		defer s.leader.close()
 	}
-	s.client.Close()
-	timer := time.NewTimer(closeGrace)
-	defer timer.Stop()
-	select {
-	case <-s.lost:
-	case <-timer.C:
-		close(s.abandoned)
-		<-s.lost
-	}
+	s.conn.close()
 }
 
-// OnAdd implements cache.EventHandler; callers do not use it.
-func (s *Session) OnAdd(table string, _ model.Model) { s.touch(table) }
+// notified handles a notification of the server. If it fails, the copy may not match the database, and the connection ends.
+func (s *Session) notified(method string, params json.RawMessage) error {
+	if method != "update2" {
+		return nil // the session requests no locks
+	}
+	var update []json.RawMessage // the name of the monitor, of which there is one, and the rows
+	if err := json.Unmarshal(params, &update); err != nil || len(update) != 2 {
+		return fmt.Errorf("update of database %s with parameters %.64q", s.database, params)
+	}
+	return s.update(update[1])
+}
 
-// OnUpdate implements cache.EventHandler; callers do not use it.
-func (s *Session) OnUpdate(table string, _, _ model.Model) { s.touch(table) }
-
-// OnDelete implements cache.EventHandler; callers do not use it.
-func (s *Session) OnDelete(table string, _ model.Model) { s.touch(table) }
+// update applies an update to the copy.
+func (s *Session) update(encoded json.RawMessage) error {
+	tables, err := s.replica.apply(encoded)
+	if err != nil {
+		return err
+	}
+	for _, table := range tables {
+		s.touch(table)
+	}
+	return nil
+}
 
 func (s *Session) touch(table string) {
 	s.mu.Lock()
@@ -125,7 +95,7 @@ func (s *Session) touch(table string) {
 func (s *Session) Endpoint() string { return s.endpoint }
 
 // Lost returns a channel that is closed when the connection is lost.
-func (s *Session) Lost() <-chan struct{} { return s.lost }
+func (s *Session) Lost() <-chan struct{} { return s.conn.ended }
 
 // Changed returns a channel that is closed at the next change of the copy. A caller must take it before it reads rows.
 func (s *Session) Changed() <-chan struct{} {
@@ -137,7 +107,7 @@ func (s *Session) Changed() <-chan struct{} {
 // IsLost reports whether the connection is lost.
 func (s *Session) IsLost() bool {
 	select {
-	case <-s.lost:
+	case <-s.conn.ended:
 		return true
 	default:
 		return false
@@ -147,11 +117,17 @@ func (s *Session) IsLost() bool {
 // Transact sends the operations as one transaction. An error means that the outcome is unknown (ErrLost), or that the
 // server did not understand the transaction; [Check] finds a refusal in the results.
 func (s *Session) Transact(ctx context.Context, ops ...ovsdb.Operation) ([]ovsdb.OperationResult, error) {
-	results, err := s.client.Transact(ctx, ops...)
+	var results []ovsdb.OperationResult
+	encoded, err := s.conn.call(ctx, "transact", ovsdb.NewTransactArgs(s.database, ops...), nil)
+	if err == nil {
+		err = json.Unmarshal(encoded, &results)
+	}
 	switch {
 	case err == nil:
 		return results, nil
-	case s.IsLost() || errors.Is(err, client.ErrNotConnected):
+	case errors.Is(err, ErrLost):
+		return nil, err
+	case s.IsLost():
 		return nil, fmt.Errorf("%w: %w", ErrLost, err)
 	default:
 		return nil, fmt.Errorf("OVSDB transaction of %d operations: %w", len(ops), err)
@@ -159,7 +135,7 @@ func (s *Session) Transact(ctx context.Context, ops ...ovsdb.Operation) ([]ovsdb
 }
 
 // Sync returns once the copy has everything that was committed before the call. ovsdb-server sends updates before it
-// answers a transaction, and the library handles messages in their order, so a transaction that selects no row is enough.
+// answers a transaction, and the connection handles messages in their order, so a transaction that selects no row is enough.
 func (s *Session) Sync(ctx context.Context) error {
 	_, err := s.Transact(ctx, ovsdb.Operation{
 		Op: ovsdb.OperationSelect, Table: s.tables[0], Columns: []string{"_uuid"},
@@ -178,7 +154,7 @@ func (s *Session) Await(ctx context.Context, holds func() bool) error {
 		}
 		select {
 		case <-changed:
-		case <-s.lost:
+		case <-s.conn.ended:
 			return ErrLost
 		case <-ctx.Done():
 			return context.Cause(ctx)
@@ -189,70 +165,24 @@ func (s *Session) Await(ctx context.Context, holds func() bool) error {
 // Rows returns the rows of a table by UUID. T is the struct that Config.Tables has for the table. The map is the
 // caller's; the rows are the copy's, which replaces them and never writes into them.
 func Rows[T any](s *Session, table string) map[string]*T {
-	t := s.cache.Table(table)
-	if t == nil {
-		return nil
-	}
-	shallow := t.RowsShallow()
-	out := make(map[string]*T, len(shallow))
-	for uuid, row := range shallow {
+	out := map[string]*T{}
+	s.replica.each(table, func(uuid string, row any) {
 		if typed, ok := row.(*T); ok {
 			out[uuid] = typed
 		}
-	}
+	})
 	return out
 }
 
 // Models returns the rows of a table by UUID, as Rows does, as pointers to the struct that Config.Tables has for the table.
 func Models(s *Session, table string) map[string]model.Model {
-	t := s.cache.Table(table)
-	if t == nil {
-		return nil
-	}
-	return t.RowsShallow()
+	out := map[string]model.Model{}
+	s.replica.each(table, func(uuid string, row any) { out[uuid] = row })
+	return out
 }
 
-// verify compares the UUIDs of the copy with those of the server. Others may write meanwhile, so only a lasting difference is an error.
-func (s *Session) verify(ctx context.Context) error {
-	ops := make([]ovsdb.Operation, len(s.tables))
-	for i, table := range s.tables {
-		ops[i] = ovsdb.Operation{Op: ovsdb.OperationSelect, Table: table, Where: []ovsdb.Condition{}, Columns: []string{"_uuid"}}
-	}
-	var different string
-	for range maxCompare {
-		results, err := s.Transact(ctx, ops...)
-		if err != nil {
-			return err
-		}
-		if err := Check(ops, results); err != nil {
-			return fmt.Errorf("compare the copy: %w", err)
-		}
-		if different = s.compare(results); different == "" {
-			return nil
-		}
-	}
-	return fmt.Errorf("copy of table %s at %s differs from the database after %d comparisons", different, s.endpoint, maxCompare)
-}
-
-// compare returns the first table whose rows differ from the server's, "" if there is none.
-func (s *Session) compare(results []ovsdb.OperationResult) string {
-	for i, table := range s.tables {
-		have := s.cache.Table(table)
-		if have == nil || have.Len() != len(results[i].Rows) {
-			return table
-		}
-		for _, row := range results[i].Rows {
-			uuid, ok := row["_uuid"].(ovsdb.UUID)
-			if !ok || !have.HasRow(uuid.GoUUID) {
-				return table
-			}
-		}
-	}
-	return ""
-}
-
-// alive probes the server every interval and returns when the connection or the leadership is lost, or ctx is done.
-func (s *Session) alive(ctx context.Context, interval time.Duration) {
+// alive probes the server every interval and returns when the connection or the leadership is lost, or ctx is done. The error says why.
+func (s *Session) alive(ctx context.Context, interval time.Duration) error {
 	ticker := time.NewTicker(interval)
 	defer ticker.Stop()
 	deposed := make(chan struct{})
@@ -267,17 +197,17 @@ func (s *Session) alive(ctx context.Context, interval time.Duration) {
 	for {
 		select {
 		case <-ctx.Done():
-			return
-		case <-s.lost:
-			return
+			return context.Cause(ctx)
+		case <-s.conn.ended:
+			return s.conn.err
 		case <-deposed:
-			return
+			return errNotLeader
 		case <-ticker.C:
 			probe, cancel := context.WithTimeout(ctx, interval)
 			err := s.Sync(probe)
 			cancel()
 			if err != nil {
-				return
+				return err
 			}
 		}
 	}

@@ -5,16 +5,22 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"maps"
 	"net"
 	"path/filepath"
+	"slices"
+	"strings"
 	"sync"
 	"testing"
 	"time"
 
+	"github.com/google/go-cmp/cmp"
+	"github.com/google/go-cmp/cmp/cmpopts"
 	"github.com/google/uuid"
 	"github.com/ovn-kubernetes/libovsdb/model"
 	"github.com/ovn-kubernetes/libovsdb/ovsdb"
 	"go.uber.org/goleak"
+	"pgregory.net/rapid"
 
 	"weft.dev/weft/internal/ovsdb/session"
 )
@@ -30,9 +36,12 @@ const (
 
 // box is a row without the column weight: the copy must work without it.
 type box struct {
-	UUID   string            `ovsdb:"_uuid"`
-	Name   string            `ovsdb:"name"`
-	Labels map[string]string `ovsdb:"labels"`
+	UUID    string            `ovsdb:"_uuid"`
+	Name    string            `ovsdb:"name"`
+	Labels  map[string]string `ovsdb:"labels"`
+	Tags    []string          `ovsdb:"tags"`
+	Level   *int              `ovsdb:"level"`
+	Fragile bool              `ovsdb:"fragile"`
 }
 
 func tables() map[string]model.Model { return map[string]model.Model{table: &box{}} }
@@ -171,6 +180,7 @@ func suite(t *testing.T, start func(t *testing.T) (socket string)) {
 			t.Errorf("change of table %q", got)
 		}
 	})
+	t.Run("changes", func(t *testing.T) { followsChanges(t, start(t)) })
 	t.Run("refused", func(t *testing.T) {
 		k := keep(t, session.Config{Endpoints: []string{"unix:" + start(t)}})
 		write(t, k, insert("a"))
@@ -251,6 +261,103 @@ func suite(t *testing.T, start func(t *testing.T) (socket string)) {
 			t.Errorf("after Close: %v", err)
 		}
 	})
+}
+
+// followsChanges changes rows at random, and compares a copy that follows with what was written and with a new copy.
+func followsChanges(t *testing.T, socket string) {
+	k := keep(t, session.Config{Endpoints: []string{"unix:" + socket}})
+	rapid.Check(t, func(r *rapid.T) {
+		words := rapid.SampledFrom([]string{"a", "b", "c", "d"})
+		want := map[string]box{}
+		var ops []ovsdb.Operation
+		for uuid := range boxes(t, k) {
+			ops = append(ops, ovsdb.Operation{Op: ovsdb.OperationDelete, Table: table, Where: is(uuid)})
+		}
+		for step := range rapid.IntRange(1, 8).Draw(r, "steps") {
+			b := box{
+				Name: fmt.Sprint("box", rapid.IntRange(0, 2).Draw(r, "box")), Labels: rapid.MapOf(words, words).Draw(r, "labels"),
+				Tags: rapid.SliceOfDistinct(words, rapid.ID).Draw(r, "tags"), Fragile: rapid.Bool().Draw(r, "fragile"),
+			}
+			if rapid.Bool().Draw(r, "placed") {
+				b.Level = new(rapid.IntRange(-9, 9).Draw(r, "level"))
+			}
+			have, exists := want[b.Name]
+			columns := ovsdb.Row{"labels": dict(b.Labels), "tags": set(b.Tags), "level": optional(b.Level), "fragile": b.Fragile}
+			switch {
+			case !exists:
+				b.UUID, columns["name"] = uuid.NewString(), b.Name
+				ops = append(ops, ovsdb.Operation{Op: ovsdb.OperationInsert, Table: table, UUID: b.UUID, Row: columns})
+				want[b.Name] = b
+			case step > 1 && rapid.IntRange(0, 3).Draw(r, "deleted") == 0:
+				ops = append(ops, ovsdb.Operation{Op: ovsdb.OperationDelete, Table: table, Where: is(have.UUID)})
+				delete(want, b.Name)
+			default:
+				b.UUID = have.UUID
+				ops = append(ops, ovsdb.Operation{Op: ovsdb.OperationUpdate, Table: table, Where: is(b.UUID), Row: columns})
+				want[b.Name] = b
+			}
+			write(t, k, ops...)
+			ops = nil
+			if diff := cmp.Diff(slices.Collect(maps.Values(want)), slices.Collect(maps.Values(boxes(t, k))), unordered()...); diff != "" {
+				r.Fatalf("after step %d the copy differs (-want +got):\n%s", step, diff)
+			}
+		}
+	})
+	other := keep(t, session.Config{Endpoints: []string{"unix:" + socket}})
+	if diff := cmp.Diff(boxes(t, k), boxes(t, other), unordered()...); diff != "" {
+		t.Errorf("a new copy differs (-followed +new):\n%s", diff)
+	}
+}
+
+// unordered compares sets and empty maps by what they contain.
+func unordered() []cmp.Option {
+	return []cmp.Option{
+		cmpopts.EquateEmpty(), cmpopts.SortSlices(strings.Compare), cmpopts.SortSlices(func(a, b box) bool { return a.Name < b.Name }),
+	}
+}
+
+// boxes returns the rows of the copy, after all that was written before.
+func boxes(t testing.TB, k *session.Keeper) map[string]box {
+	t.Helper()
+	all := map[string]box{}
+	must(t, k.Do(within(t), func(s *session.Session) error {
+		if err := s.Sync(within(t)); err != nil {
+			return err
+		}
+		clear(all)
+		for uuid, row := range session.Rows[box](s, table) {
+			all[uuid] = *row
+		}
+		return nil
+	}))
+	return all
+}
+
+func is(uuid string) []ovsdb.Condition {
+	return []ovsdb.Condition{ovsdb.NewCondition("_uuid", ovsdb.ConditionEqual, ovsdb.UUID{GoUUID: uuid})}
+}
+
+func dict(of map[string]string) ovsdb.OvsMap {
+	m := ovsdb.OvsMap{GoMap: map[any]any{}}
+	for key, value := range of {
+		m.GoMap[key] = value
+	}
+	return m
+}
+
+func set(of []string) ovsdb.OvsSet {
+	s := ovsdb.OvsSet{GoSet: []any{}}
+	for _, element := range of {
+		s.GoSet = append(s.GoSet, element)
+	}
+	return s
+}
+
+func optional(of *int) ovsdb.OvsSet {
+	if of == nil {
+		return ovsdb.OvsSet{GoSet: []any{}}
+	}
+	return ovsdb.OvsSet{GoSet: []any{*of}}
 }
 
 func TestConfig(t *testing.T) {
