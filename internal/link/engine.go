@@ -223,7 +223,7 @@ func (s *session) read(state map[Key]Item) error {
 		return fmt.Errorf("opening a netlink socket: %w", err)
 	}
 	defer s.handle.Close()
-	links, err := listLinks(s.handle)
+	links, err := listLinks(nil)
 	if err != nil {
 		return err
 	}

@@ -44,7 +44,7 @@ func (p *Pods) HostEnds(ctx context.Context) (map[string]HostEnd, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, fmt.Errorf("listing host ends: %w", err)
 	}
-	links, err := listLinks(p.handle)
+	links, err := listLinks(p.lister)
 	if err != nil {
 		return nil, err
 	}

@@ -24,6 +24,7 @@ type Pods struct {
 	reaper *conn
 	// handle is for requests that need a dump; see dump.
 	handle *netlink.Handle
+	lister sockets
 	turn   turn
 	// probing is held while probe runs; probed reports that the kernel supports macvlans.
 	probing sync.Mutex
@@ -49,6 +50,9 @@ func NewPods() (*Pods, error) {
 			return err
 		}
 		p.conn.turn = &p.turn
+		if p.lister, err = dialLister(); err != nil {
+			return err
+		}
 		p.handle, err = netlink.NewHandle(unix.NETLINK_ROUTE)
 		return err
 	})
@@ -70,6 +74,7 @@ func (p *Pods) Close() {
 	if p.handle != nil {
 		p.handle.Close()
 	}
+	p.lister.close()
 	p.home.close()
 }
 

@@ -230,7 +230,7 @@ func (p *Pods) ListPreplugged(ctx context.Context, path string) (map[string]Prep
 	if err := ctx.Err(); err != nil {
 		return nil, fmt.Errorf("listing pre-plugged ports: %w", err)
 	}
-	links, err := listLinks(p.handle)
+	links, err := listLinks(p.lister)
 	if err != nil {
 		return nil, err
 	}
@@ -242,7 +242,7 @@ func (p *Pods) Survey(ctx context.Context, path string) (owners map[string]strin
 	if err := ctx.Err(); err != nil {
 		return nil, nil, fmt.Errorf("listing pod links: %w", err)
 	}
-	links, err := listLinks(p.handle)
+	links, err := listLinks(p.lister)
 	if err != nil {
 		return nil, nil, err
 	}
@@ -295,7 +295,7 @@ func (p *Pods) farEnds(path string) (map[string]PrepluggedPort, error) {
 			return fmt.Errorf("opening a netlink socket: %w", err)
 		}
 		defer handle.Close()
-		links, err := listLinks(handle)
+		links, err := listLinks(nil)
 		if err != nil {
 			return err
 		}

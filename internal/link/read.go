@@ -7,6 +7,8 @@ import (
 	"net/netip"
 
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 )
 
@@ -28,9 +30,45 @@ func dump[T any](make func() ([]T, error)) ([]T, error) {
 	}
 }
 
-// listLinks returns all links of the handle's namespace.
-func listLinks(handle *netlink.Handle) ([]netlink.Link, error) {
-	links, err := dump(handle.LinkList)
+// sockets are netlink sockets in one namespace, by protocol. Without one, a request opens a socket in the calling thread's namespace.
+type sockets map[int]*nl.SocketHandle
+
+// dialLister opens a socket for listLinks in the calling thread's namespace. The caller must close it.
+func dialLister() (sockets, error) {
+	socket, err := nl.GetNetlinkSocketAt(netns.None(), netns.None(), unix.NETLINK_ROUTE)
+	if err != nil {
+		return nil, fmt.Errorf("opening a netlink socket: %w", err)
+	}
+	return sockets{unix.NETLINK_ROUTE: {Socket: socket}}, nil
+}
+
+func (s sockets) close() {
+	for _, socket := range s {
+		socket.Close()
+	}
+}
+
+// listLinks returns all links of the sockets' namespace, without statistics: for each device, the kernel adds up those of all processors.
+func listLinks(on sockets) ([]netlink.Link, error) {
+	links, err := dump(func() ([]netlink.Link, error) {
+		request := nl.NewNetlinkRequest(unix.RTM_GETLINK, unix.NLM_F_DUMP)
+		request.Sockets = on
+		request.AddData(nl.NewIfInfomsg(unix.AF_UNSPEC))
+		request.AddData(nl.NewRtAttr(unix.IFLA_EXT_MASK, nl.Uint32Attr(skipStatistics)))
+		messages, err := request.Execute(unix.NETLINK_ROUTE, unix.RTM_NEWLINK)
+		if err != nil && !errors.Is(err, netlink.ErrDumpInterrupted) {
+			return nil, err
+		}
+		list := make([]netlink.Link, 0, len(messages))
+		for _, message := range messages {
+			link, err := netlink.LinkDeserialize(nil, message)
+			if err != nil {
+				return nil, err
+			}
+			list = append(list, link)
+		}
+		return list, err
+	})
 	if err != nil {
 		return nil, fmt.Errorf("listing links: %w", err)
 	}

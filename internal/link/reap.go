@@ -104,7 +104,7 @@ func (p *Pods) List(ctx context.Context) (map[string]string, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, fmt.Errorf("listing pod links: %w", err)
 	}
-	links, err := listLinks(p.handle)
+	links, err := listLinks(p.lister)
 	if err != nil {
 		return nil, err
 	}

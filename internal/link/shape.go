@@ -383,7 +383,7 @@ func (p *Pods) Shapes(ctx context.Context, path string) (map[string]Shape, error
 			return fmt.Errorf("opening a netlink socket: %w", err)
 		}
 		defer handle.Close()
-		links, err := listLinks(handle)
+		links, err := listLinks(nil)
 		if err == nil {
 			found, err = readShapes(handle, links)
 		}

@@ -87,12 +87,7 @@ func (w *watcher) subscribe() error {
 
 // learn looks up the indexes of the managed devices, for events that do not name their device.
 func (w *watcher) learn() error {
-	handle, err := netlink.NewHandle(unix.NETLINK_ROUTE)
-	if err != nil {
-		return fmt.Errorf("opening a netlink socket: %w", err)
-	}
-	defer handle.Close()
-	links, err := listLinks(handle)
+	links, err := listLinks(nil)
 	if err != nil {
 		return err
 	}
