@@ -33,10 +33,10 @@ type podRequest interface {
 func key(req podRequest) string { return req.GetNamespace() + "_" + req.GetPodName() }
 
 func check(req podRequest) error {
-	if !name.MatchString(req.GetPodName()) {
+	if !validName(req.GetPodName()) {
 		return fmt.Errorf("podName: %.64q is not the name of a pod", req.GetPodName())
 	}
-	if !name.MatchString(req.GetNamespace()) {
+	if !validName(req.GetNamespace()) {
 		return fmt.Errorf("namespace: %.64q is not the name of a namespace", req.GetNamespace())
 	}
 	if req.GetNetwork() == nil {

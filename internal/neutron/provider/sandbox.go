@@ -23,15 +23,17 @@ type Runtimes struct {
 	CRI    string // path of the CRI runtime's socket
 }
 
-// sandboxID is the form of container ids of all runtimes.
-var sandboxID = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]{0,127}$`) //nolint:gochecknoglobals // a constant
+// sandboxPattern is the form of container IDs of all runtimes, which have at most sandboxMax characters.
+var sandboxPattern = regexp.MustCompile(`^[A-Za-z0-9][A-Za-z0-9_.-]*$`) //nolint:gochecknoglobals // a constant
+
+const sandboxMax = 128
 
 var errNoProcess = errors.New("the sandbox has no running process")
 
 // NetNS requests the sandbox's process from the runtime. Requests for "docker" are sent to Docker if it is installed, because kubelets with
 // cri-dockerd do not identify it.
 func (r Runtimes) NetNS(ctx context.Context, runtime, sandbox string) (string, error) {
-	if !sandboxID.MatchString(sandbox) {
+	if len(sandbox) > sandboxMax || !sandboxPattern.MatchString(sandbox) {
 		return "", fmt.Errorf("podInfraContainerID: %.64q is not the id of a container", sandbox)
 	}
 	ask := r.cri

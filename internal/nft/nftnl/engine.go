@@ -53,7 +53,7 @@ var _ reconcile.Engine[Key, Item] = (*Engine)(nil)
 
 // NewEngine returns an engine. It changes nothing in the kernel. The caller must close it.
 func NewEngine(options Options) (*Engine, error) {
-	if !namePattern.MatchString(options.Table) {
+	if !validName(options.Table) {
 		return nil, fmt.Errorf("nftables engine: %w", invalid("table name %.40q", options.Table))
 	}
 	if options.Family != FamilyInet && options.Family != FamilyBridge {

@@ -10,13 +10,19 @@ import (
 	"strings"
 	"time"
 
-	"github.com/ovn-kubernetes/libovsdb/client"
 	"github.com/ovn-kubernetes/libovsdb/model"
 	"github.com/ovn-kubernetes/libovsdb/ovsdb"
 )
 
 // DefaultProbeInterval is the default of Config.ProbeInterval, half of ovs-vswitchd's own default for its connections.
 const DefaultProbeInterval = 5 * time.Second
+
+// Methods of an endpoint.
+const (
+	unixSocket = "unix"
+	tcp        = "tcp"
+	ssl        = "ssl"
+)
 
 // Config describes the database of a [Keeper].
 type Config struct {
@@ -89,19 +95,19 @@ func (c Config) validate() error {
 	return nil
 }
 
-// validEndpoint refuses endpoints that the library would replace by a default or reject only when it connects.
+// validEndpoint refuses endpoints that could not be connected to.
 func (c Config) validEndpoint(endpoint string) error {
 	method, where, _ := strings.Cut(endpoint, ":")
 	switch method {
-	case client.UNIX:
+	case unixSocket:
 		if where == "" {
 			return fmt.Errorf("%w: endpoint %.64q has no path, want unix:PATH", ErrInvalid, endpoint)
 		}
-	case client.TCP, client.SSL:
+	case tcp, ssl:
 		if host, port, err := net.SplitHostPort(where); err != nil || host == "" || port == "" {
 			return fmt.Errorf("%w: endpoint %.64q, want %s:ADDRESS:PORT", ErrInvalid, endpoint, method)
 		}
-		if method == client.SSL && c.TLS == nil {
+		if method == ssl && c.TLS == nil {
 			return fmt.Errorf("%w: endpoint %.64q needs certificates (TLS)", ErrInvalid, endpoint)
 		}
 	default:

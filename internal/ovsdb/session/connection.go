@@ -10,8 +10,6 @@ import (
 	"strconv"
 	"strings"
 	"sync"
-
-	"github.com/ovn-kubernetes/libovsdb/client"
 )
 
 // queued bounds the messages that wait to be written.
@@ -61,7 +59,7 @@ func connect(ctx context.Context, endpoint string, config *tls.Config, notify fu
 	var conn net.Conn
 	var err error
 	switch method {
-	case client.SSL:
+	case ssl:
 		conn, err = (&tls.Dialer{Config: config}).DialContext(ctx, "tcp", where)
 	default:
 		conn, err = (&net.Dialer{}).DialContext(ctx, method, where)
