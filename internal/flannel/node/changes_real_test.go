@@ -56,7 +56,7 @@ func TestChangesByHand(t *testing.T) {
 			}
 			lines := strings.Split(volatile.ReplaceAllString(out, ""), "\n")
 			words := make(map[string]int)
-			for _, word := range strings.Fields(strings.Join(lines, " ")) {
+			for word := range strings.FieldsSeq(strings.Join(lines, " ")) {
 				words[word]++
 			}
 			fmt.Fprintln(&all, question, words)

@@ -274,10 +274,7 @@ func (n *Network) Plan(ctx context.Context, req *cni.Request, at placement.Decis
 			}
 			rec, err := recordOf(at, chosen)
 			rec.Bandwidth, rec.HostPorts = limits, ports
-			rec.HostInterface = chosen.slot.Preplugged()
-			if !chosen.paired {
-				rec.HostInterface = vethName(attach.Key{ContainerID: req.ContainerID, IfName: req.IfName}, limits.Limited())
-			}
+			rec.HostInterface = hostInterface(req, chosen, limits)
 			return rec, err
 		}
 		var rested <-chan time.Time
@@ -291,6 +288,14 @@ func (n *Network) Plan(ctx context.Context, req *cni.Request, at placement.Decis
 			return attach.Record{}, n.noPort(ctx, object)
 		}
 	}
+}
+
+// hostInterface returns the name of the host veth for an attachment: the one plugged ahead with its port, or, if there is none, one of its own.
+func hostInterface(req *cni.Request, chosen *choice, limits cni.Bandwidth) string {
+	if chosen.paired {
+		return chosen.slot.Preplugged()
+	}
+	return vethName(attach.Key{ContainerID: req.ContainerID, IfName: req.IfName}, limits.Limited())
 }
 
 // networkOf returns the Network of a pod.

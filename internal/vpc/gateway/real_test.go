@@ -159,7 +159,7 @@ func TestGateway(t *testing.T) {
 func testRemovedRoute(t *testing.T, gw, host *ovntest.Pod) {
 	t.Helper()
 	var conn net.Conn
-	err := host.NetNS.Do(func(ns.NetNS) (err error) {
+	err := host.Do(func(ns.NetNS) (err error) {
 		conn, err = net.Dial("udp4", "192.168.100.231:8080") //nolint:noctx // on this thread, which is in the namespace
 		return err
 	})
