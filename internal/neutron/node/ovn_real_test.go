@@ -325,9 +325,13 @@ func TestDeletedPort(t *testing.T) {
 		return c.Get(t.Context(), client.ObjectKeyFromObject(object), object)
 	})
 	must(t, n.pings(address))
-	if object.Status.Pod == nil || !object.Status.Plugged {
-		t.Errorf("status of a port with a pod: %+v", object.Status)
-	}
+	eventually(t, "the status names the pod", func() error {
+		must(t, c.Get(t.Context(), client.ObjectKeyFromObject(object), object))
+		if object.Status.Pod == nil || !object.Status.Plugged {
+			return fmt.Errorf("status of a port with a pod: %+v", object.Status)
+		}
+		return nil
+	})
 	n.del(t, "blue", "a")
 	eventually(t, "the port is unplugged", func() error {
 		must(t, c.Get(t.Context(), client.ObjectKeyFromObject(object), object))

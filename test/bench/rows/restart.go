@@ -38,7 +38,7 @@ func restart() Group {
 		lab:   true,
 		Title: fmt.Sprintf("a restart of the agent with %d pods on the node, against a bare dump of flows and database", restartPods),
 		Rows: []measure.Row{
-			{Name: "restart/100/in-step", Metric: restartWall, Unit: "ms"},
+			{Name: "restart/100/in-step", Metric: restartWall, Unit: "ms", Target: measure.RatioAtMost(3)},
 			{Name: "restart/100/flow-mods", Metric: restartMods, Unit: "flow-mods", Target: measure.AtMost(0), Alone: true},
 			{Name: "restart/100/lost", Metric: lost, Unit: "packets", Target: measure.AtMost(0), Alone: true},
 			{Name: "restart/100/lost-control", Metric: lostControl, Unit: "packets, without a restart", Alone: true},

@@ -42,7 +42,7 @@ func TestTargets(t *testing.T) {
 		"cni/10/del-link-gone": "ratio <= 1", "cni/100/del-link-gone": "ratio <= 1",
 		"burst/32":         "ratio >= 1.2 (goal 1.7)",
 		"flows/50000/sync": "ratio >= 0.85", "flows/50000/resync-mods": "ours <= 0",
-		"restart/100/lost": "ours <= 0", "restart/100/flow-mods": "ours <= 0",
+		"restart/100/in-step": "ratio <= 3", "restart/100/lost": "ours <= 0", "restart/100/flow-mods": "ours <= 0",
 		"memory/agent/500-100/resident": "ours <= 60",
 		"forwarding/pod/2-flows-ct":     "ratio <= 1.1", "forwarding/service/2-flows-ct": "ratio <= 1.1",
 		"policies/flows/200x200": "ours <= 410", "policies/flows/1000x1000": "ours <= 2010",
