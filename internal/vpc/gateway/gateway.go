@@ -202,9 +202,12 @@ func (c *compiler) table() {
 	c.chain(nft.Chain{Name: "prerouting", Type: nft.TypeNAT, Hook: nft.HookPrerouting, Priority: -100},
 		"dnat to ip daddr map @"+FloatingIn,
 		"dnat ip to ip daddr . meta l4proto . th dport map @"+Ports)
-	// Most packets are accepted by the second rule. A connection becomes established once its first packet has passed all chains.
+	// Most packets are accepted by the third rule. A connection becomes established once its first packet has passed all chains. Packets of one
+	// whose internal address has no route any more are routed to net1, with the internal address; the first two rules drop them: those from
+	// outside, and those to a forwarded address from inside.
 	c.chain(nft.Chain{Name: "forward", Type: nft.TypeFilter, Hook: nft.HookForward, Policy: nft.PolicyDrop},
-		`oifname "net1" ct direction original ct status dnat counter drop`, // the route to the internal address was removed
+		`iifname "net1" oifname "net1" counter drop`,
+		`oifname "net1" ct direction original ct status dnat counter drop`,
 		"ct state established,related accept",
 		"ct state invalid,untracked counter drop",
 		"meta l4proto udp th dport 6081 counter drop", // Geneve of the nodes

@@ -152,41 +152,85 @@ func TestGateway(t *testing.T) {
 	ovntest.Serve(t, router.NetNS, "geneve", 6081)
 	expect("UDP 6081", a1.NetNS, "udp4", "1.1.1.1:6081", "")
 	ovntest.Serve(t, a3.NetNS, "a3", 53)
-	testRemovedRoute(t, gw, host)
+	in.SNATs[0].Prefix = prefix("10.0.0.0/16") // for a3 too
+	third := gateway.Compile(in)
+	program(t.Context(), t, gw.NetNS, &third.State)
+	testRemovedRoute(t, gw, host, a3)
 }
 
-// A connection from outside whose internal address has no route any more does not leave by net1, where the default route leads.
-func testRemovedRoute(t *testing.T, gw, host *ovntest.Pod) {
+// The connections of an internal address that has no route any more do not leave by net1, where the default route leads: neither one from
+// outside to a forwarded address, nor the answers to one that the gateway translated.
+func testRemovedRoute(t *testing.T, gw, host, inside *ovntest.Pod) {
 	t.Helper()
-	var conn net.Conn
+	forwarded := dial(t, host, "192.168.100.231:8080")
+	var answers net.PacketConn
 	err := host.Do(func(ns.NetNS) (err error) {
-		conn, err = net.Dial("udp4", "192.168.100.231:8080") //nolint:noctx // on this thread, which is in the namespace
+		answers, err = net.ListenPacket("udp4", "192.168.100.10:7001") //nolint:noctx // on this thread, which is in the namespace
 		return err
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer func() { _ = conn.Close() }()
-	send := func() {
-		if _, err := conn.Write([]byte("\n")); err != nil {
+	t.Cleanup(func() { _ = answers.Close() })
+	translated := dial(t, inside, "192.168.100.10:7001")
+	deadline := time.Now().Add(time.Minute)
+	for _, err := range []error{forwarded.SetReadDeadline(deadline), answers.SetReadDeadline(deadline), send(forwarded), send(translated)} {
+		if err != nil {
 			t.Fatal(err)
 		}
 	}
-	send()
-	if err := conn.SetReadDeadline(time.Now().Add(time.Minute)); err != nil {
-		t.Fatal(err)
-	}
-	if _, err := conn.Read(make([]byte, 64)); err != nil {
+	if _, err := forwarded.Read(make([]byte, 64)); err != nil {
 		t.Fatalf("the port forward for UDP does not answer: %v", err)
 	}
-	dropped := func() bool {
-		out := ovntest.Run(t, gw.NetNS, "nft", "list", "chain", "ip", gateway.Table, "forward")
-		return strings.Contains(out, "ct status dnat counter packets 1 ")
+	_, client, err := answers.ReadFrom(make([]byte, 64))
+	if err != nil {
+		t.Fatalf("no packet of the translated connection: %v", err)
 	}
-	if dropped() {
+	if _, err := answers.WriteTo([]byte("\n"), client); err != nil { // the connection is established now
+		t.Fatal(err)
+	}
+	if err := translated.SetReadDeadline(deadline); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := translated.Read(make([]byte, 64)); err != nil {
+		t.Fatalf("no answer on the translated connection: %v", err)
+	}
+	dropped := func(packets int) func() bool {
+		return func() bool {
+			out := ovntest.Run(t, gw.NetNS, "nft", "list", "chain", "ip", gateway.Table, "forward")
+			return strings.Contains(out, fmt.Sprintf(`oifname "net1" counter packets %d `, packets))
+		}
+	}
+	if !dropped(0)() {
 		t.Error("a packet was dropped before the route was removed")
 	}
 	gw.IP("route", "del", "10.0.2.0/24")
-	send()
-	ovntest.Eventually(t, "the packet is dropped", dropped)
+	if err := send(forwarded); err != nil {
+		t.Fatal(err)
+	}
+	ovntest.Eventually(t, "the packet to the forwarded address is dropped", dropped(1))
+	if _, err := answers.WriteTo([]byte("\n"), client); err != nil {
+		t.Fatal(err)
+	}
+	ovntest.Eventually(t, "the answer is dropped", dropped(2))
+}
+
+// dial returns a UDP connection from a pod to an address.
+func dial(t *testing.T, from *ovntest.Pod, to string) (conn net.Conn) {
+	t.Helper()
+	err := from.Do(func(ns.NetNS) (err error) {
+		conn, err = net.Dial("udp4", to) //nolint:noctx // on this thread, which is in the namespace
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close() })
+	return conn
+}
+
+// send sends a line, which servers of the test answer.
+func send(conn net.Conn) error {
+	_, err := conn.Write([]byte("\n"))
+	return err
 }
