@@ -52,6 +52,9 @@ type Config struct {
 	Connected func(again bool)
 	// Lost is called when a session has ended. Nil means no calls.
 	Lost func()
+
+	// connect connects to an endpoint. Nil means the machine's network.
+	connect func(ctx context.Context, endpoint string, config *tls.Config) (net.Conn, error)
 }
 
 // withDefaults returns c with every zero value replaced by its default.
@@ -70,6 +73,9 @@ func (c Config) withDefaults() Config {
 	}
 	if c.Lost == nil {
 		c.Lost = func() {}
+	}
+	if c.connect == nil {
+		c.connect = connect
 	}
 	return c
 }

@@ -52,27 +52,24 @@ type message struct {
 	Error  json.RawMessage `json:"error,omitempty"`
 }
 
-// connect connects to an endpoint. notify is called for each notification; if it fails, the connection ends. The caller must close the
-// connection.
-func connect(ctx context.Context, endpoint string, config *tls.Config, notify func(string, json.RawMessage) error) (*connection, error) {
+// connect connects to an endpoint.
+func connect(ctx context.Context, endpoint string, config *tls.Config) (net.Conn, error) {
 	method, where, _ := strings.Cut(endpoint, ":")
-	var conn net.Conn
-	var err error
-	switch method {
-	case ssl:
-		conn, err = (&tls.Dialer{Config: config}).DialContext(ctx, "tcp", where)
-	default:
-		conn, err = (&net.Dialer{}).DialContext(ctx, method, where)
+	if method == ssl {
+		return (&tls.Dialer{Config: config}).DialContext(ctx, "tcp", where) //nolint:wrapcheck // the caller says which server
 	}
-	if err != nil {
-		return nil, err //nolint:wrapcheck // the caller says which server
-	}
+	return (&net.Dialer{}).DialContext(ctx, method, where) //nolint:wrapcheck // the caller says which server
+}
+
+// newConnection starts the protocol on conn. notify is called for each notification; if it fails, the connection ends. The caller must
+// close the connection.
+func newConnection(conn net.Conn, notify func(string, json.RawMessage) error) *connection {
 	c := &connection{
 		conn: conn, notify: notify, out: make(chan []byte, queued), ended: make(chan struct{}), calls: map[uint64]call{},
 	}
 	c.group.Go(func() { c.end(c.receive()) })
 	c.group.Go(c.send)
-	return c, nil
+	return c
 }
 
 // close ends the connection and returns when its goroutines have ended.

@@ -14,16 +14,17 @@ import (
 	"weft.dev/weft/internal/ovsdb/session"
 )
 
-// script is a server that answers the first request of each connection with an empty copy, sends one more message, and reports what it
-// receives then.
+// script is a server that answers the first request of each connection with an empty copy, sends one more message once proceed is
+// closed, and reports what it receives then.
 type script struct {
 	path     string
+	proceed  chan struct{}
 	received chan string
 }
 
 func newScript(t *testing.T, message string) *script {
 	t.Helper()
-	s := &script{path: filepath.Join(t.TempDir(), "s"), received: make(chan string, 100)}
+	s := &script{path: filepath.Join(t.TempDir(), "s"), proceed: make(chan struct{}), received: make(chan string, 100)}
 	listener, err := net.Listen("unix", s.path)
 	must(t, err)
 	ended := make(chan struct{})
@@ -34,7 +35,7 @@ func newScript(t *testing.T, message string) *script {
 			if err != nil {
 				return
 			}
-			s.serve(conn, message)
+			s.serve(t.Context(), conn, message)
 		}
 	}()
 	t.Cleanup(func() {
@@ -44,13 +45,21 @@ func newScript(t *testing.T, message string) *script {
 	return s
 }
 
-func (s *script) serve(conn net.Conn, message string) {
+func (s *script) serve(ctx context.Context, conn net.Conn, message string) {
 	defer func() { _ = conn.Close() }()
 	reader := bufio.NewReader(conn)
 	if _, err := reader.ReadString('}'); err != nil {
 		return
 	}
-	if _, err := io.WriteString(conn, `{"id": 1, "result": {}, "error": null}`+message); err != nil {
+	if _, err := io.WriteString(conn, `{"id": 1, "result": {}, "error": null}`); err != nil {
+		return
+	}
+	select {
+	case <-s.proceed:
+	case <-ctx.Done():
+		return
+	}
+	if _, err := io.WriteString(conn, message); err != nil {
 		return
 	}
 	for {
@@ -78,6 +87,7 @@ func (s *script) keep(t *testing.T) *session.Keeper {
 // TestEcho answers the probe of a server.
 func TestEcho(t *testing.T) {
 	s := newScript(t, `{"id": "probe", "method": "echo", "params": ["x"]}`)
+	close(s.proceed)
 	s.keep(t)
 	ctx := within(t)
 	for {
@@ -102,9 +112,10 @@ func TestEndsAfterBadMessages(t *testing.T) {
 		"answer without an ID": `{"id": null, "result": []}`,
 	} {
 		t.Run(name, func(t *testing.T) {
-			k := newScript(t, message).keep(t)
+			server := newScript(t, message)
 			ctx := within(t)
-			err := k.Do(ctx, func(s *session.Session) error {
+			err := server.keep(t).Do(ctx, func(s *session.Session) error {
+				close(server.proceed)
 				if err := s.Await(ctx, func() bool { return false }); !errors.Is(err, session.ErrLost) {
 					t.Errorf("the session goes on: %v", err)
 				}

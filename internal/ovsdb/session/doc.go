@@ -32,7 +32,8 @@
 //   - The copy is complete before [Keeper.Do] sees the session, and each update is applied whole. An update that does not
 //     fit ends the session.
 //   - A session ends with its connection ([Session.Lost]) and is never repaired. The next one starts with a new copy,
-//     so nothing depends on what was sent in between.
+//     so nothing depends on what was sent in between. The keeper reconnects at once after a session of more than two
+//     seconds; after a shorter one it waits as after a failed attempt, for up to three seconds.
 //   - [Session.Transact] returns [ErrLost] when the connection breaks before the answer. The transaction may be in
 //     effect. A caller plans again from the next copy; with row UUIDs that the client chooses (Operation.UUID), a
 //     repeated insert fails instead of making a duplicate.

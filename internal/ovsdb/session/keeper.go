@@ -10,7 +10,8 @@ import (
 	"github.com/cenkalti/backoff/v4"
 )
 
-// Bounds of the pause between attempts to reconnect. The attempts end when the keeper is closed.
+// Bounds of the pause between attempts to reconnect. The attempts end when the keeper is closed. A session that lasts no longer than
+// redialLast counts as a failed attempt.
 const (
 	redialFirst = 50 * time.Millisecond
 	redialLast  = 2 * time.Second
@@ -115,8 +116,10 @@ func (k *Keeper) set(s *Session, err error) {
 // run makes one session after the other until ctx is done.
 func (k *Keeper) run(ctx context.Context) {
 	log := k.config.Logger.With("database", k.config.Database)
+	pause := backoff.NewExponentialBackOff(
+		backoff.WithInitialInterval(redialFirst), backoff.WithMaxInterval(redialLast), backoff.WithMaxElapsedTime(0))
 	for again := false; ; again = true {
-		s := k.redial(ctx)
+		s := k.redial(ctx, pause)
 		if s == nil {
 			return
 		}
@@ -124,6 +127,7 @@ func (k *Keeper) run(ctx context.Context) {
 			log.Info("connection to ovsdb-server is back", "endpoint", s.endpoint)
 		}
 		k.config.Connected(again)
+		began := time.Now()
 		why := s.alive(ctx, k.config.ProbeInterval)
 		s.close()
 		k.config.Lost()
@@ -132,13 +136,16 @@ func (k *Keeper) run(ctx context.Context) {
 			return
 		}
 		log.Warn("connection to ovsdb-server was lost", "endpoint", s.endpoint, "error", why)
+		if time.Since(began) > redialLast {
+			pause.Reset() // and reconnect at once
+		} else if !pauseFor(ctx, pause.NextBackOff()) {
+			return
+		}
 	}
 }
 
 // redial tries the endpoints in turn until there is a connection. It returns nil if ctx is done.
-func (k *Keeper) redial(ctx context.Context) *Session {
-	pause := backoff.NewExponentialBackOff(
-		backoff.WithInitialInterval(redialFirst), backoff.WithMaxInterval(redialLast), backoff.WithMaxElapsedTime(0))
+func (k *Keeper) redial(ctx context.Context, pause backoff.BackOff) *Session {
 	for {
 		config, err := k.config.located(ctx)
 		errs := []error{err}

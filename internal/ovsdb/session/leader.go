@@ -27,7 +27,7 @@ type databaseRow struct {
 func watchLeader(ctx context.Context, config Config, endpoint string) (*Session, error) {
 	s, err := dial(ctx, Config{
 		Database: serverDatabase, Tables: map[string]model.Model{serverTable: &databaseRow{}},
-		TLS: config.TLS, Changed: func(string) {},
+		TLS: config.TLS, Changed: func(string) {}, connect: config.connect,
 	}, endpoint)
 	if err != nil {
 		return nil, err

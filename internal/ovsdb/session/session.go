@@ -39,10 +39,11 @@ func dial(ctx context.Context, config Config, endpoint string) (*Session, error)
 		replica: newReplica(config.Tables), database: config.Database, tables: slices.Sorted(maps.Keys(config.Tables)), endpoint: endpoint,
 		changed: make(chan struct{}), notify: config.Changed,
 	}
-	var err error
-	if s.conn, err = connect(ctx, endpoint, config.TLS, s.notified); err != nil {
+	conn, err := config.connect(ctx, endpoint, config.TLS)
+	if err != nil {
 		return nil, fmt.Errorf("connect to ovsdb-server at %s: %w", endpoint, err)
 	}
+	s.conn = newConnection(conn, s.notified)
 	request := []any{config.Database, config.Database, config.monitorRequest()}
 	if _, err := s.conn.call(ctx, ovsdb.ConditionalMonitorRPC, request, s.update); err != nil {
 		s.close()

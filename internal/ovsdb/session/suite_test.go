@@ -97,12 +97,13 @@ func names(t testing.TB, k *session.Keeper) map[string]bool {
 	return have
 }
 
-// wire forwards connections to a server and can cut them.
+// wire forwards connections to a server, and forwards none while it is cut.
 type wire struct {
 	path     string
 	listener net.Listener
 	group    sync.WaitGroup
 	mu       sync.Mutex
+	isCut    bool
 	conns    []net.Conn
 }
 
@@ -123,9 +124,11 @@ func newWire(t testing.TB, server string) *wire {
 				_ = near.Close()
 				continue
 			}
-			w.mu.Lock()
-			w.conns = append(w.conns, near, far)
-			w.mu.Unlock()
+			if !w.add(near, far) {
+				_ = near.Close()
+				_ = far.Close()
+				continue
+			}
 			for _, pair := range [][2]net.Conn{{near, far}, {far, near}} {
 				w.group.Go(func() {
 					_, _ = io.Copy(pair[0], pair[1])
@@ -143,14 +146,32 @@ func newWire(t testing.TB, server string) *wire {
 	return w
 }
 
-// cut ends all connections.
+// add notes two ends to forward between. It returns false while the wire is cut.
+func (w *wire) add(near, far net.Conn) bool {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	if w.isCut {
+		return false
+	}
+	w.conns = append(w.conns, near, far)
+	return true
+}
+
+// cut ends all connections. Later ones end at once, until join.
 func (w *wire) cut() {
 	w.mu.Lock()
 	defer w.mu.Unlock()
+	w.isCut = true
 	for _, conn := range w.conns {
 		_ = conn.Close()
 	}
 	w.conns = nil
+}
+
+func (w *wire) join() {
+	w.mu.Lock()
+	defer w.mu.Unlock()
+	w.isCut = false
 }
 
 // suite holds a session to its contract with a server behind a unix socket.
@@ -217,6 +238,7 @@ func suite(t *testing.T, start func(t *testing.T) (socket string)) {
 			Connected: func(again bool) { connected <- again }, Lost: func() { lost <- true },
 		})
 		steady := keep(t, session.Config{Endpoints: []string{"unix:" + socket}})
+		names(t, steady) // libovsdb's server is not safe with a copy and a transaction at the same time: one after the other
 		write(t, k, insert("before"))
 		if <-connected {
 			t.Error("the first connection is not another one")
@@ -226,6 +248,7 @@ func suite(t *testing.T, start func(t *testing.T) (socket string)) {
 			if calls++; calls == 1 {
 				w.cut()
 				write(t, steady, insert("meanwhile"))
+				w.join()
 				err := s.Await(within(t), func() bool { return false })
 				if !errors.Is(err, session.ErrLost) || !s.IsLost() {
 					t.Errorf("on a lost session: %v", err)
