@@ -2,6 +2,7 @@ package cluster
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"log/slog"
 	"net"
@@ -106,9 +107,10 @@ func addressesOf(ctx context.Context, hosts []string) []netip.Addr {
 	return slices.Compact(all)
 }
 
-// failed ends a session whose credentials OpenStack refuses; the next call reads the configuration again.
+// failed ends a session whose credentials OpenStack refuses, or whose catalogue has no Octavia; the next call reads the configuration and
+// authenticates again.
 func (c *connection) failed(used *session, err error) {
-	if used != nil && openstack.Unauthorized(err) {
+	if used != nil && (openstack.Unauthorized(err) || errors.Is(err, cloud.ErrNoOctavia)) {
 		c.held.CompareAndSwap(used, nil)
 	}
 }

@@ -31,6 +31,8 @@ type fakeOpenStack struct {
 	monitors bool
 	// failing makes created load balancers fail, and away every request.
 	failing, away bool
+	// withoutOctavia leaves the load-balancer service out of the catalogue.
+	withoutOctavia bool
 
 	mu   sync.Mutex
 	next int
@@ -55,6 +57,9 @@ func (f *fakeOpenStack) session(t *testing.T) *session {
 		}
 	}
 	client := &openstack.Client{Network: at(""), LoadBalancer: at(""), ProjectID: "admin"}
+	if f.withoutOctavia {
+		client.LoadBalancer = nil
+	}
 	config := cloud.Config{Cluster: clusterName, ExternalNetwork: externalNetwork, LoadBalancer: conf.LoadBalancer{CreateMonitor: f.monitors}}
 	return &session{Cloud: cloud.New(client, config), project: client.ProjectID}
 }

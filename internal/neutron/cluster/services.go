@@ -228,7 +228,10 @@ func (r *serviceReconciler) remove(ctx context.Context, s *corev1.Service) (resu
 	}
 	defer func() { r.cloud.failed(os, err) }()
 	held, err := os.OwnBalancer(ctx, "", objects.BalancerOwner(s), objects.BalancerName(s.Namespace, s.Name))
-	gone := errors.Is(err, cloud.ErrNotFound) || errors.Is(err, cloud.ErrForeign) || errors.Is(err, cloud.ErrNoOctavia)
+	// Without Octavia in the catalogue a Service that has an address keeps its finalizer: its load balancer exists, and the catalogue may have
+	// Octavia again.
+	never := errors.Is(err, cloud.ErrNoOctavia) && len(s.Status.LoadBalancer.Ingress) == 0
+	gone := never || errors.Is(err, cloud.ErrNotFound) || errors.Is(err, cloud.ErrForeign)
 	if err == nil {
 		gone, err = os.WithdrawBalancer(ctx, held)
 	}

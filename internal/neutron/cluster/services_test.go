@@ -276,6 +276,45 @@ func TestPendingLoadBalancers(t *testing.T) {
 	}
 }
 
+// A deleted Service that has an address keeps its finalizer while the catalogue has no Octavia. Each attempt authenticates again, so that its
+// load balancer is deleted once Octavia is back.
+func TestCatalogueLosesOctavia(t *testing.T) {
+	r := newRig(t, append(blue(), web(nil))...)
+	r.addBlue()
+	services := r.services()
+	if err := r.inStep(t, services); err != nil {
+		t.Fatal(err)
+	}
+	at := request("blue")
+	at.Name = "web"
+	s := &corev1.Service{}
+	if err := r.client.Get(t.Context(), at.NamespacedName, s); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.client.Delete(t.Context(), s); err != nil {
+		t.Fatal(err)
+	}
+	r.cloud.withoutOctavia = true
+	r.open.held.Store(r.cloud.session(t))
+	if _, err := services.Reconcile(t.Context(), at); !errors.Is(err, cloud.ErrNoOctavia) {
+		t.Errorf("deletion without Octavia: %v", err)
+	}
+	if r.open.held.Load() != nil {
+		t.Error("the session without Octavia is used again")
+	}
+	if err := r.client.Get(t.Context(), at.NamespacedName, s); err != nil || len(s.Finalizers) == 0 {
+		t.Errorf("the Service has finalizers %v: %v", s.Finalizers, err)
+	}
+	r.cloud.withoutOctavia = false
+	r.open.held.Store(r.cloud.session(t))
+	if err := r.inStep(t, services); err != nil {
+		t.Fatal(err)
+	}
+	if left := r.cloud.all("loadbalancers"); len(left) != 0 {
+		t.Errorf("load balancers are left: %v", left)
+	}
+}
+
 // A load balancer that Octavia failed to create is created again; one that has served stays, because its address would change.
 func TestFailedLoadBalancers(t *testing.T) {
 	for _, served := range []bool{false, true} {
