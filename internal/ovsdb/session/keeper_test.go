@@ -29,7 +29,7 @@ func (a *attempts) connect(ctx context.Context, _ string, _ *tls.Config) (net.Co
 	if len(a.made) > len(a.lifetimes) {
 		close(a.all)
 		<-ctx.Done() // until the keeper is closed
-		return nil, ctx.Err()
+		return nil, errors.New("the keeper is closed")
 	}
 	lifetime := a.lifetimes[len(a.made)-1]
 	if lifetime == refused {
