@@ -90,7 +90,7 @@ func (s *soak) run(ctx context.Context) (err error) {
 	if len(chosen) == 0 {
 		return fmt.Errorf("no part matches %s: there are %s", s.opts.parts, strings.Join(partNames(), ", "))
 	}
-	if s.report.Load, err = s.calm(ctx, chosen); err != nil {
+	if s.report.Load, err = calm(ctx, chosen, s.opts.loss, s.say); err != nil {
 		return err
 	}
 	s.report.Whole = len(chosen) == len(parts()) && s.opts.full()
@@ -126,37 +126,6 @@ func (s *soak) run(ctx context.Context) (err error) {
 		}
 	}
 	return ctx.Err()
-}
-
-// maxLoad is the load per processor above which packets are lost for lack of processor time, not by the network. calmWithin is how long
-// parts that count packets wait for it: the load average of a minute is still high after the builds that come before a soak.
-const (
-	maxLoad    = 0.75
-	calmWithin = 5 * time.Minute
-)
-
-// calm returns the machine's load. If a part counts packets, it waits until the load is low enough for that, or for calmWithin.
-func (s *soak) calm(ctx context.Context, chosen []part) (float64, error) {
-	load, err := loadOf()
-	if err != nil || load <= maxLoad || !s.opts.loss || !slices.ContainsFunc(chosen, func(p part) bool { return p.loss }) {
-		return load, err
-	}
-	s.say("the load is %.2f on each processor: waiting up to %s for %.2f", load, calmWithin, maxLoad)
-	deadline := time.After(calmWithin)
-	each := time.NewTicker(5 * time.Second) // the period in which the kernel computes it
-	defer each.Stop()
-	for {
-		select {
-		case <-ctx.Done():
-			return load, ctx.Err()
-		case <-deadline:
-			return load, nil
-		case <-each.C:
-			if load, err = loadOf(); err != nil || load <= maxLoad {
-				return load, err
-			}
-		}
-	}
 }
 
 // full reports whether the run has its full size.
