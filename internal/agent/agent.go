@@ -254,7 +254,7 @@ func Run(ctx context.Context, opts Options) error {
 	if a.nodeNetwork, err = nodenetwork.New(nodenetwork.Options{Config: a.opts.Config, Node: opts.Node, Log: opts.Log}); err != nil {
 		return err
 	}
-	a.objects.egressIPs.probes.probe, a.objects.egressIPs.probes.holds = link.Stranger, link.HoldsAddress
+	a.objects.egressIPs.probes.probe, a.objects.egressIPs.probes.holds = link.AddressConflict, link.HoldsAddress
 	if a.status, err = a.newStatusWriter(); err != nil {
 		return err
 	}

@@ -10,8 +10,8 @@ import (
 	"time"
 )
 
-// strangerAgain is the delay after which an address in use by a foreign host is probed again: no event reports that the host gives it up.
-const strangerAgain = time.Minute
+// conflictInterval is the delay after which an address in use by a foreign host is probed again: no event reports that the host gives it up.
+const conflictInterval = time.Minute
 
 // egressProbes prevent this node from taking an egress IP that a host outside the cluster uses. An address is probed before the node holds
 // it.
@@ -64,15 +64,15 @@ func (p *egressProbes) free(device string, address netip.Addr, nodes []netip.Add
 
 // look probes an address. While a foreign host uses it, or the probe fails, it is probed again, until the address is no longer kept.
 func (p *egressProbes) look(v *egressVerdict, device string, address netip.Addr, nodes []netip.Addr) {
-	stranger, err := p.probe(device, address, nodes)
+	foreign, err := p.probe(device, address, nodes)
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.verdicts[address] != v {
 		return
 	}
-	v.known, v.foreign, v.err = true, stranger, err
-	if stranger != nil || err != nil {
-		p.after(strangerAgain, func() { p.look(v, device, address, nodes) })
+	v.known, v.foreign, v.err = true, foreign, err
+	if foreign != nil || err != nil {
+		p.after(conflictInterval, func() { p.look(v, device, address, nodes) })
 	}
 	p.changed()
 }

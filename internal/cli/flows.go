@@ -84,7 +84,7 @@ func flowsCommand(common *commonFlags, uid int) *cobra.Command {
 
 // run lists the flows of this node.
 func (o *flowsOptions) run(ctx context.Context, cmd *cobra.Command) error {
-	report, err := flows.Whose(ctx, o.runDir, o.admin.client(), o.filter)
+	report, err := flows.Attribute(ctx, o.runDir, o.admin.client(), o.filter)
 	if err != nil {
 		return &exitError{code: exitUnknown, err: fmt.Errorf("the flows cannot be read: %w", err)}
 	}

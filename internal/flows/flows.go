@@ -1,5 +1,5 @@
 // Package flows reports the owners of a switch's flows on a node: it joins the switch's flows with the agent's answer for each cookie.
-// Explain is pure; Read and Whose do I/O.
+// Explain is pure; Read and Attribute do I/O.
 package flows
 
 import (
@@ -65,9 +65,9 @@ func Read(ctx context.Context, runDir, bridge string) (dump []openflow.FlowStats
 	return conn.FlowStats(ctx)
 }
 
-// Whose reads a switch's flows and requests their owners from the agent. Flows may be added or removed between the two requests: for
+// Attribute reads a switch's flows and requests their owners from the agent. Flows may be added or removed between the two requests: for
 // flows that the first answer does not explain, it requests once more.
-func Whose(ctx context.Context, runDir string, client *admin.Client, filter Filter) (Report, error) {
+func Attribute(ctx context.Context, runDir string, client *admin.Client, filter Filter) (Report, error) {
 	query := admin.OwnersQuery{Bridge: filter.Bridge, Policy: filter.Policy}
 	before, unknown := ask(ctx, client, query)
 	dump, err := Read(ctx, runDir, cmp.Or(filter.Bridge, host.Bridge))

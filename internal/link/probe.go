@@ -21,9 +21,9 @@ const (
 	probeInterval = 100 * time.Millisecond
 )
 
-// Stranger probes an address on a device's network by ARP, and returns the MAC address of the host that has it; nil if no host answers, or
+// AddressConflict probes an address on a device's network by ARP, and returns the MAC address of the host that has it; nil if no host answers, or
 // only the neighbour at one of the known addresses. It takes about 0.3 s.
-func Stranger(device string, address netip.Addr, known []netip.Addr) (net.HardwareAddr, error) {
+func AddressConflict(device string, address netip.Addr, known []netip.Addr) (net.HardwareAddr, error) {
 	link, err := net.InterfaceByName(device)
 	if err != nil {
 		return nil, fmt.Errorf("probing %s on %s: %w", address, device, err)

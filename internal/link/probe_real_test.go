@@ -16,7 +16,7 @@ import (
 
 // An address that another host has is found by ARP, unless that host is the neighbour at a known address; an address that no host has is
 // free.
-func TestStrangerByARP(t *testing.T) {
+func TestAddressConflict(t *testing.T) {
 	here, there := nstest.New(t), nstest.New(t)
 	taken, node, free := netip.MustParseAddr("192.0.2.100"), netip.MustParseAddr("192.0.2.9"), netip.MustParseAddr("192.0.2.101")
 	up := func(name string, addresses ...netip.Addr) {
@@ -56,7 +56,7 @@ func TestStrangerByARP(t *testing.T) {
 			return err
 		}
 		for address, want := range map[netip.Addr]string{taken: mac.String(), free: ""} {
-			got, err := link.Stranger("wtnear", address, []netip.Addr{node})
+			got, err := link.AddressConflict("wtnear", address, []netip.Addr{node})
 			if err != nil || got.String() != want {
 				t.Errorf("%s: held by %q (%v), want %q", address, got, err, want)
 			}
@@ -64,7 +64,7 @@ func TestStrangerByARP(t *testing.T) {
 		if err := netlink.NeighSet(&netlink.Neigh{LinkIndex: near.Attrs().Index, IP: node.AsSlice(), HardwareAddr: mac, State: netlink.NUD_REACHABLE}); err != nil {
 			return err
 		}
-		if got, err := link.Stranger("wtnear", taken, []netip.Addr{node}); err != nil || got != nil {
+		if got, err := link.AddressConflict("wtnear", taken, []netip.Addr{node}); err != nil || got != nil {
 			t.Errorf("a node's address: held by %q (%v), want no foreign host", got, err)
 		}
 		if err := netlink.RouteAdd(&netlink.Route{Gw: net.IPv4(192, 0, 2, 254)}); err != nil {

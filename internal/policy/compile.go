@@ -218,7 +218,7 @@ func (x *Index) scope(key scopeKey, selector Selector) *scope {
 	if c, ok := x.scopes[key]; ok {
 		return c
 	}
-	c := &scope{scopeKey: key, selector: selector, asks: key.kind == someNamespaces && selector.asks()}
+	c := &scope{scopeKey: key, selector: selector, needsLabel: key.kind == someNamespaces && selector.needsLabel()}
 	x.scopes[key] = c
 	switch c.kind {
 	case oneNamespace:

@@ -47,8 +47,8 @@ func (s Selector) Matches(labels map[string]string) bool {
 	return true
 }
 
-// asks reports whether the selector requires a label to exist.
-func (s Selector) asks() bool {
+// needsLabel reports whether the selector requires a label to exist.
+func (s Selector) needsLabel() bool {
 	return slices.ContainsFunc(s.requirements, func(r requirement) bool { return r.operator == in || r.operator == exists })
 }
 

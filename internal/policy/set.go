@@ -11,10 +11,10 @@ import (
 // scope is the namespaces whose pods a set may contain.
 type scope struct {
 	scopeKey
-	// selector selects the namespaces, if the scope has a selector. asks says that the selector requires a label to exist.
-	selector Selector
-	asks     bool
-	sets     seekers[*set]
+	// selector selects the namespaces, if the scope has a selector. needsLabel says that the selector requires a label to exist.
+	selector   Selector
+	needsLabel bool
+	sets       seekers[*set]
 }
 
 // scopeKey identifies a scope: the name of one namespace, or the text of a namespace selector.
@@ -122,7 +122,7 @@ func (s *set) has(ip netip.Addr) bool {
 // holds reports whether a selected pod is in the set: always, unless only some addresses count. A node is not in a set whose scope
 // requires no label: traffic from nodes may be from outside.
 func (s *set) holds(p *Pod) bool {
-	if p.IsNode && !s.scope.asks {
+	if p.IsNode && !s.scope.needsLabel {
 		return false
 	}
 	return s.within == nil || slices.ContainsFunc(p.Addresses, s.has)

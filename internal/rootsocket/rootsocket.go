@@ -68,7 +68,7 @@ func Listen(path string, uid uint32, refusal Refusal) (*Listener, error) {
 func (l *Listener) Renew() (renewed bool, err error) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
-	if l.closed || l.stands() {
+	if l.closed || l.isIntact() {
 		return false, nil
 	}
 	dir := l.dir
@@ -92,8 +92,8 @@ func (l *Listener) Renew() (renewed bool, err error) {
 	return true, errors.Join(err, former.Close())
 }
 
-// stands reports whether the socket's file is still at its path. The caller holds mu.
-func (l *Listener) stands() bool {
+// isIntact reports whether the socket's file is still at its path. The caller holds mu.
+func (l *Listener) isIntact() bool {
 	info, err := os.Lstat(l.path)
 	return err == nil && os.SameFile(info, l.made) && isAt(l.dir, filepath.Dir(l.path))
 }
@@ -179,7 +179,7 @@ func (l *Listener) Close() error {
 	}
 	l.closed = true
 	var err error
-	if l.stands() {
+	if l.isIntact() {
 		err = os.Remove(l.path)
 	}
 	return errors.Join(err, l.socket.Close(), l.dir.Close())

@@ -54,10 +54,10 @@ func FlushRanges(tracked Conntrack, ranges []netip.Prefix, attached ...netip.Add
 		return err
 	}
 	here := setOf(attached)
-	stranger := func(a netip.Addr) bool {
+	foreign := func(a netip.Addr) bool {
 		return !here[a] && !own[a] && slices.ContainsFunc(ranges, func(r netip.Prefix) bool { return r.Contains(a) })
 	}
-	_, err = tracked.Flush(func(t link.Tracked) bool { return stranger(t.Source) || stranger(t.Destination) })
+	_, err = tracked.Flush(func(t link.Tracked) bool { return foreign(t.Source) || foreign(t.Destination) })
 	return err
 }
 

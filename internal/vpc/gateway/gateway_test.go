@@ -197,8 +197,8 @@ func TestLongestPrefix(t *testing.T) {
 	})
 }
 
-// Asks with the remaining rules accepts the elements that these rules created, and no element that only deleted rules created.
-func TestAsks(t *testing.T) {
+// Required with the remaining rules accepts the elements that these rules created, and no element that only deleted rules created.
+func TestRequired(t *testing.T) {
 	rapid.Check(t, func(r *rapid.T) {
 		in := input()
 		for i := range rapid.IntRange(0, 6).Draw(r, "more SNAT rules") {
@@ -224,7 +224,7 @@ func TestAsks(t *testing.T) {
 				}
 			}
 		}
-		asked := gateway.Asks(&left)
+		required := gateway.Required(&left)
 		for _, item := range gateway.Compile(in).State.Items {
 			e, ok := item.(*nft.Element)
 			if !ok {
@@ -239,8 +239,8 @@ func TestAsks(t *testing.T) {
 			default:
 				want = true
 			}
-			if asked(e) != want {
-				r.Fatalf("%s: asked for %v, want %v", e, asked(e), want)
+			if required(e) != want {
+				r.Fatalf("%s: required is %v, want %v", e, required(e), want)
 			}
 		}
 	})

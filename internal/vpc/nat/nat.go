@@ -319,10 +319,10 @@ func (c *compiler) addresses(g *Gateway) {
 // leaves reports whether the EIP is being deleted and no rule names it.
 func (e *EIP) leaves() bool { return e.Object.DeletionTimestamp != nil && len(e.Rules) == 0 }
 
-// Asks returns which elements of a gateway's maps the rules require, even if the gateway itself cannot be compiled (gateway.Asks). Of EIPs
+// Required returns which elements of a gateway's maps the rules require, even if the gateway itself cannot be compiled (gateway.Required). Of EIPs
 // with the same address, one that the gateway's state would have is used first. The others are used as well, because the gateway's external
 // Subnet may be what is wrong.
-func (n *Network) Asks(name string) func(*nft.Element) bool {
+func (n *Network) Required(name string) func(*nft.Element) bool {
 	in, g, rank := &gateway.Input{}, n.Gateways[name], map[string]int{}
 	for _, e := range n.eipsOf[name] {
 		if e.Value.Addr.IsValid() {
@@ -336,7 +336,7 @@ func (n *Network) Asks(name string) func(*nft.Element) bool {
 		}
 	}
 	n.rulesOf(in, rank)
-	return gateway.Asks(in)
+	return gateway.Required(in)
 }
 
 // rulesOf sorts the EIPs by rank (none: 0) and age, removes those whose address is taken, and collects the rules of the others.

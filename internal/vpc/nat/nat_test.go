@@ -47,16 +47,16 @@ func TestAsksOfShadowedEIPs(t *testing.T) {
 			if network.Gateways["gw"].Problem == (nat.Problem{}) {
 				t.Fatal("the gateway compiles")
 			}
-			asked := network.Asks("gw")
+			required := network.Required("gw")
 			element := &nft.Element{
 				Family: nft.FamilyIPv4, Table: gateway.Table, Set: gateway.FloatingIn, Match: []string{address}, Value: []string{"10.0.1.5"},
 				Owner: "IptablesFIPRule/f",
 			}
-			if !asked(element) {
+			if !required(element) {
 				t.Error("the translation of a rule that exists is withdrawn")
 			}
 			element.Value = []string{"10.0.1.6"}
-			if asked(element) {
+			if required(element) {
 				t.Error("a translation that no rule requires is kept")
 			}
 		})

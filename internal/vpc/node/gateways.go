@@ -322,7 +322,7 @@ func (g *gateways) follow(ctx context.Context, rec *attach.Record, all *nat.Netw
 	}
 	want := all.Gateways[name]
 	if want == nil || want.Problem != (nat.Problem{}) {
-		return made.withdraw(ctx, all.Asks(name))
+		return made.withdraw(ctx, all.Required(name))
 	}
 	if err := made.program(ctx, want); err != nil {
 		return err

@@ -6,11 +6,11 @@ import (
 	"weft.dev/weft/internal/nft"
 )
 
-// Asks returns a function that reports whether the rules of the input require an element of the table's maps: its rule exists and has this
-// translation. Only EIPs and rules of the input are used, so that Asks also works for a gateway whose complete state cannot be compiled.
+// Required returns a function that reports whether the rules of the input require an element of the table's maps: its rule exists and has this
+// translation. Only EIPs and rules of the input are used, so that Required also works for a gateway whose complete state cannot be compiled.
 //
 // The parts into which an SNAT rule is split depend on the other rules (sources). A part is required while it is within its rule's prefix.
-func Asks(in *Input) func(*nft.Element) bool {
+func Required(in *Input) func(*nft.Element) bool {
 	c := newCompiler(in)
 	c.translations()
 	type source struct {
