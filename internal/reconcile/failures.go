@@ -32,6 +32,11 @@ func (s *state[K, V]) failure(owner Owner) error {
 			return s.unreadable
 		}
 	}
+	for _, owners := range s.leaving { // what it withdrew may still be programmed
+		if slices.Contains(owners, owner) {
+			return s.unreadable
+		}
+	}
 	return nil
 }
 

@@ -58,7 +58,7 @@ func TestOneBadRemovalStopsNoOther(t *testing.T) {
 func TestUnreadableEngineIsAFailure(t *testing.T) {
 	engine := &memory{}
 	loop := runLoop(t, engine, Options[string, text]{})
-	if err := loop.Start(t.Context(), map[Owner]map[string]text{"pod/a": {"a": "1"}}); err != nil {
+	if err := loop.Start(t.Context(), map[Owner]map[string]text{"pod/a": {"a": "1"}, "pod/c": {"c": "3"}}); err != nil {
 		t.Fatal(err)
 	}
 	down := func(is bool) {
@@ -70,7 +70,10 @@ func TestUnreadableEngineIsAFailure(t *testing.T) {
 	if _, err := loop.Verify(t.Context()); !errors.Is(err, ErrUnavailable) {
 		t.Fatalf("Verify: %v", err)
 	}
-	loop.Set(map[Owner]map[string]text{"pod/b": {"b": "2"}})
+	loop.Set(map[Owner]map[string]text{"pod/b": {"b": "2"}, "pod/c": nil})
+	if err := loop.Failure("pod/c"); !errors.Is(err, ErrUnavailable) {
+		t.Errorf("failure of the owner whose item waits for its removal: %v", err)
+	}
 	if err := loop.Failure("pod/b"); !errors.Is(err, ErrUnavailable) || loop.Failure("pod/a") != nil {
 		t.Errorf("failure of the waiting owner: %v; of the committed owner: %v", err, loop.Failure("pod/a"))
 	}
@@ -81,7 +84,7 @@ func TestUnreadableEngineIsAFailure(t *testing.T) {
 	if _, err := loop.Verify(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	if err := loop.Failure("pod/b"); err != nil || len(loop.Failures()) != 0 {
+	if err := errors.Join(loop.Failure("pod/b"), loop.Failure("pod/c")); err != nil || len(loop.Failures()) != 0 {
 		t.Errorf("afterwards: %v, %v", err, loop.Failures())
 	}
 }

@@ -9,14 +9,15 @@ import (
 	"weft.dev/weft/internal/attach/plan"
 	"weft.dev/weft/internal/cni"
 	"weft.dev/weft/internal/link"
+	"weft.dev/weft/internal/neutron/host"
 )
 
 // create creates a pod's interface. A limited pod's interface is on a veth pair whose peer is in a separate namespace of the node: there
 // its traffic is shaped, out of the pod's reach and with both datapaths (link.Shape). The pair belongs to the attachment; what an
-// interrupted run left of it is replaced.
+// interrupted run left of it is replaced. A pair that was plugged ahead is not: the switch would not notice another link of that name.
 func (n *Network) create(ctx context.Context, pair link.Pair) (link.Created, error) {
 	created, err := n.node.Pods.Create(ctx, pair)
-	if pair.Preplugged == "" || !errors.Is(err, link.ErrUnusable) {
+	if _, ahead := host.PrepluggedSlot(pair.HostName); ahead || pair.Preplugged == "" || !errors.Is(err, link.ErrUnusable) {
 		return created, err //nolint:wrapcheck // the caller names the attachment
 	}
 	if err := n.node.Pods.Delete(ctx, pair.HostName); err != nil {

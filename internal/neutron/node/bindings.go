@@ -9,16 +9,22 @@ import (
 	"weft.dev/weft/internal/neutron/host"
 )
 
+// plugging is a port as it is plugged until it is unplugged the next time.
+type plugging struct {
+	port    *port
+	unplugs int
+}
+
 // unbound returns the ports that were plugged again and are not known to be bound, by their names on br-int. cancel is called when there may
 // be others.
-func (ps *ports) unbound(cancel func()) map[string]*port {
+func (ps *ports) unbound(cancel func()) map[string]plugging {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
 	ps.replugged = cancel
-	names := map[string]*port{}
+	names := map[string]plugging{}
 	for _, p := range ps.all {
 		if p.plugged && p.again && !p.bound && !p.used {
-			names[host.IntegrationPort(p.uuid)] = p
+			names[host.IntegrationPort(p.uuid)] = plugging{p, p.unplugs}
 		}
 	}
 	return names
@@ -45,8 +51,9 @@ func (ps *ports) followBindings(ctx context.Context) {
 		delay = firstRetry
 		ps.mu.Lock()
 		for _, name := range bound {
-			if p := names[name]; p.plugged && !p.used {
-				p.bound = true
+			// What was read of a port that was unplugged meanwhile is about its former rows.
+			if of := names[name]; of.port.plugged && !of.port.used && of.port.unplugs == of.unplugs {
+				of.port.bound = true
 			}
 		}
 		ps.wakeWaiting()

@@ -53,6 +53,7 @@ type spec struct {
 	mtu       int
 	routes    []route
 	dns       []string
+	wiring    wiring
 }
 
 // parse returns the port's spec, or an error that names the field. The API server has validated what the CRD defines; the rest are values
@@ -63,6 +64,7 @@ func parse(port *weftv1.NeutronPort) (spec, error) {
 	if s.mac, err = net.ParseMAC(port.Spec.MAC); err != nil {
 		return spec{}, fmt.Errorf("spec.mac: %w", err)
 	}
+	s.wiring = wiring{network: port.Spec.Network.UID, mac: s.mac.String()}
 	for i := range port.Spec.Addresses {
 		p, gateway, err := parseAddress(&port.Spec.Addresses[i])
 		if err != nil {

@@ -62,7 +62,7 @@ func (p *port) before(other *port) bool {
 // plugged: the controller deletes a port in OpenStack that is reported as unplugged.
 func (p *port) free(network string) bool {
 	return p.object != nil && p.object.Spec.Network.UID == network && p.object.DeletionTimestamp.IsZero() && p.object.Status.Plugged &&
-		p.plugged && p.active() && p.holder == nil && !p.used && !p.making && p.problem == nil && p.unroutable == nil
+		p.settled() && p.active() && p.holder == nil && p.problem == nil && p.unroutable == nil
 }
 
 // active reports whether the port can be expected to work: Neutron has reported it as ACTIVE, and if it was plugged before, it is bound again.
@@ -90,14 +90,11 @@ func (ps *ports) hold(rec *attach.Record, d *details) (map[reconcile.Owner]map[o
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
 	p := ps.all[d.Port]
-	if p == nil || p.slot != d.Slot || p.holder == nil && (!p.plugged || p.used || p.making || p.paired() != onPair(rec)) {
-		return nil, fmt.Errorf("port %s is not plugged on this node any more", d.Port)
+	if p == nil || p.slot != d.Slot || p.holder == nil && !(p.settled() && p.fits(rec)) {
+		return nil, fmt.Errorf("port %s is not plugged on this node any more as it was when it was chosen", d.Port)
 	}
 	if p.holder != nil && p.holder.Key() != rec.Key() {
 		return nil, fmt.Errorf("port %s is that of attachment %s", d.Port, p.holder.Key())
-	}
-	if p.holder == nil && p.object != nil && !p.object.DeletionTimestamp.IsZero() {
-		return nil, fmt.Errorf("port %s is being deleted", d.Port)
 	}
 	kept := *rec
 	p.holder, p.used = &kept, true
@@ -106,6 +103,26 @@ func (ps *ports) hold(rec *attach.Record, d *details) (map[reconcile.Owner]map[o
 		return nil, nil
 	}
 	return map[reconcile.Owner]map[ovsdb.Key]ovsdb.Row{p.owner(): p.rows()}, nil
+}
+
+// fits reports whether an attachment's record is about the port as it is.
+func (p *port) fits(rec *attach.Record) bool {
+	return p.paired() == onPair(rec) && rec.MAC == p.spec.mac.String() && cmp.Or(rec.MTU, defaultMTU) == cmp.Or(p.spec.mtu, defaultMTU)
+}
+
+// replace takes a port back from an attachment whose pair was missing: no pod has used the port. It is plugged anew, and need not rest. The
+// ports whose pairs are missing as well are not chosen any more when it returns.
+func (ps *ports) replace(ctx context.Context, rec *attach.Record, d *details) {
+	ps.mu.Lock()
+	if p := ps.all[d.Port]; p != nil && p.holder != nil && p.holder.Key() == rec.Key() {
+		p.holder, p.used, p.outdated = nil, false, true
+	}
+	ps.mu.Unlock()
+	ps.unseen.Store(true)
+	if err := ps.look(ctx); err != nil {
+		ps.log.WarnContext(ctx, "missing pre-plugged ports, looking again", "error", err)
+	}
+	ps.wakeUp()
 }
 
 // release frees the ports of attachments that are removed. Each is unplugged, and plugged again.
@@ -161,8 +178,8 @@ func (ps *ports) stillPlugged(recs []attach.Record) (left map[attach.Key]error, 
 			continue
 		}
 		failure := ps.rows.Failure(p.owner())
-		if p.used || p.wanted && !p.plugged && failure == nil {
-			left[recs[i].Key()] = fmt.Errorf("port %s is not unplugged yet: %w", d.Port, cmp.Or(failure, errWaits))
+		if p.used || p.leaving || p.wanted && !p.plugged && failure == nil {
+			left[recs[i].Key()] = fmt.Errorf("port %s is not unplugged yet: %w", d.Port, cmp.Or(p.stuck, failure, errWaits))
 		}
 	}
 	return left, ps.changed

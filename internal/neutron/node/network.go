@@ -367,7 +367,11 @@ func (n *Network) Connect(ctx context.Context, rec *attach.Record) (*types100.Re
 	n.compiler.reopen(rec.Key())
 	created, err := n.enter(ctx, rec, pod, pair)
 	if onPair(rec) && errors.Is(err, link.ErrUnusable) {
-		n.ports.release(*rec)
+		if rec.State != attach.Attached && errors.Is(err, link.ErrNoDevice) {
+			n.ports.replace(ctx, rec, &d)
+		} else {
+			n.ports.release(*rec)
+		}
 		return nil, fmt.Errorf("%w: %w", network.ErrPlanAgain, err)
 	}
 	if err != nil {

@@ -304,6 +304,53 @@ func TestPortIsBoundAgain(t *testing.T) {
 	must(t, n.pings(address))
 }
 
+// Pairs that were deleted by hand are built anew. An ADD gets a port that works, also if all pairs are missing, and also if it is repeated
+// for a pod whose pair is gone.
+func TestMissingPairs(t *testing.T) {
+	s := newSite(t, 1)
+	blue := s.network("blue")
+	for number := range 3 {
+		s.port(blue, 0, 1, 1+number)
+	}
+	s.serve()
+	n := s.nodes[0]
+	pairs := func() (names []string) {
+		out, err := ovntest.Try(n.NetNS, "ip", "-o", "link", "show", "type", "veth")
+		must(t, err)
+		for _, line := range strings.Split(out, "\n") {
+			if _, after, is := strings.Cut(line, ": wp-"); is {
+				number, _, _ := strings.Cut(after, "@")
+				names = append(names, "wp-"+number)
+			}
+		}
+		return names
+	}
+	eventually(t, "each port has a pair", func() error {
+		if all, inactive := n.Network.ports.count(string(blue.UID)); len(pairs()) != 3 || all != 3 || inactive != 0 {
+			return fmt.Errorf("pairs %v of %d ports, %d inactive", pairs(), all, inactive)
+		}
+		return nil
+	})
+	for _, name := range pairs() {
+		ovntest.Run(t, n.NetNS, "ip", "link", "del", name)
+	}
+	pod := ovntest.NewPod(t)
+	request := n.request(cni.CommandAdd, "blue", "a", pod.ProcPath())
+	for range 2 {
+		result, err := n.handler.Add(t.Context(), request)
+		must(t, err)
+		must(t, n.pings(result.IPs[0].Address.IP.String()))
+		ovntest.Run(t, n.NetNS, "ip", "link", "del", result.Interfaces[0].Name)
+	}
+	n.del(t, "blue", "a")
+	eventually(t, "each port has a pair again", func() error {
+		if all, inactive := n.Network.ports.count(string(blue.UID)); len(pairs()) != 3 || all != 3 || inactive != 0 {
+			return fmt.Errorf("pairs %v of %d ports, %d inactive", pairs(), all, inactive)
+		}
+		return nil
+	})
+}
+
 // A port that its controller deletes is unplugged once its pod is removed, and not before.
 func TestDeletedPort(t *testing.T) {
 	s := newSite(t, 1)

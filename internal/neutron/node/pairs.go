@@ -5,6 +5,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
+	"slices"
 
 	"weft.dev/weft/internal/attach"
 	"weft.dev/weft/internal/link"
@@ -39,6 +41,20 @@ func (m *pairs) of(slot host.Slot, mtu int) link.Preplugged {
 	pair := m.shape
 	pair.Name, pair.MTU = slot.Preplugged(), cmp.Or(mtu, defaultMTU)
 	return pair
+}
+
+// delete deletes pairs, and returns why some may still exist, by their names. Another program's link with the name of one is not a pair.
+func (m *pairs) delete(ctx context.Context, names []string) map[string]error {
+	if len(names) == 0 || m.links.Delete(ctx, names...) == nil {
+		return nil
+	}
+	failed := map[string]error{}
+	for _, name := range names { // each alone: the failure of one does not hide another's
+		if err := m.links.Delete(ctx, name); err != nil && !errors.Is(err, link.ErrForeign) {
+			failed[name] = fmt.Errorf("delete pre-plugged port %s: %w", name, err)
+		}
+	}
+	return failed
 }
 
 // outdated reports whether a port has a pair that differs from the desired one.
@@ -115,7 +131,7 @@ func (ps *ports) pair(ctx context.Context) error {
 	var list []link.Preplugged
 	ps.mu.Lock()
 	for _, p := range ps.all {
-		if p.wanted && p.holder == nil && !p.used && !p.paired() {
+		if p.wanted && !p.leaving && p.holder == nil && !p.used && !p.paired() {
 			p.making = true
 			chosen, list = append(chosen, p), append(list, ps.pairs.of(p.slot, p.spec.mtu))
 		}
@@ -138,17 +154,21 @@ func (ps *ports) pair(ctx context.Context) error {
 	return err
 }
 
-// unpair deletes the pairs of ports whose rows were removed.
-func (ps *ports) unpair(ctx context.Context, all []*port) error {
+// unpair deletes the pairs of ports whose rows were removed, and adds to stuck those whose pairs may still exist.
+func (ps *ports) unpair(ctx context.Context, all []*port, stuck map[*port]error) {
+	on := map[string]*port{}
 	var names []string
 	ps.mu.Lock()
 	for _, p := range all {
-		if p.paired() && ps.rows.Failure(p.owner()) == nil {
-			names = append(names, p.pair.Name)
+		if p.paired() && stuck[p] == nil {
+			on[p.pair.Name], names = p, append(names, p.pair.Name)
 		}
 	}
 	ps.mu.Unlock()
-	return ps.deletePairs(ctx, names)
+	failed := ps.pairs.delete(ctx, names)
+	for name, err := range failed {
+		stuck[on[name]] = err
+	}
 }
 
 // sweep deletes the pairs of a former agent process whose ports do not exist any more.
@@ -159,22 +179,29 @@ func (ps *ports) sweep(ctx context.Context) error {
 		names = append(names, slot.Preplugged())
 	}
 	ps.mu.Unlock()
-	if err := ps.deletePairs(ctx, names); err != nil {
-		return err
+	failed := ps.pairs.delete(ctx, names)
+	ps.mu.Lock()
+	defer ps.mu.Unlock()
+	maps.DeleteFunc(ps.pairs.left, func(slot host.Slot, _ link.PrepluggedPort) bool { return failed[slot.Preplugged()] == nil })
+	return errors.Join(slices.Collect(maps.Values(failed))...)
+}
+
+// look marks ports without pods whose pairs another program has deleted: they are plugged anew. A pod keeps its port until it is removed.
+func (ps *ports) look(ctx context.Context) error {
+	if ps.pairs.links == nil || !ps.unseen.Swap(false) {
+		return nil
+	}
+	found, err := ps.pairs.links.ListPreplugged(ctx, ps.pairs.path)
+	if err != nil {
+		ps.unseen.Store(true)
+		return fmt.Errorf("look for missing pre-plugged ports: %w", err)
 	}
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
-	clear(ps.pairs.left)
-	return nil
-}
-
-func (ps *ports) deletePairs(ctx context.Context, names []string) error {
-	if len(names) == 0 {
-		return nil
-	}
-	err := ps.pairs.links.Delete(ctx, names...)
-	if err != nil && !errors.Is(err, link.ErrForeign) { // another program's link with the name of one is not a pair
-		return fmt.Errorf("delete pre-plugged ports: %w", err)
+	for _, p := range ps.all {
+		if pair, there := found[p.pair.Name]; p.paired() && p.holder == nil && (!there || pair.Gone) {
+			p.outdated = true
+		}
 	}
 	return nil
 }

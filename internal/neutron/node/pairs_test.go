@@ -1,6 +1,7 @@
 package node
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -25,7 +26,7 @@ const portSpace = "/ports"
 // paired is switched with pairs in memory.
 func paired(t *testing.T, links *link.FakePods) (ps *ports, api client.Client, p func() *port) {
 	t.Helper()
-	ps, api, key := switched(t)
+	ps, api, key, _ := switched(t)
 	ps.pairs = pairs{links: links, path: portSpace, shape: link.Preplugged{HostGroup: host.PodGroup, TxOffloadOff: true}}
 	if err := ps.pairs.recover(t.Context()); err != nil {
 		t.Fatal(err)
@@ -53,7 +54,7 @@ func attached(t *testing.T, container string, chosen *choice) attach.Record {
 	t.Helper()
 	rec := attach.Record{
 		ContainerID: container, IfName: "eth0", HostInterface: vethName(attach.Key{ContainerID: container, IfName: "eth0"}, false), MAC: "0a:58:0a:f4:00:05",
-		MTU: defaultMTU, Details: fmt.Appendf(nil, `{"port":%q,"slot":%d,"network":"blue"}`, chosen.uuid, chosen.slot),
+		MTU: cmp.Or(chosen.spec.mtu, defaultMTU), Details: fmt.Appendf(nil, `{"port":%q,"slot":%d,"network":"blue"}`, chosen.uuid, chosen.slot),
 	}
 	if chosen.paired {
 		rec.HostInterface = chosen.slot.Preplugged()

@@ -11,6 +11,7 @@ import (
 	"net"
 	"net/netip"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -59,8 +60,16 @@ type port struct {
 	// pair is the pre-plugged pair; without a Name there is none. making keeps pods off the port while a pair is created for it.
 	pair   link.Preplugged
 	making bool
-	// wanted reports that the rows are desired, and plugged that they are in effect.
-	wanted, plugged bool
+	// wanted reports that the port has to be plugged, desired that Open vSwitch's loop has its rows, and plugged that they are in effect.
+	wanted, desired, plugged bool
+	// wired is what the port is plugged with; zero if that is not known, because a pod of a former agent process is on it.
+	wired wiring
+	// outdated reports that the port is not plugged as it has to be: its object has changed, or its pair is missing. leaving reports that it
+	// is being unplugged. Both stay until the port is unplugged, whatever fails and whatever its object says meanwhile; stuck is what failed.
+	outdated, leaving bool
+	stuck             error
+	// unplugs counts how often the port was unplugged.
+	unplugs int
 	// holder is the attachment on the port, with its pod; nil if there is none.
 	holder *attach.Record
 	// used reports that a pod was attached since the port was last plugged: it is unplugged and plugged again, which gives it a new conntrack
@@ -92,6 +101,14 @@ func (p *port) rows() map[ovsdb.Key]ovsdb.Row {
 // paired reports whether the port has a pre-plugged pair.
 func (p *port) paired() bool { return p.pair.Name != "" }
 
+// wiring is the part of a port's spec that it is plugged with, besides its pair.
+type wiring struct{ network, mac string }
+
+// settled reports whether the port is plugged as its object says, and nothing is about to change that.
+func (p *port) settled() bool {
+	return p.wanted && p.plugged && !p.used && !p.making && !p.outdated && !p.leaving
+}
+
 // ports keep the node's NeutronPorts plugged, assign them to attachments, and report them.
 type ports struct {
 	node    string
@@ -103,6 +120,8 @@ type ports struct {
 	// wake requests a pass now, and later one that gathers what follows.
 	wake, later chan struct{}
 	pairs       pairs
+	// unseen reports that a pair may be missing: the next pass looks.
+	unseen atomic.Bool
 	// describe reports the node. It is called by each pass.
 	describe func(ctx context.Context) error
 	// elsewhere returns why the node cannot route an address to a pod: "" if it can.
@@ -171,13 +190,15 @@ func (ps *ports) restore(rec *attach.Record) error {
 	if err != nil {
 		return fmt.Errorf("attachment %s: %w", rec.Key(), err)
 	}
-	p := &port{uuid: d.Port, slot: d.Slot, mac: mac, wanted: true, holder: rec, used: true, released: ps.former[host.Digits(d.Port)].Mark.Released}
+	if owner, taken := ps.slots[d.Slot]; taken {
+		return fmt.Errorf("attachment %s: slot %d of its port %s is that of port %s", rec.Key(), d.Slot, d.Port, owner)
+	}
+	digits := host.Digits(d.Port)
+	p := &port{uuid: d.Port, slot: d.Slot, mac: mac, wanted: true, desired: true, holder: rec, used: true, released: ps.former[digits].Mark.Released}
+	delete(ps.former, digits)
 	if rec.HostInterface == d.Slot.Preplugged() {
 		p.pair = ps.pairs.of(d.Slot, rec.MTU)
 		delete(ps.pairs.left, d.Slot)
-	}
-	if owner, taken := ps.slots[d.Slot]; taken {
-		return fmt.Errorf("attachment %s: slot %d of its port %s is that of port %s", rec.Key(), d.Slot, d.Port, owner)
 	}
 	ps.all[p.uuid], ps.slots[p.slot] = p, p.uuid
 	ps.rows.Set(map[reconcile.Owner]map[ovsdb.Key]ovsdb.Row{p.owner(): p.rows()})
@@ -228,7 +249,7 @@ func (ps *ports) pass(ctx context.Context) error {
 	if err := ps.read(ctx); err != nil {
 		return err
 	}
-	return errors.Join(ps.describe(ctx), ps.unplug(ctx), ps.sweep(ctx), ps.plug(ctx), ps.report(ctx))
+	return errors.Join(ps.describe(ctx), ps.look(ctx), ps.unplug(ctx), ps.sweep(ctx), ps.plug(ctx), ps.report(ctx))
 }
 
 // read reads the objects, and decides which ports have to be plugged.
@@ -245,13 +266,13 @@ func (ps *ports) read(ctx context.Context) error {
 	}
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
-	there := map[string]bool{}
+	there, digits := map[string]bool{}, map[string]bool{}
 	for i := range list.Items {
 		object := &list.Items[i]
 		if object.Spec.Node != ps.node {
 			continue
 		}
-		there[object.Name] = true
+		there[object.Name], digits[host.Digits(object.Name)] = true, true
 		ps.take(object)
 		ps.all[object.Name].unroutable = unroutable[object.Name]
 	}
@@ -261,6 +282,8 @@ func (ps *ports) read(ctx context.Context) error {
 			p.wanted = p.holder != nil
 		}
 	}
+	// The slots of ports that were deleted while no agent ran: the first state has no rows of theirs.
+	maps.DeleteFunc(ps.former, func(of string, _ host.Left) bool { return !digits[of] })
 	return nil
 }
 
@@ -288,9 +311,7 @@ func (ps *ports) take(object *weftv1.NeutronPort) {
 		p.slot, p.problem = ps.assign(p.uuid)
 		ps.adopt(p)
 	}
-	if p.problem == nil && p.holder == nil {
-		p.mac = p.spec.mac
-	}
+	p.outdated = p.outdated || p.problem == nil && p.holder == nil && (p.wired != (wiring{}) && p.wired != p.spec.wiring || ps.pairs.outdated(p))
 	p.wanted = p.holder != nil || p.problem == nil && object.DeletionTimestamp.IsZero()
 }
 
@@ -348,32 +369,56 @@ func (ps *ports) assign(uuid string) (host.Slot, error) {
 	return -1, fmt.Errorf("the node has %d ports already", host.Slots)
 }
 
-// unplug removes the rows of ports that are not wanted or have been used, and deletes those whose object was deleted.
+// unplug removes the rows and the pairs of ports that are not wanted, outdated, or have been used, and deletes those whose object was
+// deleted. What fails is repeated by the next pass.
 func (ps *ports) unplug(ctx context.Context) error {
-	gone := map[reconcile.Owner]map[ovsdb.Key]ovsdb.Row{}
-	var all []*port
+	all, gone := ps.leave()
+	if len(all) == 0 {
+		return nil
+	}
+	err := ps.rows.Apply(ctx, gone)
+	stuck := map[*port]error{}
+	for _, p := range all {
+		switch failure := ps.rows.Failure(p.owner()); {
+		case failure != nil:
+			stuck[p] = failure
+		case err != nil && (ctx.Err() != nil || errors.Is(err, reconcile.ErrStopped)): // whether the rows were removed is unknown
+			stuck[p] = err
+		}
+	}
+	ps.unpair(ctx, all, stuck)
+	return ps.left(all, stuck)
+}
+
+// leave marks the ports that have to be unplugged, and returns them with their empty fragments. From then on no pod gets them, and they are
+// not plugged before they are unplugged.
+func (ps *ports) leave() (all []*port, gone map[reconcile.Owner]map[ovsdb.Key]ovsdb.Row) {
 	ps.mu.Lock()
+	defer ps.mu.Unlock()
+	gone = map[reconcile.Owner]map[ovsdb.Key]ovsdb.Row{}
 	for _, p := range ps.all {
-		if p.holder == nil && (p.used || ps.pairs.outdated(p) || !p.wanted && (p.plugged || p.paired() || p.object == nil)) {
-			p.plugged = false
+		if p.holder == nil && (p.leaving || p.used || p.outdated || !p.wanted && (p.desired || p.paired() || p.object == nil)) {
+			p.leaving, p.plugged, p.making = true, false, false
 			all = append(all, p)
 			gone[p.owner()] = nil
 		}
 	}
-	ps.mu.Unlock()
-	if len(gone) == 0 {
-		return nil
-	}
-	err := ps.rows.Apply(ctx, gone)
-	left := ps.unpair(ctx, all)
+	return all, gone
+}
+
+// left notes which ports are unplugged, and what keeps the others from it.
+func (ps *ports) left(all []*port, stuck map[*port]error) error {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
+	var errs []error
 	for _, p := range all {
-		if ps.rows.Failure(p.owner()) != nil || left != nil && p.paired() || ctx.Err() != nil {
-			p.plugged = true // as far as is known
+		if p.stuck = stuck[p]; p.stuck != nil {
+			errs = append(errs, fmt.Errorf("port %s is still plugged: %w", p.uuid, p.stuck))
 			continue
 		}
-		p.again, p.bound, p.pair = true, false, link.Preplugged{}
+		p.leaving, p.outdated, p.desired, p.wired, p.pair = false, false, false, wiring{}, link.Preplugged{}
+		p.again, p.bound = true, false
+		p.unplugs++
 		if p.used {
 			p.used, p.released = false, time.Now().Truncate(time.Second)
 		}
@@ -382,7 +427,7 @@ func (ps *ports) unplug(ctx context.Context) error {
 			delete(ps.slots, p.slot)
 		}
 	}
-	return errors.Join(err, left)
+	return errors.Join(errs...)
 }
 
 // plug writes the rows of ports that are wanted, all in one transaction, with their pre-plugged pairs.
@@ -392,7 +437,11 @@ func (ps *ports) plug(ctx context.Context) error {
 	var all []*port
 	ps.mu.Lock()
 	for _, p := range ps.all {
-		if p.wanted && (!p.plugged || p.making) && (p.holder != nil || !p.used) {
+		if p.wanted && !p.leaving && (!p.plugged || p.making) && (p.holder != nil || !p.used) {
+			if p.holder == nil {
+				p.mac = p.spec.mac
+			}
+			p.desired = true
 			all = append(all, p)
 			rows[p.owner()] = p.rows()
 		}
@@ -406,6 +455,12 @@ func (ps *ports) plug(ctx context.Context) error {
 	defer ps.mu.Unlock()
 	for _, p := range all {
 		p.making, p.plugged = false, ps.rows.Failure(p.owner()) == nil && ctx.Err() == nil
+		if p.plugged && p.holder == nil {
+			p.wired = p.spec.wiring
+		}
+		if !p.plugged && p.paired() {
+			ps.unseen.Store(true) // a port without its link is not added to the switch
+		}
 	}
 	ps.replugged()
 	ps.wakeWaiting()
@@ -486,8 +541,8 @@ func (ps *ports) write(ctx context.Context, object *weftv1.NeutronPort, status *
 
 // status returns the port's status.
 func (p *port) status(rows *node.RowLoop) weftv1.NeutronPortStatus {
-	s := weftv1.NeutronPortStatus{Plugged: p.plugged || p.holder != nil || p.used}
-	problem := cmp.Or(p.problem, p.unroutable)
+	s := weftv1.NeutronPortStatus{Plugged: p.plugged || p.holder != nil || p.used || p.leaving}
+	problem := cmp.Or(p.problem, p.unroutable, p.stuck)
 	if problem == nil && p.wanted {
 		problem = rows.Failure(p.owner())
 	}

@@ -113,8 +113,51 @@ func pluggedPort(mac, address string) *weftv1.NeutronPort {
 	}
 }
 
+// flaky is a switch in memory whose database can be down.
+type flaky struct {
+	*ovsdb.Fake
+
+	mu   sync.Mutex
+	down bool
+	// deleted counts how often each row was deleted.
+	deleted map[ovsdb.Key]int
+}
+
+func (f *flaky) set(down bool) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.down = down
+}
+
+func (f *flaky) deletions(key ovsdb.Key) int {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	return f.deleted[key]
+}
+
+func (f *flaky) Read(ctx context.Context) (map[ovsdb.Key]ovsdb.Row, error) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.down {
+		return nil, reconcile.ErrUnavailable
+	}
+	return f.Fake.Read(ctx)
+}
+
+func (f *flaky) Commit(ctx context.Context, change ovsdb.Change) error {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if f.down {
+		return reconcile.ErrUnavailable
+	}
+	for key := range change.Delete {
+		f.deleted[key]++
+	}
+	return f.Fake.Commit(ctx, change)
+}
+
 // switched is the ports of a node with a switch in memory, and the only NeutronPort, which is ACTIVE.
-func switched(t *testing.T) (ps *ports, api client.Client, key client.ObjectKey) {
+func switched(t *testing.T) (ps *ports, api client.Client, key client.ObjectKey, vswitch *flaky) {
 	t.Helper()
 	scheme := runtime.NewScheme()
 	if err := weftv1.AddToScheme(scheme); err != nil {
@@ -122,7 +165,7 @@ func switched(t *testing.T) (ps *ports, api client.Client, key client.ObjectKey)
 	}
 	object := pluggedPort("0a:58:0a:f4:00:05", "10.244.0.5/16")
 	api = fake.NewClientBuilder().WithScheme(scheme).WithObjects(object).Build()
-	vswitch := ovsdb.NewFake(pipeline.Bridge)
+	vswitch = &flaky{Fake: ovsdb.NewFake(pipeline.Bridge), deleted: map[ovsdb.Key]int{}}
 	vswitch.Hand(ovsdb.Change{Set: map[ovsdb.Key]ovsdb.Row{ovsdb.BridgeKey(host.IntegrationBridge): &ovsdb.Bridge{Name: host.IntegrationBridge}}})
 	rows := reconcile.NewLoop(vswitch, reconcile.Options[ovsdb.Key, ovsdb.Row]{})
 	var group sync.WaitGroup
@@ -132,21 +175,27 @@ func switched(t *testing.T) (ps *ports, api client.Client, key client.ObjectKey)
 	if err := rows.Start(ctx, map[reconcile.Owner]map[ovsdb.Key]ovsdb.Row{pipeline.Owner: host.Rows(ovsdb.DatapathNetdev)}); err != nil {
 		t.Fatal(err)
 	}
-	return newPorts("n1", 0, rows, api, api), api, client.ObjectKeyFromObject(object)
+	return newPorts("n1", 0, rows, api, api), api, client.ObjectKeyFromObject(object), vswitch
 }
 
 // step is a pass without its reports.
 func step(t *testing.T, ps *ports) {
 	t.Helper()
-	if err := errors.Join(ps.read(t.Context()), ps.unplug(t.Context()), ps.plug(t.Context())); err != nil {
+	if err := tryStep(t, ps); err != nil {
 		t.Fatal(err)
 	}
+}
+
+// tryStep is a step that may fail.
+func tryStep(t *testing.T, ps *ports) error {
+	t.Helper()
+	return errors.Join(ps.read(t.Context()), ps.look(t.Context()), ps.unplug(t.Context()), ps.plug(t.Context()))
 }
 
 // A port that was unplugged and plugged again is free only once it is bound, also if no pod used it, and although the switch's database could
 // not be read in between.
 func TestPortsAreBoundAgain(t *testing.T) {
-	ps, api, key := switched(t)
+	ps, api, key, _ := switched(t)
 	free := func() bool {
 		chosen, _, _ := ps.choose("u", func(string, *spec) bool { return false })
 		return chosen != nil
@@ -211,7 +260,7 @@ func TestPortsAreBoundAgain(t *testing.T) {
 
 // A port that could not be unplugged is not waited for.
 func TestUsedPortsAreNotWaitedFor(t *testing.T) {
-	ps, _, key := switched(t)
+	ps, _, key, _ := switched(t)
 	step(t, ps)
 	p := ps.all[key.Name]
 	p.again = true
