@@ -21,8 +21,6 @@ func exceptions() (methods, fields, lines map[string]int) {
 		"internal/link.Pods":                   26,
 		"internal/link.session":                29,
 		"internal/link/whole.Engine":           28,
-		"internal/neutron/node.Network":        33,
-		"internal/neutron/node.ports":          31,
 		"internal/nft.Engine":                  29,
 		"internal/openflow.Conn":               38,
 		"internal/overlay.life":                52,
@@ -49,7 +47,6 @@ func exceptions() (methods, fields, lines map[string]int) {
 	lines = map[string]int{
 		"internal/agent":            7702,
 		"internal/link":             7583,
-		"internal/neutron/node":     3216,
 		"internal/nft":              3406,
 		"internal/openflow":         6267,
 		"internal/overlay":          3294,

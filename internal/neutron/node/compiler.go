@@ -15,9 +15,13 @@ import (
 
 	"weft.dev/weft/internal/attach"
 	"weft.dev/weft/internal/cni"
+	"weft.dev/weft/internal/neutron/ports"
 	"weft.dev/weft/internal/openflow"
 	"weft.dev/weft/internal/reconcile"
 )
+
+// lastRetry is the delay before what failed is tried again.
+const lastRetry = 30 * time.Second
 
 // compiler keeps the flows of the networks that have pods on this node in step with the objects and the attachments. Each network is
 // compiled separately, when something has changed that it depends on, and by one goroutine at a time: so the flows handed over last are
@@ -443,7 +447,7 @@ func (c *compiler) withdraw(recs []attach.Record) {
 	defer c.mu.Unlock()
 	for i := range recs {
 		c.leave(recs[i].Key())
-		if d, err := detailsOf(&recs[i]); err == nil { // an unreadable one was never compiled
+		if d, err := ports.DetailsOf(&recs[i]); err == nil { // an unreadable one was never compiled
 			c.ask(scopeOf(&recs[i], &d))
 		}
 	}

@@ -28,6 +28,7 @@ import (
 	weftv1 "weft.dev/weft/api/weft/v1"
 	"weft.dev/weft/internal/attach"
 	"weft.dev/weft/internal/neutron/host"
+	"weft.dev/weft/internal/neutron/ports"
 	"weft.dev/weft/internal/reconcile"
 )
 
@@ -44,7 +45,7 @@ func fakeCache(t *testing.T, there ...client.Object) client.Client {
 func podNumber(t *testing.T, namespace string, number, life int) *attach.Record {
 	t.Helper()
 	slot := host.Slot(2*number + life%2)
-	kept, err := json.Marshal(details{Port: fmt.Sprintf("port-%d-%d", number, life), Slot: slot, Network: namespace})
+	kept, err := json.Marshal(ports.Details{Port: fmt.Sprintf("port-%d-%d", number, life), Slot: slot, Network: namespace})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -57,11 +58,11 @@ func podNumber(t *testing.T, namespace string, number, life int) *attach.Record 
 func serviceOf(namespace, name string, port int32) (*corev1.Service, *discoveryv1.EndpointSlice) {
 	at := metav1.ObjectMeta{Namespace: namespace, Name: name, UID: types.UID(namespace + name), Labels: map[string]string{discoveryv1.LabelServiceName: name}}
 	return &corev1.Service{ObjectMeta: at, Spec: corev1.ServiceSpec{
-		ClusterIP: "10.96.0.7", Ports: []corev1.ServicePort{{Name: "http", Port: port, Protocol: corev1.ProtocolTCP}},
-	}}, &discoveryv1.EndpointSlice{
-		ObjectMeta: at, AddressType: discoveryv1.AddressTypeIPv4, Ports: []discoveryv1.EndpointPort{{Name: new("http"), Port: new(int32(8080))}},
-		Endpoints: []discoveryv1.Endpoint{{Addresses: []string{"10.244.9.9"}}},
-	}
+			ClusterIP: "10.96.0.7", Ports: []corev1.ServicePort{{Name: "http", Port: port, Protocol: corev1.ProtocolTCP}},
+		}}, &discoveryv1.EndpointSlice{
+			ObjectMeta: at, AddressType: discoveryv1.AddressTypeIPv4, Ports: []discoveryv1.EndpointPort{{Name: new("http"), Port: new(int32(8080))}},
+			Endpoints: []discoveryv1.Endpoint{{Addresses: []string{"10.244.9.9"}}},
+		}
 }
 
 func policyOf(namespace string, app string) *networkingv1.NetworkPolicy {
@@ -298,7 +299,7 @@ func TestEventsConcernTheirNamespace(t *testing.T) {
 		c.serveAll(t.Context())
 		return reader.lists.Load() > before
 	}
-	n := &Network{ports: newPorts("n1", 0, nil, nil, nil), addresses: &addresses{}}
+	n := &Network{ports: ports.New(ports.Options{Node: "n1"}), addresses: &addresses{}}
 	n.compiler = newCompiler("n1", reader, slog.New(slog.DiscardHandler), func(fragments) {})
 	for _, namespace := range []string{"blue", "red"} {
 		n.compiler.admit(podNumber(t, namespace, 1, 1), scope{namespace, namespace})

@@ -15,12 +15,13 @@ import (
 	weftv1 "weft.dev/weft/api/weft/v1"
 	"weft.dev/weft/internal/attach"
 	"weft.dev/weft/internal/neutron/pipeline"
+	"weft.dev/weft/internal/neutron/ports"
 	"weft.dev/weft/internal/policy"
 	"weft.dev/weft/internal/reconcile"
 )
 
 // open records an attachment, and returns once its flows are in effect.
-func (n *Network) open(ctx context.Context, rec *attach.Record, d *details) error {
+func (n *Network) open(ctx context.Context, rec *attach.Record, d *ports.Details) error {
 	if err := n.compiler.open(ctx, rec, scopeOf(rec, d)); err != nil {
 		return err
 	}
@@ -47,7 +48,7 @@ func (n *Network) objectChanged(before, object client.Object, gone bool) {
 	}
 	switch now := object.(type) {
 	case *weftv1.NeutronPort:
-		n.ports.wakeUp()
+		n.ports.WakeUp()
 		if was, is := before.(*weftv1.NeutronPort); !is || !equality.Semantic.DeepEqual(was.Spec, now.Spec) {
 			n.compiler.namespaceChanged(now.Spec.Network.Namespace, false)
 		}

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net/netip"
 	"slices"
 
@@ -15,6 +16,7 @@ import (
 	"weft.dev/weft/internal/neutron/host"
 	"weft.dev/weft/internal/neutron/pipeline"
 	"weft.dev/weft/internal/nft"
+	"weft.dev/weft/internal/node"
 	"weft.dev/weft/internal/reconcile"
 )
 
@@ -24,8 +26,14 @@ type (
 	rules     map[reconcile.Owner]ruleItems
 )
 
-// hostPorts returns the host ports that a pod requests, unless one is reserved.
-func (n *Network) hostPorts(req *cni.Request) ([]cni.HostPort, error) {
+// publisher makes pods' host ports reach them.
+type publisher struct {
+	node *node.Node
+	log  *slog.Logger
+}
+
+// requested returns the host ports that a pod requests, unless one is reserved.
+func (p *publisher) requested(req *cni.Request) ([]cni.HostPort, error) {
 	if req.NetConf == nil {
 		return nil, nil
 	}
@@ -35,10 +43,10 @@ func (n *Network) hostPorts(req *cni.Request) ([]cni.HostPort, error) {
 		return nil, fmt.Errorf("pod %s: %w", pod, err)
 	}
 	for _, port := range ports {
-		if n.node.Reserved == nil {
+		if p.node.Reserved == nil {
 			break
 		}
-		if why := n.node.Reserved(port); why != "" {
+		if why := p.node.Reserved(port); why != "" {
 			return nil, cni.Errorf(cni.CodeInvalidConfig, "pod %s cannot have host port %s: it is reserved for %s; use another one", pod, port, why)
 		}
 	}
@@ -77,11 +85,11 @@ func publishedPorts(rec *attach.Record) []pipeline.Port {
 }
 
 // publish makes an attachment's host ports reach it, and returns once they do.
-func (n *Network) publish(ctx context.Context, rec *attach.Record) error {
+func (p *publisher) publish(ctx context.Context, rec *attach.Record) error {
 	if len(rec.HostPorts) == 0 {
 		return nil
 	}
-	if err := n.node.Rules.Apply(ctx, rules{ownerOf(rec): hostPortRules(rec)}); err != nil {
+	if err := p.node.Rules.Apply(ctx, rules{ownerOf(rec): hostPortRules(rec)}); err != nil {
 		return fmt.Errorf("host ports: %w", err)
 	}
 	// A TCP client opens a new connection; with the other protocols, the former connection would continue, translated to no pod or to another.
@@ -93,7 +101,7 @@ func (n *Network) publish(ctx context.Context, rec *attach.Record) error {
 }
 
 // withdraw removes attachments' host ports, without waiting, and returns what it handed over.
-func (n *Network) withdraw(recs ...attach.Record) rules {
+func (p *publisher) withdraw(recs ...attach.Record) rules {
 	gone := rules{}
 	for i := range recs {
 		if len(recs[i].HostPorts) > 0 {
@@ -101,23 +109,23 @@ func (n *Network) withdraw(recs ...attach.Record) rules {
 		}
 	}
 	if len(gone) > 0 {
-		n.node.Rules.Set(gone)
+		p.node.Rules.Set(gone)
 	}
 	return gone
 }
 
 // unpublish is withdraw, and returns once it is in effect. The connections end with the pods.
-func (n *Network) unpublish(ctx context.Context, recs []attach.Record) error {
-	gone := n.withdraw(recs...)
+func (p *publisher) unpublish(ctx context.Context, recs []attach.Record) error {
+	gone := p.withdraw(recs...)
 	if len(gone) == 0 {
 		return nil
 	}
-	if err := n.node.Rules.Apply(ctx, gone); err != nil {
+	if err := p.node.Rules.Apply(ctx, gone); err != nil {
 		return fmt.Errorf("host ports: %w", err)
 	}
 	var addresses []netip.Addr
 	for i := range recs {
-		if address, has := address4(&recs[i]); has && len(recs[i].HostPorts) > 0 && recs[i].BootID == n.node.BootID {
+		if address, has := address4(&recs[i]); has && len(recs[i].HostPorts) > 0 && recs[i].BootID == p.node.BootID {
 			addresses = append(addresses, address)
 		}
 	}
@@ -125,7 +133,7 @@ func (n *Network) unpublish(ctx context.Context, recs []attach.Record) error {
 		return nil
 	}
 	if err := link.ForgetLedTo(addresses...); err != nil {
-		n.deps.Log.Warn("conntrack flush of host ports; their connections last until they end", "error", err)
+		p.log.Warn("conntrack flush of host ports; their connections last until they end", "error", err)
 	}
 	return nil
 }

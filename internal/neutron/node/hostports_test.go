@@ -18,7 +18,7 @@ import (
 
 // A host port that is reserved, or invalid, is refused with the pod's name.
 func TestHostPortsRefused(t *testing.T) {
-	n := &Network{node: &node.Node{Reserved: func(port cni.HostPort) string {
+	p := &publisher{node: &node.Node{Reserved: func(port cni.HostPort) string {
 		if port.Port == 9 {
 			return "the probes of other nodes"
 		}
@@ -34,12 +34,12 @@ func TestHostPortsRefused(t *testing.T) {
 		"portMappings[0].containerPort":          {HostPort: 8080},
 		"portMappings[0].hostIP":                 {HostPort: 8080, ContainerPort: 80, HostIP: "fd00::1"},
 	} {
-		_, err := n.hostPorts(request(mapping))
+		_, err := p.requested(request(mapping))
 		if err == nil || !strings.Contains(err.Error(), words) || !strings.Contains(err.Error(), "pod shop/web") {
 			t.Errorf("%+v: %v, want %q", mapping, err, words)
 		}
 	}
-	ports, err := n.hostPorts(request(cni.PortMapping{HostPort: 8080, ContainerPort: 80, HostIP: "0.0.0.0"}))
+	ports, err := p.requested(request(cni.PortMapping{HostPort: 8080, ContainerPort: 80, HostIP: "0.0.0.0"}))
 	if err != nil || len(ports) != 1 || ports[0] != (cni.HostPort{Port: 8080, Protocol: "tcp", ContainerPort: 80}) {
 		t.Errorf("host ports %v, %v", ports, err)
 	}
@@ -66,7 +66,7 @@ func TestUnpublishFails(t *testing.T) {
 	ctx, stop := context.WithCancel(t.Context())
 	go func() { defer close(ended); _ = loop.Run(ctx) }()
 	defer func() { stop(); <-ended }()
-	n := &Network{node: &node.Node{Rules: loop, BootID: "this"}}
+	p := &publisher{node: &node.Node{Rules: loop, BootID: "this"}}
 	rec := podNumber(t, "blue", 1, 1)
 	rec.BootID, rec.HostPorts = "former", []cni.HostPort{{Port: 8080, Protocol: "tcp", ContainerPort: 80}} // no connections to flush
 	start := rules{pipeline.Owner: host.Rules(nil), ownerOf(rec): hostPortRules(rec)}
@@ -74,11 +74,11 @@ func TestUnpublishFails(t *testing.T) {
 		t.Fatal(err)
 	}
 	engine.refuse.Store(true)
-	if err := n.unpublish(t.Context(), []attach.Record{*rec}); err == nil || !strings.Contains(err.Error(), "busy") {
+	if err := p.unpublish(t.Context(), []attach.Record{*rec}); err == nil || !strings.Contains(err.Error(), "busy") {
 		t.Errorf("removal that the kernel refuses: %v", err)
 	}
 	engine.refuse.Store(false)
-	if err := n.unpublish(t.Context(), []attach.Record{*rec}); err != nil {
+	if err := p.unpublish(t.Context(), []attach.Record{*rec}); err != nil {
 		t.Error(err)
 	}
 	held, err := engine.Read(t.Context())

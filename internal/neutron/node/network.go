@@ -29,6 +29,7 @@ import (
 	"weft.dev/weft/internal/network"
 	"weft.dev/weft/internal/neutron/host"
 	"weft.dev/weft/internal/neutron/pipeline"
+	"weft.dev/weft/internal/neutron/ports"
 	"weft.dev/weft/internal/nft"
 	"weft.dev/weft/internal/node"
 	"weft.dev/weft/internal/openflow"
@@ -56,9 +57,11 @@ type Network struct {
 	node    *node.Node
 	vswitch *node.Switch
 	deps    network.Deps
-	ports   *ports
+	ports   *ports.Ports
 	handed  chan struct{}
 
+	publisher *publisher
+	shapes    *shapes
 	// compiler has the flows of the networks.
 	compiler *compiler
 	// addresses has the addresses of Services.
@@ -83,9 +86,7 @@ func newNetwork(ctx context.Context, n *node.Node, deps network.Deps, rest time.
 	if deps.Log == nil {
 		deps.Log = slog.New(slog.DiscardHandler)
 	}
-	made := &Network{
-		node: n, vswitch: vswitch, deps: deps, handed: make(chan struct{}), ports: newPorts(n.Name, rest, vswitch.Rows, deps.Objects, deps.API),
-	}
+	made := &Network{node: n, vswitch: vswitch, deps: deps, handed: make(chan struct{})}
 	made.compiler = newCompiler(n.Name, deps.Objects, deps.Log, func(f fragments) { made.flows().Loop.Set(f) })
 	made.addresses = &addresses{objects: deps.Objects, set: func(r rules) { n.Rules.Set(r) }}
 	if deps.Events != nil {
@@ -93,14 +94,26 @@ func newNetwork(ctx context.Context, n *node.Node, deps network.Deps, rest time.
 			deps.Events.Warning(policy, "PolicyNotAsSpecified", "Enforce", note)
 		}
 	}
-	made.ports.describe, made.ports.awaitBound, made.ports.log = made.describe, vswitch.Database.AwaitBound, deps.Log
-	made.ports.pairs = pairs{
-		links: n.Pods, path: n.Ports, shape: link.Preplugged{HostGroup: host.PodGroup, TxOffloadOff: vswitch.Datapath == ovsdb.DatapathNetdev},
-	}
-	if n.Elsewhere != nil {
-		made.ports.elsewhere = func(addr netip.Addr) (string, error) { return n.Elsewhere(addr, host.Device) }
-	}
+	made.publisher, made.shapes = &publisher{node: n, log: deps.Log}, &shapes{node: n, records: deps.Records, log: deps.Log}
+	made.ports = made.newPorts(rest)
 	return made, nil
+}
+
+// newPorts returns the node's ports.
+func (n *Network) newPorts(rest time.Duration) *ports.Ports {
+	reporter := &reporter{node: n.node, vswitch: n.vswitch, report: n.deps.Report}
+	opts := ports.Options{
+		Node: n.node.Name, Rest: rest, Rows: n.vswitch.Rows, Objects: n.deps.Objects, API: n.deps.API, Log: n.deps.Log,
+		Links: n.node.Pods, Path: n.node.Ports,
+		Shape:    link.Preplugged{HostGroup: host.PodGroup, TxOffloadOff: n.vswitch.Datapath == ovsdb.DatapathNetdev},
+		Describe: reporter.describe, AwaitBound: n.vswitch.Database.AwaitBound,
+	}
+	if n.node.Elsewhere != nil {
+		opts.Elsewhere = func(addr netip.Addr) (string, error) { return n.node.Elsewhere(addr, host.Device) }
+	}
+	made := ports.New(opts)
+	reporter.counts = made.Counts
+	return made
 }
 
 // Run implements network.Runner.
@@ -115,9 +128,8 @@ func (n *Network) Run(ctx context.Context) error {
 	n.deps.Changed()
 	var group sync.WaitGroup
 	group.Go(func() { n.compiler.run(ctx) })
-	group.Go(func() { n.keepShapes(ctx) })
-	group.Go(func() { n.ports.followBindings(ctx) })
-	n.ports.run(ctx)
+	group.Go(func() { n.shapes.keep(ctx) })
+	n.ports.Run(ctx)
 	group.Wait()
 	return nil
 }
@@ -131,14 +143,8 @@ func (n *Network) start(ctx context.Context) error {
 	if err := n.watch(ctx); err != nil {
 		return err
 	}
-	if err := n.ports.pairs.recover(ctx); err != nil {
-		return err
-	}
-	if err := n.ports.recover(left, n.restore()); err != nil {
-		n.deps.Log.Error("attachments that cannot be restored", "error", err)
-	}
-	if err := n.ports.read(ctx); err != nil {
-		return err
+	if err := n.ports.Start(ctx, left, n.restore()); err != nil {
+		return err //nolint:wrapcheck // it says what failed
 	}
 	n.compiler.hostChanged()
 	n.compiler.serveAll(ctx)
@@ -165,9 +171,9 @@ func (n *Network) start(ctx context.Context) error {
 	if err := n.flows().Loop.Start(ctx, flows); err != nil {
 		return fmt.Errorf("flows of %s: %w", pipeline.Bridge, err)
 	}
-	if err := n.ports.pass(ctx); err != nil {
+	if err := n.ports.Pass(ctx); err != nil {
 		n.deps.Log.Warn("ports of Neutron", "error", err)
-		n.ports.wakeUp()
+		n.ports.WakeUp()
 	}
 	return ctx.Err() //nolint:wrapcheck // the caller looks at ctx
 }
@@ -183,7 +189,7 @@ func (n *Network) restore() []attach.Record {
 		}
 		owner := ownerOf(&rec)
 		if n.compiler.restore(&rec, scopeOf(&rec, &d), func() {
-			if !onPair(&rec) {
+			if !ports.OnPair(&rec) {
 				n.vswitch.Rows.Set(map[reconcile.Owner]map[ovsdb.Key]ovsdb.Row{owner: host.PodRows(owner, rec.HostInterface, d.Slot)})
 			}
 			n.node.Links.Set(map[reconcile.Owner]map[link.Key]link.Item{owner: host.Routes(rec.Addresses)})
@@ -244,7 +250,7 @@ func (n *Network) Plan(ctx context.Context, req *cni.Request, at placement.Decis
 	if err != nil {
 		return attach.Record{}, err
 	}
-	ports, err := n.hostPorts(req)
+	hostPorts, err := n.publisher.requested(req)
 	if err != nil {
 		return attach.Record{}, err
 	}
@@ -252,11 +258,11 @@ func (n *Network) Plan(ctx context.Context, req *cni.Request, at placement.Decis
 	if err != nil {
 		return attach.Record{}, err
 	}
-	claimed := func(uuid string, s *spec) bool {
+	claimed := func(uuid string, s *ports.Spec) bool {
 		if _, taken := inUse.Claims[portClaim(uuid)]; taken {
 			return true
 		}
-		for _, p := range s.addresses {
+		for _, p := range s.Addresses {
 			if _, taken := inUse.Claims[addressClaim(p)]; taken {
 				return true
 			}
@@ -266,14 +272,10 @@ func (n *Network) Plan(ctx context.Context, req *cni.Request, at placement.Decis
 	waiting, cancel := context.WithTimeout(ctx, portPatience)
 	defer cancel()
 	for {
-		chosen, next, changed := n.ports.choose(string(object.UID), claimed)
+		chosen, next, changed := n.ports.Choose(string(object.UID), claimed)
 		if chosen != nil {
-			if err := n.ports.routable(&chosen.spec); err != nil { // routes may have changed since the last pass
-				n.ports.refuse(chosen.uuid, err)
-				continue
-			}
 			rec, err := recordOf(at, chosen)
-			rec.Bandwidth, rec.HostPorts = limits, ports
+			rec.Bandwidth, rec.HostPorts = limits, hostPorts
 			rec.HostInterface = hostInterface(req, chosen, limits)
 			return rec, err
 		}
@@ -291,9 +293,9 @@ func (n *Network) Plan(ctx context.Context, req *cni.Request, at placement.Decis
 }
 
 // hostInterface returns the name of the host veth for an attachment: the one plugged ahead with its port, or, if there is none, one of its own.
-func hostInterface(req *cni.Request, chosen *choice, limits cni.Bandwidth) string {
-	if chosen.paired {
-		return chosen.slot.Preplugged()
+func hostInterface(req *cni.Request, chosen *ports.Choice, limits cni.Bandwidth) string {
+	if chosen.Paired {
+		return chosen.Slot.Preplugged()
 	}
 	return vethName(attach.Key{ContainerID: req.ContainerID, IfName: req.IfName}, limits.Limited())
 }
@@ -323,7 +325,7 @@ func (n *Network) noPort(ctx context.Context, object *stackubev1.Network) error 
 	if err := n.deps.Objects.Get(context.WithoutCancel(ctx), client.ObjectKeyFromObject(object), &now); err == nil {
 		object = &now
 	}
-	all, inactive := n.ports.count(string(object.UID))
+	all, inactive := n.ports.Count(string(object.UID))
 	words := fmt.Sprintf("no port of Network %s/%s is free on this node (it has %d, %d of them not ACTIVE, or not bound on br-int since their last pods)", object.Namespace, object.Name, all, inactive)
 	if object.Status.State != "" && object.Status.State != stackubev1.StateActive || object.Status.Message != "" {
 		words += fmt.Sprintf("; the Network is %s: %s", object.Status.State, object.Status.Message)
@@ -332,18 +334,18 @@ func (n *Network) noPort(ctx context.Context, object *stackubev1.Network) error 
 }
 
 // recordOf returns the record of an attachment to the port that was chosen.
-func recordOf(at placement.Decision, chosen *choice) (attach.Record, error) {
-	kept, err := json.Marshal(details{
-		Port: chosen.uuid, Slot: chosen.slot, Network: at.Part, Routes: chosen.spec.routes, DNS: chosen.spec.dns,
+func recordOf(at placement.Decision, chosen *ports.Choice) (attach.Record, error) {
+	kept, err := json.Marshal(ports.Details{
+		Port: chosen.UUID, Slot: chosen.Slot, Network: at.Part, Routes: chosen.Spec.Routes, DNS: chosen.Spec.DNS,
 	})
 	if err != nil {
 		return attach.Record{}, fmt.Errorf("details of the attachment's record: %w", err)
 	}
 	rec := attach.Record{
-		Network: Name, Addresses: chosen.spec.addresses, Gateway: chosen.spec.gateways, MAC: chosen.spec.mac.String(), MTU: chosen.spec.mtu,
-		Claims: []string{portClaim(chosen.uuid)}, Details: kept,
+		Network: Name, Addresses: chosen.Spec.Addresses, Gateway: chosen.Spec.Gateways, MAC: chosen.Spec.MAC.String(), MTU: chosen.Spec.MTU,
+		Claims: []string{portClaim(chosen.UUID)}, Details: kept,
 	}
-	for _, p := range chosen.spec.addresses {
+	for _, p := range chosen.Spec.Addresses {
 		rec.Claims = append(rec.Claims, addressClaim(p))
 	}
 	return rec, nil
@@ -360,17 +362,17 @@ func (n *Network) Connect(ctx context.Context, rec *attach.Record) (*types100.Re
 	if err != nil {
 		return nil, err
 	}
-	rows, err := n.ports.hold(rec, &d)
+	rows, err := n.ports.Hold(rec, &d)
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", network.ErrPlanAgain, err)
 	}
 	n.compiler.reopen(rec.Key())
 	created, err := n.enter(ctx, rec, pod, pair)
-	if onPair(rec) && errors.Is(err, link.ErrUnusable) {
+	if ports.OnPair(rec) && errors.Is(err, link.ErrUnusable) {
 		if rec.State != attach.Attached && errors.Is(err, link.ErrNoDevice) {
-			n.ports.replace(ctx, rec, &d)
+			n.ports.Replace(ctx, rec, &d)
 		} else {
-			n.ports.release(*rec)
+			n.ports.Release(*rec)
 		}
 		return nil, fmt.Errorf("%w: %w", network.ErrPlanAgain, err)
 	}
@@ -403,7 +405,7 @@ func (n *Network) enter(ctx context.Context, rec *attach.Record, pod *pipeline.P
 		})
 	}
 	linkCtx, linked := timing.Start(ctx, stepLink)
-	created, err := n.create(linkCtx, pair)
+	created, err := n.shapes.create(linkCtx, pair)
 	linked(err)
 	if err != nil {
 		err = fmt.Errorf("interface of %s: %w", rec.Key(), err)
@@ -413,7 +415,7 @@ func (n *Network) enter(ctx context.Context, rec *attach.Record, pod *pipeline.P
 
 // serve opens the pod's flows, and makes the host reach the pod. The record is written as attached before all is in effect: if the agent
 // ends in between, the next agent completes the attachment, and the runtime, which got no answer, repeats ADD or sends DEL.
-func (n *Network) serve(ctx context.Context, rec *attach.Record, d *details) error {
+func (n *Network) serve(ctx context.Context, rec *attach.Record, d *ports.Details) error {
 	var group errgroup.Group
 	group.Go(func() error {
 		owner := ownerOf(rec)
@@ -428,7 +430,7 @@ func (n *Network) serve(ctx context.Context, rec *attach.Record, d *details) err
 		opened(err)
 		return err
 	})
-	group.Go(func() error { return n.publish(ctx, rec) })
+	group.Go(func() error { return n.publisher.publish(ctx, rec) })
 	written := *rec
 	written.State = attach.Attached
 	var err error
@@ -443,8 +445,8 @@ func (n *Network) serve(ctx context.Context, rec *attach.Record, d *details) err
 }
 
 // podOf returns what the flows need of an attachment.
-func podOf(rec *attach.Record) (*pipeline.Pod, details, error) {
-	d, err := detailsOf(rec)
+func podOf(rec *attach.Record) (*pipeline.Pod, ports.Details, error) {
+	d, err := ports.DetailsOf(rec)
 	if err != nil {
 		return nil, d, err
 	}
@@ -459,20 +461,20 @@ func podOf(rec *attach.Record) (*pipeline.Pod, details, error) {
 }
 
 // pair returns the pod's interface.
-func (n *Network) pair(rec *attach.Record, d *details) (link.Pair, error) {
+func (n *Network) pair(rec *attach.Record, d *ports.Details) (link.Pair, error) {
 	pair, err := plan.Pair(rec, &plan.Settings{HostGroup: host.PodGroup, TxOffloadOff: n.vswitch.Datapath == ovsdb.DatapathNetdev})
 	if err != nil {
 		return link.Pair{}, err //nolint:wrapcheck // it names the attachment
 	}
 	pair.PodRoutes = routesOf(rec, d)
-	if rec.Bandwidth.Limited() || onPair(rec) {
+	if rec.Bandwidth.Limited() || ports.OnPair(rec) {
 		pair.Preplugged = n.node.Ports
 	}
 	return pair, nil
 }
 
 // routesOf returns the pod's routes: to the host, those of the subnets, and by the gateways.
-func routesOf(rec *attach.Record, d *details) []link.Route {
+func routesOf(rec *attach.Record, d *ports.Details) []link.Route {
 	var routes []link.Route
 	near := func(hop netip.Addr) bool {
 		for _, p := range rec.Addresses {
@@ -508,7 +510,7 @@ func routesOf(rec *attach.Record, d *details) []link.Route {
 }
 
 // result is the answer to an ADD.
-func result(rec *attach.Record, d *details, routes []link.Route, hostMAC net.HardwareAddr) *types100.Result {
+func result(rec *attach.Record, d *ports.Details, routes []link.Route, hostMAC net.HardwareAddr) *types100.Result {
 	answer := plan.Result(rec, &plan.Settings{}, hostMAC)
 	answer.Routes = nil
 	for _, r := range routes {
@@ -527,11 +529,11 @@ func (n *Network) Close(ctx context.Context, rec attach.Record) error {
 	owner := ownerOf(&rec)
 	n.compiler.close(&rec)
 	n.node.Links.Set(map[reconcile.Owner]map[link.Key]link.Item{owner: nil})
-	n.withdraw(rec)
+	n.publisher.withdraw(rec)
 	if n.Ready() == nil && n.flows().Loop.Apply(ctx, fragments{owner: nil}) == nil {
 		return nil
 	}
-	if onPair(&rec) && rec.BootID != n.node.BootID {
+	if ports.OnPair(&rec) && rec.BootID != n.node.BootID {
 		return nil // the name is another pair's since this boot
 	}
 	return n.node.Pods.Delete(context.WithoutCancel(ctx), rec.HostInterface) //nolint:wrapcheck // the caller names the attachment
@@ -548,7 +550,7 @@ func (n *Network) Remove(ctx context.Context, recs []attach.Record) map[attach.K
 	for i := range recs {
 		owner := ownerOf(&recs[i])
 		links[owner], flows[owner] = nil, nil
-		if !onPair(&recs[i]) {
+		if !ports.OnPair(&recs[i]) {
 			veths, rows[owner] = append(veths, recs[i].HostInterface), nil
 		}
 	}
@@ -556,7 +558,7 @@ func (n *Network) Remove(ctx context.Context, recs []attach.Record) map[attach.K
 	if len(veths) > 0 {
 		err = errors.Join(err, n.node.Pods.Delete(ctx, veths...), n.vswitch.Rows.Apply(ctx, rows))
 	}
-	err = errors.Join(err, n.unshape(ctx, recs), n.unpublish(ctx, recs))
+	err = errors.Join(err, n.shapes.remove(ctx, recs), n.publisher.unpublish(ctx, recs))
 	if err != nil {
 		failed := map[attach.Key]error{}
 		for i := range recs {
@@ -564,15 +566,15 @@ func (n *Network) Remove(ctx context.Context, recs []attach.Record) map[attach.K
 		}
 		return failed
 	}
-	n.ports.release(recs...)
-	failed := n.ports.unplugged(ctx, recs)
+	n.ports.Release(recs...)
+	failed := n.ports.Unplugged(ctx, recs)
 	n.compiler.removed(slices.DeleteFunc(slices.Clone(recs), func(rec attach.Record) bool { return failed[rec.Key()] != nil }))
 	return failed
 }
 
 // Check implements network.Network.
 func (n *Network) Check(ctx context.Context, rec attach.Record) error {
-	d, err := detailsOf(&rec)
+	d, err := ports.DetailsOf(&rec)
 	if err != nil {
 		return err
 	}
@@ -580,7 +582,7 @@ func (n *Network) Check(ctx context.Context, rec attach.Record) error {
 	if err != nil {
 		return err
 	}
-	owner, port := ownerOf(&rec), reconcile.Owner(portOwner+d.Port)
+	owner, port := ownerOf(&rec), ports.Owner(d.Port)
 	return errors.Join(n.node.Pods.Check(ctx, pair), n.node.Links.Failure(owner), n.node.Rules.Failure(owner), n.flows().Loop.Failure(owner),
 		n.vswitch.Rows.Failure(owner), n.vswitch.Rows.Failure(port))
 }

@@ -181,15 +181,15 @@ func TestPrepluggedPairs(t *testing.T) {
 		return strings.Count(out, ": wp-")
 	}
 	eventually(t, "all ports are free", func() error {
-		s.Network.ports.mu.Lock()
-		defer s.Network.ports.mu.Unlock()
-		for _, p := range s.Network.ports.all {
-			if !p.paired() || !p.free(p.object.Spec.Network.UID) {
-				return fmt.Errorf("port %s is not: %+v", p.uuid, p)
+		for number := range 4 {
+			object := &weftv1.NeutronPort{}
+			must(t, api(t).Get(t.Context(), client.ObjectKey{Name: portOf{tag: 91, number: number}.uuid()}, object))
+			if !object.Status.Plugged {
+				return fmt.Errorf("port %s is not plugged: %+v", object.Name, object.Status)
 			}
 		}
-		if found := len(s.Network.ports.all); found != 4 {
-			return fmt.Errorf("there are %d ports", found)
+		if found := pairs(); found != 4 {
+			return fmt.Errorf("there are %d pairs", found)
 		}
 		return nil
 	})

@@ -288,7 +288,7 @@ func TestPortIsBoundAgain(t *testing.T) {
 	n.chassis.StopController()
 	n.del(t, "blue", "a")
 	eventually(t, "the port is plugged again", func() error {
-		if all, inactive := n.Network.ports.count(string(blue.UID)); inactive != 1 {
+		if all, inactive := n.Network.ports.Count(string(blue.UID)); inactive != 1 {
 			return fmt.Errorf("%d of %d ports are not bound", inactive, all)
 		}
 		return nil
@@ -326,7 +326,7 @@ func TestMissingPairs(t *testing.T) {
 		return names
 	}
 	eventually(t, "each port has a pair", func() error {
-		if all, inactive := n.Network.ports.count(string(blue.UID)); len(pairs()) != 3 || all != 3 || inactive != 0 {
+		if all, inactive := n.Network.ports.Count(string(blue.UID)); len(pairs()) != 3 || all != 3 || inactive != 0 {
 			return fmt.Errorf("pairs %v of %d ports, %d inactive", pairs(), all, inactive)
 		}
 		return nil
@@ -344,7 +344,7 @@ func TestMissingPairs(t *testing.T) {
 	}
 	n.del(t, "blue", "a")
 	eventually(t, "each port has a pair again", func() error {
-		if all, inactive := n.Network.ports.count(string(blue.UID)); len(pairs()) != 3 || all != 3 || inactive != 0 {
+		if all, inactive := n.Network.ports.Count(string(blue.UID)); len(pairs()) != 3 || all != 3 || inactive != 0 {
 			return fmt.Errorf("pairs %v of %d ports, %d inactive", pairs(), all, inactive)
 		}
 		return nil

@@ -12,6 +12,7 @@ import (
 	weftv1 "weft.dev/weft/api/weft/v1"
 	"weft.dev/weft/internal/neutron/host"
 	"weft.dev/weft/internal/neutron/pipeline"
+	"weft.dev/weft/internal/node"
 	"weft.dev/weft/internal/ovsdb"
 )
 
@@ -21,26 +22,35 @@ const (
 	reasonProblems = "Problems"
 )
 
+// reporter reports the node's section of its NodeNetwork.
+type reporter struct {
+	node    *node.Node
+	vswitch *node.Switch
+	report  func(weftv1.NodeNetworkSection)
+	// counts returns how many ports the node has, and on how many of them pods are.
+	counts func() (all, used int)
+}
+
 // describe reports the node's section of its NodeNetwork. It returns an error while the node cannot serve pods, so that it is called again.
-func (n *Network) describe(ctx context.Context) error {
-	look, err := n.vswitch.Database.Foreign(ctx, host.IntegrationBridge)
+func (r *reporter) describe(ctx context.Context) error {
+	look, err := r.vswitch.Database.Foreign(ctx, host.IntegrationBridge)
 	if err != nil {
 		return fmt.Errorf("report of the node: %w", err)
 	}
-	problems := problemsOf(&look, n.vswitch.Datapath)
-	ranges, left, err := n.ranges()
+	problems := problemsOf(&look, r.vswitch.Datapath)
+	ranges, left, err := r.ranges()
 	if err != nil {
 		return fmt.Errorf("report of the node: %w", err)
 	}
 	if ctx.Err() == nil {
-		all, used := n.ports.counts()
-		report := section(&look, problems, all, used)
-		report.Neutron.Ranges = ranges
+		all, used := r.counts()
+		said := section(&look, problems, all, used)
+		said.Neutron.Ranges = ranges
 		if left > 0 { // pods can be attached nevertheless
-			report.Neutron.Problems = append(report.Neutron.Problems, fmt.Sprintf(
+			said.Neutron.Problems = append(said.Neutron.Problems, fmt.Sprintf(
 				"the node has %d routes more than the %d that are reported: ports with addresses in them get no pod; summarize the routes", left, mostRanges))
 		}
-		n.deps.Report(report)
+		r.report(said)
 	}
 	if len(problems) > 0 {
 		return errors.New(strings.Join(problems, "; "))
@@ -53,11 +63,11 @@ const mostRanges = 256
 
 // ranges are those that the node routes, except to its pods: the controller gives the node no port with an address in them. left counts
 // those that are not reported; the node itself assigns no pod an address in them.
-func (n *Network) ranges() (texts []string, left int, err error) {
-	if n.node.Ranges == nil {
+func (r *reporter) ranges() (texts []string, left int, err error) {
+	if r.node.Ranges == nil {
 		return nil, 0, nil
 	}
-	found, err := n.node.Ranges(host.Device)
+	found, err := r.node.Ranges(host.Device)
 	if err != nil {
 		return nil, 0, err //nolint:wrapcheck // the caller wraps it
 	}

@@ -20,6 +20,7 @@ import (
 	weftv1 "weft.dev/weft/api/weft/v1"
 	"weft.dev/weft/internal/attach"
 	"weft.dev/weft/internal/neutron/pipeline"
+	"weft.dev/weft/internal/neutron/ports"
 	"weft.dev/weft/internal/openflow"
 	"weft.dev/weft/internal/policy"
 	"weft.dev/weft/internal/reconcile"
@@ -78,7 +79,7 @@ func (s scope) number() uint64 {
 	return binary.BigEndian.Uint64(sum[:8])
 }
 
-func scopeOf(rec *attach.Record, d *details) scope { return scope{rec.PodNamespace, d.Network} }
+func scopeOf(rec *attach.Record, d *ports.Details) scope { return scope{rec.PodNamespace, d.Network} }
 
 // world is the input from which the flows of one network are compiled.
 type world struct {
@@ -131,7 +132,7 @@ func read(ctx context.Context, objects client.Reader, w *world) error {
 }
 
 // subnetOf returns what the node's ports of a network contain about it.
-func subnetOf(ports []weftv1.NeutronPort, w *world) subnet {
+func subnetOf(list []weftv1.NeutronPort, w *world) subnet {
 	var found subnet
 	add := func(p netip.Prefix) {
 		if p = p.Masked(); !slices.Contains(found.prefixes, p) {
@@ -144,16 +145,16 @@ func subnetOf(ports []weftv1.NeutronPort, w *world) subnet {
 		}
 	}
 	last := ""
-	for i := range ports {
-		object := &ports[i]
+	for i := range list {
+		object := &list[i]
 		if object.Spec.Node != w.node || object.Spec.Network.Namespace != w.scope.namespace || object.Spec.Network.Name != w.scope.name {
 			continue
 		}
-		parsed, err := parse(object)
+		parsed, err := ports.Parse(object)
 		if err != nil {
 			continue // the port's status has the reason
 		}
-		for i, a := range parsed.addresses {
+		for i, a := range parsed.Addresses {
 			add(a)
 			// The CRD has validated it. Of several, the port with the lowest name decides, not the cache's order.
 			if mac, err := net.ParseMAC(object.Spec.Addresses[i].GatewayMAC); err == nil && a.Addr().Is4() && (last == "" || object.Name < last) {

@@ -13,6 +13,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 
 	"weft.dev/weft/internal/attach"
+	"weft.dev/weft/internal/neutron/ports"
 )
 
 // manyCombinations is a policy of the namespace blue with as many peers, and as many ports.
@@ -32,7 +33,7 @@ func manyCombinations(count int) *networkingv1.NetworkPolicy {
 // A policy whose peers and ports combine to more flows than a node programs closes its pods, and is reported; a smaller one is in effect.
 func TestPoliciesOfManyCombinations(t *testing.T) {
 	for count, closed := range map[int]bool{64: false, 65: true, 15000: true} {
-		details, err := json.Marshal(details{Port: "p", Network: "blue"})
+		details, err := json.Marshal(ports.Details{Port: "p", Network: "blue"})
 		if err != nil {
 			t.Fatal(err)
 		}

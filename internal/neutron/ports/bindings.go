@@ -1,4 +1,4 @@
-package node
+package ports
 
 import (
 	"context"
@@ -9,6 +9,9 @@ import (
 	"weft.dev/weft/internal/neutron/host"
 )
 
+// bindings notes which ports the program that controls br-int has bound.
+type bindings struct{ ports *Ports }
+
 // plugging is a port as it is plugged until it is unplugged the next time.
 type plugging struct {
 	port    *port
@@ -17,7 +20,8 @@ type plugging struct {
 
 // unbound returns the ports that were plugged again and are not known to be bound, by their names on br-int. cancel is called when there may
 // be others.
-func (ps *ports) unbound(cancel func()) map[string]plugging {
+func (b *bindings) unbound(cancel func()) map[string]plugging {
+	ps := b.ports
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
 	ps.replugged = cancel
@@ -30,17 +34,18 @@ func (ps *ports) unbound(cancel func()) map[string]plugging {
 	return names
 }
 
-// followBindings notes which ports are bound until ctx ends. After an error it tries again: without it no port would be used a second time.
-func (ps *ports) followBindings(ctx context.Context) {
+// follow notes which ports are bound until ctx ends. After an error it tries again: without it no port would be used a second time.
+func (b *bindings) follow(ctx context.Context) {
+	ps := b.ports
 	delay := firstRetry
 	for ctx.Err() == nil {
 		waiting, cancel := context.WithCancel(ctx)
-		names := ps.unbound(cancel)
-		bound, err := ps.awaitBound(waiting, slices.Collect(maps.Keys(names)))
+		names := b.unbound(cancel)
+		bound, err := ps.opts.AwaitBound(waiting, slices.Collect(maps.Keys(names)))
 		failed := err != nil && waiting.Err() == nil
 		cancel()
 		if failed {
-			ps.log.WarnContext(ctx, "bindings of ports not read from Open vSwitch's database; reading them again", "error", err, "delay", delay)
+			ps.opts.Log.WarnContext(ctx, "bindings of ports not read from Open vSwitch's database; reading them again", "error", err, "delay", delay)
 			select {
 			case <-ctx.Done():
 			case <-time.After(delay):

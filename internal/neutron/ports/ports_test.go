@@ -1,4 +1,4 @@
-package node
+package ports
 
 import (
 	"context"
@@ -19,7 +19,6 @@ import (
 	weftv1 "weft.dev/weft/api/weft/v1"
 	"weft.dev/weft/internal/neutron/host"
 	"weft.dev/weft/internal/neutron/pipeline"
-	"weft.dev/weft/internal/node"
 	"weft.dev/weft/internal/ovsdb"
 	"weft.dev/weft/internal/reconcile"
 )
@@ -31,10 +30,10 @@ func TestPortsThatTheNodeRoutesElsewhere(t *testing.T) {
 		t.Fatal(err)
 	}
 	object := pluggedPort("0a:58:c0:a8:01:35", "192.168.1.53/24")
-	ps := newPorts("n1", 0, nil, fake.NewClientBuilder().WithScheme(scheme).WithObjects(object).Build(), nil)
+	ps := New(Options{Node: "n1", Objects: fake.NewClientBuilder().WithScheme(scheme).WithObjects(object).Build()})
 	where := "the node routes 192.168.1.53 by eth0"
-	ps.elsewhere = func(netip.Addr) (string, error) { return where, nil }
-	free := func() *choice {
+	ps.opts.Elsewhere = func(netip.Addr) (string, error) { return where, nil }
+	free := func() *Choice {
 		t.Helper()
 		if err := ps.read(t.Context()); err != nil {
 			t.Fatal(err)
@@ -44,7 +43,7 @@ func TestPortsThatTheNodeRoutesElsewhere(t *testing.T) {
 		if !p.wanted {
 			t.Error("the port is unplugged")
 		}
-		chosen, _, _ := ps.choose("u", func(string, *spec) bool { return false })
+		chosen, _, _ := ps.choose("u", func(string, *Spec) bool { return false })
 		return chosen
 	}
 	if chosen := free(); chosen != nil {
@@ -59,11 +58,7 @@ func TestPortsThatTheNodeRoutesElsewhere(t *testing.T) {
 		t.Fatal("the port is not chosen although the node can route its address")
 	}
 	where = "192.168.1.53 is the node's own address" // since the last pass
-	if err := ps.routable(&chosen.spec); err == nil {
-		t.Error("the address passes for one of a pod's")
-	}
-	ps.refuse(chosen.uuid, ps.routable(&chosen.spec))
-	if chosen, _, _ := ps.choose("u", func(string, *spec) bool { return false }); chosen != nil {
+	if chosen, _, _ := ps.Choose("u", func(string, *Spec) bool { return false }); chosen != nil {
 		t.Errorf("chosen: %+v", chosen)
 	}
 }
@@ -81,7 +76,7 @@ func TestPortsWithTheSameDeviceNames(t *testing.T) {
 			Addresses: []weftv1.NeutronPortAddress{{Address: fmt.Sprintf("10.244.0.%d/24", 5+i)}},
 		}})
 	}
-	ps := newPorts("n1", 0, nil, builder.Build(), nil)
+	ps := New(Options{Node: "n1", Objects: builder.Build()})
 	for range 2 {
 		if err := ps.read(t.Context()); err != nil {
 			t.Fatal(err)
@@ -157,7 +152,7 @@ func (f *flaky) Commit(ctx context.Context, change ovsdb.Change) error {
 }
 
 // switched is the ports of a node with a switch in memory, and the only NeutronPort, which is ACTIVE.
-func switched(t *testing.T) (ps *ports, api client.Client, key client.ObjectKey, vswitch *flaky) {
+func switched(t *testing.T) (ps *Ports, api client.Client, key client.ObjectKey, vswitch *flaky) {
 	t.Helper()
 	scheme := runtime.NewScheme()
 	if err := weftv1.AddToScheme(scheme); err != nil {
@@ -175,11 +170,11 @@ func switched(t *testing.T) (ps *ports, api client.Client, key client.ObjectKey,
 	if err := rows.Start(ctx, map[reconcile.Owner]map[ovsdb.Key]ovsdb.Row{pipeline.Owner: host.Rows(ovsdb.DatapathNetdev)}); err != nil {
 		t.Fatal(err)
 	}
-	return newPorts("n1", 0, rows, api, api), api, client.ObjectKeyFromObject(object), vswitch
+	return New(Options{Node: "n1", Rows: rows, Objects: api, API: api}), api, client.ObjectKeyFromObject(object), vswitch
 }
 
 // step is a pass without its reports.
-func step(t *testing.T, ps *ports) {
+func step(t *testing.T, ps *Ports) {
 	t.Helper()
 	if err := tryStep(t, ps); err != nil {
 		t.Fatal(err)
@@ -187,7 +182,7 @@ func step(t *testing.T, ps *ports) {
 }
 
 // tryStep is a step that may fail.
-func tryStep(t *testing.T, ps *ports) error {
+func tryStep(t *testing.T, ps *Ports) error {
 	t.Helper()
 	return errors.Join(ps.read(t.Context()), ps.look(t.Context()), ps.unplug(t.Context()), ps.plug(t.Context()))
 }
@@ -197,7 +192,7 @@ func tryStep(t *testing.T, ps *ports) error {
 func TestPortsAreBoundAgain(t *testing.T) {
 	ps, api, key, _ := switched(t)
 	free := func() bool {
-		chosen, _, _ := ps.choose("u", func(string, *spec) bool { return false })
+		chosen, _, _ := ps.choose("u", func(string, *Spec) bool { return false })
 		return chosen != nil
 	}
 	step(t, ps)
@@ -226,7 +221,7 @@ func TestPortsAreBoundAgain(t *testing.T) {
 	}
 
 	failures := 0
-	ps.awaitBound = func(ctx context.Context, names []string) ([]string, error) {
+	ps.opts.AwaitBound = func(ctx context.Context, names []string) ([]string, error) {
 		switch {
 		case failures == 0:
 			failures++
@@ -239,11 +234,11 @@ func TestPortsAreBoundAgain(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	var group sync.WaitGroup
-	group.Go(func() { ps.followBindings(ctx) })
+	group.Go(func() { (&bindings{ps}).follow(ctx) })
 	defer group.Wait()
 	defer cancel()
 	for end := time.Now().Add(time.Minute); ; {
-		_, _, changed := ps.choose("u", func(string, *spec) bool { return false })
+		_, _, changed := ps.choose("u", func(string, *Spec) bool { return false })
 		if changed == nil {
 			break
 		}
@@ -264,28 +259,11 @@ func TestUsedPortsAreNotWaitedFor(t *testing.T) {
 	step(t, ps)
 	p := ps.all[key.Name]
 	p.again = true
-	if names := ps.unbound(func() {}); len(names) != 1 {
+	if names := (&bindings{ps}).unbound(func() {}); len(names) != 1 {
 		t.Errorf("waited for: %v", names)
 	}
 	p.used = true
-	if names := ps.unbound(func() {}); len(names) != 0 {
+	if names := (&bindings{ps}).unbound(func() {}); len(names) != 0 {
 		t.Errorf("waited for: %v", names)
-	}
-}
-
-// Routes of a node that are not reported are counted.
-func TestTooManyRoutes(t *testing.T) {
-	for count, want := range map[int]int{0: 0, mostRanges: 0, mostRanges + 3: 3} {
-		n := &Network{node: &node.Node{Ranges: func(string) ([]netip.Prefix, error) {
-			var all []netip.Prefix
-			for i := range count {
-				all = append(all, netip.PrefixFrom(netip.AddrFrom4([4]byte{10, byte(i >> 8), byte(i), 0}), 24))
-			}
-			return all, nil
-		}}}
-		texts, left, err := n.ranges()
-		if err != nil || left != want || len(texts) != count-want {
-			t.Errorf("%d routes: %d reported, %d left: %v", count, len(texts), left, err)
-		}
 	}
 }

@@ -1,4 +1,4 @@
-package node
+package ports
 
 import (
 	"cmp"
@@ -13,8 +13,8 @@ import (
 	"weft.dev/weft/internal/neutron/host"
 )
 
-// pairLinks creates, lists and deletes pre-plugged pairs. *link.Pods does it in the kernel, *link.FakePods in memory.
-type pairLinks interface {
+// Links creates, lists and deletes pre-plugged pairs. *link.Pods does it in the kernel, *link.FakePods in memory.
+type Links interface {
 	link.PrepluggedLinks
 	Delete(ctx context.Context, hostNames ...string) error
 }
@@ -24,12 +24,12 @@ type pairLinks interface {
 // and another one is created before the port is plugged again, so that nothing a pod has kept is on the next pod's port.
 type pairs struct {
 	// links is nil if there are no pairs.
-	links pairLinks
+	links Links
 	// path is that of the namespace with the veth peers. While it does not exist, pods get interfaces of their own.
 	path string
 	// shape has what is common to all pairs.
 	shape link.Preplugged
-	// left are the pairs of a former agent process that no port has adopted.
+	// left are the pairs of a former agent process that no port has adopted. Only Start and passes use it.
 	left map[host.Slot]link.PrepluggedPort
 }
 
@@ -58,7 +58,7 @@ func (m *pairs) delete(ctx context.Context, names []string) map[string]error {
 }
 
 // outdated reports whether a port has a pair that differs from the desired one.
-func (m *pairs) outdated(p *port) bool { return p.paired() && p.pair != m.of(p.slot, p.spec.mtu) }
+func (m *pairs) outdated(p *port) bool { return p.paired() && p.pair != m.of(p.slot, p.spec.MTU) }
 
 // recover reads the pairs of a former agent process.
 func (m *pairs) recover(ctx context.Context) error {
@@ -104,26 +104,26 @@ func (m *pairs) create(ctx context.Context, list []link.Preplugged) (created map
 	return created, errors.Join(errs...)
 }
 
-// onPair reports whether the attachment's interface is on its port's pre-plugged pair.
-func onPair(rec *attach.Record) bool {
+// OnPair reports whether the attachment's interface is on its port's pre-plugged pair.
+func OnPair(rec *attach.Record) bool {
 	_, is := host.PrepluggedSlot(rec.HostInterface)
 	return is
 }
 
-// adopt gives a port the pair of a former agent process. If an interface is on it, a pod has used the port. The caller holds mu.
-func (ps *ports) adopt(p *port) {
-	left, had := ps.pairs.left[p.slot]
+// adopt gives a port the pair of a former agent process. If an interface is on it, a pod has used the port.
+func (m *pairs) adopt(p *port) {
+	left, had := m.left[p.slot]
 	if !had {
 		return
 	}
-	delete(ps.pairs.left, p.slot)
-	p.pair = ps.pairs.of(p.slot, left.MTU)
+	delete(m.left, p.slot)
+	p.pair = m.of(p.slot, left.MTU)
 	p.pair.TxOffloadOff = left.TxOffloadOff
 	p.used = p.used || !left.Idle
 }
 
 // pair creates the pairs of ports without one. Pods are kept off these ports until plug has plugged them.
-func (ps *ports) pair(ctx context.Context) error {
+func (ps *Ports) pair(ctx context.Context) error {
 	if ps.pairs.links == nil {
 		return nil
 	}
@@ -133,7 +133,7 @@ func (ps *ports) pair(ctx context.Context) error {
 	for _, p := range ps.all {
 		if p.wanted && !p.leaving && p.holder == nil && !p.used && !p.paired() {
 			p.making = true
-			chosen, list = append(chosen, p), append(list, ps.pairs.of(p.slot, p.spec.mtu))
+			chosen, list = append(chosen, p), append(list, ps.pairs.of(p.slot, p.spec.MTU))
 		}
 	}
 	ps.mu.Unlock()
@@ -149,13 +149,13 @@ func (ps *ports) pair(ctx context.Context) error {
 		}
 	}
 	if err != nil && ctx.Err() == nil {
-		ps.log.WarnContext(ctx, "pre-plugging ports failed, trying again; pods get interfaces of their own meanwhile", "error", err)
+		ps.opts.Log.WarnContext(ctx, "pre-plugging ports failed, trying again; pods get interfaces of their own meanwhile", "error", err)
 	}
 	return err
 }
 
 // unpair deletes the pairs of ports whose rows were removed, and adds to stuck those whose pairs may still exist.
-func (ps *ports) unpair(ctx context.Context, all []*port, stuck map[*port]error) {
+func (ps *Ports) unpair(ctx context.Context, all []*port, stuck map[*port]error) {
 	on := map[string]*port{}
 	var names []string
 	ps.mu.Lock()
@@ -172,22 +172,18 @@ func (ps *ports) unpair(ctx context.Context, all []*port, stuck map[*port]error)
 }
 
 // sweep deletes the pairs of a former agent process whose ports do not exist any more.
-func (ps *ports) sweep(ctx context.Context) error {
+func (m *pairs) sweep(ctx context.Context) error {
 	var names []string
-	ps.mu.Lock()
-	for slot := range ps.pairs.left {
+	for slot := range m.left {
 		names = append(names, slot.Preplugged())
 	}
-	ps.mu.Unlock()
-	failed := ps.pairs.delete(ctx, names)
-	ps.mu.Lock()
-	defer ps.mu.Unlock()
-	maps.DeleteFunc(ps.pairs.left, func(slot host.Slot, _ link.PrepluggedPort) bool { return failed[slot.Preplugged()] == nil })
+	failed := m.delete(ctx, names)
+	maps.DeleteFunc(m.left, func(slot host.Slot, _ link.PrepluggedPort) bool { return failed[slot.Preplugged()] == nil })
 	return errors.Join(slices.Collect(maps.Values(failed))...)
 }
 
 // look marks ports without pods whose pairs another program has deleted: they are plugged anew. A pod keeps its port until it is removed.
-func (ps *ports) look(ctx context.Context) error {
+func (ps *Ports) look(ctx context.Context) error {
 	if ps.pairs.links == nil || !ps.unseen.Swap(false) {
 		return nil
 	}

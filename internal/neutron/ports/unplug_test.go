@@ -1,4 +1,4 @@
-package node
+package ports
 
 import (
 	"context"
@@ -54,7 +54,7 @@ func alter(t *testing.T, api client.Client, key client.ObjectKey, change func(*w
 
 // plugged is the ports of a node with pairs in memory, after the first step.
 type plugged struct {
-	*ports
+	*Ports
 	t       *testing.T
 	api     client.Client
 	key     client.ObjectKey
@@ -65,9 +65,9 @@ type plugged struct {
 func newPlugged(t *testing.T) *plugged {
 	t.Helper()
 	p := &plugged{t: t, links: &kept{link.NewFakePods(portSpace, "/pod"), map[string]error{}}}
-	p.ports, p.api, p.key, p.vswitch = switched(t)
+	p.Ports, p.api, p.key, p.vswitch = switched(t)
 	p.pairs = pairs{links: p.links, path: portSpace, shape: link.Preplugged{HostGroup: host.PodGroup, TxOffloadOff: true}}
-	step(t, p.ports)
+	step(t, p.Ports)
 	return p
 }
 
@@ -81,7 +81,7 @@ func (p *plugged) mtu(value int32) {
 // fails is a step that has to fail.
 func (p *plugged) fails() {
 	p.t.Helper()
-	if err := tryStep(p.t, p.ports); err == nil {
+	if err := tryStep(p.t, p.Ports); err == nil {
 		p.t.Fatal("the step does not fail")
 	}
 }
@@ -92,8 +92,8 @@ func (p *plugged) far() ovsdb.Key { return ovsdb.PortKey(host.IntegrationPort(p.
 // remains returns what is left of the port: rows that are programmed or desired, and pairs.
 func (p *plugged) remains() (all []string) {
 	p.t.Helper()
-	desired, _ := p.rows.Desired()
-	for key := range rowsOf(p.t, p.ports) {
+	desired, _ := p.opts.Rows.Desired()
+	for key := range rowsOf(p.t, p.Ports) {
 		if key.Name == p.far().Name || host.Slot(0).Preplugged() == key.Name {
 			all = append(all, "row "+key.Name)
 		}
@@ -109,7 +109,7 @@ func (p *plugged) remains() (all []string) {
 func TestUnplugIsRepeated(t *testing.T) {
 	for name, fail := range map[string]func(p *plugged, down bool){
 		"the database cannot be changed": func(p *plugged, down bool) { p.vswitch.set(down) },
-		"the database cannot be read":    func(p *plugged, down bool) { p.vswitch.set(down); p.rows.Resync() },
+		"the database cannot be read":    func(p *plugged, down bool) { p.vswitch.set(down); p.opts.Rows.Resync() },
 		"the pair cannot be deleted": func(p *plugged, down bool) {
 			delete(p.links.names, host.Slot(0).Preplugged())
 			if down {
@@ -124,17 +124,17 @@ func TestUnplugIsRepeated(t *testing.T) {
 			p.fails()
 			p.mtu(0) // as it was plugged
 			p.fails()
-			if chosen := chosenOf(p.ports); chosen != nil {
+			if chosen := chosenOf(p.Ports); chosen != nil {
 				t.Errorf("chosen although it is being unplugged: %+v", chosen)
 			}
-			if status := p.port().status(p.rows); !status.Plugged || status.Message == "" {
+			if status := p.port().status(p.opts.Rows); !status.Plugged || status.Message == "" {
 				t.Errorf("status %+v", status)
 			}
 			if pairs := pairsOf(t, p.links.FakePods); len(pairs) != 1 {
 				t.Errorf("pairs: %v", pairs)
 			}
 			fail(p, false)
-			step(t, p.ports)
+			step(t, p.Ports)
 			if now := p.port(); !now.plugged || now.bound || !now.again || p.vswitch.deletions(p.far()) != 1 {
 				t.Errorf("plugged %t, bound %t, again %t, row deleted %d times", now.plugged, now.bound, now.again, p.vswitch.deletions(p.far()))
 			}
@@ -148,16 +148,16 @@ func TestUnplugIsRepeated(t *testing.T) {
 // A port that its pod has left counts as unplugged only once it is, and then rests.
 func TestUsedPortIsUnpluggedLate(t *testing.T) {
 	p := newPlugged(t)
-	rec, _ := hold(t, p.ports, "a")
+	rec, _ := hold(t, p.Ports, "a")
 	p.vswitch.set(true)
-	p.rows.Resync()
-	p.release(rec)
+	p.opts.Rows.Resync()
+	p.Release(rec)
 	p.fails()
 	if left, _ := p.stillPlugged([]attach.Record{rec}); !errors.Is(left[rec.Key()], reconcile.ErrUnavailable) {
 		t.Errorf("still plugged: %v", left)
 	}
 	p.vswitch.set(false)
-	step(t, p.ports)
+	step(t, p.Ports)
 	if left, _ := p.stillPlugged([]attach.Record{rec}); len(left) != 0 || p.vswitch.deletions(p.far()) != 1 || p.port().released.IsZero() {
 		t.Errorf("still plugged: %v, row deleted %d times, released at %v", left, p.vswitch.deletions(p.far()), p.port().released)
 	}
@@ -170,15 +170,15 @@ func TestDeletedPortIsUnpluggedLate(t *testing.T) {
 		t.Fatal(err)
 	}
 	p.vswitch.set(true)
-	p.rows.Resync()
+	p.opts.Rows.Resync()
 	p.fails()
-	if p.port() == nil || p.slots[0] != p.key.Name {
-		t.Fatalf("port %+v, slots %v", p.port(), p.slots)
+	if p.port() == nil || p.of[0] != p.key.Name {
+		t.Fatalf("port %+v, slots %v", p.port(), p.of)
 	}
 	p.vswitch.set(false)
-	step(t, p.ports)
-	if left := p.remains(); len(left) != 0 || len(p.all) != 0 || len(p.slots) != 0 {
-		t.Errorf("left: %v, ports %v, slots %v", left, p.all, p.slots)
+	step(t, p.Ports)
+	if left := p.remains(); len(left) != 0 || len(p.all) != 0 || len(p.of) != 0 {
+		t.Errorf("left: %v, ports %v, slots %v", left, p.all, p.of)
 	}
 }
 
@@ -192,9 +192,9 @@ func TestHalfPluggedPortIsUnplugged(t *testing.T) {
 	if err := p.api.Delete(t.Context(), p.port().object); err != nil {
 		t.Fatal(err)
 	}
-	step(t, p.ports)
-	if left := p.remains(); len(left) != 0 || p.port().status(p.rows).Plugged {
-		t.Errorf("left: %v, status %+v", left, p.port().status(p.rows))
+	step(t, p.Ports)
+	if left := p.remains(); len(left) != 0 || p.port().status(p.opts.Rows).Plugged {
+		t.Errorf("left: %v, status %+v", left, p.port().status(p.opts.Rows))
 	}
 }
 
@@ -207,29 +207,29 @@ func TestOutdatedPortIsNotHandedOut(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			p := newPlugged(t)
-			early := chosenOf(p.ports)
+			early := chosenOf(p.Ports)
 			alter(t, p.api, p.key, func(object *weftv1.NeutronPort) { change(&object.Spec) })
 			if err := p.read(t.Context()); err != nil {
 				t.Fatal(err)
 			}
 			for _, network := range []string{"u", "v"} {
-				if chosen, _, _ := p.choose(network, func(string, *spec) bool { return false }); chosen != nil {
+				if chosen, _, _ := p.choose(network, func(string, *Spec) bool { return false }); chosen != nil {
 					t.Errorf("chosen for network %s: %+v", network, chosen)
 				}
 			}
 			rec := attached(t, "a", early)
-			d, err := detailsOf(&rec)
+			d, err := DetailsOf(&rec)
 			if err != nil {
 				t.Fatal(err)
 			}
-			if _, err := p.hold(&rec, &d); err == nil {
+			if _, err := p.Hold(&rec, &d); err == nil {
 				t.Error("an attachment gets the port that it chose before the change")
 			}
-			step(t, p.ports)
+			step(t, p.Ports)
 			if now := p.port(); !now.plugged || now.bound || !now.again || p.vswitch.deletions(p.far()) != 1 {
 				t.Errorf("plugged %t, bound %t, again %t, row deleted %d times", now.plugged, now.bound, now.again, p.vswitch.deletions(p.far()))
 			}
-			if row, is := rowsOf(t, p.ports)[p.far()].(*ovsdb.Port); !is || row.ExternalIDs["attached-mac"] != p.port().spec.mac.String() {
+			if row, is := rowsOf(t, p.Ports)[p.far()].(*ovsdb.Port); !is || row.ExternalIDs["attached-mac"] != p.port().spec.MAC.String() {
 				t.Errorf("row of br-int: %+v", row)
 			}
 		})
@@ -243,17 +243,17 @@ func TestMissingPairIsBuiltAnew(t *testing.T) {
 	for cause, find := range map[string]func(t *testing.T, p *plugged){
 		"a pod finds it missing": func(t *testing.T, p *plugged) {
 			t.Helper()
-			rec, _ := hold(t, p.ports, "a")
-			d, err := detailsOf(&rec)
+			rec, _ := hold(t, p.Ports, "a")
+			d, err := DetailsOf(&rec)
 			if err != nil {
 				t.Fatal(err)
 			}
-			p.replace(t.Context(), &rec, &d)
+			p.Replace(t.Context(), &rec, &d)
 		},
 		"the port cannot be plugged": func(t *testing.T, p *plugged) {
 			t.Helper()
 			p.vswitch.Refuse(name, "could not open network device")
-			p.rows.Resync()
+			p.opts.Rows.Resync()
 			p.port().plugged = false // as after a failed commit
 			p.fails()
 			p.vswitch.Refuse(name, "")
@@ -265,7 +265,7 @@ func TestMissingPairIsBuiltAnew(t *testing.T) {
 				t.Fatal(err)
 			}
 			find(t, p)
-			step(t, p.ports)
+			step(t, p.Ports)
 			if now := p.port(); !pairsOf(t, p.links.FakePods)[name].Idle || !now.plugged || now.bound || !now.again || !now.released.IsZero() {
 				t.Errorf("pairs %v, plugged %t, bound %t, again %t, released at %v", pairsOf(t, p.links.FakePods), now.plugged, now.bound, now.again, now.released)
 			}
@@ -277,11 +277,11 @@ func TestMissingPairIsBuiltAnew(t *testing.T) {
 func TestFormerBindingIsIgnored(t *testing.T) {
 	p := newPlugged(t)
 	p.mtu(1400)
-	step(t, p.ports)
+	step(t, p.Ports)
 	p.mtu(1300) // before the port is bound again
 	read, let, waits := make(chan struct{}), make(chan struct{}), make(chan struct{})
 	calls := 0
-	p.awaitBound = func(ctx context.Context, names []string) ([]string, error) {
+	p.opts.AwaitBound = func(ctx context.Context, names []string) ([]string, error) {
 		if calls++; calls > 1 {
 			close(waits)
 			<-ctx.Done()
@@ -293,9 +293,9 @@ func TestFormerBindingIsIgnored(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	done := make(chan struct{})
-	go func() { p.followBindings(ctx); close(done) }()
+	go func() { (&bindings{p.Ports}).follow(ctx); close(done) }()
 	<-read
-	step(t, p.ports)
+	step(t, p.Ports)
 	close(let)
 	select {
 	case <-waits:
@@ -325,7 +325,7 @@ func TestPairsAreDeletedAlone(t *testing.T) {
 // The slots of ports that were deleted while no agent ran are free again.
 func TestSlotsOfDeletedPorts(t *testing.T) {
 	p := newPlugged(t)
-	ps := newPorts("n1", 0, p.rows, p.api, p.api)
+	ps := New(Options{Node: "n1", Rows: p.opts.Rows, Objects: p.api, API: p.api})
 	ps.former = map[string]host.Left{"000000020000": {Slot: 1}, host.Digits(p.key.Name): {Slot: 0}}
 	if err := ps.read(t.Context()); err != nil {
 		t.Fatal(err)

@@ -1,4 +1,4 @@
-package node
+package ports
 
 import (
 	"cmp"
@@ -13,18 +13,38 @@ import (
 	"weft.dev/weft/internal/reconcile"
 )
 
-// choice is a port that was chosen for an attachment.
-type choice struct {
-	uuid string
-	slot host.Slot
-	spec spec
-	// paired reports that the port has a pre-plugged pair.
-	paired bool
+// Choice is a port that was chosen for an attachment.
+type Choice struct {
+	UUID string
+	Slot host.Slot
+	Spec Spec
+	// Paired reports that the port has a pre-plugged pair.
+	Paired bool
 }
 
-// choose returns the free port of the network that has rested longest, one with a pre-plugged pair first. Without one it returns when the next will have rested (zero:
-// unknown), and a channel that is closed when that may have changed.
-func (ps *ports) choose(network string, claimed func(uuid string, s *spec) bool) (chosen *choice, next time.Duration, changed <-chan struct{}) {
+// Choose is choose, for a port whose addresses the node can route to a pod.
+func (ps *Ports) Choose(network string, claimed func(uuid string, s *Spec) bool) (chosen *Choice, next time.Duration, changed <-chan struct{}) {
+	for {
+		chosen, next, changed = ps.choose(network, claimed)
+		if chosen == nil {
+			return nil, next, changed
+		}
+		err := ps.opts.routable(&chosen.Spec) // routes may have changed since the last pass
+		if err == nil {
+			return chosen, 0, nil
+		}
+		ps.mu.Lock()
+		if p := ps.all[chosen.UUID]; p != nil {
+			p.unroutable = err // until a pass finds that it can
+		}
+		ps.mu.Unlock()
+		ps.WakeUp()
+	}
+}
+
+// choose returns the free port of the network that has rested longest, one with a pre-plugged pair first. Without one it returns when the
+// next will have rested (zero: unknown), and a channel that is closed when that may have changed.
+func (ps *Ports) choose(network string, claimed func(uuid string, s *Spec) bool) (chosen *Choice, next time.Duration, changed <-chan struct{}) {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
 	var best *port
@@ -32,7 +52,7 @@ func (ps *ports) choose(network string, claimed func(uuid string, s *spec) bool)
 		if !p.free(network) || claimed(p.uuid, &p.spec) {
 			continue
 		}
-		if left := ps.rest - time.Since(p.released); left > 0 && !p.released.IsZero() {
+		if left := ps.opts.Rest - time.Since(p.released); left > 0 && !p.released.IsZero() {
 			next = cmp.Or(min(next, left), left)
 			continue
 		}
@@ -43,7 +63,7 @@ func (ps *ports) choose(network string, claimed func(uuid string, s *spec) bool)
 	if best == nil {
 		return nil, next, ps.changed
 	}
-	return &choice{best.uuid, best.slot, best.spec, best.paired()}, 0, nil
+	return &Choice{best.uuid, best.slot, best.spec, best.paired()}, 0, nil
 }
 
 // before reports whether a free port is chosen rather than another one.
@@ -68,8 +88,8 @@ func (p *port) free(network string) bool {
 // active reports whether the port can be expected to work: Neutron has reported it as ACTIVE, and if it was plugged before, it is bound again.
 func (p *port) active() bool { return p.object.Spec.Active && (p.bound || !p.again) }
 
-// count returns how many ports of a network the node has, and how many of them are plugged but not active yet.
-func (ps *ports) count(network string) (all, inactive int) {
+// Count returns how many ports of a network the node has, and how many of them are plugged but not active yet.
+func (ps *Ports) Count(network string) (all, inactive int) {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
 	for _, p := range ps.all {
@@ -84,9 +104,9 @@ func (ps *ports) count(network string) (all, inactive int) {
 	return all, inactive
 }
 
-// hold marks the port as the attachment's, and returns its rows with that mark; nil if the port has a pre-plugged pair, because then no row
+// Hold marks the port as the attachment's, and returns its rows with that mark; nil if the port has a pre-plugged pair, because then no row
 // changes. It fails if the port is not as it was when it was chosen, or is another attachment's.
-func (ps *ports) hold(rec *attach.Record, d *details) (map[reconcile.Owner]map[ovsdb.Key]ovsdb.Row, error) {
+func (ps *Ports) Hold(rec *attach.Record, d *Details) (map[reconcile.Owner]map[ovsdb.Key]ovsdb.Row, error) {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
 	p := ps.all[d.Port]
@@ -107,12 +127,12 @@ func (ps *ports) hold(rec *attach.Record, d *details) (map[reconcile.Owner]map[o
 
 // fits reports whether an attachment's record is about the port as it is.
 func (p *port) fits(rec *attach.Record) bool {
-	return p.paired() == onPair(rec) && rec.MAC == p.spec.mac.String() && cmp.Or(rec.MTU, defaultMTU) == cmp.Or(p.spec.mtu, defaultMTU)
+	return p.paired() == OnPair(rec) && rec.MAC == p.spec.MAC.String() && cmp.Or(rec.MTU, defaultMTU) == cmp.Or(p.spec.MTU, defaultMTU)
 }
 
-// replace takes a port back from an attachment whose pair was missing: no pod has used the port. It is plugged anew, and need not rest. The
+// Replace takes a port back from an attachment whose pair was missing: no pod has used the port. It is plugged anew, and need not rest. The
 // ports whose pairs are missing as well are not chosen any more when it returns.
-func (ps *ports) replace(ctx context.Context, rec *attach.Record, d *details) {
+func (ps *Ports) Replace(ctx context.Context, rec *attach.Record, d *Details) {
 	ps.mu.Lock()
 	if p := ps.all[d.Port]; p != nil && p.holder != nil && p.holder.Key() == rec.Key() {
 		p.holder, p.used, p.outdated = nil, false, true
@@ -120,17 +140,17 @@ func (ps *ports) replace(ctx context.Context, rec *attach.Record, d *details) {
 	ps.mu.Unlock()
 	ps.unseen.Store(true)
 	if err := ps.look(ctx); err != nil {
-		ps.log.WarnContext(ctx, "missing pre-plugged ports, looking again", "error", err)
+		ps.opts.Log.WarnContext(ctx, "missing pre-plugged ports, looking again", "error", err)
 	}
-	ps.wakeUp()
+	ps.WakeUp()
 }
 
-// release frees the ports of attachments that are removed. Each is unplugged, and plugged again.
-func (ps *ports) release(recs ...attach.Record) {
+// Release frees the ports of attachments that are removed. Each is unplugged, and plugged again.
+func (ps *Ports) Release(recs ...attach.Record) {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
 	for i := range recs {
-		d, err := detailsOf(&recs[i])
+		d, err := DetailsOf(&recs[i])
 		if err != nil {
 			continue // it has no port
 		}
@@ -142,12 +162,12 @@ func (ps *ports) release(recs ...attach.Record) {
 	ps.wakeLater()
 }
 
-// replugPatience limits how long unplugged waits. Then the removal is tried again.
+// replugPatience limits how long Unplugged waits. Then the removal is tried again.
 const replugPatience = 10 * time.Second
 
-// unplugged waits until the ports of released attachments are unplugged, and plugged again with the mark that they rest. It returns what
+// Unplugged waits until the ports of released attachments are unplugged, and plugged again with the mark that they rest. It returns what
 // keeps the others from it.
-func (ps *ports) unplugged(ctx context.Context, recs []attach.Record) map[attach.Key]error {
+func (ps *Ports) Unplugged(ctx context.Context, recs []attach.Record) map[attach.Key]error {
 	ctx, cancel := context.WithTimeout(ctx, replugPatience)
 	defer cancel()
 	for {
@@ -164,12 +184,12 @@ func (ps *ports) unplugged(ctx context.Context, recs []attach.Record) map[attach
 }
 
 // stillPlugged returns those attachments whose ports are not unplugged yet, and a channel that is closed when that may have changed.
-func (ps *ports) stillPlugged(recs []attach.Record) (left map[attach.Key]error, changed <-chan struct{}) {
+func (ps *Ports) stillPlugged(recs []attach.Record) (left map[attach.Key]error, changed <-chan struct{}) {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
 	left = map[attach.Key]error{}
 	for i := range recs {
-		d, err := detailsOf(&recs[i])
+		d, err := DetailsOf(&recs[i])
 		if err != nil {
 			continue // it has no port
 		}
@@ -177,7 +197,7 @@ func (ps *ports) stillPlugged(recs []attach.Record) (left map[attach.Key]error, 
 		if p == nil || p.holder != nil && p.holder.Key() != recs[i].Key() {
 			continue
 		}
-		failure := ps.rows.Failure(p.owner())
+		failure := ps.opts.Rows.Failure(p.owner())
 		if p.used || p.leaving || p.wanted && !p.plugged && failure == nil {
 			left[recs[i].Key()] = fmt.Errorf("port %s is not unplugged yet: %w", d.Port, cmp.Or(p.stuck, failure, errWaits))
 		}
@@ -188,8 +208,8 @@ func (ps *ports) stillPlugged(recs []attach.Record) (left map[attach.Key]error, 
 // errWaits says that nothing is known to be wrong with a port.
 var errWaits = errors.New("it waits for Open vSwitch's database")
 
-// counts returns how many ports the node has, and on how many of them pods are.
-func (ps *ports) counts() (all, used int) {
+// Counts returns how many ports the node has, and on how many of them pods are.
+func (ps *Ports) Counts() (all, used int) {
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
 	for _, p := range ps.all {

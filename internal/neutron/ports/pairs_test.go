@@ -1,4 +1,4 @@
-package node
+package ports
 
 import (
 	"cmp"
@@ -17,14 +17,13 @@ import (
 	"weft.dev/weft/internal/attach"
 	"weft.dev/weft/internal/link"
 	"weft.dev/weft/internal/neutron/host"
-	"weft.dev/weft/internal/node"
 	"weft.dev/weft/internal/ovsdb"
 )
 
 const portSpace = "/ports"
 
 // paired is switched with pairs in memory.
-func paired(t *testing.T, links *link.FakePods) (ps *ports, api client.Client, p func() *port) {
+func paired(t *testing.T, links *link.FakePods) (ps *Ports, api client.Client, p func() *port) {
 	t.Helper()
 	ps, api, key, _ := switched(t)
 	ps.pairs = pairs{links: links, path: portSpace, shape: link.Preplugged{HostGroup: host.PodGroup, TxOffloadOff: true}}
@@ -44,46 +43,46 @@ func pairsOf(t *testing.T, links *link.FakePods) map[string]link.PrepluggedPort 
 	return found
 }
 
-func chosenOf(ps *ports) *choice {
-	chosen, _, _ := ps.choose("u", func(string, *spec) bool { return false })
+func chosenOf(ps *Ports) *Choice {
+	chosen, _, _ := ps.choose("u", func(string, *Spec) bool { return false })
 	return chosen
 }
 
 // attached is the record of a pod on a port that was chosen for it.
-func attached(t *testing.T, container string, chosen *choice) attach.Record {
+func attached(t *testing.T, container string, chosen *Choice) attach.Record {
 	t.Helper()
 	rec := attach.Record{
-		ContainerID: container, IfName: "eth0", HostInterface: vethName(attach.Key{ContainerID: container, IfName: "eth0"}, false), MAC: "0a:58:0a:f4:00:05",
-		MTU: cmp.Or(chosen.spec.mtu, defaultMTU), Details: fmt.Appendf(nil, `{"port":%q,"slot":%d,"network":"blue"}`, chosen.uuid, chosen.slot),
+		ContainerID: container, IfName: "eth0", HostInterface: "wp" + container, MAC: "0a:58:0a:f4:00:05",
+		MTU: cmp.Or(chosen.Spec.MTU, defaultMTU), Details: fmt.Appendf(nil, `{"port":%q,"slot":%d,"network":"blue"}`, chosen.UUID, chosen.Slot),
 	}
-	if chosen.paired {
-		rec.HostInterface = chosen.slot.Preplugged()
+	if chosen.Paired {
+		rec.HostInterface = chosen.Slot.Preplugged()
 	}
 	return rec
 }
 
 // hold attaches a pod to the port that is free, and returns its record and the rows to be written.
-func hold(t *testing.T, ps *ports, container string) (attach.Record, int) {
+func hold(t *testing.T, ps *Ports, container string) (attach.Record, int) {
 	t.Helper()
 	chosen := chosenOf(ps)
 	if chosen == nil {
 		t.Fatal("no port is free")
 	}
 	rec := attached(t, container, chosen)
-	d, err := detailsOf(&rec)
+	d, err := DetailsOf(&rec)
 	if err != nil {
 		t.Fatal(err)
 	}
-	rows, err := ps.hold(&rec, &d)
+	rows, err := ps.Hold(&rec, &d)
 	if err != nil {
 		t.Fatal(err)
 	}
 	return rec, len(rows)
 }
 
-func rowsOf(t *testing.T, ps *ports) map[ovsdb.Key]ovsdb.Row {
+func rowsOf(t *testing.T, ps *Ports) map[ovsdb.Key]ovsdb.Row {
 	t.Helper()
-	rows, err := ps.rows.Read(t.Context())
+	rows, err := ps.opts.Rows.Read(t.Context())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -111,7 +110,7 @@ func TestPortsWithPairs(t *testing.T) {
 	if now := rowsOf(t, ps); !maps.EqualFunc(now, rows, ovsdb.Row.Equal) {
 		t.Errorf("a pod changes rows: %v\nthey were: %v", now, rows)
 	}
-	ps.release(rec)
+	ps.Release(rec)
 	if left, _ := ps.stillPlugged([]attach.Record{rec}); len(left) != 1 {
 		t.Error("a port that its pod has left passes for one that was unplugged")
 	}
@@ -147,7 +146,7 @@ func TestPairsOnceTheirNamespaceExists(t *testing.T) {
 	ps, _, p := paired(t, links)
 	step(t, ps)
 	before := chosenOf(ps)
-	if before == nil || before.paired || p().paired() {
+	if before == nil || before.Paired || p().paired() {
 		t.Fatalf("without the namespace: %+v", before)
 	}
 	links.AddNamespace(portSpace)
@@ -155,15 +154,15 @@ func TestPairsOnceTheirNamespaceExists(t *testing.T) {
 		t.Fatal(err)
 	}
 	step(t, ps)
-	if chosen := chosenOf(ps); chosen == nil || !chosen.paired {
+	if chosen := chosenOf(ps); chosen == nil || !chosen.Paired {
 		t.Fatalf("with the namespace: %+v", chosen)
 	}
 	rec := attached(t, "a", before)
-	d, err := detailsOf(&rec)
+	d, err := DetailsOf(&rec)
 	if err != nil {
 		t.Fatal(err)
 	}
-	if _, err := ps.hold(&rec, &d); err == nil {
+	if _, err := ps.Hold(&rec, &d); err == nil {
 		t.Error("an attachment with an interface of its own gets a port with a pair")
 	}
 }
@@ -182,7 +181,7 @@ func TestOwnInterface(t *testing.T) {
 	if p().paired() {
 		t.Error("the port of an attached pod got a pair")
 	}
-	ps.release(rec)
+	ps.Release(rec)
 	step(t, ps)
 	if !p().paired() {
 		t.Error("the port has no pair after its pod")
@@ -253,7 +252,7 @@ func TestPairsAfterARestart(t *testing.T) {
 			if !now().paired() || now().used != test.on {
 				t.Errorf("pair %+v, used %t", now().pair, now().used)
 			}
-			if err := ps.sweep(t.Context()); err != nil {
+			if err := ps.pairs.sweep(t.Context()); err != nil {
 				t.Fatal(err)
 			}
 			if left := slices.Sorted(maps.Keys(pairsOf(t, links))); !slices.Equal(left, []string{"weft-p77", name}) {
@@ -297,7 +296,7 @@ func TestPairsFailAlone(t *testing.T) {
 // Passes after pods come and go are gathered, and others are not delayed.
 func TestPassesAreGathered(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
-		ps := newPorts("n1", 0, (*node.RowLoop)(nil), nil, nil)
+		ps := newAlarm()
 		took := func() time.Duration {
 			began := time.Now()
 			if !ps.due(t.Context(), nil) {
@@ -311,7 +310,7 @@ func TestPassesAreGathered(t *testing.T) {
 			t.Errorf("a pass after %v, want %v after the first pod", d, gather)
 		}
 		ps.wakeLater()
-		ps.wakeUp()
+		ps.WakeUp()
 		if d := took(); d != 0 {
 			t.Errorf("a pass that does not wait for pods comes after %v", d)
 		}
