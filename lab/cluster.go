@@ -82,7 +82,7 @@ func Open(ctx context.Context, name string) (*Cluster, error) {
 		c.External = Outside{Netns: st.ExternalNS, IP: l.ExternalIP, URL: st.External, Space: space(st.ExternalSpace)}
 	}
 	if st.Config.OpenStack != "" {
-		c.OpenStack = &openstack.Stack{Space: space(st.OpenStackSpace), Dir: l.Path("os"), Addr: l.OpenStackIP, HostAddr: l.OpenStackIP}
+		c.OpenStack = &openstack.Stack{Space: space(st.OpenStackSpace), Driver: st.Config.OpenStack, Dir: l.Path("os"), Addr: l.OpenStackIP, HostAddr: l.OpenStackIP}
 	}
 	for i, n := range st.Nodes {
 		c.nodes = append(c.nodes, Node{

@@ -137,7 +137,7 @@ func CheckMachine(cfg Config) error {
 	if cfg.Runtime == plan.RuntimeKubelet {
 		want = append(append(want[:0:0], want...), kubeletPackages...)
 	}
-	if cfg.VPC || cfg.OpenStack != "" {
+	if cfg.VPC || cfg.OpenStack == plan.OpenStackOVN {
 		want = append(slices.Clip(want), vpcPackages...)
 	}
 	var programs, pkgs []string

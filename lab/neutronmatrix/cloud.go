@@ -56,18 +56,21 @@ func Read(ctx context.Context, c *lab.Cluster) (*Cloud, error) {
 		return nil, err
 	}
 	var found Cloud
-	for _, read := range []func() error{
+	reads := []func() error{
 		list(ctx, &found.Projects, projects.List(admin.Identity, projects.ListOpts{}), projects.ExtractProjects),
 		list(ctx, &found.Networks, networks.List(admin.Network, networks.ListOpts{}), networks.ExtractNetworks),
 		list(ctx, &found.Subnets, subnets.List(admin.Network, subnets.ListOpts{}), subnets.ExtractSubnets),
 		list(ctx, &found.Routers, routers.List(admin.Network, routers.ListOpts{}), routers.ExtractRouters),
 		list(ctx, &found.Groups, groups.List(admin.Network, groups.ListOpts{}), groups.ExtractGroups),
 		list(ctx, &found.Floating, floatingips.List(admin.Network, floatingips.ListOpts{}), floatingips.ExtractFloatingIPs),
-		list(ctx, &found.Balancers, loadbalancers.List(admin.LoadBalancer, loadbalancers.ListOpts{}), loadbalancers.ExtractLoadBalancers),
 		list(ctx, &found.Ports, ports.List(admin.Network, ports.ListOpts{}), func(page pagination.Page) (all []Port, err error) {
 			return all, ports.ExtractPortsInto(page, &all)
 		}),
-	} {
+	}
+	if admin.LoadBalancer != nil {
+		reads = append(reads, list(ctx, &found.Balancers, loadbalancers.List(admin.LoadBalancer, loadbalancers.ListOpts{}), loadbalancers.ExtractLoadBalancers))
+	}
+	for _, read := range reads {
 		if err := read(); err != nil {
 			return nil, err
 		}

@@ -19,6 +19,7 @@ import (
 	"weft.dev/weft/lab"
 	"weft.dev/weft/lab/addon"
 	"weft.dev/weft/lab/matrix"
+	"weft.dev/weft/lab/plan"
 	"weft.dev/weft/lab/reach"
 )
 
@@ -145,6 +146,20 @@ func (s *scene) within(tenant string) {
 	byName.Prepare = func() (netip.Addr, error) { return resolve(name, web) }
 	api := s.pod("the API server's Service", client, "service default/kubernetes", s.services["default/kubernetes"], ip)
 	api.At, api.Path = netip.AddrPortFrom(api.At.Addr(), 443), ""
+	if s.cluster.Config.OpenStack == plan.OpenStackOVN {
+		s.fromOutside(tenant)
+	}
+	for _, target := range []string{near, far} {
+		node := s.pods[target].Node
+		s.ways = append(s.ways, reach.Way{
+			Row:   reach.Row{Name: "a node to its pod, as kubelet's probes", From: node.Name, To: target, Want: pipeline.HostAddress()},
+			Netns: node.Netns, At: netip.AddrPortFrom(s.pods[target].IP, webPort), Path: askPath,
+		})
+	}
+}
+
+// fromOutside adds the path through the tenant's load balancer.
+func (s *scene) fromOutside(tenant string) {
 	public := reach.Way{
 		Row:   reach.Row{Name: "from outside to the tenant's load balancer, by its floating IP", From: "external", To: s.public[tenant+"/public"].String(), Want: s.cluster.External.IP},
 		Netns: s.cluster.External.Netns, At: netip.AddrPortFrom(s.public[tenant+"/public"], webPort), Path: askPath,
@@ -153,13 +168,6 @@ func (s *scene) within(tenant string) {
 		public.Problem = "service " + tenant + "/public has no address: kubectl -n " + tenant + " describe service public"
 	}
 	s.ways = append(s.ways, public)
-	for _, target := range []string{near, far} {
-		node := s.pods[target].Node
-		s.ways = append(s.ways, reach.Way{
-			Row:   reach.Row{Name: "a node to its pod, as kubelet's probes", From: node.Name, To: target, Want: pipeline.HostAddress()},
-			Netns: node.Netns, At: netip.AddrPortFrom(s.pods[target].IP, webPort), Path: askPath,
-		})
-	}
 }
 
 var errName = errors.New("the name has other addresses")

@@ -89,7 +89,7 @@ type Config struct {
 	// pods of Weft's manifest, with RuntimeCNI as plain processes.
 	VPC bool `json:"vpc"`
 	// OpenStack adds an OpenStack whose Neutron serves the nodes, and an outside network for its routers and floating IPs with a host in it:
-	// "ovn" is ML2/OVN. Empty: none.
+	// OpenStackOVN or OpenStackOpenVSwitch, the drivers of Neutron's networks. Empty: none.
 	OpenStack string `json:"openstack,omitempty"`
 	// Network is the pods' network; default NetworkOverlay.
 	Network Network `json:"network"`
@@ -161,21 +161,37 @@ func (c Config) Default() (Config, error) {
 	return c, c.check()
 }
 
-// OpenStackOVN is the OpenStack whose Neutron uses OVN.
-const OpenStackOVN = "ovn"
+// The OpenStacks, by the ML2 mechanism driver of their Neutron.
+const (
+	// OpenStackOVN has OVN, and Octavia.
+	OpenStackOVN = "ovn"
+	// OpenStackOpenVSwitch has neutron-openvswitch-agent on every node, neutron-l3-agent on the first one, RabbitMQ, and no Octavia: its
+	// provider for such networks needs virtual machines.
+	OpenStackOpenVSwitch = "openvswitch"
+)
 
 func (c Config) checkOpenStack() error {
 	switch {
 	case c.OpenStack == "":
 		return nil
-	case c.OpenStack != OpenStackOVN:
-		return fmt.Errorf("OpenStack %q: use %s", c.OpenStack, OpenStackOVN)
+	case c.OpenStack != OpenStackOVN && c.OpenStack != OpenStackOpenVSwitch:
+		return fmt.Errorf("OpenStack %q: use %s or %s", c.OpenStack, OpenStackOVN, OpenStackOpenVSwitch)
 	case c.VPC:
-		return errors.New("VPCs and OpenStack each bring an OVN for the nodes: leave one of the two out")
+		return errors.New("VPCs and OpenStack each program br-int of the nodes: leave one of the two out")
 	case c.NoSwitch || c.Network == NetworkFlannel:
 		return errors.New("ports of Neutron are on the nodes' own switches: leave nodes without a switch out")
 	}
 	return nil
+}
+
+// VXLANPort returns the UDP port of the overlay's tunnels. neutron-openvswitch-agent has tunnels to the same nodes at the usual port, which
+// a switch prefers to those whose remote address is in flows.
+func (c Config) VXLANPort() int {
+	const usual, other = 4789, 4800
+	if c.OpenStack == OpenStackOpenVSwitch {
+		return other
+	}
+	return usual
 }
 
 // HasExternal reports whether the lab has the outside network of NAT gateways and floating IPs.

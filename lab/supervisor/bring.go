@@ -203,7 +203,9 @@ func (s *Supervisor) bringSwitch(ctx context.Context, n plan.Node) error {
 	defer cancel()
 	sp, ul := s.space(n.Name), s.space(partUnderlay)
 	sw := ovsnode.Switch{Node: n, Space: sp, Group: s.group}
-	if s.datapath == plan.DatapathNetdev {
+	// The tunnels of neutron-openvswitch-agent have a local_ip, and the userspace datapath sends only from a local_ip for which it has a
+	// local route. Only the kernel's routes include such (Open vSwitch 3.1, ovs_router_lookup); ovs/route/add makes none.
+	if s.datapath == plan.DatapathNetdev && s.lab.OpenStack != plan.OpenStackOpenVSwitch {
 		sw.Routes = &ovsnode.Routes{Underlay: s.lab.Underlay, Router: s.lab.Router}
 	}
 	if err := sw.Start(ctx); err != nil {

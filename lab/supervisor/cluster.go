@@ -32,8 +32,8 @@ hostsubnetlength: %[2]d
 serviceNetwork: %[3]s
 pluginName: %[4]s
 mtu: %[5]d
-vxlanPort: 4789
-`, l.ClusterCIDR, l.HostSubnetLength, l.ServiceCIDR, l.PluginName, l.MTU-vxlanOverhead)
+vxlanPort: %[6]d
+`, l.ClusterCIDR, l.HostSubnetLength, l.ServiceCIDR, l.PluginName, l.MTU-vxlanOverhead, l.VXLANPort())
 }
 
 // restConfig returns the administrator's client configuration. It ignores proxies in the environment.

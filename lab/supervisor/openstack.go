@@ -34,7 +34,7 @@ func (s *Supervisor) connectCloud(ctx context.Context) error {
 
 func (s *Supervisor) cloud() *openstack.Stack {
 	return &openstack.Stack{
-		Space: s.space(partOpenStack), Group: s.group, Dir: s.lab.Path("os"), Cache: kubebuild.Cache(), Addr: s.lab.OpenStackIP,
+		Space: s.space(partOpenStack), Group: s.group, Driver: s.lab.OpenStack, Dir: s.lab.Path("os"), Cache: kubebuild.Cache(), Addr: s.lab.OpenStackIP,
 	}
 }
 
@@ -48,11 +48,8 @@ func (s *Supervisor) bringOpenStack(ctx context.Context) error {
 	}
 	parts := make([]func(context.Context) error, 0, s.lab.Nodes)
 	for _, n := range s.lab.AllNodes() {
-		parts = append(parts, func(ctx context.Context) error {
-			return openstack.Chassis(ctx, openstack.ChassisConfig{
-				Group: s.group, Space: s.space(n.Name), Node: n, SB: stack.SB(), Uplink: cloudLink, Datapath: s.datapath,
-			})
-		})
+		config := openstack.HostConfig{Group: s.group, Space: s.space(n.Name), Node: n, Uplink: cloudLink, Datapath: s.datapath}
+		parts = append(parts, func(ctx context.Context) error { return stack.Host(ctx, config) })
 	}
 	if err := together(ctx, parts...); err != nil {
 		return err

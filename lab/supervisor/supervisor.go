@@ -24,6 +24,7 @@ import (
 	"weft.dev/weft/lab/plan"
 	"weft.dev/weft/lab/process"
 	"weft.dev/weft/lab/report"
+	"weft.dev/weft/lab/stack/openstack"
 )
 
 // upLimit is the time limit of the whole start: a first build of Kubernetes takes some 10 minutes on two idle cores.
@@ -178,6 +179,7 @@ func (s *Supervisor) end() {
 	s.endPods()
 	s.group.Stop(grace, is("containerd"))
 	s.group.Stop(grace, is("ovn-controller", "ovn-northd"))
+	s.group.Stop(0, is(openstack.Agents()...)) // they keep nothing, and have processes below them that only SIGKILL ends as well
 	s.group.Stop(grace, func(name string) bool { return strings.HasPrefix(name, "openstack/") })
 	s.group.Stop(grace, is("ovs-vswitchd"))
 	s.group.Stop(grace, is("ovsdb-server"))

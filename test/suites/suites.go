@@ -17,6 +17,8 @@ type Suite struct {
 	Roof []string
 	// Tests are the packages to test, as patterns of the go command.
 	Tests []string
+	// Full are further packages, which only a full run tests: a landing has no time for them.
+	Full []string
 }
 
 // All returns the suites of all networks.
@@ -28,7 +30,10 @@ func All() []Suite {
 		},
 		{Name: "flannel", Roof: []string{"cmd/weft-flannel", "internal/flannel", "lab/flanneld", "test/flannel"}, Tests: []string{"./test/flannel/..."}},
 		{Name: "vpc", Roof: []string{"api/kubeovn", "internal/vpc", "internal/ovn", "internal/ovnd", "test/vpc"}, Tests: []string{"./test/vpc/..."}},
-		{Name: "neutron", Roof: []string{"api/kubestack", "api/stackube", "internal/neutron", "lab/stack/openstack", "test/neutron"}, Tests: []string{"./test/neutron/..."}},
+		{
+			Name: "neutron", Roof: []string{"api/kubestack", "api/stackube", "internal/neutron", "lab/stack/openstack", "test/ml2ovs", "test/neutron"},
+			Tests: []string{"./test/neutron/..."}, Full: []string{"./test/ml2ovs/..."},
+		},
 	}
 }
 

@@ -47,6 +47,16 @@ func (s *Stack) identity(ctx context.Context) (*gophercloud.ServiceClient, error
 	return &gophercloud.ServiceClient{ProviderClient: p, Endpoint: auth + "/", Type: "identity"}, nil
 }
 
+// network returns a client for Neutron by its address.
+func (s *Stack) network(ctx context.Context) (*gophercloud.ServiceClient, error) {
+	identity, err := s.identity(ctx)
+	if err != nil {
+		return nil, err
+	}
+	at := fmt.Sprintf("http://127.0.0.1:%d/", NeutronPort)
+	return &gophercloud.ServiceClient{ProviderClient: identity.ProviderClient, Endpoint: at, ResourceBase: at + "v2.0/", Type: "network"}, nil
+}
+
 func (s *Stack) endpoints(ctx context.Context, c *gophercloud.ServiceClient) error {
 	have, err := all(ctx, services.List(c, services.ListOpts{}), services.ExtractServices)
 	if err != nil {
@@ -60,7 +70,7 @@ func (s *Stack) endpoints(ctx context.Context, c *gophercloud.ServiceClient) err
 		kind, path string
 		port       uint16
 	}{{"identity", "/v3", KeystonePort}, {"network", "", NeutronPort}, {"load-balancer", "", OctaviaPort}} {
-		if want.kind == "load-balancer" && s.Without == "octavia" {
+		if want.kind == "load-balancer" && !s.hasOctavia() {
 			continue
 		}
 		id := serviceOf(have, want.kind)

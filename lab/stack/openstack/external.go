@@ -2,7 +2,6 @@ package openstack
 
 import (
 	"context"
-	"fmt"
 	"net/netip"
 
 	"github.com/gophercloud/gophercloud/v2"
@@ -25,12 +24,10 @@ const externalName = "external"
 
 // ExternalNetwork creates Neutron's external network on PhysicalNetwork, unless it exists, and returns its id.
 func (s *Stack) ExternalNetwork(ctx context.Context, e External) (string, error) {
-	identity, err := s.identity(ctx)
+	c, err := s.network(ctx)
 	if err != nil {
 		return "", err
 	}
-	at := fmt.Sprintf("http://127.0.0.1:%d/", NeutronPort)
-	c := &gophercloud.ServiceClient{ProviderClient: identity.ProviderClient, Endpoint: at, ResourceBase: at + "v2.0/", Type: "network"}
 	have, err := all(ctx, networks.List(c, networks.ListOpts{Name: externalName}), networks.ExtractNetworks)
 	if err != nil {
 		return "", err

@@ -16,37 +16,39 @@ const Integration = ovn.Integration
 // external is the bridge for PhysicalNetwork on each node.
 const external = "br-ex"
 
-// Node is a node with a real switch that OVN controls.
+// Node is a node with a real switch that Neutron serves.
 type Node struct {
 	plan.Node
 	Space ground.Space
 	Group *process.Group
 }
 
-// ChassisConfig describes a node that becomes a chassis of OVN.
-type ChassisConfig struct {
+// HostConfig describes a node that becomes a host of Neutron.
+type HostConfig struct {
 	Group *process.Group
 	Space ground.Space
 	Node  plan.Node
-	SB    string // OVN's southbound database
 	// Datapath is the bridges' datapath type. Default: the userspace datapath.
 	Datapath plan.Datapath
 	Uplink   string // a link to the outside; "": none
 }
 
-// Chassis makes OVN control a node's switch, and waits until OVN has made its bridge.
-func Chassis(ctx context.Context, c ChassisConfig) error {
+// Host makes a node a host of Neutron's, on which ports can be bound: with OVN a chassis, else a node with Neutron's agents.
+func (s *Stack) Host(ctx context.Context, c HostConfig) error {
 	c.Datapath = cmp.Or(c.Datapath, plan.DatapathNetdev)
 	kind := "datapath_type=" + string(c.Datapath)
-	prepare := []string{
-		"--", "--may-exist", "add-br", Integration, "--", "set", "Bridge", Integration, kind, "fail_mode=secure",
-		"--", "--may-exist", "add-br", external, "--", "set", "Bridge", external, kind,
-	}
+	outside := []string{"--", "--may-exist", "add-br", external, "--", "set", "Bridge", external, kind}
 	if c.Uplink != "" {
-		prepare = append(prepare, "--", "--may-exist", "add-port", external, c.Uplink)
+		outside = append(outside, "--", "--may-exist", "add-port", external, c.Uplink)
+	}
+	if !s.ovn() {
+		return s.agents(ctx, c, outside)
 	}
 	return ovn.Chassis{
-		Group: c.Group, Space: c.Space, Node: c.Node, Remote: c.SB, SB: c.SB, Datapath: c.Datapath, Prepare: prepare,
+		Group: c.Group, Space: c.Space, Node: c.Node, Remote: s.SB(), SB: s.SB(), Datapath: c.Datapath,
+		Prepare: append([]string{
+			"--", "--may-exist", "add-br", Integration, "--", "set", "Bridge", Integration, kind, "fail_mode=secure",
+		}, outside...),
 		Settings: []string{"ovn-bridge-mappings=" + PhysicalNetwork + ":" + external, "ovn-cms-options=enable-chassis-as-gw"},
 	}.Start(ctx)
 }

@@ -1,5 +1,6 @@
 // Package openstack runs a real OpenStack for labs and tests: Keystone, Neutron with ML2/OVN, Octavia with the OVN provider, MariaDB and
-// OVN's central programs, all from Debian's packages (build/prepare --openstack), without systemd and without a message broker.
+// OVN's central programs, all from Debian's packages (build/prepare --openstack), without systemd and without a message broker. With the
+// driver openvswitch, Neutron has ML2/OVS, with RabbitMQ and Neutron's agents on the nodes, and there is no Octavia.
 //
 // Everything runs in one namespace of the lab. Databases listen on unix sockets; the three APIs listen on all addresses of the namespace.
 // Schemas are made once per machine and cached, because they take half of the first start.
@@ -23,6 +24,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"weft.dev/weft/lab/ground"
+	"weft.dev/weft/lab/plan"
 	"weft.dev/weft/lab/process"
 )
 
@@ -47,6 +49,8 @@ const (
 type Stack struct {
 	Space ground.Space   // where the programs run; it needs a /run of its own (Octavia's sockets have fixed paths there)
 	Group *process.Group // runs them
+	// Driver is Neutron's: plan.OpenStackOVN or plan.OpenStackOpenVSwitch. Default: plan.OpenStackOVN.
+	Driver string
 	Dir   string         // state, configuration, sockets and logs; at most 60 bytes, because of the sockets' paths
 	Cache string         // directory of the prepared databases; "": every start prepares them
 	// Addr is the address of the APIs for nodes of the lab: the public and internal endpoints of the catalogue. Default 127.0.0.1.
@@ -61,7 +65,7 @@ type Stack struct {
 	Prefix string
 }
 
-//go:embed conf
+//go:embed conf host
 var files embed.FS
 
 // maxDir leaves room for the socket's name within the 107 bytes of a unix socket's path.
@@ -85,8 +89,10 @@ func (s *Stack) Start(ctx context.Context) error {
 	if err := s.Group.Start(ctx, s.mariadb()); err != nil {
 		return err
 	}
-	if err := s.central().Start(ctx); err != nil {
-		return err
+	if s.ovn() {
+		if err := s.central().Start(ctx); err != nil {
+			return err
+		}
 	}
 	all, below := errgroup.WithContext(ctx)
 	for _, start := range s.apis() {
@@ -120,11 +126,12 @@ type step struct {
 
 // apis returns lists of steps: the lists run concurrently, each list in its order.
 func (s *Stack) apis() [][]step {
-	lists := [][]step{
-		{{program: s.keystone(), then: s.catalogue}},
-		{{program: s.neutron()}},
+	neutron := []step{{program: s.neutron()}}
+	if !s.ovn() {
+		neutron = []step{{program: s.rabbitmq()}, {program: s.neutron()}}
 	}
-	if s.Without != "octavia" {
+	lists := [][]step{{{program: s.keystone(), then: s.catalogue}}, neutron}
+	if s.hasOctavia() {
 		lists = append(lists, []step{{program: s.octaviaAgent()}, {program: s.octavia()}})
 	}
 	return lists
@@ -135,6 +142,11 @@ func (s *Stack) Stop() {
 	s.Group.Stop(0, func(name string) bool { return s.own(name) && !strings.HasSuffix(name, "/mariadb") })
 	s.Group.Stop(15*time.Second, s.own)
 }
+
+// ovn reports whether OVN implements Neutron's networks.
+func (s *Stack) ovn() bool { return s.Driver == "" || s.Driver == plan.OpenStackOVN }
+
+func (s *Stack) hasOctavia() bool { return s.ovn() && s.Without != "octavia" }
 
 func (s *Stack) own(name string) bool { return strings.HasPrefix(name, s.Prefix+"/") }
 
@@ -178,6 +190,11 @@ func (s *Stack) defaults() error {
 	if len(s.Dir) > maxDir {
 		return fmt.Errorf("%s: %w: at most %d bytes", s.Dir, errLongDir, maxDir)
 	}
+	if !s.ovn() {
+		if err := s.checkBroker(); err != nil {
+			return err
+		}
+	}
 	if !s.Addr.IsValid() {
 		s.Addr = netip.MustParseAddr("127.0.0.1")
 	}
@@ -195,7 +212,7 @@ func (s *Stack) defaults() error {
 
 // write renders the configuration.
 func (s *Stack) write() error {
-	for _, dir := range []string{"run", "log", "conf", "lock", "neutron", "seed"} {
+	for _, dir := range []string{"run", "log", "conf", "lock", "neutron", "seed", "rabbitmq"} {
 		if err := os.MkdirAll(filepath.Join(s.Dir, dir), 0o755); err != nil {
 			return fmt.Errorf("make OpenStack's folders: %w", err)
 		}
@@ -234,6 +251,12 @@ func (v view) NeutronPort() int { return NeutronPort }
 
 // OctaviaPort is the port of Octavia's API.
 func (v view) OctaviaPort() int { return OctaviaPort }
+
+// OVN reports whether OVN implements Neutron's networks.
+func (v view) OVN() bool { return v.ovn() }
+
+// LocalBroker is RabbitMQ's address for Neutron itself.
+func (v view) LocalBroker() string { return broker(netip.MustParseAddr("127.0.0.1")) }
 
 // Region is the catalogue's only region.
 func (v view) Region() string { return Region }
