@@ -44,12 +44,13 @@ func (s *Stack) agents(ctx context.Context, c HostConfig, prepare []string) erro
 }
 
 // agent describes one of Neutron's agents. kind is its type in Neutron, module has its function main: python3-neutron has no programs.
-// It runs in a PID namespace of its own, because it leaves its privileged helpers behind when it is killed.
+// It runs in a PID namespace of its own, because it leaves its privileged helpers behind when it is killed. It looks for its processes in
+// /proc, which is that namespace's therefore.
 func (s *Stack) agent(c HostConfig, file, name, kind, module string) process.Program {
 	run := fmt.Sprintf(`import sys; sys.argv[0]=%q; from %s import main; main()`, name, module)
 	return process.Program{
 		Name: c.Node.Name + "/" + name,
-		Argv: c.Space.Enter("unshare", "--pid", "--fork", "--kill-child=KILL", "--", python, "-c", run, "--config-file", file),
+		Argv: c.Space.Enter("unshare", "--pid", "--fork", "--mount-proc", "--propagation=slave", "--kill-child=KILL", "--", python, "-c", run, "--config-file", file),
 		Env:  environment("TMPDIR=" + s.agentDir(c)), // of the helpers' sockets
 		Ready: func(ctx context.Context) error {
 			return s.reported(ctx, c.Node.Name, kind)
