@@ -49,7 +49,7 @@ func (s *Supervisor) bringOpenStack(ctx context.Context) error {
 	parts := make([]func(context.Context) error, 0, s.lab.Nodes)
 	for _, n := range s.lab.AllNodes() {
 		config := openstack.HostConfig{Group: s.group, Space: s.space(n.Name), Node: n, Uplink: cloudLink, Datapath: s.datapath}
-		parts = append(parts, func(ctx context.Context) error { return stack.Host(ctx, config) })
+		parts = append(parts, func(ctx context.Context) error { return openstack.Host(ctx, stack, config) })
 	}
 	if err := together(ctx, parts...); err != nil {
 		return err

@@ -5,12 +5,14 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"text/template"
 
 	"github.com/gophercloud/gophercloud/v2/openstack/networking/v2/extensions/agents"
 
+	"weft.dev/weft/lab/plan"
 	"weft.dev/weft/lab/process"
 )
 
@@ -23,37 +25,43 @@ const (
 // Agents returns the names of Neutron's programs on nodes, without the node's.
 func Agents() []string { return []string{switchAgent, routerAgent} }
 
-// agents runs Neutron's agents on a node with a switch, and waits until Neutron has them: no port can be bound to the node before. One
-// node has the routers.
-func (s *Stack) agents(ctx context.Context, c HostConfig, prepare []string) error {
-	if _, err := c.Group.Run(ctx, "", c.Space.Enter(append([]string{"ovs-vsctl", "--timeout=60"}, prepare...)...)...); err != nil {
+// host is a node with Neutron's agents.
+type host struct {
+	stack *Stack
+	HostConfig
+}
+
+// start runs Neutron's agents on a node with a switch, and waits until Neutron has them: no port can be bound to the node before. One node
+// has the routers.
+func (h host) start(ctx context.Context, prepare []string) error {
+	if _, err := h.Group.Run(ctx, "", h.Space.Enter(append([]string{"ovs-vsctl", "--timeout=60"}, prepare...)...)...); err != nil {
 		return err
 	}
-	file, err := s.writeAgent(c)
+	file, err := h.write()
 	if err != nil {
 		return err
 	}
 	const firstNode = 1
-	if err := c.Group.Start(ctx, s.agent(c, file, switchAgent, "Open vSwitch agent", "neutron.cmd.eventlet.plugins.ovs_neutron_agent")); err != nil {
+	if err := h.Group.Start(ctx, h.agent(file, switchAgent, "Open vSwitch agent", "neutron.cmd.eventlet.plugins.ovs_neutron_agent")); err != nil {
 		return err
 	}
-	if c.Node.Index != firstNode {
+	if h.Node.Index != firstNode {
 		return nil
 	}
-	return c.Group.Start(ctx, s.agent(c, file, routerAgent, "L3 agent", "neutron.cmd.eventlet.agents.l3"))
+	return h.Group.Start(ctx, h.agent(file, routerAgent, "L3 agent", "neutron.cmd.eventlet.agents.l3"))
 }
 
 // agent describes one of Neutron's agents. kind is its type in Neutron, module has its function main: python3-neutron has no programs.
 // It runs in a PID namespace of its own, because it leaves its privileged helpers behind when it is killed. It looks for its processes in
 // /proc, which is that namespace's therefore.
-func (s *Stack) agent(c HostConfig, file, name, kind, module string) process.Program {
+func (h host) agent(file, name, kind, module string) process.Program {
 	run := fmt.Sprintf(`import sys; sys.argv[0]=%q; from %s import main; main()`, name, module)
 	return process.Program{
-		Name: c.Node.Name + "/" + name,
-		Argv: c.Space.Enter("unshare", "--pid", "--fork", "--mount-proc", "--propagation=slave", "--kill-child=KILL", "--", python, "-c", run, "--config-file", file),
-		Env:  environment("TMPDIR=" + s.agentDir(c)), // of the helpers' sockets
+		Name: h.Node.Name + "/" + name,
+		Argv: h.Space.Enter("unshare", "--pid", "--fork", "--mount-proc", "--propagation=slave", "--kill-child=KILL", "--", python, "-c", run, "--config-file", file),
+		Env:  environment("TMPDIR=" + h.folder()), // of the helpers' sockets
 		Ready: func(ctx context.Context) error {
-			return s.reported(ctx, c.Node.Name, kind)
+			return h.reported(ctx, kind)
 		},
 	}
 }
@@ -61,41 +69,41 @@ func (s *Stack) agent(c HostConfig, file, name, kind, module string) process.Pro
 var errAbsent = errors.New("no report of it in Neutron yet")
 
 // reported reports whether Neutron has an agent's report.
-func (s *Stack) reported(ctx context.Context, host, kind string) error {
-	c, err := s.network(ctx)
+func (h host) reported(ctx context.Context, kind string) error {
+	c, err := networkClient(ctx, h.stack)
 	if err != nil {
 		return err
 	}
 	alive := true
-	found, err := all(ctx, agents.List(c, agents.ListOpts{Host: host, AgentType: kind, Alive: &alive}), agents.ExtractAgents)
+	found, err := all(ctx, agents.List(c, agents.ListOpts{Host: h.Node.Name, AgentType: kind, Alive: &alive}), agents.ExtractAgents)
 	if err != nil {
-		return fmt.Errorf("%s of %s: %w", kind, host, err)
+		return fmt.Errorf("%s of %s: %w", kind, h.Node.Name, err)
 	}
 	if len(found) == 0 {
-		return fmt.Errorf("%s of %s: %w", kind, host, errAbsent)
+		return fmt.Errorf("%s of %s: %w", kind, h.Node.Name, errAbsent)
 	}
 	return nil
 }
 
-func (s *Stack) agentDir(c HostConfig) string { return filepath.Join(s.Dir, "hosts", c.Node.Name) }
+func (h host) folder() string { return filepath.Join(h.stack.Dir, "hosts", h.Node.Name) }
 
-// writeAgent renders the configuration of a node's agents.
-func (s *Stack) writeAgent(c HostConfig) (string, error) {
-	dir := s.agentDir(c)
+// write renders the configuration of a node's agents.
+func (h host) write() (string, error) {
+	dir := h.folder()
 	if err := os.MkdirAll(dir, 0o755); err != nil {
-		return "", fmt.Errorf("make the folder of Neutron's agents on %s: %w", c.Node.Name, err)
+		return "", fmt.Errorf("make the folder of Neutron's agents on %s: %w", h.Node.Name, err)
 	}
 	page, err := template.ParseFS(files, "host/agent.ini")
 	if err != nil {
 		return "", fmt.Errorf("parse the configuration of Neutron's agents: %w", err)
 	}
 	var text bytes.Buffer
-	if err := page.Execute(&text, hostView{view{s}, c}); err != nil {
+	if err := page.Execute(&text, hostView{view{h.stack}, h}); err != nil {
 		return "", fmt.Errorf("render the configuration of Neutron's agents: %w", err)
 	}
 	file := filepath.Join(dir, "agent.ini")
 	if err := os.WriteFile(file, text.Bytes(), 0o600); err != nil {
-		return "", fmt.Errorf("write the configuration of Neutron's agents on %s: %w", c.Node.Name, err)
+		return "", fmt.Errorf("write the configuration of Neutron's agents on %s: %w", h.Node.Name, err)
 	}
 	return file, nil
 }
@@ -103,14 +111,23 @@ func (s *Stack) writeAgent(c HostConfig) (string, error) {
 // hostView has the values for the template of a node's agents.
 type hostView struct {
 	view
-	HostConfig
+	host host
 }
 
+// Host is the node as Neutron has it.
+func (v hostView) Host() string { return v.host.Node.Name }
+
+// IP is the address of the node's tunnels.
+func (v hostView) IP() netip.Addr { return v.host.Node.IP }
+
+// Datapath is the type of the bridges' datapath.
+func (v hostView) Datapath() plan.Datapath { return v.host.Datapath }
+
 // Directory is the agents' own.
-func (v hostView) Directory() string { return v.agentDir(v.HostConfig) }
+func (v hostView) Directory() string { return v.host.folder() }
 
 // Broker is RabbitMQ's address for nodes.
-func (v hostView) Broker() string { return broker(v.Addr) }
+func (v hostView) Broker() string { return brokerURL(v.Addr) }
 
 // External is the bridge that PhysicalNetwork is mapped to.
 func (v hostView) External() string { return external }

@@ -47,8 +47,8 @@ func (s *Stack) identity(ctx context.Context) (*gophercloud.ServiceClient, error
 	return &gophercloud.ServiceClient{ProviderClient: p, Endpoint: auth + "/", Type: "identity"}, nil
 }
 
-// network returns a client for Neutron by its address.
-func (s *Stack) network(ctx context.Context) (*gophercloud.ServiceClient, error) {
+// networkClient returns a client for Neutron by its address.
+func networkClient(ctx context.Context, s *Stack) (*gophercloud.ServiceClient, error) {
 	identity, err := s.identity(ctx)
 	if err != nil {
 		return nil, err
@@ -70,7 +70,7 @@ func (s *Stack) endpoints(ctx context.Context, c *gophercloud.ServiceClient) err
 		kind, path string
 		port       uint16
 	}{{"identity", "/v3", KeystonePort}, {"network", "", NeutronPort}, {"load-balancer", "", OctaviaPort}} {
-		if want.kind == "load-balancer" && !s.hasOctavia() {
+		if want.kind == "load-balancer" && s.Without == octavia {
 			continue
 		}
 		id := serviceOf(have, want.kind)

@@ -34,15 +34,15 @@ type HostConfig struct {
 }
 
 // Host makes a node a host of Neutron's, on which ports can be bound: with OVN a chassis, else a node with Neutron's agents.
-func (s *Stack) Host(ctx context.Context, c HostConfig) error {
+func Host(ctx context.Context, s *Stack, c HostConfig) error {
 	c.Datapath = cmp.Or(c.Datapath, plan.DatapathNetdev)
 	kind := "datapath_type=" + string(c.Datapath)
 	outside := []string{"--", "--may-exist", "add-br", external, "--", "set", "Bridge", external, kind}
 	if c.Uplink != "" {
 		outside = append(outside, "--", "--may-exist", "add-port", external, c.Uplink)
 	}
-	if !s.ovn() {
-		return s.agents(ctx, c, outside)
+	if s.Driver == plan.OpenStackOpenVSwitch {
+		return host{s, c}.start(ctx, outside)
 	}
 	return ovn.Chassis{
 		Group: c.Group, Space: c.Space, Node: c.Node, Remote: s.SB(), SB: s.SB(), Datapath: c.Datapath,

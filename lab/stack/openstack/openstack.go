@@ -51,8 +51,8 @@ type Stack struct {
 	Group *process.Group // runs them
 	// Driver is Neutron's: plan.OpenStackOVN or plan.OpenStackOpenVSwitch. Default: plan.OpenStackOVN.
 	Driver string
-	Dir   string         // state, configuration, sockets and logs; at most 60 bytes, because of the sockets' paths
-	Cache string         // directory of the prepared databases; "": every start prepares them
+	Dir    string // state, configuration, sockets and logs; at most 60 bytes, because of the sockets' paths
+	Cache  string // directory of the prepared databases; "": every start prepares them
 	// Addr is the address of the APIs for nodes of the lab: the public and internal endpoints of the catalogue. Default 127.0.0.1.
 	Addr netip.Addr
 	// HostAddr is the address of the APIs for the machine: the admin endpoints of the catalogue. Default: Addr.
@@ -67,6 +67,9 @@ type Stack struct {
 
 //go:embed conf host
 var files embed.FS
+
+// octavia is a service that a Stack can be without.
+const octavia = "octavia"
 
 // maxDir leaves room for the socket's name within the 107 bytes of a unix socket's path.
 const maxDir = 60
@@ -89,7 +92,7 @@ func (s *Stack) Start(ctx context.Context) error {
 	if err := s.Group.Start(ctx, s.mariadb()); err != nil {
 		return err
 	}
-	if s.ovn() {
+	if s.Driver == plan.OpenStackOVN {
 		if err := s.central().Start(ctx); err != nil {
 			return err
 		}
@@ -127,11 +130,11 @@ type step struct {
 // apis returns lists of steps: the lists run concurrently, each list in its order.
 func (s *Stack) apis() [][]step {
 	neutron := []step{{program: s.neutron()}}
-	if !s.ovn() {
-		neutron = []step{{program: s.rabbitmq()}, {program: s.neutron()}}
+	if s.Driver == plan.OpenStackOpenVSwitch {
+		neutron = []step{{program: broker{s}.program()}, {program: s.neutron()}}
 	}
 	lists := [][]step{{{program: s.keystone(), then: s.catalogue}}, neutron}
-	if s.hasOctavia() {
+	if s.Without != octavia {
 		lists = append(lists, []step{{program: s.octaviaAgent()}, {program: s.octavia()}})
 	}
 	return lists
@@ -142,11 +145,6 @@ func (s *Stack) Stop() {
 	s.Group.Stop(0, func(name string) bool { return s.own(name) && !strings.HasSuffix(name, "/mariadb") })
 	s.Group.Stop(15*time.Second, s.own)
 }
-
-// ovn reports whether OVN implements Neutron's networks.
-func (s *Stack) ovn() bool { return s.Driver == "" || s.Driver == plan.OpenStackOVN }
-
-func (s *Stack) hasOctavia() bool { return s.ovn() && s.Without != "octavia" }
 
 func (s *Stack) own(name string) bool { return strings.HasPrefix(name, s.Prefix+"/") }
 
@@ -190,8 +188,12 @@ func (s *Stack) defaults() error {
 	if len(s.Dir) > maxDir {
 		return fmt.Errorf("%s: %w: at most %d bytes", s.Dir, errLongDir, maxDir)
 	}
-	if !s.ovn() {
-		if err := s.checkBroker(); err != nil {
+	switch s.Driver {
+	case "":
+		s.Driver = plan.OpenStackOVN
+	case plan.OpenStackOpenVSwitch:
+		s.Without = octavia
+		if err := (broker{s}).installed(); err != nil {
 			return err
 		}
 	}
@@ -253,10 +255,10 @@ func (v view) NeutronPort() int { return NeutronPort }
 func (v view) OctaviaPort() int { return OctaviaPort }
 
 // OVN reports whether OVN implements Neutron's networks.
-func (v view) OVN() bool { return v.ovn() }
+func (v view) OVN() bool { return v.Driver == plan.OpenStackOVN }
 
 // LocalBroker is RabbitMQ's address for Neutron itself.
-func (v view) LocalBroker() string { return broker(netip.MustParseAddr("127.0.0.1")) }
+func (v view) LocalBroker() string { return brokerURL(netip.MustParseAddr("127.0.0.1")) }
 
 // Region is the catalogue's only region.
 func (v view) Region() string { return Region }
