@@ -1,5 +1,6 @@
 // Package host compiles flannel's rules of a node: masquerading of packets that leave the network, with the effect of flannel's iptables
-// rules. In addition, tunnel packets are accepted only from nodes. The package is pure.
+// rules. In addition, tunnel packets are accepted only from nodes, and an agent's pods send only as ports of the bridge. The package is
+// pure.
 //
 // There is no chain like FLANNEL-FWD, which accepts packets forwarded from and to the network. In iptables an accepting rule skips the rest
 // of the table, drops and its policy included. In nftables it ends only its own base chain: other tables' chains still drop the packet. What
@@ -19,6 +20,7 @@ const table = "weft-flannel"
 
 // Priorities of the base chains (enum nf_ip_hook_priorities of the kernel's netfilter_ipv4.h).
 const (
+	priorityRaw    = -300 // before conntrack
 	priorityFilter = 0
 	prioritySNAT   = 100
 )
@@ -66,6 +68,10 @@ type Config struct {
 	// Pods are the pods of an agent on this node.
 	Pods Pods
 }
+
+// PodGroup is the device group of the host veths of an agent's pods. A packet that comes in by such a device has passed no port of the
+// bridge, since a port's packets come in by the bridge: it is dropped.
+const PodGroup = 78
 
 // Pods are the pods that an agent attaches. They must not send packets into tunnels. The zero value: there is no agent.
 type Pods struct {
@@ -149,6 +155,7 @@ func (c *Config) rulesOf(i int, f Family) map[nft.Key]nft.Item {
 		set := &nft.Set{Family: w.family, Table: table, Name: nodes, Type: w.set}
 		items[set.Key()] = set
 	}
+	c.beforeConntrack(f, w.l3, add)
 	c.closeTunnels(f, w.l3, add)
 	if c.Masquerade && f.has() {
 		add(nft.Chain{Name: "postrouting", Type: nft.TypeNAT, Hook: nft.HookPostrouting, Priority: prioritySNAT}, c.masquerade(w.l3, f, w.multicast))
@@ -159,8 +166,9 @@ func (c *Config) rulesOf(i int, f Family) map[nft.Key]nft.Item {
 // toNodes reports whether there is a tunnel to other nodes in an address family.
 func (c *Config) toNodes(f Family) bool { return f.has() && len(c.Tunnel.Matches()) > 0 }
 
-// Chains of tunnel packets. A packet crosses the base chain only.
+// Chains of tunnel packets. Other packets cross the base chains only.
 const (
+	chainRaw     = "raw"
 	chainTunnels = "tunnels"
 	chainOutput  = "tunnel-output"
 	chainTunnel  = "tunnel"
@@ -173,21 +181,20 @@ const (
 // or a host port redirects to a tunnel, of which masquerading would make packets of this node.
 func (c *Config) closeTunnels(f Family, l3 string, add func(chain nft.Chain, texts []string)) {
 	first := chainPods
-	var tunnel, output []string
+	var tunnel []string
 	if c.toNodes(f) {
 		first = chainTunnel
-		tunnel = []string{
+		if f.Local.IsValid() { // most packets first
+			tunnel = append(tunnel, fmt.Sprintf("%s daddr %s %s saddr @%s %saccept", l3, f.Local, l3, nodes, c.notOfPods()))
+		}
+		tunnel = append(tunnel,
 			// To this node, including broadcast and multicast, which the tunnel's socket accepts too. The set is matched first, so that
 			// packets of nodes need no route lookup.
 			fmt.Sprintf("%s saddr != @%s fib daddr type != unicast counter drop", l3, nodes),
 			"ct status dnat fib daddr type != unicast counter drop",
-		}
+		)
 		if f.Local.IsValid() {
-			rule := fmt.Sprintf("%s daddr @%s %s saddr != %s counter drop", l3, nodes, l3, f.Local)
-			tunnel = append(tunnel, rule)
-			for _, match := range c.Tunnel.Matches() {
-				output = append(output, match+" "+rule)
-			}
+			tunnel = append(tunnel, c.strangers(f, l3))
 		}
 	}
 	base := []string{"meta l4proto tcp accept"} // no tunnel is TCP: most packets skip the other rules
@@ -212,8 +219,41 @@ func (c *Config) closeTunnels(f Family, l3 string, add func(chain nft.Chain, tex
 	if c.toNodes(f) || c.Pods.Bridge != "" && len(base) > 1 {
 		add(nft.Chain{Name: chainTunnels, Type: nft.TypeFilter, Hook: nft.HookPrerouting, Priority: priorityFilter}, base)
 	}
+}
+
+// strangers drops packets to nodes with another source than this node's.
+func (c *Config) strangers(f Family, l3 string) string {
+	return fmt.Sprintf("%s daddr @%s %s saddr != %s counter drop", l3, nodes, l3, f.Local)
+}
+
+// notOfPods matches packets that no pod has sent. It ends with a space, unless all packets match.
+func (c *Config) notOfPods() string {
+	if c.Pods.Bridge == "" {
+		return ""
+	}
+	return fmt.Sprintf("iifname != %q ", c.Pods.Bridge)
+}
+
+// beforeConntrack adds the chains before conntrack. The packets in a tunnel are tracked, and those that carry them need not be: without
+// entries they cost less, and other hosts' packets do not fill the table. A packet of a pod that is not a port of the bridge changes no
+// connection.
+func (c *Config) beforeConntrack(f Family, l3 string, add func(chain nft.Chain, texts []string)) {
+	var raw, output []string
+	if c.Pods.Bridge != "" {
+		raw = append(raw, fmt.Sprintf("iifgroup %d drop", PodGroup))
+	}
+	if c.toNodes(f) && f.Local.IsValid() {
+		for _, match := range c.Tunnel.Matches() {
+			// Of a pod's packets, conntrack distinguishes answers.
+			raw = append(raw, fmt.Sprintf("%s %s daddr %s %snotrack", match, l3, f.Local, c.notOfPods()))
+			output = append(output, fmt.Sprintf("%s %s saddr %s %s daddr @%s notrack accept", match, l3, f.Local, l3, nodes), match+" "+c.strangers(f, l3))
+		}
+	}
+	if len(raw) > 0 {
+		add(nft.Chain{Name: chainRaw, Type: nft.TypeFilter, Hook: nft.HookPrerouting, Priority: priorityRaw}, raw)
+	}
 	if len(output) > 0 {
-		add(nft.Chain{Name: chainOutput, Type: nft.TypeFilter, Hook: nft.HookOutput, Priority: priorityFilter}, output)
+		add(nft.Chain{Name: chainOutput, Type: nft.TypeFilter, Hook: nft.HookOutput, Priority: priorityRaw}, output)
 	}
 }
 

@@ -22,9 +22,12 @@ ip postrouting: ip saddr 10.5.0.0/16 ip daddr 10.5.1.0/24 return
 ip postrouting: ip saddr != 10.5.0.0/16 ip daddr 10.5.1.0/24 return
 ip postrouting: ip saddr 10.5.0.0/16 ip daddr != 224.0.0.0/4 masquerade fully-random
 ip postrouting: ip saddr != 10.5.0.0/16 ip daddr 10.5.0.0/16 masquerade fully-random
+ip raw: udp dport 8472 ip daddr 192.0.2.1 notrack
+ip tunnel: ip daddr 192.0.2.1 ip saddr @nodes accept
 ip tunnel: ip saddr != @nodes fib daddr type != unicast counter drop
 ip tunnel: ct status dnat fib daddr type != unicast counter drop
 ip tunnel: ip daddr @nodes ip saddr != 192.0.2.1 counter drop
+ip tunnel-output: udp dport 8472 ip saddr 192.0.2.1 ip daddr @nodes notrack accept
 ip tunnel-output: udp dport 8472 ip daddr @nodes ip saddr != 192.0.2.1 counter drop
 ip tunnels: meta l4proto tcp accept
 ip tunnels: udp dport 8472 goto tunnel
@@ -60,20 +63,25 @@ func TestPods(t *testing.T) {
 %[1]s tunnels: meta l4proto tcp accept
 %[1]s tunnels: `
 	closed := func(family string) string { return family + " " + fmt.Sprintf(pods, family) }
-	want := `ip tunnel: ip saddr != @nodes fib daddr type != unicast counter drop
+	want := `ip raw: iifgroup 78 drop
+ip raw: udp dport 8472 ip daddr 192.0.2.1 iifname != "cni0" notrack
+ip tunnel: ip daddr 192.0.2.1 ip saddr @nodes iifname != "cni0" accept
+ip tunnel: ip saddr != @nodes fib daddr type != unicast counter drop
 ip tunnel: ct status dnat fib daddr type != unicast counter drop
 ip tunnel: ip daddr @nodes ip saddr != 192.0.2.1 counter drop
 ip tunnel: goto tunnel-pods
+ip tunnel-output: udp dport 8472 ip saddr 192.0.2.1 ip daddr @nodes notrack accept
 ip tunnel-output: udp dport 8472 ip daddr @nodes ip saddr != 192.0.2.1 counter drop
 ` + closed("ip") + `udp dport 8472 goto tunnel
 ip tunnels: udp dport 4789 goto tunnel-pods
+ip6 raw: iifgroup 78 drop
 ` + closed("ip6") + `udp dport 8472 goto tunnel-pods
 ip6 tunnels: udp dport 4789 goto tunnel-pods`
 	if got := text(c.Rules()); got != want {
 		t.Errorf("got\n%s", got)
 	}
 	c.Tunnel = host.Tunnel{}
-	want = closed("ip") + "udp dport 4789 goto tunnel-pods\n" + closed("ip6") + "udp dport 4789 goto tunnel-pods"
+	want = "ip raw: iifgroup 78 drop\n" + closed("ip") + "udp dport 4789 goto tunnel-pods\nip6 raw: iifgroup 78 drop\n" + closed("ip6") + "udp dport 4789 goto tunnel-pods"
 	if got := text(c.Rules()); got != want {
 		t.Errorf("without tunnels between nodes\n%s", got)
 	}

@@ -1,7 +1,6 @@
 package node
 
 import (
-	"fmt"
 	"net"
 	"net/netip"
 	"slices"
@@ -13,20 +12,19 @@ import (
 	"weft.dev/weft/internal/reconcile"
 )
 
-// Names in nftables. The table of the bridge family checks at each port that port, MAC and address match; the table of the inet family
-// drops what a pod's host veth receives while it is not a port of the bridge.
+// Names in nftables. The table of the bridge family checks at each port that port, MAC and address match.
 const (
 	portsTable = "weft-flannel-ports"
-	hostTable  = "weft-flannel"
-	setPorts   = "ports"
-	setPods4   = "pods4"
-	setPods6   = "pods6"
-	setARP     = "arp"
+	// formerTable is the table of family inet of earlier releases, whose rule is now one of [host.Config].
+	formerTable = "weft-flannel"
+	setPorts    = "ports"
+	setPods4    = "pods4"
+	setPods6    = "pods6"
+	setARP      = "arp"
 
 	// hostGroup is the device group of pods' host veths, set in the request that creates them.
-	hostGroup = 78
-	// Priorities of the base chains: before conntrack and NAT (NF_IP_PRI_RAW), and before the bridge's own NAT (NF_BR_PRI_FILTER_BRIDGED).
-	priorityRaw    = -300
+	hostGroup = host.PodGroup
+	// priorityBridge is before the bridge's own NAT (NF_BR_PRI_FILTER_BRIDGED).
 	priorityBridge = -200
 )
 
@@ -40,7 +38,7 @@ func portRules() items {
 	ofPod4 := []nftnl.Field{nftnl.InDevice, nftnl.EtherSource, nftnl.IPSource}
 	ofPod6 := []nftnl.Field{nftnl.InDevice, nftnl.EtherSource, nftnl.IP6Source}
 	ofARP := []nftnl.Field{nftnl.InDevice, nftnl.EtherSource, nftnl.ARPSenderMAC, nftnl.ARPSender}
-	loopback4, loopback6 := netip.MustParsePrefix("127.0.0.0/8"), netip.MustParsePrefix("::1/128")
+	loopback4, loopback6 := nftnl.Is(nftnl.IPNetwork, nftnl.Byte(loopbackNetwork)), nftnl.Is(nftnl.IP6Destination, nftnl.Addr(netip.IPv6Loopback()))
 	return nftnl.Items(
 		&nftnl.Set{Name: setPorts, Fields: []nftnl.Field{nftnl.InDevice}},
 		&nftnl.Set{Name: setPods4, Fields: ofPod4},
@@ -49,13 +47,13 @@ func portRules() items {
 		&nftnl.Chain{Name: chain, Hook: nftnl.HookPrerouting, Priority: priorityBridge},
 		&nftnl.Rules{Chain: chain, Rules: []nftnl.Rule{
 			// Most packets first: of pods, with their addresses, and none that a later rule drops.
-			pass(nftnl.Not(nftnl.Is(nftnl.IPDestination, nftnl.Prefix(loopback4))), nftnl.In(setPods4, ofPod4...)),
-			pass(nftnl.Not(nftnl.Is(nftnl.IP6Destination, nftnl.Prefix(loopback6))), nftnl.Not(nftnl.Is(nftnl.L4Proto, nftnl.Proto(icmpv6))),
+			pass(nftnl.Not(loopback4), nftnl.In(setPods4, ofPod4...)),
+			pass(nftnl.Not(loopback6), nftnl.Not(nftnl.Is(nftnl.L4Proto, nftnl.Proto(icmpv6))),
 				nftnl.In(setPods6, ofPod6...)),
 			// A pod's port has the group and is in the set: so neither an unknown port nor a changed group opens it.
 			pass(nftnl.Not(nftnl.Is(nftnl.InGroup, nftnl.Bits(hostGroup))), nftnl.Not(nftnl.In(setPorts, nftnl.InDevice))),
-			toLoopback(nftnl.IPDestination, loopback4),
-			toLoopback(nftnl.IP6Destination, loopback6),
+			toLoopback(loopback4),
+			toLoopback(loopback6),
 			fromRouter(routerAdvertisement),
 			fromRouter(redirect),
 			foreignAdvertisement(),
@@ -66,11 +64,12 @@ func portRules() items {
 	)
 }
 
+// loopbackNetwork is the first byte of IPv4's loopback addresses, 127.0.0.0/8.
+const loopbackNetwork = 127
+
 // toLoopback drops packets to the node's loopback addresses, which are never valid on a link (RFC 1122, 3.2.1.3).
-func toLoopback(field nftnl.Field, loopback netip.Prefix) nftnl.Rule {
-	return nftnl.Rule{
-		Matches: []nftnl.Match{nftnl.Is(field, nftnl.Prefix(loopback))}, Counter: true, Verdict: nftnl.Drop(), Owner: "for a loopback address",
-	}
+func toLoopback(loopback nftnl.Match) nftnl.Rule {
+	return nftnl.Rule{Matches: []nftnl.Match{loopback}, Counter: true, Verdict: nftnl.Drop(), Owner: "for a loopback address"}
 }
 
 // Types of ICMPv6 messages that only a router sends (RFC 4861).
@@ -141,7 +140,7 @@ func linkLocal(mac net.HardwareAddr) netip.Addr {
 }
 
 // Tables are the network's tables that the agent's loop maintains.
-func Tables() []nft.Table { return []nft.Table{{Family: nft.FamilyInet, Name: hostTable}} }
+func Tables() []nft.Table { return []nft.Table{{Family: nft.FamilyInet, Name: formerTable}} }
 
 // apart are the network's tables that loops of its own maintain: the tables of the judge and of the ports, and the lease's.
 func apart() []nft.Table {
@@ -152,23 +151,6 @@ func apart() []nft.Table {
 func AllTables() []nft.Table {
 	return append(Tables(), nft.Table{Family: nft.FamilyInet, Name: judgeTable}, nft.Table{Family: nft.FamilyBridge, Name: guardTable},
 		nft.Table{Family: nft.FamilyBridge, Name: portsTable})
-}
-
-// hostRules returns the table of the inet family. For packets of a host veth that is a port of the bridge, the incoming device in this
-// table is the bridge, not the host veth. The rule precedes conntrack, so that a packet without a port changes no connection.
-func hostRules() map[nft.Key]nft.Item {
-	const name = string(nft.HookPrerouting)
-	out := map[nft.Key]nft.Item{}
-	for _, item := range []nft.Item{
-		&nft.Table{Family: nft.FamilyInet, Name: hostTable},
-		&nft.Chain{Family: nft.FamilyInet, Table: hostTable, Name: name, Type: nft.TypeFilter, Hook: nft.HookPrerouting, Priority: priorityRaw},
-		&nft.ChainRules{Family: nft.FamilyInet, Table: hostTable, Chain: name, Rules: []nft.Rule{
-			{Text: fmt.Sprintf("iifgroup %d drop", hostGroup), Owner: string(owner)},
-		}},
-	} {
-		out[item.Key()] = item
-	}
-	return out
 }
 
 // portLoop keeps the table of the bridge family.

@@ -177,8 +177,9 @@ func (n *Network) establish(ctx context.Context, b *bridge, again bool) error {
 	if err := node.Pass(ctx, Name, b.Traffic); err != nil { // first, so that what an earlier process opened stays open
 		return err
 	}
-	if err := node.Rules.Start(ctx, map[reconcile.Owner]map[nft.Key]nft.Item{owner: hostRules()}); err != nil {
-		return fmt.Errorf("program table inet %s: %w", hostTable, err)
+	// The lease's rules are in effect, and the former table is not needed any more.
+	if err := node.Rules.Start(ctx, map[reconcile.Owner]map[nft.Key]nft.Item{owner: nil}); err != nil {
+		return fmt.Errorf("remove table inet %s: %w", formerTable, err)
 	}
 	if err := node.Links.Start(ctx, map[reconcile.Owner]map[link.Key]link.Item{owner: n.bridgeItems(b)}); err != nil {
 		return fmt.Errorf("program bridge %s: %w", b.Name, err)

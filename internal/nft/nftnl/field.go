@@ -43,6 +43,8 @@ const (
 	IP6HopLimit
 	// NDTarget is the target of an IPv6 neighbour solicitation or advertisement (RFC 4861): a rule needs L4Proto and ICMPType before it.
 	NDTarget
+	// IPNetwork is the first byte of an IPv4 packet's destination: a comparison with it costs less than one with a prefix of 8 bits.
+	IPNetwork
 )
 
 // SYN is the bit of TCPFlags in packets that open a connection.
@@ -95,6 +97,8 @@ func (f Field) info() fieldInfo {
 		return fieldInfo{"ip saddr", 4, nftables.TypeIPAddr, etherIPv4, payload(expr.PayloadBaseNetworkHeader, 12, 4), false}
 	case IPDestination:
 		return fieldInfo{"ip daddr", 4, nftables.TypeIPAddr, etherIPv4, payload(expr.PayloadBaseNetworkHeader, 16, 4), false}
+	case IPNetwork:
+		return fieldInfo{"@nh,128,8", 1, nftables.TypeInetProto, etherIPv4, payload(expr.PayloadBaseNetworkHeader, 16, 1), false}
 	case IP6Source:
 		return fieldInfo{"ip6 saddr", 16, nftables.TypeIP6Addr, etherIPv6, payload(expr.PayloadBaseNetworkHeader, 8, 16), false}
 	case IP6Destination:
@@ -190,7 +194,7 @@ func Name(device string) Value {
 	return single(data)
 }
 
-// Byte is the value of TCPFlags or ICMPType.
+// Byte is the value of TCPFlags, ICMPType, IP6HopLimit or IPNetwork.
 func Byte(number uint8) Value { return single([]byte{number}) }
 
 // Bits is a packet mark, a conntrack state or a device group.
@@ -220,7 +224,7 @@ func (f Field) textOf(data string) string {
 	case IPSource, IPDestination, IP6Source, IP6Destination, ARPSender, NDTarget:
 		address, _ := netip.AddrFromSlice([]byte(data))
 		return address.String()
-	case L4Proto, ICMPType, TCPFlags, IP6HopLimit:
+	case L4Proto, ICMPType, TCPFlags, IP6HopLimit, IPNetwork:
 		return strconv.Itoa(int(data[0]))
 	case SourcePort, DestinationPort:
 		return strconv.Itoa(int(binary.BigEndian.Uint16([]byte(data))))

@@ -81,6 +81,7 @@ func sample() map[nftnl.Key]nftnl.Item {
 			{Matches: []nftnl.Match{
 				nftnl.Is(nftnl.IP6HopLimit, nftnl.Byte(255)), nftnl.Is(nftnl.L4Proto, nftnl.Proto(58)), nftnl.Is(nftnl.ICMPType, nftnl.Byte(135)),
 			}, Verdict: nftnl.Accept()},
+			{Matches: []nftnl.Match{nftnl.Not(nftnl.Is(nftnl.IPNetwork, nftnl.Byte(127))), nftnl.In("plain", nftnl.IPSource, nftnl.DestinationPort)}, Verdict: nftnl.Return()},
 			{Matches: []nftnl.Match{nftnl.Is(nftnl.EtherSource, nftnl.MAC(mac)), nftnl.Is(nftnl.EtherType, nftnl.Port(0x0800))}, Verdict: nftnl.Return()},
 		}},
 	)

@@ -23,8 +23,9 @@ type Config struct {
 	Priority int
 }
 
-// Judged is the bit of the mark of packets that both directions have allowed. It is set while the packet is in the node. The guard of the
-// bridge drops packets between ports without it. kube-proxy (bits 14, 15) and Weft's overlay use other bits.
+// Judged is the bit of the mark of packets that both directions have allowed, and of all forwarded packets of established connections. It
+// is set while the packet is in the node. The guard of the bridge drops packets between ports without it. kube-proxy (bits 14, 15) and
+// Weft's overlay use other bits.
 const Judged = 1 << 27
 
 // allowed is the bit of the mark with which the chain of a policy reports to the chain of a pod's policies that egress is allowed. It is
@@ -92,18 +93,21 @@ func Static(config Config) Items {
 			&nftnl.Set{Name: setSelf + f.suffix, Fields: []nftnl.Field{f.source, f.destination}},
 		)
 	}
-	// Most packets belong to established connections: they leave the base chain as early as possible.
+	// Most packets belong to established connections: they leave the base chain as early as possible. In forward, they all get the bit,
+	// also those that no port of the bridge sends: to compare names of devices costs more, and the bit means nothing elsewhere.
 	established := nftnl.Rule{
 		Matches: []nftnl.Match{nftnl.AnyBit(nftnl.ConntrackState, nftnl.StateEstablished|nftnl.StateRelated)}, Verdict: nftnl.Accept(),
 	}
-	// First of all: a packet that is dropped later has the bit in vain, so that setting it needs no rule of its own behind the others.
+	passed := established
+	passed.Mark, passed.MarkMask = Judged, Judged
+	// A packet that is dropped later has the bit in vain, so that setting it needs no rule of its own behind the others.
 	mark := nftnl.Rule{Matches: []nftnl.Match{in, out}, Mark: Judged, MarkMask: Judged}
 	to := nftnl.Rule{Matches: append([]nftnl.Match{out}, midstream()...), Verdict: nftnl.Jump(chainTo)}
 	from := nftnl.Rule{Matches: append([]nftnl.Match{in}, midstream()...), Verdict: nftnl.Jump(chainFrom)}
 	egress := nftnl.Rule{Matches: []nftnl.Match{in}, Verdict: nftnl.Jump(chainEgress)}
 	ingress := nftnl.Rule{Matches: []nftnl.Match{out}, Verdict: nftnl.Goto(chainIngress)}
 	for chain, rules := range map[string][]nftnl.Rule{
-		chainForward: {mark, established, from, to, egress, ingress},
+		chainForward: {passed, mark, from, to, egress, ingress},
 		chainInput:   {established, egress},
 		chainEgress:  judged(policy.Egress),
 		chainIngress: judged(policy.Ingress),

@@ -7,8 +7,8 @@
 //
 // # Path of a packet
 //
-//	forward         base chain:    between ports of the bridge: set the bit [Judged] of the mark, which is in vain where a rule drops;
-//	                               established -> accept; chains midstream-from, midstream-to; chain egress; chain ingress
+//	forward         base chain:    established -> set the bit [Judged] of the mark, accept; between ports of the bridge: set it, which is
+//	                               in vain where a rule drops; chains midstream-from, midstream-to; chain egress; chain ingress
 //	input           base chain:    established -> accept; chain egress
 //	output          base chain:    chain midstream-to
 //	midstream       TCP in the middle of a connection without a conntrack entry, from or to an isolated pod -> drop
@@ -19,7 +19,7 @@
 //	policy          what a rule allows: for egress, set a bit of the mark and return, since ingress follows; for ingress, accept
 //	bridge forward  chain guard:   from a pod's port without the bit Judged -> drop
 //
-// A hook has one base chain: packets of established connections, which are nearly all, cross two rules of it. A packet from or to the
+// A hook has one base chain: packets of established connections, which are nearly all, cross one rule of it. A packet from or to the
 // bridge whose pod has no element is dropped: a pod is closed until its fragment is in effect. Packets from the node to its own pods are
 // not judged.
 //
