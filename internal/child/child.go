@@ -81,6 +81,9 @@ func (p *Process) Err() error {
 // Signal sends a signal to the program, unless it has ended.
 func (p *Process) Signal(signal os.Signal) { _ = p.cmd.Process.Signal(signal) } // fails only if the program has ended
 
+// Pid returns the process ID.
+func (p *Process) Pid() int { return p.cmd.Process.Pid }
+
 // Kill ends the program at once, and returns after it has ended.
 func (p *Process) Kill() {
 	p.Signal(syscall.SIGKILL)

@@ -79,43 +79,57 @@ type isolation struct {
 	from    *lab.Pod
 	to      netip.AddrPort
 	probe   *probeStream
+	// programmed returns the number of policies that the node has programmed.
+	programmed func(ctx context.Context) (int, error)
+	// commits are the switch's; nil: the node has none.
 	commits *commits
 }
 
 func openIsolation(ctx context.Context, st *stage.Stage, present int) (s *isolation, err error) {
 	s = &isolation{}
+	s.programmed = s.policiesOfSwitch
 	s.cluster, err = st.Lab(ctx, stage.KindPolicies, lab.Config{Nodes: 2, PluginName: networkv1.PluginNetworkPolicy})
 	if err != nil {
 		return s, err
 	}
-	if s.client, err = busyClient(s.cluster); err != nil {
+	if err := s.populate(ctx); err != nil {
 		return s, err
-	}
-	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: policyNamespace}}
-	if _, err := s.client.CoreV1().Namespaces().Create(ctx, namespace, metav1.CreateOptions{}); err != nil {
-		return s, fmt.Errorf("make the namespace of pods: %w", err)
-	}
-	pod := func(node, name string, labels map[string]string) (*lab.Pod, error) {
-		return probe.AddPod(ctx, s.cluster, lab.PodSpec{Node: node, Namespace: policyNamespace, Name: name, Labels: labels})
-	}
-	if s.from, err = pod("n2", clientName, nil); err != nil {
-		return s, err
-	}
-	to, err := pod("n1", serverName, map[string]string{"role": serverName})
-	if err != nil {
-		return s, err
-	}
-	for i := range latencyPods {
-		if _, err := pod("n1", "other-"+strconv.Itoa(i), map[string]string{"app": strconv.Itoa(i)}); err != nil {
-			return s, err
-		}
 	}
 	st.Say("making %d policies", present)
 	if err := s.fill(ctx, present); err != nil {
 		return s, err
 	}
+	s.commits, err = watchCommits(ctx, s.cluster.Node(1))
+	return s, err
+}
+
+// populate makes the pods: one that sends, one that receives, and those that the other policies select.
+func (s *isolation) populate(ctx context.Context) (err error) {
+	if s.client, err = busyClient(s.cluster); err != nil {
+		return err
+	}
+	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: policyNamespace}}
+	if _, err := s.client.CoreV1().Namespaces().Create(ctx, namespace, metav1.CreateOptions{}); err != nil {
+		return fmt.Errorf("make the namespace of pods: %w", err)
+	}
+	pod := func(node, name string, labels map[string]string) (*lab.Pod, error) {
+		return probe.AddPod(ctx, s.cluster, lab.PodSpec{Node: node, Namespace: policyNamespace, Name: name, Labels: labels})
+	}
+	if s.from, err = pod("n2", clientName, nil); err != nil {
+		return err
+	}
+	to, err := pod("n1", serverName, map[string]string{"role": serverName})
+	if err != nil {
+		return err
+	}
+	for i := range latencyPods {
+		if _, err := pod("n1", "other-"+strconv.Itoa(i), map[string]string{"app": strconv.Itoa(i)}); err != nil {
+			return err
+		}
+	}
 	s.to = netip.AddrPortFrom(to.IPs[0], echoPort)
-	return s, s.listen(ctx, to.Netns)
+	s.probe, err = openProbe(to.Netns, s.to, s.from.Netns)
+	return err
 }
 
 // busyClient returns a client with long-lived watches and without a rate limit.
@@ -147,27 +161,30 @@ func (s *isolation) fill(ctx context.Context, present int) error {
 	}
 	const patience = 2 * time.Minute
 	_, err := probe.Await(ctx, patience, "all policies programmed", func(ctx context.Context) error {
-		conn, err := openflow.Dial(ctx, s.cluster.Node(1).Root("/run/openvswitch/br0.mgmt"), openflow.Options{})
-		if err != nil {
-			return err
+		have, err := s.programmed(ctx)
+		if err == nil && have != present {
+			err = fmt.Errorf("%d of %d", have, present)
 		}
-		defer func() { _ = conn.Close() }()
-		flows, err := conn.Flows(ctx)
-		if err != nil {
-			return err
-		}
-		verdicts := 0
-		for _, f := range flows {
-			if pipeline.CookieKind(f.Cookie) == "policyrule" {
-				verdicts++
-			}
-		}
-		if verdicts != present {
-			return fmt.Errorf("%d of %d", verdicts, present)
-		}
-		return nil
+		return err
 	})
 	return err
+}
+
+// policiesOfSwitch counts the flows of policies' rules; each policy has one.
+func (s *isolation) policiesOfSwitch(ctx context.Context) (int, error) {
+	conn, err := openflow.Dial(ctx, s.cluster.Node(1).Root("/run/openvswitch/br0.mgmt"), openflow.Options{})
+	if err != nil {
+		return 0, err
+	}
+	defer func() { _ = conn.Close() }()
+	flows, err := conn.Flows(ctx)
+	verdicts := 0
+	for _, f := range flows {
+		if pipeline.CookieKind(f.Cookie) == "policyrule" {
+			verdicts++
+		}
+	}
+	return verdicts, err
 }
 
 func (s *isolation) create(ctx context.Context, name string, spec networkingv1.NetworkPolicySpec) error {
@@ -178,16 +195,12 @@ func (s *isolation) create(ctx context.Context, name string, spec networkingv1.N
 	return nil
 }
 
-// listen starts to watch packets and commits.
-func (s *isolation) listen(ctx context.Context, netns string) (err error) {
-	if s.probe, err = openProbe(netns, s.to, s.from.Netns); err != nil {
-		return err
-	}
-	s.commits, err = watchCommits(ctx, s.cluster.Node(1))
-	return err
+func (s *isolation) close(ctx context.Context, st *stage.Stage) error {
+	return errors.Join(s.silence(), st.StrikeLab(ctx, stage.KindPolicies))
 }
 
-func (s *isolation) close(ctx context.Context, st *stage.Stage) error {
+// silence ends the datagrams.
+func (s *isolation) silence() error {
 	var errs []error
 	if s.probe != nil {
 		errs = append(errs, s.probe.close())
@@ -195,7 +208,7 @@ func (s *isolation) close(ctx context.Context, st *stage.Stage) error {
 	if s.commits != nil {
 		errs = append(errs, s.commits.conn.Close())
 	}
-	return errors.Join(append(errs, st.StrikeLab(ctx, stage.KindPolicies))...)
+	return errors.Join(errs...)
 }
 
 // measure is a round.
@@ -301,20 +314,29 @@ func (c *commits) note(message any) {
 
 // begin discards earlier commits.
 func (c *commits) begin() {
+	if c == nil {
+		return
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	c.first = time.Time{}
 }
 
-// at returns when the first commit since begin ended.
+// at returns when the first commit since begin ended, and the zero time without a switch.
 func (c *commits) at() time.Time {
+	if c == nil {
+		return time.Time{}
+	}
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	return c.first
 }
 
-// await waits until there was a commit.
+// await waits until there was a commit; not without a switch.
 func (c *commits) await(ctx context.Context) error {
+	if c == nil {
+		return nil
+	}
 	const often = time.Millisecond
 	ticker := time.NewTicker(often)
 	defer ticker.Stop()

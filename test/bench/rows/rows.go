@@ -79,6 +79,8 @@ func All() []Group {
 		flannelPods(),
 		flannelBurst(),
 		flannelTraffic(),
+		flannelPolicies(),
+		flannelMemory(),
 		vpcAdd(),
 		vpcFirstPing(),
 		gatewayFloatingIPs(),

@@ -182,7 +182,8 @@ func (s *Stage) StrikeLab(ctx context.Context, kind string) error {
 }
 
 func (s *Stage) strikeLabs(ctx context.Context) error {
-	return errors.Join(s.StrikeLab(ctx, KindPolicies), s.StrikeLab(ctx, KindFailover), s.StrikeLab(ctx, KindFlannel), s.StrikeLab(ctx, KindVPC))
+	return errors.Join(s.StrikeLab(ctx, KindPolicies), s.StrikeLab(ctx, KindFailover), s.StrikeLab(ctx, KindFlannel), s.StrikeLab(ctx, KindVPC),
+		s.StrikeLab(ctx, KindNodes))
 }
 
 // furnish opens the lab's nodes, and makes the peer's.
