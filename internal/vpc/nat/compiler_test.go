@@ -32,7 +32,7 @@ func twoGateways() *nat.Objects {
 			Status: kubeovn.VpcNatGatewayStatus{IP: fmt.Sprint("192.168.100.", 10+i)},
 		})
 		for j := range 2 {
-			eip, address := fmt.Sprint("e", i, j), fmt.Sprint("192.168.100.", 100+10*i+j)
+			eip, address := fmt.Sprintf("e%d%d", i, j), fmt.Sprint("192.168.100.", 100+10*i+j)
 			o.EIPs = append(o.EIPs, kubeovn.IptablesEIP{
 				ObjectMeta: made(eip, 5), Spec: kubeovn.IptablesEIPSpec{NatGwDp: name}, Status: kubeovn.IptablesEIPStatus{IP: address},
 			})

@@ -171,8 +171,41 @@ func parse(o *Objects) *compiler {
 		c.EIPs[e.Object.Name] = e
 		c.eipsOf[e.Value.Gateway] = append(c.eipsOf[e.Value.Gateway], e)
 	}
+	c.revoke()
 	c.parseRules()
 	return c
+}
+
+// revoke removes the addresses that EIPs have by their finalizers if a status has assigned them to another object, or an older EIP has them.
+// Former releases added the finalizer also to EIPs whose requested address was not available.
+func (c *compiler) revoke() {
+	type place struct {
+		external string
+		addr     netip.Addr
+	}
+	taken := map[place]bool{}
+	for _, g := range c.Gateways {
+		if own, err := netip.ParseAddr(g.Object.Status.IP); err == nil {
+			taken[place{g.Value.External, own}] = true
+		}
+	}
+	var requested []*EIP
+	for _, e := range c.EIPs {
+		switch {
+		case e.Value.Reported:
+			taken[place{e.Value.External, e.Value.Addr}] = true
+		case e.Value.Addr.IsValid():
+			requested = append(requested, e)
+		}
+	}
+	slices.SortFunc(requested, func(a, b *EIP) int { return a.Value.Compare(b.Value.Age) })
+	for _, e := range requested {
+		at := place{e.Value.External, e.Value.Addr}
+		if taken[at] {
+			e.Value.Addr = netip.Addr{}
+		}
+		taken[at] = true
+	}
 }
 
 // parseSubnets keeps the usable Subnets. Of a VPC's Subnets that overlap, the oldest is kept: a gateway has no routes to the others.

@@ -249,26 +249,45 @@ func (g *gateways) run(ctx context.Context) {
 	var group sync.WaitGroup
 	defer group.Wait()
 	group.Go(func() {
-		repeat(ctx, g.report, g.reportAll, func(err error) {
-			g.deps.Log.Warn("reports of NAT gateways could not be written, trying again", "error", err)
+		repeat(ctx, reportPause, g.report, func(ctx context.Context) error {
+			err := g.reportAll(ctx)
+			if err != nil && ctx.Err() == nil {
+				g.deps.Log.Warn("reports of NAT gateways could not be written, trying again", "error", err)
+			}
+			return err
 		})
 	})
-	repeat(ctx, g.wake, g.step, func(err error) {
-		g.deps.Log.Warn("NAT gateways are not in step, trying again", "error", err)
+	repeat(ctx, stepPause, g.wake, func(ctx context.Context) error {
+		err := g.step(ctx)
+		if err != nil && ctx.Err() == nil {
+			g.deps.Log.Warn("NAT gateways are not in step, trying again", "error", err)
+		}
+		return err
 	})
 }
 
-// repeat calls do at first, when it is woken, and again after an error, which it passes to failed, until ctx ends.
-func repeat(ctx context.Context, wake <-chan struct{}, do func(context.Context) error, failed func(error)) {
+// Pauses after a change of the gateways and after a report. What arrives meanwhile is programmed, or reported, together: each change costs
+// processes and a walk through the connections, and each report a request and a plan of the controller.
+const (
+	stepPause   = 20 * time.Millisecond
+	reportPause = 100 * time.Millisecond
+)
+
+// repeat calls do at first, when it is woken, and again after an error, until ctx ends, with a pause after each call.
+func repeat(ctx context.Context, pause time.Duration, wake <-chan struct{}, do func(context.Context) error) {
 	delay := firstRetry
 	for {
 		var again <-chan time.Time
-		if err := do(ctx); err != nil && ctx.Err() == nil {
-			failed(err)
+		if err := do(ctx); err != nil {
 			timer := time.NewTimer(delay)
 			again, delay = timer.C, min(2*delay, lastRetry)
 		} else {
 			delay = firstRetry
+		}
+		select {
+		case <-ctx.Done():
+			return
+		case <-time.After(pause):
 		}
 		select {
 		case <-ctx.Done():

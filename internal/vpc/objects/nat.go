@@ -105,8 +105,10 @@ type EIP struct {
 	Gateway, External string
 	// Wanted is the requested address; the zero value: any.
 	Wanted netip.Addr
-	// Addr is the assigned address; the zero value: none yet.
+	// Addr is the assigned address; the zero value: none yet. The controller assigns a requested address by the EIP's finalizer, and reports it
+	// in the status later (Reported). Another address is assigned by the status.
 	Addr        netip.Addr
+	Reported    bool
 	Unsupported []string
 }
 
@@ -124,6 +126,9 @@ func ParseEIP(eip *kubeovn.IptablesEIP) (EIP, Problems) {
 		problems.add("spec.natGwDp", "is empty; name a VpcNatGateway")
 	}
 	e.Addr, _ = netip.ParseAddr(eip.Status.IP) // written by the controller; anything else is no address
+	if e.Reported = e.Addr.IsValid(); !e.Reported && slices.Contains(eip.Finalizers, kubeovn.Finalizer) {
+		e.Addr = e.Wanted
+	}
 	for field, set := range map[string]bool{
 		"spec.v6ip": eip.Spec.V6ip != "", "spec.macAddress": eip.Spec.MacAddress != "", "spec.qosPolicy": eip.Spec.QoSPolicy != "",
 	} {

@@ -56,22 +56,41 @@ func (c *compiler) gatewayAddresses() {
 	clear(c.refused)
 	clear(c.given)
 	for _, g := range c.gatesByAge {
-		c.hold(g.Value.External, g.Object.Status.IP, g.Value.Owner())
+		c.hold(g.Value.External, parsed(g.Object.Status.IP), g.Value.Owner())
 	}
 	for _, e := range c.eipsByAge {
-		c.hold(e.Value.External, e.Object.Status.IP, e.Value.Owner())
+		c.hold(e.Value.External, e.Value.Addr, e.Value.Owner())
 	}
 	for _, fixed := range []bool{true, false} {
 		for _, e := range c.eipsByAge {
 			if e.Value.Wanted.IsValid() == fixed && len(e.Problems) == 0 {
-				c.give(e.Value.External, e.Value.Wanted, e.Value.Owner(), e.Object.Status.IP, e.Object.DeletionTimestamp == nil)
+				c.give(e.Value.External, e.Value.Wanted, e.Value.Owner(), e.Value.Addr, e.Object.DeletionTimestamp == nil)
 			}
 		}
 	}
 	for _, g := range c.gatesByAge {
 		if !g.Value.NoOwn && g.Problem == (nat.Problem{}) {
-			c.give(g.Value.External, netip.Addr{}, g.Value.Owner(), g.Object.Status.IP, g.Object.DeletionTimestamp == nil)
+			c.give(g.Value.External, netip.Addr{}, g.Value.Owner(), parsed(g.Object.Status.IP), g.Object.DeletionTimestamp == nil)
 		}
+	}
+}
+
+// parsed returns the address in a status; the zero value: there is none.
+func parsed(text string) netip.Addr {
+	addr, _ := netip.ParseAddr(text)
+	return addr
+}
+
+// addressOf returns the address that an EIP has, or gets in this plan; empty: none.
+func (c *compiler) addressOf(e *nat.EIP) string {
+	_, refused := c.refused[e.Value.Owner()]
+	switch address := c.given[e.Value.Owner()]; {
+	case address != "":
+		return address
+	case e.Value.Addr.IsValid() && !e.Value.Reported && !refused:
+		return e.Value.Addr.String()
+	default:
+		return e.Object.Status.IP
 	}
 }
 
@@ -122,17 +141,16 @@ func (c *compiler) lanIP(g *nat.Gateway) {
 }
 
 // hold keeps the address that an object has.
-func (c *compiler) hold(external, text, owner string) {
+func (c *compiler) hold(external string, addr netip.Addr, owner string) {
 	s := c.byName[external]
-	addr, err := netip.ParseAddr(text)
-	if s != nil && s.pool != nil && s.value.Definition != "" && err == nil && s.pool.Use(addr, owner) == nil {
+	if s != nil && s.pool != nil && s.value.Definition != "" && addr.IsValid() && s.pool.Use(addr, owner) == nil {
 		s.holders++
 	}
 }
 
-// give assigns an address to an object, unless its status has one that it owns, or the object is being deleted (lives). The plan also has the
+// give assigns an address to an object, unless it has one that it owns, or the object is being deleted (lives). The plan also has the
 // object's finalizer, which is written first (Plan.Withhold).
-func (c *compiler) give(external string, wanted netip.Addr, owner, have string, lives bool) {
+func (c *compiler) give(external string, wanted netip.Addr, owner string, have netip.Addr, lives bool) {
 	s := c.byName[external]
 	switch {
 	case s == nil || s.pool == nil:
@@ -143,11 +161,10 @@ func (c *compiler) give(external string, wanted netip.Addr, owner, have string, 
 			"spec.externalSubnet: Subnet %s is a switch of Vpc %s; name a Subnet whose provider is a NetworkAttachmentDefinition", external, s.value.VPC)}
 		return
 	}
-	held, err := netip.ParseAddr(have)
-	if err == nil && s.pool.Owner(held) == owner {
-		if wanted.IsValid() && wanted != held {
+	if have.IsValid() && s.pool.Owner(have) == owner {
+		if wanted.IsValid() && wanted != have {
 			c.refused[owner] = nat.Problem{Reason: kubeovn.ReasonConflict, Message: fmt.Sprintf(
-				"spec.v4ip: the EIP has %s, which stays; to have %s, delete the EIP and create it anew", held, wanted)}
+				"spec.v4ip: the EIP has %s, which stays; to have %s, delete the EIP and create it anew", have, wanted)}
 		}
 		return
 	}

@@ -65,7 +65,9 @@ func (c *compiler) gateways() {
 		problems[name] = state
 		c.eipStatus(e, g, state.problem)
 		gone := g == nil || pods[e.Value.Gateway].pods == 0 || g.Hash != "" && !g.Has(name) && pods[e.Value.Gateway].has(g.Hash)
-		c.finalize(e.Object, len(e.Rules) == 0 && gone)
+		if c.addressOf(e) != "" || held(e.Object) {
+			c.finalize(e.Object, len(e.Rules) == 0 && gone)
+		}
 	}
 	c.ruleStatuses(problems)
 }
@@ -228,17 +230,14 @@ func (c *compiler) eipProblem(e *nat.EIP, g *nat.Gateway, r running) nat.Problem
 func (c *compiler) eipStatus(e *nat.EIP, g *nat.Gateway, problem nat.Problem) {
 	object := e.Object.DeepCopy()
 	s := &object.Status
-	if address := c.given[e.Value.Owner()]; address != "" {
-		s.IP = address
-	}
-	s.Nat = ""
+	s.IP, s.Nat = c.addressOf(e), ""
 	if g != nil {
 		s.Nat = strings.Join(g.Result.Uses[e.Value.Name], ",")
 	}
 	s.Ready = c.ready(&s.Conditions, object.Generation, problem)
 	c.supported(&s.Conditions, object.Generation, e.Value.Unsupported)
 	c.keepStatus(object, object.Status, e.Object.Status)
-	c.assigns(object, s.IP != e.Object.Status.IP)
+	c.assigns(object, s.IP != e.Object.Status.IP && !e.Value.Wanted.IsValid()) // a requested address is assigned by the finalizer
 }
 
 // ruleProblem returns why a rule is not in effect, with its EIP's address and gateway.
@@ -251,7 +250,7 @@ func (c *compiler) ruleProblem(rule *ruleObject, problems map[string]eipState) (
 	if e == nil {
 		return nat.Problem{Reason: kubeovn.ReasonMissing, Message: fmt.Sprintf("spec.eip: there is no IptablesEIP %.64q; create it", eip)}, "", ""
 	}
-	address, gateway = e.Object.Status.IP, e.Value.Gateway
+	address, gateway = c.addressOf(e), e.Value.Gateway
 	g := c.compiled.Gateways[gateway]
 	if g != nil {
 		if wrong, is := g.Result.Problems[owner]; is {

@@ -106,7 +106,7 @@ func (p *Plan) Withhold(object Object) {
 
 // Assigns reports whether the plan assigns something that no two objects may have.
 func (p *Plan) Assigns() bool {
-	return len(p.Create)+len(p.VpcStatus)+len(p.SubnetStatus)+len(p.Statuses) > 0
+	return len(p.Create)+len(p.VpcStatus)+len(p.SubnetStatus)+len(p.Statuses)+len(p.Updates) > 0
 }
 
 // Needs reports whether the pod needs the address that the IP object assigns to it.
