@@ -17,8 +17,9 @@ import (
 // Commit makes the change in one transaction, whose first operation is the fence. It writes only columns that differ; if none does, it
 // writes nothing.
 //
-// A row that cannot be written fails alone, with a *[RowError] in a reconcile.PartialError; the others are committed. With ErrDeposed
-// nothing was written, and nothing will be until the next Lead.
+// A row that cannot be written fails alone, with a *[RowError] in a reconcile.PartialError; the others are committed. If it is an ACL or a
+// policy, its owner's rows of that table that drop packets are not removed (ErrReplaced). With ErrDeposed nothing was written, and nothing
+// will be until the next Lead.
 func (e *Engine) Commit(ctx context.Context, change Change) error {
 	e.commit.Lock()
 	defer e.commit.Unlock()
@@ -27,27 +28,25 @@ func (e *Engine) Commit(ctx context.Context, change Change) error {
 	}
 	ctx, cancel := context.WithTimeout(ctx, commitTimeout)
 	defer cancel()
-	failed := map[Key]error{}
-	change.Set = maps.Clone(change.Set)
+	a := newAttempt(change)
 	for key, row := range change.Set {
 		if err := row.Validate(key); err != nil {
-			failed[key] = &RowError{key, err}
-			delete(change.Set, key)
+			a.fail(key, err)
 		}
 	}
-	err := e.keeper.Do(ctx, func(s *session.Session) error { return e.run(ctx, s, change, failed) })
+	err := e.keeper.Do(ctx, func(s *session.Session) error { return e.run(ctx, s, a) })
 	e.setFailed(err != nil)
 	if err != nil {
 		return fmt.Errorf("commit %d and remove %d northbound rows: %w", len(change.Set), len(change.Delete), err)
 	}
-	if len(failed) > 0 {
-		return &reconcile.PartialError[Key]{Failed: failed}
+	if len(a.failed) > 0 {
+		return &reconcile.PartialError[Key]{Failed: a.failed}
 	}
 	return nil
 }
 
 // run makes the change over one connection. Each round omits the rows that failed in the round before.
-func (e *Engine) run(ctx context.Context, s *session.Session, change Change, failed map[Key]error) error {
+func (e *Engine) run(ctx context.Context, s *session.Session, a *attempt) error {
 	for {
 		v, err := current(ctx, s)
 		if err != nil {
@@ -62,10 +61,9 @@ func (e *Engine) run(ctx context.Context, s *session.Session, change Change, fai
 		} else if term != e.term {
 			return fmt.Errorf("%w: with term %d, this one has %d", ErrDeposed, term, e.term)
 		}
-		p := newPlan(v, change)
+		p := newPlan(v, a.change)
 		for key, err := range p.failed {
-			failed[key] = &RowError{key, err}
-			delete(change.Set, key)
+			a.fail(key, err)
 		}
 		if len(p.failed) > 0 {
 			continue // a child of a failed row may fail too
@@ -74,8 +72,7 @@ func (e *Engine) run(ctx context.Context, s *session.Session, change Change, fai
 		if refused == nil {
 			return err
 		}
-		failed[*refused] = &RowError{*refused, err}
-		delete(change.Set, *refused)
+		a.fail(*refused, err)
 	}
 }
 

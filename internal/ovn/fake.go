@@ -101,23 +101,29 @@ func (f *Fake) Commit(_ context.Context, change Change) error {
 	case d.term != f.term:
 		return fmt.Errorf("%w: with term %d, this one has %d", ErrDeposed, d.term, f.term)
 	}
-	failed := map[Key]error{}
-	next := maps.Clone(d.rows)
-	for key := range change.Delete {
-		if next[key].Owner != "" {
-			delete(next, key)
-		}
-	}
+	a := newAttempt(change)
 	for key, row := range change.Set {
 		if err := row.Validate(key); err != nil {
-			failed[key] = &RowError{key, err}
+			a.fail(key, err)
 		}
 	}
+	next := maps.Clone(d.rows)
+	maps.DeleteFunc(next, func(key Key, row Row) bool {
+		_, goes := change.Delete[key]
+		return goes && row.Owner != ""
+	})
 	for _, table := range tables() {
-		for _, key := range keysOf(change.Set, table) {
-			if failed[key] == nil {
-				put(next, key, change.Set[key], failed)
+		for _, key := range keysOf(a.change.Set, table) {
+			if err := admit(next, key, change.Set[key]); err != nil {
+				a.fail(key, err)
+				continue
 			}
+			next[key] = change.Set[key]
+		}
+	}
+	for key, row := range d.rows {
+		if _, goes := change.Delete[key]; goes && a.failed[key] != nil {
+			next[key] = row // it stays
 		}
 	}
 	for key, row := range next { // rows without a parent's reference are removed
@@ -129,18 +135,10 @@ func (f *Fake) Commit(_ context.Context, change Change) error {
 		d.write++
 	}
 	d.rows = next
-	if len(failed) > 0 {
-		return &reconcile.PartialError[Key]{Failed: failed}
+	if len(a.failed) > 0 {
+		return &reconcile.PartialError[Key]{Failed: a.failed}
 	}
 	return nil
-}
-
-func put(rows map[Key]Row, key Key, row Row, failed map[Key]error) {
-	if err := admit(rows, key, row); err != nil {
-		failed[key] = &RowError{key, err}
-		return
-	}
-	rows[key] = row
 }
 
 // admit returns why the database would reject the row, nil if it would not.

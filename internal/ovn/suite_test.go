@@ -51,6 +51,7 @@ func route(parent ovn.Key, prefix, hop string) ovn.Row {
 func suite(t *testing.T, start func(t *testing.T) *bench) {
 	t.Run("rows", func(t *testing.T) { testRows(t, start(t)) })
 	t.Run("failures", func(t *testing.T) { testFailures(t, start(t)) })
+	t.Run("replaced rules", func(t *testing.T) { testReplacedRules(t, start(t)) })
 	t.Run("fence", func(t *testing.T) { testFence(t, start(t)) })
 }
 
@@ -141,6 +142,30 @@ func testFailures(t *testing.T, b *bench) {
 		t.Error("two ports have one name")
 	}
 	expect(t, e, rows{s: logicalSwitch("s"), key(ovn.SwitchPort, "p"): port(s, "p", "unknown"), good: port(s, "good", "unknown")})
+}
+
+// Rules that drop packets stay while a rule of the same owner, which may replace them, cannot be written. Rules that allow are removed, and
+// so are the rules of other owners.
+func testReplacedRules(t *testing.T, b *bench) {
+	e := leading(t, b)
+	v, w := key(ovn.Router, "v"), key(ovn.Router, "w")
+	rule := func(owner string, parent ovn.Key, action string) ovn.Row {
+		return ovn.Row{Owner: owner, Parent: parent, Text: text{"match": "ip4.src == 10.0.1.9", "action": action}, Number: map[string]int{"priority": 7}}
+	}
+	drop, allow, others := key(ovn.Policy, "drop"), key(ovn.Policy, "allow"), key(ovn.Policy, "others")
+	before := rows{
+		v: router("v"), w: router("w"), drop: rule("Vpc/v", v, "drop"), allow: rule("Vpc/v", v, "allow"), others: rule("Vpc/w", w, "drop"),
+	}
+	commit(t, e, before, nil)
+	next, gone := key(ovn.Policy, "next"), rows{drop: before[drop], allow: before[allow], others: before[others]}
+	err := e.Commit(t.Context(), ovn.Change{Set: rows{next: rule("Vpc/v", key(ovn.Router, "none"), "drop")}, Delete: gone})
+	var partial *reconcile.PartialError[ovn.Key]
+	if !errors.As(err, &partial) || len(partial.Failed) != 2 || partial.Failed[next] == nil || !errors.Is(partial.Failed[drop], ovn.ErrReplaced) {
+		t.Errorf("%v", err)
+	}
+	expect(t, e, rows{v: before[v], w: before[w], drop: before[drop]})
+	commit(t, e, rows{next: rule("Vpc/v", v, "drop")}, rows{drop: before[drop]})
+	expect(t, e, rows{v: before[v], w: before[w], next: rule("Vpc/v", v, "drop")})
 }
 
 // A deposed engine writes nothing, even if it has not noticed, and cannot lead again with its old term.
