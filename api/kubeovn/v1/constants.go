@@ -59,6 +59,8 @@ const (
 	ReasonMissing = "Missing"
 	// ReasonPending means that something is under way; the message says what.
 	ReasonPending = "Pending"
+	// ReasonRefused: the northbound database refuses a row of the object.
+	ReasonRefused = "Refused"
 	// ReasonDefaultVpc means that the object belongs to Kube-OVN's default VPC, whose place the overlay takes.
 	ReasonDefaultVpc = "DefaultVpc"
 	// ReasonDisabled means that NAT gateways are turned off by the ConfigMap ovn-vpc-nat-gw-config.

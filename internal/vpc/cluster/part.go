@@ -193,13 +193,24 @@ func (r *reconciler) Reconcile(ctx context.Context, _ cluster.Everything) (ctrlr
 
 // round makes a plan from the changes, and executes it. If execution fails, the next plan is made from all objects; if only some objects
 // could not be written, only these are planned again.
-func (r *reconciler) round(ctx context.Context) []error {
+func (r *reconciler) round(ctx context.Context) (errs []error) {
 	if err := r.lead(ctx); err != nil {
 		return []error{err}
 	}
 	if err := r.learn(ctx); err != nil {
 		return []error{err}
 	}
+	for {
+		again, more := r.execute(ctx)
+		if errs = append(errs, more...); !again {
+			return errs
+		}
+	}
+}
+
+// execute makes one plan and executes it. Another one is due if it has become known that rows are refused, or are not any more: it reports
+// this.
+func (r *reconciler) execute(ctx context.Context) (again bool, errs []error) {
 	var p *plan.Plan
 	for behind := true; behind; {
 		var err error
@@ -208,21 +219,21 @@ func (r *reconciler) round(ctx context.Context) []error {
 			r.planner.Again()
 		}
 		if err != nil {
-			return []error{err}
+			return false, []error{err}
 		}
 	}
-	err := r.program(ctx, p)
+	again, err := r.program(ctx, p)
 	if err == nil && p.Assigns() { // even if no row changes, a deposed replica assigns nothing
 		err = r.options.Northbound.Lead(ctx, r.term)
 	}
 	if err != nil {
 		r.planner.Again()
-		return []error{err}
+		return false, []error{err}
 	}
 	r.report(p)
-	errs := append(r.write(ctx, p), r.held)
+	errs = append(r.write(ctx, p), r.held)
 	r.held = nil
-	return errs
+	return again, errs
 }
 
 // lead takes the leadership in the northbound database, once.
@@ -241,9 +252,9 @@ func (r *reconciler) lead(ctx context.Context) error {
 	return nil
 }
 
-// program brings the plan's rows into effect, and removes from the plan what depends on rows that could not be written. An error means that
-// the result is unknown, or that another replica leads.
-func (r *reconciler) program(ctx context.Context, p *plan.Plan) error {
+// program brings the plan's rows into effect, and removes from the plan what depends on rows that could not be written. It reports whether
+// other objects than before have such rows. An error means that the result is unknown, or that another replica leads.
+func (r *reconciler) program(ctx context.Context, p *plan.Plan) (changed bool, err error) {
 	fragments := make(map[reconcile.Owner]map[ovn.Key]ovn.Row, len(p.Fragments))
 	for owner, rows := range p.Fragments {
 		fragments[reconcile.Owner(owner)] = rows
@@ -253,20 +264,30 @@ func (r *reconciler) program(ctx context.Context, p *plan.Plan) error {
 		bring = r.loop.Start
 	}
 	r.started = true
-	err := bring(ctx, fragments)
-	if err == nil {
-		return nil
-	}
+	err = bring(ctx, fragments)
 	if errors.Is(err, ovn.ErrDeposed) || errors.Is(err, reconcile.ErrUnavailable) || ctx.Err() != nil {
-		return fmt.Errorf("northbound database: %w", err)
+		return false, fmt.Errorf("northbound database: %w", err)
 	}
 	failed := r.loop.Failures()
-	if _, all := failed[reconcile.Unreadable]; all || len(failed) == 0 {
-		return fmt.Errorf("northbound database: %w", err)
+	if _, all := failed[reconcile.Unreadable]; err != nil && (all || len(failed) == 0) {
+		return false, fmt.Errorf("northbound database: %w", err)
 	}
+	reasons := make(map[string]string, len(failed))
 	for owner, err := range failed {
 		r.log.WarnContext(ctx, "rows could not be written", "owner", string(owner), "error", err)
+		reasons[string(owner)] = "rows were refused, and are tried again: " + err.Error()
 	}
+	news := r.planner.Refuse(reasons)
+	p.VpcStatus = slices.DeleteFunc(p.VpcStatus, func(v *kubeovn.Vpc) bool { return news["Vpc/"+v.Name+"/"+string(v.UID)] })
+	p.SubnetStatus = slices.DeleteFunc(p.SubnetStatus, func(s *kubeovn.Subnet) bool { return news["Subnet/"+s.Name+"/"+string(s.UID)] })
+	if err != nil {
+		r.withhold(p, failed, err)
+	}
+	return len(news) > 0, nil
+}
+
+// withhold removes from the plan the addresses and finalizers of owners whose rows could not be written, and has them planned again.
+func (r *reconciler) withhold(p *plan.Plan, failed map[reconcile.Owner]error, err error) {
 	fails := func(kind, name, uid string) bool {
 		_, found := failed[reconcile.Owner(kind+"/"+name+"/"+uid)]
 		return found
@@ -282,7 +303,6 @@ func (r *reconciler) program(ctx context.Context, p *plan.Plan) error {
 	p.Create = slices.DeleteFunc(p.Create, func(ip *kubeovn.IP) bool { return hold(ip, "Subnet", ip.Spec.Subnet, ip.Spec.SubnetUID) })
 	p.Vpcs = slices.DeleteFunc(p.Vpcs, func(v *kubeovn.Vpc) bool { return hold(v, "Vpc", v.Name, string(v.UID)) })
 	p.Subnets = slices.DeleteFunc(p.Subnets, func(s *kubeovn.Subnet) bool { return hold(s, "Subnet", s.Name, string(s.UID)) })
-	return nil
 }
 
 // report sends an event for each pod that waits for an address, and for each closed pod, if the reason is new.

@@ -5,7 +5,7 @@
 // existing assignments before it makes new ones. Of objects that exclude each other, the older one is used.
 //
 // An object has rows as soon as it exists: rows whose owner was deleted are removed, by this controller or by the next one, which reads all
-// rows first. A Subnet assigns addresses to pods once it has its finalizer. An object that is being deleted keeps its rows while other
+// rows first. A Subnet assigns addresses to pods once it and its Vpc have their finalizers. An object that is being deleted keeps its rows while other
 // objects use it, and loses its finalizer in the plan that removes its rows; the writer commits rows before it writes objects.
 package plan
 

@@ -1,6 +1,7 @@
 package plan
 
 import (
+	"cmp"
 	"maps"
 	"reflect"
 	"slices"
@@ -42,7 +43,9 @@ type Planner struct {
 	waiting map[string]string
 	// closed has the directions in which pods are closed, by "<namespace>/<name>".
 	closed map[string]northbound.Closed
-	wants  map[string]map[string]*corev1.Pod
+	// refusals are why rows of an owner were refused.
+	refusals map[string]string
+	wants    map[string]map[string]*corev1.Pod
 	wanted map[string][]string // the Subnets in wants, by pod
 
 	changes
@@ -184,6 +187,34 @@ func (p *Planner) Postpone(object Object) {
 	default:
 		p.gatewaysChanged = true
 	}
+}
+
+// Refuse sets why rows of owners were refused: of each owner in the map, and of no other one. The next plan reports it in the conditions of
+// Vpcs and Subnets; the first reason remains as long as the owner is in the map. Refuse returns the owners that are new in it, or not in it
+// any more.
+func (p *Planner) Refuse(reasons map[string]string) (changed map[string]bool) {
+	changed = map[string]bool{}
+	for owner := range p.refusals {
+		changed[owner] = reasons[owner] == ""
+	}
+	refusals := make(map[string]string, len(reasons))
+	for owner, why := range reasons {
+		before, refused := p.refusals[owner]
+		changed[owner], refusals[owner] = !refused, cmp.Or(before, why)
+	}
+	maps.DeleteFunc(changed, func(_ string, has bool) bool { return !has })
+	p.refusals = refusals
+	for _, v := range p.vpcs {
+		if changed[v.value.Owner()] {
+			p.routers[v.object.Name] = struct{}{}
+		}
+	}
+	for _, s := range p.byName {
+		if changed[s.value.Owner()] {
+			p.named[s.object.Name] = struct{}{}
+		}
+	}
+	return changed
 }
 
 // Load sets all objects.

@@ -86,8 +86,8 @@ func rank(pod *corev1.Pod) int {
 
 // attach assigns the pod an address of the subnet, and creates its IP object.
 func (c *compiler) attach(pod *corev1.Pod, s *subnet) error {
-	if !s.exists || s.object.DeletionTimestamp != nil || !held(s.object) {
-		return fmt.Errorf("subnet %s is not in effect, or is being deleted", s.value.Name)
+	if v := c.vpcs[s.value.VPC]; !s.exists || s.object.DeletionTimestamp != nil || !held(s.object) || v == nil || !held(v.object) {
+		return fmt.Errorf("subnet %s or its Vpc is not in effect, or is being deleted", s.value.Name)
 	}
 	holder := objects.PodKey(pod.Namespace, pod.Name)
 	if slices.ContainsFunc(c.plan.Delete, func(ip *kubeovn.IP) bool { return objects.HolderOf(ip) == holder }) {

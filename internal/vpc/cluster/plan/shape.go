@@ -375,7 +375,7 @@ func sameVPC(a, b *vpc) bool {
 	if a == nil || b == nil {
 		return a == b
 	}
-	return a.object.UID == b.object.UID && a.exists == b.exists && slices.Equal(a.value.Peerings, b.value.Peerings)
+	return a.object.UID == b.object.UID && a.exists == b.exists && held(a.object) == held(b.object) && slices.Equal(a.value.Peerings, b.value.Peerings)
 }
 
 // sameSubnets reports whether a VPC's subnets are the same for its router.

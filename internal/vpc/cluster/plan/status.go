@@ -68,6 +68,8 @@ func (c *compiler) vpcConditions(object *kubeovn.Vpc, v *vpc) {
 		c.condition(conditions, object.Generation, kubeovn.ConditionReady, kubeovn.ReasonDefaultVpc, v.problems.Error())
 	case object.DeletionTimestamp != nil && v.named > 0:
 		c.condition(conditions, object.Generation, kubeovn.ConditionReady, kubeovn.ReasonInUse, "Subnets name the Vpc; delete them")
+	case c.refusals[v.value.Owner()] != "":
+		c.condition(conditions, object.Generation, kubeovn.ConditionReady, kubeovn.ReasonRefused, c.refusals[v.value.Owner()])
 	case len(v.problems) > 0:
 		c.condition(conditions, object.Generation, kubeovn.ConditionReady, kubeovn.ReasonInvalid, v.problems.Error())
 	default:
@@ -132,6 +134,8 @@ func (c *compiler) subnetStatus(object *kubeovn.Subnet, s *subnet) {
 		c.condition(&status.Conditions, object.Generation, kubeovn.ConditionReady, s.reason, s.message)
 	case object.DeletionTimestamp != nil:
 		c.condition(&status.Conditions, object.Generation, kubeovn.ConditionReady, kubeovn.ReasonInUse, "addresses are in use: "+status.V4UsingIPRange)
+	case c.refusals[s.value.Owner()] != "":
+		c.condition(&status.Conditions, object.Generation, kubeovn.ConditionReady, kubeovn.ReasonRefused, c.refusals[s.value.Owner()])
 	case len(problems) > 0:
 		c.condition(&status.Conditions, object.Generation, kubeovn.ConditionReady, kubeovn.ReasonInvalid, problems.Error())
 	default:
