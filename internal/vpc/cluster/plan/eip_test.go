@@ -24,7 +24,9 @@ func TestRequestedAddress(t *testing.T) {
 	w.fip("requested", 21, "requested", "10.0.1.9")
 	inGateway := func(eip string) bool { return nat.Compile(w.natObjects()).Gateways["gw1"].Has(eip) }
 	finalized := func(p *plan.Plan, name string) bool {
-		return slices.ContainsFunc(p.Updates, func(o plan.Object) bool { return o.GetName() == name && slices.Contains(o.GetFinalizers(), kubeovn.Finalizer) })
+		return slices.ContainsFunc(p.Updates, func(o plan.Object) bool {
+			return o.GetName() == name && slices.Contains(o.GetFinalizers(), kubeovn.Finalizer)
+		})
 	}
 	statusOf := func(p *plan.Plan, name string) *kubeovn.IptablesEIP {
 		for _, o := range p.Statuses {

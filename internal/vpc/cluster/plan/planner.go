@@ -46,7 +46,7 @@ type Planner struct {
 	// refusals are why rows of an owner were refused.
 	refusals map[string]string
 	wants    map[string]map[string]*corev1.Pod
-	wanted map[string][]string // the Subnets in wants, by pod
+	wanted   map[string][]string // the Subnets in wants, by pod
 
 	changes
 }
