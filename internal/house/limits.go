@@ -71,18 +71,25 @@ func (s Sizes) add(path, folder string) error {
 				s.Methods[pkg+"."+receiver(d.Recv.List[0].Type)]++
 			}
 		case *ast.GenDecl:
-			for _, spec := range d.Specs {
-				named, ok := spec.(*ast.TypeSpec)
-				if !ok || test || strings.HasPrefix(folder, "api/") {
-					continue
-				}
-				if structure, ok := named.Type.(*ast.StructType); ok && !isRecord(structure) {
-					s.Fields[pkg+"."+named.Name.Name] = structure.Fields.NumFields()
-				}
+			if !test && !strings.HasPrefix(folder, "api/") {
+				s.addFields(d, pkg)
 			}
 		}
 	}
 	return nil
+}
+
+// addFields counts the fields of the structs that d declares.
+func (s Sizes) addFields(d *ast.GenDecl, pkg string) {
+	for _, spec := range d.Specs {
+		named, ok := spec.(*ast.TypeSpec)
+		if !ok {
+			continue
+		}
+		if structure, ok := named.Type.(*ast.StructType); ok && !isRecord(structure) {
+			s.Fields[pkg+"."+named.Name.Name] = structure.Fields.NumFields()
+		}
+	}
 }
 
 // receiver returns the name of a receiver's type, without pointer and type parameters.

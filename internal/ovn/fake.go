@@ -126,11 +126,7 @@ func (f *Fake) Commit(_ context.Context, change Change) error {
 			next[key] = row // it stays
 		}
 	}
-	for key, row := range next { // rows without a parent's reference are removed
-		if _, there := next[row.Parent]; row.Parent != (Key{}) && !there {
-			delete(next, key)
-		}
-	}
+	collect(next)
 	if !maps.EqualFunc(next, d.rows, Row.Equal) {
 		d.write++
 	}
@@ -139,6 +135,15 @@ func (f *Fake) Commit(_ context.Context, change Change) error {
 		return &reconcile.PartialError[Key]{Failed: a.failed}
 	}
 	return nil
+}
+
+// collect removes rows without a parent's reference.
+func collect(rows map[Key]Row) {
+	for key, row := range rows {
+		if _, there := rows[row.Parent]; row.Parent != (Key{}) && !there {
+			delete(rows, key)
+		}
+	}
 }
 
 // admit returns why the database would reject the row, nil if it would not.

@@ -317,7 +317,7 @@ func TestMissingPairs(t *testing.T) {
 	pairs := func() (names []string) {
 		out, err := ovntest.Try(n.NetNS, "ip", "-o", "link", "show", "type", "veth")
 		must(t, err)
-		for _, line := range strings.Split(out, "\n") {
+		for line := range strings.SplitSeq(out, "\n") {
 			if _, after, is := strings.Cut(line, ": wp-"); is {
 				number, _, _ := strings.Cut(after, "@")
 				names = append(names, "wp-"+number)

@@ -110,7 +110,7 @@ func (ps *Ports) Hold(rec *attach.Record, d *Details) (map[reconcile.Owner]map[o
 	ps.mu.Lock()
 	defer ps.mu.Unlock()
 	p := ps.all[d.Port]
-	if p == nil || p.slot != d.Slot || p.holder == nil && !(p.settled() && p.fits(rec)) {
+	if p == nil || p.slot != d.Slot || p.holder == nil && (!p.settled() || !p.fits(rec)) {
 		return nil, fmt.Errorf("port %s is not plugged on this node any more as it was when it was chosen", d.Port)
 	}
 	if p.holder != nil && p.holder.Key() != rec.Key() {
