@@ -215,14 +215,15 @@ func (s *Supervisor) images(ctx context.Context) ([]image.Image, error) {
 	return append(images, weft), err
 }
 
-// deployDNS starts the cluster's DNS, and waits until it answers.
+// deployDNS starts the cluster's DNS, and waits until it answers. A kubelet repeats what failed after delays that grow up to 2 minutes.
 func (s *Supervisor) deployDNS(ctx context.Context) error {
 	if _, err := s.kubectl(ctx, addon.CoreDNS, "apply", "-f", "-"); err != nil {
 		return err
 	}
-	if _, err := s.kubectl(ctx, "", "-n", "kube-system", "rollout", "status", "deployment/coredns", "--timeout=120s"); err != nil {
+	if _, err := s.kubectl(ctx, "", "-n", "kube-system", "rollout", "status", "deployment/coredns", "--timeout=300s"); err != nil {
 		pods, _ := s.kubectl(ctx, "", "-n", "kube-system", "get", "pods", "-o", "wide")
-		return fmt.Errorf("%w\n%s", err, pods)
+		events, _ := s.kubectl(ctx, "", "-n", "kube-system", "get", "events", "--field-selector=type=Warning")
+		return fmt.Errorf("%w\n%s\n%s", err, pods, events)
 	}
 	return nil
 }

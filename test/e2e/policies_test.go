@@ -93,7 +93,7 @@ func newPolicyScene(t *testing.T, name string) *policyScene {
 
 func (s *policyScene) pod(t *testing.T, spec lab.PodSpec) *lab.Pod {
 	t.Helper()
-	p, err := s.cluster.AddPod(t.Context(), spec)
+	p, err := tryAddPod(t.Context(), s.cluster, spec)
 	if p != nil {
 		t.Cleanup(func() {
 			ctx, cancel := context.WithTimeout(context.Background(), patience)

@@ -194,8 +194,8 @@ func boundRow(ctx context.Context, p *weftv1.NeutronPort) (string, error) {
 	return words[0], nil
 }
 
-// again deletes a tenant's pod. Its port gets a new row on br-int, which Neutron's agent binds, and serves nobody else until then. Then the
-// examples are applied again, for the next matrix.
+// again deletes a tenant's pod. Its port gets a new row on br-int, and no other pod gets the port before Neutron's agent has bound that row.
+// Then the examples are applied again, for the next matrix.
 func again(ctx context.Context, t *testing.T, kube client.Client, manifest string) {
 	t.Helper()
 	const pod = "blue/near"

@@ -19,7 +19,7 @@ func made(name string, second int64) metav1.ObjectMeta {
 
 // A gateway that cannot be compiled keeps the translations of its rules: whatever older EIPs of the same address there are that its state
 // would not have (of another external Subnet, or being deleted), and also if the gateway names another external Subnet than all its EIPs.
-func TestAsksOfShadowedEIPs(t *testing.T) {
+func TestRequiredOfShadowedEIPs(t *testing.T) {
 	const address = "192.168.100.230"
 	eip := func(name string, second int64, external string) kubeovn.IptablesEIP {
 		return kubeovn.IptablesEIP{
