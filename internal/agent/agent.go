@@ -508,7 +508,8 @@ func (a *agent) step(ctx context.Context, network *overlay.Network, e *engines, 
 	if *serving && warning == a.toldWarning {
 		return nil
 	}
-	if standard, _ := a.networks.standard(); standard == overlay.NetworkName {
+	// Before it is known which networks are configured, pods cannot be placed; what makes it known calls configure.
+	if standard, _ := a.networks.standard(); standard == overlay.NetworkName && a.networks.decided() == nil {
 		if err := writeConf(a.opts.CNIConfDir, a.socket, a.records, PortsNamespace(a.opts.RunDir)); err != nil {
 			return err
 		}

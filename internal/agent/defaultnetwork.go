@@ -62,14 +62,19 @@ func (n *networks) decided() error {
 	if len(n.kinds) == 0 {
 		return nil
 	}
+	var unknown []error
 	n.mu.Lock()
-	known := n.known
+	if !n.known {
+		unknown = append(unknown, fmt.Errorf("network %s: the API server has not sent the list of ClusterNetworks yet", overlay.NetworkName))
+	}
 	n.mu.Unlock()
 	for _, k := range n.kinds {
-		known = known && k.decided()
+		if err := k.decided(); err != nil {
+			unknown = append(unknown, err)
+		}
 	}
-	if !known {
-		return errors.New("the API server has not reported yet which networks are configured")
+	if len(unknown) > 0 {
+		return fmt.Errorf("the API server has not reported yet which networks are configured: %w", errors.Join(unknown...))
 	}
 	return nil
 }

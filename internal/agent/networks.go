@@ -18,6 +18,7 @@ import (
 	networkv1 "weft.dev/weft/api/openshift/v1"
 	"weft.dev/weft/internal/attach"
 	"weft.dev/weft/internal/health"
+	"weft.dev/weft/internal/informer"
 	"weft.dev/weft/internal/network"
 	"weft.dev/weft/internal/overlay"
 	"weft.dev/weft/internal/placement"
@@ -51,12 +52,17 @@ type kind struct {
 	// presence is decided from the API server's objects, and valid once known is set.
 	presence network.Presence
 	known    bool
+	// unknown is why the presence is not known yet.
+	unknown string
 	// watched says that the objects of Presence, which also contain the bindings of pods, are watched.
 	watched bool
 	// network is nil while the network does not run on this node; why then says what it waits for.
 	network network.Network
 	why     string
 }
+
+// notRead is the state of a network before its first request to the API server.
+const notRead = "its objects have not been read yet"
 
 // newNetworks returns the networks of an agent. It watches nothing before run.
 func newNetworks(a *agent) (*networks, error) {
@@ -106,7 +112,9 @@ func newKind(a *agent, k network.Kind) (*kind, error) {
 		}
 		by[object.Kind] = watched
 	}
-	objects, err := cache.New(a.opts.Config, cache.Options{Scheme: scheme, Mapper: mapper, ByObject: by})
+	objects, err := cache.New(a.opts.Config, cache.Options{
+		Scheme: scheme, Mapper: mapper, ByObject: by, NewInformer: informer.Latest(k.Presence),
+	})
 	if err != nil {
 		return nil, fmt.Errorf("watching the API server: %w", err)
 	}
@@ -114,7 +122,7 @@ func newKind(a *agent, k network.Kind) (*kind, error) {
 	if err != nil {
 		return nil, fmt.Errorf("API server: %w", err)
 	}
-	return &kind{Kind: k, objects: objects, api: api, wake: make(chan struct{}, 1), why: "its objects have not been read yet"}, nil
+	return &kind{Kind: k, objects: objects, api: api, wake: make(chan struct{}, 1), why: notRead, unknown: notRead}, nil
 }
 
 // run starts and stops networks as their presence changes, until ctx ends. The networks themselves end with engineCtx.

@@ -8,12 +8,11 @@ import (
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	toolscache "k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
 
+	"weft.dev/weft/internal/informer"
 	"weft.dev/weft/internal/network"
 )
 
@@ -25,6 +24,7 @@ const servedRetry = time.Minute
 func (n *networks) watch(ctx context.Context, k *kind, signal toolscache.ResourceEventHandler) error {
 	for _, object := range k.Presence {
 		n.awaitServed(ctx, k, object)
+		k.waits(fmt.Sprintf("the API server has not sent the list of %T yet", object))
 		informer, err := k.objects.GetInformer(ctx, object, cache.BlockUntilSynced(true))
 		if err != nil {
 			return ignoreEnd(ctx, err)
@@ -40,6 +40,13 @@ func (n *networks) watch(ctx context.Context, k *kind, signal toolscache.Resourc
 	return nil
 }
 
+// waits records why the network's presence is not known yet.
+func (k *kind) waits(why string) {
+	k.mu.Lock()
+	defer k.mu.Unlock()
+	k.unknown = why
+}
+
 // binds reports whether the network's bindings can be read and apply. They apply even while the network is not present: a pod that is bound
 // to it is then refused, and not placed elsewhere.
 func (k *kind) binds() bool {
@@ -51,10 +58,11 @@ func (k *kind) binds() bool {
 // awaitServed returns once the API server serves the kind of an object, or ctx ends.
 func (n *networks) awaitServed(ctx context.Context, k *kind, object client.Object) {
 	for {
-		err := k.served(ctx, object)
+		err := informer.Served(ctx, k.api, object)
 		if err == nil || ctx.Err() != nil {
 			return
 		}
+		k.waits(fmt.Sprintf("reading %T: %v", object, err))
 		retry := lastFollowRetry
 		if meta.IsNoMatchError(err) || apierrors.IsNotFound(err) {
 			retry = servedRetry
@@ -70,21 +78,6 @@ func (n *networks) awaitServed(ctx context.Context, k *kind, object client.Objec
 		case <-time.After(retry):
 		}
 	}
-}
-
-// served returns nil if the API server serves the kind of an object.
-func (k *kind) served(ctx context.Context, object client.Object) error {
-	gvk, err := apiutil.GVKForObject(object, k.api.Scheme())
-	if err != nil {
-		return err
-	}
-	list := &metav1.PartialObjectMetadataList{}
-	list.SetGroupVersionKind(gvk.GroupVersion().WithKind(gvk.Kind + "List"))
-	err = k.api.List(ctx, list, client.Limit(1))
-	if apierrors.IsForbidden(err) { // the agent may read only some of the objects: those that it watches
-		return nil
-	}
-	return err
 }
 
 // absent records that the network is not present, and why.
@@ -105,6 +98,7 @@ func (n *networks) look(ctx context.Context, k *kind) (network.Presence, error) 
 	if err != nil {
 		k.mu.Lock()
 		defer k.mu.Unlock()
+		k.unknown = err.Error()
 		return k.presence, err
 	}
 	k.mu.Lock()
@@ -117,9 +111,12 @@ func (n *networks) look(ctx context.Context, k *kind) (network.Presence, error) 
 	return presence, nil
 }
 
-// decided reports whether the network's presence is known.
-func (k *kind) decided() bool {
+// decided returns nil if the network's presence is known, else why it is not.
+func (k *kind) decided() error {
 	k.mu.Lock()
 	defer k.mu.Unlock()
-	return k.known
+	if k.known {
+		return nil
+	}
+	return fmt.Errorf("network %s: %s", k.Name, k.unknown)
 }

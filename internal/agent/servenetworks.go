@@ -31,10 +31,12 @@ func (n *networks) follow(ctx, engineCtx context.Context, k *kind, e *engines, g
 		return err
 	}
 	for ctx.Err() == nil {
+		var retry <-chan time.Time
 		presence, err := n.look(ctx, k)
 		switch {
 		case err != nil:
-			n.agent.opts.Log.Warn("reading whether a network is configured failed", "network", k.Name, "error", err)
+			n.agent.opts.Log.Warn("reading whether a network is configured failed, trying again", "network", k.Name, "error", err)
+			retry = time.After(lastFollowRetry)
 		case presence.Present || hasRecords(n.agent.store, k.Name):
 			if err := n.serve(ctx, engineCtx, k, e, group); err != nil {
 				return err
@@ -46,6 +48,7 @@ func (n *networks) follow(ctx, engineCtx context.Context, k *kind, e *engines, g
 		select {
 		case <-ctx.Done():
 		case <-k.wake:
+		case <-retry:
 		}
 	}
 	return nil

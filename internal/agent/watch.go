@@ -23,6 +23,7 @@ import (
 
 	networkv1 "weft.dev/weft/api/openshift/v1"
 	"weft.dev/weft/internal/clusternetwork"
+	"weft.dev/weft/internal/informer"
 	"weft.dev/weft/internal/overlay"
 	"weft.dev/weft/internal/policy/follow"
 	"weft.dev/weft/internal/realised"
@@ -91,7 +92,7 @@ func newObjects(opts *Options) (*objects, error) {
 	marks := newMarks()
 	marks.node = node
 	store, err := cache.New(opts.Config, cache.Options{
-		Scheme: scheme, Mapper: mapper, DefaultTransform: marks.strip, NewInformer: newInformer,
+		Scheme: scheme, Mapper: mapper, DefaultTransform: marks.strip, NewInformer: informer.Any(beginsWithList),
 		ByObject: map[client.Object]cache.ByObject{&corev1.Service{}: {Label: served}, &discoveryv1.EndpointSlice{}: {Label: served}},
 	})
 	if err != nil {

@@ -223,7 +223,8 @@ func newManager(options Options) (manager.Manager, error) {
 
 // newLock returns the lease for leader election. Parts that write to systems other than the API server use this replica's identity in it.
 func newLock(options Options, renew time.Duration) (resourcelock.Interface, error) {
-	config := rest.AddUserAgent(options.Config, "leader-election")
+	// AddUserAgent changes what it gets, and the manager's watches must not end with this timeout.
+	config := rest.AddUserAgent(rest.CopyConfig(options.Config), "leader-election")
 	config.Timeout = max(renew/2, time.Second) // one request that hangs must not lose the leadership
 	clients, err := kubernetes.NewForConfig(config)
 	if err != nil {
