@@ -6,7 +6,6 @@ import (
 	"fmt"
 
 	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -99,7 +98,7 @@ func (p *places) place(ctx context.Context, req *cni.Request) (placement.Decisio
 // pod reads the pod that the runtime means. A pod of the same name with another UID is a former or a later one.
 func (p *places) pod(ctx context.Context, args cni.Args, pod *corev1.Pod) error {
 	key := client.ObjectKey{Namespace: args.PodNamespace, Name: args.PodName}
-	if err := p.cache.Get(ctx, key, pod); err == nil && isPod(pod, args.PodUID) {
+	if err := p.cached(ctx, key, pod); err == nil && isPod(pod, args.PodUID) {
 		return nil
 	}
 	*pod = corev1.Pod{}
@@ -121,17 +120,20 @@ func isPod(pod *corev1.Pod, uid string) bool {
 
 // get reads an object from the watch, or from the API server if the watch does not have it yet.
 func (p *places) get(ctx context.Context, key client.ObjectKey, object client.Object) error {
-	err := p.cache.Get(ctx, key, object)
-	if err == nil {
+	if err := p.cached(ctx, key, object); err == nil {
 		return nil
-	}
-	if notYet := new(cache.ErrCacheNotStarted); !apierrors.IsNotFound(err) && !errors.As(err, &notYet) {
-		return err
 	}
 	if err := p.live.Get(ctx, key, object); err != nil {
 		return fmt.Errorf("API server: %w", err)
 	}
 	return nil
+}
+
+// cached reads an object from the watch. Before the watch has its first state, a read waits; the rest of ctx's time is for the API server.
+func (p *places) cached(ctx context.Context, key client.ObjectKey, object client.Object) error {
+	ctx, cancel := context.WithTimeout(ctx, knownTimeout)
+	defer cancel()
+	return p.cache.Get(ctx, key, object)
 }
 
 // placeOnOverlay replaces place on a node that serves no other kind of network.
