@@ -8,10 +8,10 @@ import (
 	networkv1 "weft.dev/weft/api/openshift/v1"
 )
 
-// beginsWithList reports whether an informer of a kind begins with a list: of the kinds that every start waits for, of which an older state
-// admits nothing. With policies, pods, namespaces and VNIDs, an agent must not start from an older state than it had before, and there are
-// many pods: a stream passes them one by one, while a list has all of them in memory.
-func beginsWithList(kind runtime.Object) bool {
+// beginsWithOldList reports whether an informer of a kind may begin with a list of an older state than etcd's: of the kinds that every start
+// waits for, of which an older state admits nothing. With policies, pods, namespaces and VNIDs, an agent must not start from an older state
+// than it had before.
+func beginsWithOldList(kind runtime.Object) bool {
 	switch kind.(type) {
 	case *networkv1.ClusterNetwork, *networkv1.HostSubnet, *corev1.Node, *corev1.Service, *discoveryv1.EndpointSlice:
 		return true

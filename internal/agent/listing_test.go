@@ -20,12 +20,12 @@ import (
 )
 
 // What isolates pods is read as it is in etcd, not as an API server that lags has it.
-func TestBeginsWithStreams(t *testing.T) {
+func TestBeginsWithTheLatestState(t *testing.T) {
 	for _, kind := range []runtime.Object{
 		&networkv1.NetNamespace{}, &networkv1.EgressNetworkPolicy{}, &networkingv1.NetworkPolicy{}, &corev1.Pod{}, &corev1.Namespace{},
 	} {
-		if beginsWithList(kind) {
-			t.Errorf("%T begins with a list", kind)
+		if beginsWithOldList(kind) {
+			t.Errorf("%T begins with a list of an old state", kind)
 		}
 	}
 }

@@ -113,7 +113,7 @@ func newKind(a *agent, k network.Kind) (*kind, error) {
 		by[object.Kind] = watched
 	}
 	objects, err := cache.New(a.opts.Config, cache.Options{
-		Scheme: scheme, Mapper: mapper, ByObject: by, NewInformer: informer.Latest(k.Presence),
+		Scheme: scheme, Mapper: mapper, ByObject: by, NewInformer: informer.Latest(),
 	})
 	if err != nil {
 		return nil, fmt.Errorf("watching the API server: %w", err)

@@ -15,6 +15,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"weft.dev/weft/internal/cni"
+	"weft.dev/weft/internal/informer"
 	"weft.dev/weft/internal/overlay"
 	"weft.dev/weft/internal/placement"
 )
@@ -37,7 +38,7 @@ func newPlaces(config *rest.Config, node string) (*places, error) {
 	mapper.Add(corev1.SchemeGroupVersion.WithKind("Pod"), meta.RESTScopeNamespace)
 	mapper.Add(corev1.SchemeGroupVersion.WithKind("Namespace"), meta.RESTScopeRoot)
 	store, err := cache.New(config, cache.Options{
-		Scheme: scheme, Mapper: mapper, DefaultTransform: keepMetadata,
+		Scheme: scheme, Mapper: mapper, DefaultTransform: keepMetadata, NewInformer: informer.Latest(),
 		ByObject: map[client.Object]cache.ByObject{&corev1.Pod{}: {Field: fields.OneTermEqualSelector("spec.nodeName", node)}},
 	})
 	if err != nil {

@@ -92,7 +92,7 @@ func newObjects(opts *Options) (*objects, error) {
 	marks := newMarks()
 	marks.node = node
 	store, err := cache.New(opts.Config, cache.Options{
-		Scheme: scheme, Mapper: mapper, DefaultTransform: marks.strip, NewInformer: informer.Any(beginsWithList),
+		Scheme: scheme, Mapper: mapper, DefaultTransform: marks.strip, NewInformer: informer.New(beginsWithOldList),
 		ByObject: map[client.Object]cache.ByObject{&corev1.Service{}: {Label: served}, &discoveryv1.EndpointSlice{}: {Label: served}},
 	})
 	if err != nil {

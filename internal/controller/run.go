@@ -37,6 +37,7 @@ import (
 	shared "weft.dev/weft/internal/cluster"
 	flannelcluster "weft.dev/weft/internal/flannel/cluster"
 	"weft.dev/weft/internal/health"
+	"weft.dev/weft/internal/informer"
 	"weft.dev/weft/internal/metrics"
 	neutroncluster "weft.dev/weft/internal/neutron/cluster"
 	overlaycluster "weft.dev/weft/internal/overlay/cluster"
@@ -213,6 +214,7 @@ func newManager(options Options) (manager.Manager, error) {
 			SyncPeriod:       &options.Resync,
 			DefaultTransform: cache.TransformStripManagedFields(),
 			ByObject:         cached,
+			NewInformer:      informer.Latest(),
 		},
 	})
 	if err != nil {

@@ -3,8 +3,6 @@ package informer
 
 import (
 	"context"
-	"reflect"
-	"slices"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -15,12 +13,13 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
 )
 
-// listTimeout bounds one request of a list that Latest sends: a request that stays without an answer is repeated.
+// listTimeout bounds one request of a list of the latest state: a request that stays without an answer is repeated.
 const listTimeout = 30 * time.Second
 
 // lister is a ListerWatcher that begins with a list, which the API server answers from its cache. client-go would first request a stream of
 // events instead (WatchList, KEP-3157), and a list only if the API server cannot stream, for example with etcd 3.4: two requests for each
-// kind at every start. Where the stream works, it ends only when the API server's cache has caught up with etcd.
+// kind at every start. Where the stream works, it ends only when the API server's cache has caught up with etcd. A stream has no time limit
+// but the watch's, 5 to 10 minutes, for which an informer without an answer would wait.
 type lister struct {
 	cache.ListerWatcher
 	cache.ListerWatcherWithContext
@@ -45,28 +44,20 @@ func (l latest) ListWithContext(ctx context.Context, options metav1.ListOptions)
 // Constructor returns an informer.
 type Constructor = func(cache.ListerWatcher, runtime.Object, time.Duration, cache.Indexers) cache.SharedIndexInformer
 
-// Any returns a constructor of informers that begin with a list of any state that the API server has, for the kinds that list reports, and
-// with a stream for others.
-func Any(list func(runtime.Object) bool) Constructor {
-	return construct(list, func(from lister) cache.ListerWatcher { return from })
-}
-
-// Latest returns a constructor of informers that begin with a list of the latest state for these kinds, and with a stream for others.
-func Latest(kinds []client.Object) Constructor {
-	isOne := func(example runtime.Object) bool {
-		return slices.ContainsFunc(kinds, func(kind client.Object) bool { return reflect.TypeOf(kind) == reflect.TypeOf(example) })
-	}
-	return construct(isOne, func(from lister) cache.ListerWatcher { return latest{from} })
-}
-
-func construct(list func(runtime.Object) bool, wrap func(lister) cache.ListerWatcher) Constructor {
+// New returns a constructor of informers that begin with a list: of any state that the API server has for the kinds that old reports, and of
+// the latest state for others.
+func New(old func(runtime.Object) bool) Constructor {
 	return func(from cache.ListerWatcher, example runtime.Object, resync time.Duration, indexers cache.Indexers) cache.SharedIndexInformer {
-		if list(example) {
-			from = wrap(lister{from, cache.ToListerWatcherWithContext(from)})
+		begins := lister{from, cache.ToListerWatcherWithContext(from)}
+		if old(example) {
+			return cache.NewSharedIndexInformer(begins, example, resync, indexers)
 		}
-		return cache.NewSharedIndexInformer(from, example, resync, indexers)
+		return cache.NewSharedIndexInformer(latest{begins}, example, resync, indexers)
 	}
 }
+
+// Latest returns a constructor of informers that begin with a list of the latest state.
+func Latest() Constructor { return New(func(runtime.Object) bool { return false }) }
 
 // servedTimeout bounds a request of Served: one that stays without an answer is repeated by the caller.
 const servedTimeout = 30 * time.Second

@@ -11,6 +11,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/fields"
+	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
 	toolscache "k8s.io/client-go/tools/cache"
@@ -19,8 +20,8 @@ import (
 	"weft.dev/weft/internal/informer"
 )
 
-// The first request for a kind of Latest is a list of the latest state, then a watch; for other kinds it is a stream.
-func TestLatest(t *testing.T) {
+// The first request is a list, of the latest state unless the kind may begin with an older one, and no stream is requested.
+func TestNew(t *testing.T) {
 	var mu sync.Mutex
 	requests := map[string][]string{}
 	server := httptest.NewServer(http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
@@ -59,7 +60,10 @@ func TestLatest(t *testing.T) {
 	var running sync.WaitGroup
 	defer running.Wait()
 	defer cancel()
-	construct := informer.Latest([]client.Object{&corev1.Node{}})
+	construct := informer.New(func(kind runtime.Object) bool {
+		_, is := kind.(*corev1.Namespace)
+		return is
+	})
 	for resource, example := range map[string]client.Object{"nodes": &corev1.Node{}, "namespaces": &corev1.Namespace{}} {
 		from := toolscache.NewListWatchFromClient(clients.CoreV1().RESTClient(), resource, "", fields.Everything())
 		made := construct(from, example, 0, toolscache.Indexers{})
@@ -73,7 +77,7 @@ func TestLatest(t *testing.T) {
 	if got := requests["/api/v1/nodes"]; got[0] != "list of " || slices.Contains(got, "stream") {
 		t.Errorf("requests for nodes: %q, want a list of the latest state first, and no stream", got)
 	}
-	if got := requests["/api/v1/namespaces"]; got[0] != "stream" {
-		t.Errorf("requests for namespaces: %q, want a stream first", got)
+	if got := requests["/api/v1/namespaces"]; got[0] != "list of 0" || slices.Contains(got, "stream") {
+		t.Errorf("requests for namespaces: %q, want a list of any state first, and no stream", got)
 	}
 }
