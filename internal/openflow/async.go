@@ -35,8 +35,8 @@ type PacketIn struct {
 // GroupsChanged says that another connection has changed groups.
 type GroupsChanged struct{}
 
-// async decodes messages that no call waits for, and passes them to OnAsync. It drops what it cannot decode: the engine's next dump finds
-// the change.
+// async decodes messages that no call waits for, and passes them to OnAsync. It drops what it cannot decode, except for reports of flow
+// monitors: a change that is not reported would stay until the next dump.
 func (c *Conn) async(m message) {
 	if c.options.OnAsync == nil {
 		return
@@ -55,9 +55,7 @@ func decodeAsync(m message) any {
 			return &PortStatus{PortReason(m.body[0]), ports[0]}
 		}
 	case m.kind == msgMultipartReply && len(m.body) >= 8 && binary.BigEndian.Uint16(m.body) == partFlowMonitor:
-		if updates, err := decodeFlowUpdates(m.body[8:]); err == nil {
-			return updates
-		}
+		return decodeFlowUpdates(m.body[8:])
 	case m.kind == msgRequestForward && len(m.body) >= headerLen && m.body[1] == msgGroupMod:
 		return &GroupsChanged{}
 	case m.kind == msgPacketIn:

@@ -325,7 +325,7 @@ func drift(updates []FlowUpdate) Event {
 	var event Event
 	for _, u := range updates {
 		switch u.Event {
-		case MonitorPaused, MonitorResumed:
+		case MonitorPaused, MonitorResumed, MonitorUnclear:
 			event.Unclear = true
 		case FlowAdded, FlowRemoved, FlowModified:
 			if u.Flow.IdleTimeout == 0 && u.Flow.HardTimeout == 0 {

@@ -99,7 +99,7 @@ func FuzzMessage(f *testing.F) {
 		_, _ = decodePorts(body)
 		_, _ = decodeTotals(body)
 		_, _ = decodeSwitchDesc(body)
-		_, _ = decodeFlowUpdates(body)
+		_ = decodeFlowUpdates(body)
 		_ = decodePacketIn(body)
 		_ = decodePacketIn2(body)
 	})

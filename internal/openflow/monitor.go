@@ -19,6 +19,7 @@ const (
 	// MonitorPaused says that the switch ran out of buffers: reports before MonitorResumed may lack details.
 	MonitorPaused
 	MonitorResumed
+	MonitorUnclear FlowEvent = 0xffff // not of the protocol: the rest of a message that could not be decoded
 )
 
 // FlowUpdate is one report of a flow monitor.
@@ -48,24 +49,23 @@ func monitorRequest(id uint32) message {
 // flowUpdateLen is the length of the fixed part of a full report.
 const flowUpdateLen = 24
 
-// decodeFlowUpdates reads the reports of one message.
-func decodeFlowUpdates(b []byte) ([]FlowUpdate, error) {
-	var updates []FlowUpdate
+// decodeFlowUpdates reads the reports of one message. The last one is MonitorUnclear if the rest cannot be decoded.
+func decodeFlowUpdates(b []byte) (updates []FlowUpdate) {
 	for len(b) > 0 {
-		if len(b) < 8 {
-			return updates, malformed("flow update")
+		n := 0
+		if len(b) >= 8 {
+			n = int(binary.BigEndian.Uint16(b))
 		}
-		n := int(binary.BigEndian.Uint16(b))
 		if n < 8 || n > len(b) {
-			return updates, malformed("flow update")
+			return append(updates, FlowUpdate{Event: MonitorUnclear})
 		}
 		u, err := decodeFlowUpdate(b[:n])
 		if err != nil {
-			return updates, err
+			return append(updates, FlowUpdate{Event: MonitorUnclear})
 		}
 		updates, b = append(updates, u), b[n:]
 	}
-	return updates, nil
+	return updates
 }
 
 func decodeFlowUpdate(b []byte) (FlowUpdate, error) {

@@ -53,7 +53,7 @@ func (w *FlowWatch) note(message any) {
 	defer w.mu.Unlock()
 	for _, u := range updates {
 		switch {
-		case u.Event == openflow.MonitorPaused:
+		case u.Event == openflow.MonitorPaused || u.Event == openflow.MonitorUnclear:
 			w.paused = true
 		case u.Flow == nil || pipeline.IsNote(u.Flow.Key()) || u.Flow.IdleTimeout > 0:
 		case u.Event == openflow.FlowRemoved:
