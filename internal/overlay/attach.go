@@ -21,7 +21,6 @@ import (
 	"weft.dev/weft/internal/overlay/multicast"
 	"weft.dev/weft/internal/overlay/pipeline"
 	"weft.dev/weft/internal/overlay/projects"
-	"weft.dev/weft/internal/ovsdb"
 	"weft.dev/weft/internal/placement"
 	"weft.dev/weft/internal/reconcile"
 	"weft.dev/weft/internal/timing"
@@ -188,8 +187,8 @@ func (a *attachments) programPreplugged(ctx context.Context, s *settings, rec *a
 	if err := forgotten.Wait(); err != nil {
 		return created, err
 	}
+	a.ports.preplugged.occupy(rec)
 	a.pods.open(*rec)
-	a.engines.Rows.Set(map[reconcile.Owner]map[ovsdb.Key]ovsdb.Row{owner(rec.Key()): a.ports.preplugged.rows(rec)}) // changes nothing in the switch
 	flows, flowsCtx := errgroup.WithContext(ctx)
 	flows.Go(func() error { return a.programFlows(flowsCtx, s, rec) })
 	flows.Go(func() error { return publish(flowsCtx, &a.hostPorts, rec) })

@@ -22,7 +22,7 @@ func (a *attachments) Check(ctx context.Context, rec attach.Record) error {
 	}
 	o := owner(rec.Key())
 	return errors.Join(
-		inPod(checkPair(ctx, a.engines.Pods, &rec, pair)),
+		inPod(plan.CheckPair(ctx, a.engines.Pods, &rec, pair)),
 		inPod(a.routers.Check(ctx, &rec)),
 		s.pipeline.CheckPod(pod(&rec)),
 		a.engines.Rows.Failure(o),
@@ -34,19 +34,6 @@ func (a *attachments) Check(ctx context.Context, rec attach.Record) error {
 func inPod(err error) error {
 	if errors.Is(err, link.ErrNoNamespace) {
 		return cni.Errorf(cni.CodeInvalidNetns, "%w", err)
-	}
-	return err
-}
-
-// checkPair checks an attachment's own interface. An egress router may have changed its default route after its start.
-func checkPair(ctx context.Context, pods link.PodLinks, rec *attach.Record, pair link.Pair) error {
-	err := pods.Check(ctx, pair)
-	if rec.Macvlan == nil || err == nil {
-		return err
-	}
-	pair.PodRoutes = plan.WithoutDefault(pair.PodRoutes)
-	if pods.Check(ctx, pair) == nil {
-		return nil
 	}
 	return err
 }

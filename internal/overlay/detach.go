@@ -83,7 +83,7 @@ func (a *attachments) remove(ctx context.Context, recs []attach.Record) error {
 		case a.ports.preplugged.has(rec.OFPort):
 			preplugged = append(preplugged, rec)
 			delete(rows, o)
-			a.engines.Rows.Set(map[reconcile.Owner]map[ovsdb.Key]ovsdb.Row{o: nil}) // the row stays: there is nothing to wait for
+			a.ports.preplugged.vacate(&recs[i])
 		default:
 			links = append(links, rec.HostInterface)
 		}

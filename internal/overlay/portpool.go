@@ -8,6 +8,7 @@ import (
 
 	"weft.dev/weft/internal/attach"
 	"weft.dev/weft/internal/link"
+	"weft.dev/weft/internal/overlay/host"
 )
 
 // portPool is the state of the pre-plugged ports: which are free, taken, unusable. It does no I/O: preplugged creates and removes ports.
@@ -48,6 +49,8 @@ type prepluggedPort struct {
 	lingersSince     time.Time
 	// seen is the last reported state of its host veth.
 	seen link.HostEnd
+	// user is the pod that the port's row names.
+	user host.PortUser
 }
 
 type prepluggedState int
@@ -112,13 +115,23 @@ func (p *portPool) release(ofport uint32, port *prepluggedPort, whole bool) {
 		port.state = prepluggedLeaving
 		return
 	}
-	port.state, port.lingersSince = prepluggedFree, time.Time{}
+	port.state, port.lingersSince, port.user = prepluggedFree, time.Time{}, host.PortUser{}
 	p.free = append(p.free, ofport)
 }
 
 // fits reports whether a port has the desired configuration. Before configure every port does. The caller holds mu.
 func (p *portPool) fits(port *prepluggedPort) bool {
 	return p.shape.MTU == 0 || port.mtu == p.shape.MTU && port.txOffloadOff == p.shape.TxOffloadOff
+}
+
+// seat notes the pod that a taken port's row names, and calls program, which hands over the row and must not block.
+func (p *portPool) seat(ofport uint32, user host.PortUser, program func()) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	if port := p.ports[ofport]; port != nil && port.state == prepluggedTaken {
+		port.user = user
+		program()
+	}
 }
 
 // discard marks an unusable port for removal.
@@ -251,26 +264,26 @@ func (p *portPool) lacking(begun bool) int {
 
 // configure sets the desired configuration of ports, and marks free ports that do not fit it for removal. It calls program with the other
 // ports, free and taken ones, of which none is removed meanwhile. program must not block.
-func (p *portPool) configure(shape link.Preplugged, program func(ports []uint32)) {
+func (p *portPool) configure(shape link.Preplugged, program func(ports map[uint32]host.PortUser)) {
 	defer p.wakeUp()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.shape = shape
-	var ports []uint32
+	ports := map[uint32]host.PortUser{}
 	for ofport, port := range p.ports {
 		if port.state == prepluggedFree && !p.fits(port) {
 			p.leave(ofport)
 		}
 		if port.state == prepluggedFree || port.state == prepluggedTaken {
-			ports = append(ports, ofport)
+			ports[ofport] = port.user
 		}
 	}
 	program(ports)
 }
 
-// adopt makes the pool that of a former process: found are the existing ports, by name, and taken the MTUs of the ports that records name.
+// adopt makes the pool that of a former process: found are the existing ports, by name, and taken the records that name a port.
 // A port on which something is that no record names is marked for removal.
-func (p *portPool) adopt(found map[string]link.PrepluggedPort, taken map[uint32]int) {
+func (p *portPool) adopt(found map[string]link.PrepluggedPort, taken map[uint32]attach.Record) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.ports, p.free = map[uint32]*prepluggedPort{}, nil
@@ -281,8 +294,11 @@ func (p *portPool) adopt(found map[string]link.PrepluggedPort, taken map[uint32]
 		}
 		port := &prepluggedPort{mtu: listed.MTU, txOffloadOff: listed.TxOffloadOff, state: prepluggedTaken}
 		p.ports[ofport] = port
-		if mtu, ok := taken[ofport]; ok {
-			port.mtu = mtu
+		if rec, ok := taken[ofport]; ok {
+			port.mtu = rec.MTU
+			if rec.State == attach.Attached {
+				port.user = host.UserOf(&rec)
+			}
 		} else {
 			p.release(ofport, port, listed.Idle)
 		}

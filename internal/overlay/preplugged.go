@@ -98,10 +98,10 @@ func (s *preplugged) takeOver(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("pre-plugged ports: %w", err)
 	}
-	taken := map[uint32]int{}
+	taken := map[uint32]attach.Record{}
 	for _, rec := range s.store.List() {
 		if rec.BootID == s.opts.BootID && rec.OFPort != 0 {
-			taken[rec.OFPort] = rec.MTU
+			taken[rec.OFPort] = rec
 		}
 	}
 	s.adopt(found, taken)
@@ -111,23 +111,21 @@ func (s *preplugged) takeOver(ctx context.Context) error {
 // configure sets the desired configuration of ports, and hands over the rows of pre-plugged ports.
 func (s *preplugged) configure(with *settings) {
 	shape := link.Preplugged{MTU: with.mtu, HostGroup: with.attachments.HostGroup, TxOffloadOff: with.attachments.TxOffloadOff}
-	s.portPool.configure(shape, func(ports []uint32) { s.engines.Rows.Set(prepluggedRows(ports)) })
+	s.portPool.configure(shape, func(ports map[uint32]host.PortUser) { s.engines.Rows.Set(host.PrepluggedRows(ports)) })
 }
 
-func prepluggedRow(ofport uint32) (reconcile.Owner, map[ovsdb.Key]ovsdb.Row) {
-	name := attach.PortName(ofport)
-	o := reconcile.Owner(link.PrepluggedOwner(name))
-	return o, host.PodRows(host.PodPort{Owner: o, Interface: name, OFPort: ofport})
+// occupy names the pod in the row of its pre-plugged port. It does not wait: the switch forwards the same with either row.
+func (s *preplugged) occupy(rec *attach.Record) {
+	user := host.UserOf(rec)
+	rows := host.PrepluggedRows(map[uint32]host.PortUser{rec.OFPort: user})
+	rows[owner(rec.Key())] = s.rows(rec)
+	s.seat(rec.OFPort, user, func() { s.engines.Rows.Set(rows) })
 }
 
-// prepluggedRows returns the rows of pre-plugged ports.
-func prepluggedRows(ports []uint32) map[reconcile.Owner]map[ovsdb.Key]ovsdb.Row {
-	rows := map[reconcile.Owner]map[ovsdb.Key]ovsdb.Row{}
-	for _, ofport := range ports {
-		o, row := prepluggedRow(ofport)
-		rows[o] = row
-	}
-	return rows
+// vacate removes the pod from the row of its pre-plugged port. The row stays, so there is nothing to wait for.
+func (s *preplugged) vacate(rec *attach.Record) {
+	s.engines.Rows.Set(map[reconcile.Owner]map[ovsdb.Key]ovsdb.Row{owner(rec.Key()): nil})
+	s.seat(rec.OFPort, host.PortUser{}, func() { s.engines.Rows.Set(host.FreeRows(rec.OFPort)) })
 }
 
 // remove removes the ports that are marked for it: rows first, so that the switch has released the links.
@@ -138,7 +136,7 @@ func (s *preplugged) remove(ctx context.Context) error {
 	}
 	rows, names := map[reconcile.Owner]map[ovsdb.Key]ovsdb.Row{}, make([]string, 0, len(leaving))
 	for _, ofport := range leaving {
-		o, _ := prepluggedRow(ofport)
+		o, _ := host.PrepluggedRow(ofport, host.PortUser{})
 		rows[o], names = nil, append(names, attach.PortName(ofport))
 	}
 	if err := s.engines.Rows.Apply(ctx, rows); err != nil {
@@ -200,7 +198,7 @@ func (s *preplugged) make(ctx context.Context, count int, state prepluggedState)
 		return nil, err
 	}
 	if err = s.engines.Preplugged.CreatePreplugged(ctx, s.opts.Ports, pairs...); err == nil {
-		err = named("making ports", s.engines.Rows.Apply(ctx, prepluggedRows(ports)))
+		err = named("making ports", s.engines.Rows.Apply(ctx, host.FreeRows(ports...)))
 	}
 	if s.made(ports, state, err) {
 		s.checkEnds()
@@ -217,14 +215,14 @@ func (s *preplugged) pair(rec *attach.Record, settings *plan.Settings) (link.Pai
 	return pair, err
 }
 
-// rows returns the row of an attachment's port. The row of a pre-plugged port does not depend on its pod. The pod owns it in addition, so
-// that failures of the row are reported for the pod as well.
+// rows returns the row of an attachment's port. The pod owns the row of a pre-plugged port in addition to the port itself, so that failures
+// of the row are reported for the pod as well.
 func (s *preplugged) rows(rec *attach.Record) map[ovsdb.Key]ovsdb.Row {
 	if s.has(rec.OFPort) {
-		_, row := prepluggedRow(rec.OFPort)
+		_, row := host.PrepluggedRow(rec.OFPort, host.UserOf(rec))
 		return row
 	}
-	return host.PodRows(host.PodPort{Owner: owner(rec.Key()), Interface: rec.HostInterface, OFPort: rec.OFPort})
+	return host.PodRows(host.PodPort{Owner: owner(rec.Key()), Interface: rec.HostInterface, OFPort: rec.OFPort, User: host.UserOf(rec)})
 }
 
 // unplugAll removes pods' interfaces from pre-plugged ports.

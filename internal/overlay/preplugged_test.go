@@ -6,9 +6,11 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync/atomic"
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
 	"pgregory.net/rapid"
 
 	"weft.dev/weft/internal/attach"
@@ -88,14 +90,49 @@ func (l *life) prepluggedPorts(t tb) []string {
 	return pairs
 }
 
-// A pod on a pre-plugged port changes nothing in the switch's database, neither on ADD nor on DEL.
+// portRow returns the row of a port as the switch's database has it.
+func portRow(t tb, n *node, name string) ovsdb.Port {
+	t.Helper()
+	rows, err := n.rows.Read(context.Background())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for key, row := range rows {
+		if port, ok := row.(*ovsdb.Port); ok && key.Name == name {
+			return *port
+		}
+	}
+	t.Fatalf("there is no port %s", name)
+	return ovsdb.Port{}
+}
+
+// namesPod reports whether the row of an attachment's port names its pod, as OpenShift SDN's tools read it.
+func namesPod(t tb, n *node, rec *attach.Record) bool {
+	t.Helper()
+	ids := portRow(t, n, rec.HostInterface).ExternalIDs
+	return ids["sandbox"] == rec.ContainerID && ids["ip"] == rec.Addresses[0].Addr().String()
+}
+
+// A pod on a pre-plugged port changes nothing in the switch, neither on ADD nor on DEL: in the database only the port's external_ids, which
+// name the pod as long as it is there.
 func TestPrepluggedPorts(t *testing.T) {
 	l := prepluggedStart(t, 4)
 	ports := l.prepluggedPorts(t)
 	if len(ports) != 4 {
 		t.Fatalf("ports %v", ports)
 	}
-	written := l.node.rows.Transactions()
+	l.node.rowEngine.refuse(func(change reconcile.Change[ovsdb.Key, ovsdb.Row]) error {
+		for key, row := range change.Set {
+			is, was := *row.(*ovsdb.Port), portRow(t, l.node, key.Name)
+			if is.ExternalIDs, was.ExternalIDs = nil, nil; !is.Equal(&was) {
+				t.Errorf("row %v, it was %v", row, &was)
+			}
+		}
+		if len(change.Delete) > 0 {
+			t.Errorf("deleted: %v", change.Delete)
+		}
+		return nil
+	})
 	for _, name := range []string{"a", "b", "a", "b", "a"} {
 		req := l.request(name)
 		result := l.add(t, req)
@@ -107,12 +144,11 @@ func TestPrepluggedPorts(t *testing.T) {
 		if err := l.Check(context.Background(), req); err != nil {
 			t.Errorf("CHECK: %v", err)
 		}
+		eventually(t, "the port's row names the pod", func() bool { return namesPod(t, l.node, &rec) })
 		l.del(t, req)
 		l.settled(t)
 		l.free(t, 4)
-	}
-	if now := l.node.rows.Transactions(); now != written {
-		t.Errorf("%d transactions, it were %d", now, written)
+		eventually(t, "the port's row names no pod", func() bool { return len(portRow(t, l.node, rec.HostInterface).ExternalIDs) == 1 })
 	}
 	if now := l.prepluggedPorts(t); !slices.Equal(now, ports) {
 		t.Errorf("ports %v, it were %v", now, ports)
@@ -177,6 +213,7 @@ func TestPrepluggedPortsAfterARestart(t *testing.T) {
 	l := prepluggedStart(t, 4)
 	req := l.request("a")
 	l.add(t, req)
+	l.whole(t, req)
 	state, ports, taken := l.node.state(t), l.prepluggedPorts(t), l.record(t, req).HostInterface
 	next := l.restart(t)
 	next.free(t, 3)
@@ -251,6 +288,36 @@ func TestPrepluggedPortThatFails(t *testing.T) {
 			l.settled(t)
 			eventually(t, "the port is gone", func() bool { return !slices.Contains(l.prepluggedPorts(t), broken) })
 		})
+	}
+}
+
+// An interface that cannot be removed, because the pod's namespace cannot be entered, keeps its record after DEL: the removal is repeated, and
+// no other pod gets the port. If the interface stays, the port is removed together with it.
+func TestInterfaceOutOfReach(t *testing.T) {
+	l := prepluggedStart(t, 2)
+	req := l.request("a")
+	l.add(t, req)
+	rec := l.record(t, req)
+	var attempts atomic.Int32
+	l.node.pods.onUnplug(func() error {
+		attempts.Add(1)
+		return fmt.Errorf("%w: entering %s: %w", link.ErrOccupied, rec.Netns, unix.EACCES)
+	})
+	l.del(t, req)
+	eventually(t, "the removal is repeated", func() bool { return attempts.Load() > 2 })
+	if left, err := l.store.Get(rec.Key()); err != nil || left.State != attach.Closing || !slices.Contains(l.prepluggedPorts(t), rec.HostInterface) {
+		t.Errorf("after DEL the record is %+v, ports %v", left, l.prepluggedPorts(t))
+	}
+	other := l.request("b")
+	l.add(t, other)
+	if got := l.record(t, other).HostInterface; got == rec.HostInterface {
+		t.Errorf("another pod is on %s", got)
+	}
+	l.ports.preplugged.mark(rec.OFPort, func(port *prepluggedPort) { port.lingersSince = time.Now().Add(-lingering) })
+	eventually(t, "the port is removed", func() bool { return !slices.Contains(l.prepluggedPorts(t), rec.HostInterface) })
+	l.settled(t)
+	if _, err := l.store.Get(rec.Key()); err == nil {
+		t.Error("the record is left")
 	}
 }
 
@@ -422,7 +489,7 @@ func TestPrepluggedPortWhoseRowFails(t *testing.T) {
 	if err := l.node.pods.FakePods.Delete(context.Background(), rec.HostInterface); err != nil {
 		t.Fatal(err)
 	}
-	_, row := prepluggedRow(rec.OFPort)
+	_, row := host.PrepluggedRow(rec.OFPort, host.UserOf(&rec))
 	for key := range row {
 		if err := l.node.rows.Commit(context.Background(), reconcile.Change[ovsdb.Key, ovsdb.Row]{Delete: row}); err != nil {
 			t.Fatalf("%s: %v", key, err)

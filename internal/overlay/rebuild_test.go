@@ -58,6 +58,7 @@ func TestRecordIsRebuilt(t *testing.T) {
 			cache := t.TempDir()
 			req := l.request("s1")
 			keepResult(t, cache, req, l.add(t, req))
+			l.whole(t, req)
 			want, before := l.record(t, req), l.node.state(t)
 			l.stop()
 			l.node.spoil(t)

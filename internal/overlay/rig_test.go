@@ -112,8 +112,8 @@ func (b *breakable[K, V]) Commit(ctx context.Context, change reconcile.Change[K,
 // breakablePods are pods' links that can be made to fail.
 type breakablePods struct {
 	*link.FakePods
-	mu             sync.Mutex
-	create, delete func() error
+	mu                     sync.Mutex
+	create, delete, unplug func() error
 }
 
 func (p *breakablePods) Create(ctx context.Context, pair link.Pair) (link.Created, error) {
@@ -138,6 +138,25 @@ func (p *breakablePods) Delete(ctx context.Context, names ...string) error {
 		}
 	}
 	return p.FakePods.Delete(ctx, names...)
+}
+
+func (p *breakablePods) Unplug(ctx context.Context, pair link.Pair, began func()) error {
+	p.mu.Lock()
+	hook := p.unplug
+	p.mu.Unlock()
+	if hook != nil {
+		if err := hook(); err != nil {
+			began()
+			return err
+		}
+	}
+	return p.FakePods.Unplug(ctx, pair, began)
+}
+
+func (p *breakablePods) onUnplug(hook func() error) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.unplug = hook
 }
 
 func (p *breakablePods) onCreate(hook func() error) {
@@ -444,6 +463,7 @@ func (l *life) whole(t tb, req *cni.Request) {
 	if got := l.node.rows.Ports(host.Bridge)[rec.HostInterface]; got != int(rec.OFPort) { //nolint:gosec // small
 		t.Errorf("port of %s is %d, want %d", rec.Key(), got, rec.OFPort)
 	}
+	eventually(t, "the row of the port names the pod", func() bool { return namesPod(t, l.node, &rec) })
 	have, _ := l.node.flows.Read(context.Background())
 	want := l.pods.settings.Load().podFlows(&rec)
 	if len(want) == 0 {

@@ -63,7 +63,7 @@ func (t *takeover) recover(ctx context.Context, s *settings) error {
 			if prePlugged {
 				pair.Preplugged = t.opts.Ports
 			}
-			return errors.Join(s.pipeline.CheckPod(pod(rec)), checkPair(ctx, t.engines.Pods, rec, pair))
+			return errors.Join(s.pipeline.CheckPod(pod(rec)), plan.CheckPair(ctx, t.engines.Pods, rec, pair))
 		},
 	}
 	return r.Run(ctx)

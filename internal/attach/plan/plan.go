@@ -1,8 +1,9 @@
-// Package plan derives from an attachment's record the veth pair to make and the result for the runtime. Its functions are pure: the same
-// record and settings give the same pair and the same result, so that an ADD, a CHECK and a restart agree.
+// Package plan derives from an attachment's record the veth pair to make and the result for the runtime. Its functions are pure, except for
+// CheckPair: the same record and settings give the same pair and the same result, so that an ADD, a CHECK and a restart agree.
 package plan
 
 import (
+	"context"
 	"crypto/sha256"
 	"errors"
 	"fmt"
@@ -162,8 +163,21 @@ func nodeAddresses(rec *attach.Record, v4 bool) []netip.Prefix {
 	return list
 }
 
-// WithoutDefault returns routes without the default routes.
-func WithoutDefault(routes []link.Route) []link.Route {
+// CheckPair checks an attachment's own interface. An egress router may have changed its default route after its start.
+func CheckPair(ctx context.Context, pods link.PodLinks, rec *attach.Record, pair link.Pair) error {
+	err := pods.Check(ctx, pair)
+	if rec.Macvlan == nil || err == nil {
+		return err
+	}
+	pair.PodRoutes = withoutDefault(pair.PodRoutes)
+	if pods.Check(ctx, pair) == nil {
+		return nil
+	}
+	return err
+}
+
+// withoutDefault returns routes without the default routes.
+func withoutDefault(routes []link.Route) []link.Route {
 	return slices.DeleteFunc(slices.Clone(routes), func(r link.Route) bool { return r.Dst.Bits() == 0 })
 }
 

@@ -46,7 +46,7 @@ func lines[K comparable, V fmt.Stringer](title string, items map[K]V) string {
 
 func TestFragments(t *testing.T) {
 	c := sample()
-	pod := host.PodPort{Owner: "attachment/a/eth0", Interface: "veth1", OFPort: 3}
+	pod := host.PodPort{Owner: "attachment/a/eth0", Interface: "veth1", OFPort: 3, User: host.PortUser{Sandbox: "a", Address: netip.MustParseAddr("10.128.0.5")}}
 	got := lines("rules", c.Rules()) + lines("rules of a remote node", c.RemoteRules(netip.MustParseAddr("192.0.2.2"))) +
 		lines("links", c.Links()) + lines("rows", c.Rows()) + lines("rows of a pod", host.PodRows(pod))
 	egress := host.EgressIP{
