@@ -11,7 +11,6 @@ import (
 	"net/netip"
 	"path/filepath"
 	"slices"
-	"strings"
 	"sync/atomic"
 	"time"
 
@@ -523,11 +522,7 @@ func (a *agent) step(ctx context.Context, network *overlay.Network, e *engines, 
 		return nil
 	}
 	*serving = true
-	for owner, why := range a.closed(network) {
-		if strings.HasPrefix(string(owner), "record/") {
-			a.events.Node(reasonRecord, "Attach", why.Error())
-		}
-	}
+	a.events.unreadable(a.closed(network))
 	wakeUp(a.networks.changed)
 	a.opts.Log.Info("serving pods", "node", a.opts.Node, "subnet", view.Local.Subnet.String(), "datapath", view.Node.Datapath)
 	return nil

@@ -193,6 +193,15 @@ func (r *recorder) closed(rec attach.Record, why error) {
 	r.warn(pod, reasonClosed, "Program", r.node+": "+strings.ReplaceAll(why.Error(), rec.Key().Owner()+": ", ""))
 }
 
+// unreadable reports on the Node the attachment records that cannot be read. closed has the reasons why ports are closed.
+func (r *recorder) unreadable(closed map[reconcile.Owner]error) {
+	for owner, why := range closed {
+		if strings.HasPrefix(string(owner), "record/") { // see brokenRecords
+			r.Node(reasonRecord, "Attach", why.Error())
+		}
+	}
+}
+
 // isWait reports whether an error says only that the node is not ready yet; the node's condition says why.
 func isWait(failure *cni.Error) bool {
 	return failure.Code == cni.CodeTryAgainLater && !errors.Is(failure, ipam.ErrExhausted)

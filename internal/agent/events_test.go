@@ -22,6 +22,7 @@ import (
 	"k8s.io/client-go/tools/events"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 
+	"weft.dev/weft/internal/attach"
 	"weft.dev/weft/internal/cni"
 	"weft.dev/weft/internal/ipam"
 	"weft.dev/weft/internal/metrics"
@@ -61,13 +62,15 @@ func TestEventsOfPods(t *testing.T) {
 	r.request(addOf("fine", "c4"), nil)
 	r.request(addOf("late", "c5"), cni.Errorf(cni.CodeTryAgainLater, "subnet 10.128.0.0/23: %w", ipam.ErrExhausted))
 	r.drift(reconcile.Event{Engine: "openflow", Drift: reconcile.Drift{Missing: 2}})
+	r.closed(attach.Record{ContainerID: "c6", IfName: "eth0", PodNamespace: "default", PodName: "shut", PodUID: "uid-shut"}, errors.New("outside the node's subnet"))
+	r.unreadable(map[reconcile.Owner]error{"record/c7.json": errors.New("cut short"), "attachment/c6/eth0": errors.New("outside the node's subnet")})
 	r.Service("default", "dns", "u", "port 53: affinity is not kept")
 	var list *eventsv1.EventList
 	deadline, cancel := context.WithTimeout(t.Context(), patienceForEvents)
 	defer cancel()
 	ticker := time.NewTicker(10 * time.Millisecond)
 	defer ticker.Stop()
-	for list == nil || len(list.Items) < 5 {
+	for list == nil || len(list.Items) < 7 {
 		if list, err = clients.EventsV1().Events("").List(t.Context(), metav1.ListOptions{}); err != nil {
 			t.Fatal(err)
 		}
@@ -86,16 +89,16 @@ func TestEventsOfPods(t *testing.T) {
 	}
 	for _, want := range []string{
 		"Pod/web AttachFailed Warning", "Pod/late AttachFailed Warning", "Node/n1 PodAddressesExhausted Warning",
-		"Node/n1 DriftRepaired Warning", "Service/dns ServiceNotAsSpecified Warning",
+		"Node/n1 DriftRepaired Warning", "Pod/shut " + reasonClosed + " Warning", "Node/n1 " + reasonRecord + " Warning", "Service/dns ServiceNotAsSpecified Warning",
 	} {
 		if _, ok := have[want]; !ok {
 			t.Errorf("no event %s in %v", want, have)
 		}
 	}
-	if len(have) != 5 || !strings.Contains(have["Pod/web AttachFailed Warning"], "the sandbox") {
+	if len(have) != 7 || !strings.Contains(have["Pod/web AttachFailed Warning"], "the sandbox") {
 		t.Errorf("events %v", have)
 	}
-	scrape(t, m, `weft_events_total{result="sent"} 5`, `weft_events_total{result="dropped"} 0`)
+	scrape(t, m, `weft_events_total{result="sent"} 7`, `weft_events_total{result="dropped"} 0`)
 }
 
 // Each address that a node cannot hold is reported, and again when its HostSubnet is another one. Events of different addresses are not

@@ -2,6 +2,7 @@ package agent
 
 import (
 	"context"
+	"errors"
 	"io"
 	"net/http"
 	"net/http/httptest"
@@ -14,6 +15,7 @@ import (
 
 	"weft.dev/weft/internal/attach"
 	"weft.dev/weft/internal/cni"
+	"weft.dev/weft/internal/health"
 	"weft.dev/weft/internal/metrics"
 	"weft.dev/weft/internal/timing"
 )
@@ -154,5 +156,25 @@ func scrape(t *testing.T, m *metrics.Agent, lines ...string) {
 		if !strings.Contains(answer.Body.String(), line+"\n") {
 			t.Errorf("no line %s", line)
 		}
+	}
+}
+
+// While something of the node cannot be restored, the agent is not ready.
+func TestReadyOnlyIfTheNodeIsKept(t *testing.T) {
+	a := &agent{health: &health.Server{}}
+	failure := errors.New("sysctls: read-only file system")
+	a.kept = func() error { return failure }
+	a.watchNode(&engines{}, func() error { return nil })
+	ready := func() (int, string) {
+		answer := httptest.NewRecorder()
+		a.health.Handler().ServeHTTP(answer, httptest.NewRequest(http.MethodGet, "/readyz/node", nil))
+		return answer.Code, answer.Body.String()
+	}
+	if code, body := ready(); code != http.StatusServiceUnavailable || !strings.Contains(body, failure.Error()) {
+		t.Errorf("%d %s", code, body)
+	}
+	failure = nil
+	if code, body := ready(); code != http.StatusOK {
+		t.Errorf("restored: %d %s", code, body)
 	}
 }
