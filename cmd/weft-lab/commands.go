@@ -23,7 +23,7 @@ func root() *cobra.Command {
 	}
 	name := cmd.PersistentFlags().String("name", "lab", "the lab; several run side by side")
 	cmd.AddCommand(up(name), build(), imageCmd(), down(name), status(name), env(name), execute(name), matrixCmd(name), vpcMatrixCmd(name), neutronMatrixCmd(name), openStackCmd(name), hold(), pod(name), supervise(), reporterCmd(), pods(), virtual())
-	return cmd
+	return strict(cmd)
 }
 
 func up(name *string) *cobra.Command {

@@ -33,6 +33,9 @@ func main() {
 	}
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "weft-lab:", err)
+		if _, wrong := errors.AsType[usageError](err); wrong {
+			os.Exit(exitUsage)
+		}
 		os.Exit(1)
 	}
 }

@@ -35,6 +35,11 @@ func TestUnexpectedArguments(t *testing.T) {
 			t.Errorf("weft %s: %d %v", args, code, err)
 		}
 	}
+	for _, args := range []string{"log-level debug nonsense", "realised networkpolicy shop/a nonsense", "realised netnamespace shop nonsense"} {
+		if _, code, err := weft(t, Environment{}, strings.Fields(args)...); code != exitUnknown || err == nil {
+			t.Errorf("weft %s: %d %v", args, code, err)
+		}
+	}
 	if _, code, err := weft(t, Environment{}, "stat"); code != exitUnknown || !strings.Contains(err.Error(), "status") {
 		t.Errorf("a command that is nearly one: %d %v", code, err)
 	}

@@ -65,14 +65,14 @@ func tenantAction(common *commonFlags, use, short, example string, request func(
 		Example: example,
 		RunE: func(cmd *cobra.Command, names []string) error {
 			if cmd.Name() == "join" && opts.to == "" {
-				return errors.New("--to: name the namespace whose network the others join")
+				return unknown(cmd, errors.New("--to: name the namespace whose network the others join"))
 			}
 			r := request(&opts)
 			r.Namespaces = names
 			if opts.selector != "" {
 				var err error
 				if r.Selector, err = labels.Parse(opts.selector); err != nil {
-					return fmt.Errorf("--selector: %w", err)
+					return unknown(cmd, fmt.Errorf("--selector: %w", err))
 				}
 			}
 			return runTenant(cmd, common, &opts, r)
@@ -92,7 +92,7 @@ func tenantAction(common *commonFlags, use, short, example string, request func(
 
 func runTenant(cmd *cobra.Command, common *commonFlags, opts *tenantOptions, request tenant.Request) error {
 	if err := checkFormat(opts.output); err != nil {
-		return err
+		return unknown(cmd, err)
 	}
 	config, err := common.operatorConfig(opts.context)
 	if err != nil {
