@@ -85,7 +85,7 @@ func tableOfTests(t *testing.T, heading string) (numbers []int) {
 	section, _, _ = strings.Cut(section, "\n## ")
 	section, _, _ = strings.Cut(section, "\n### ")
 	row := regexp.MustCompile(`(?m)^\| (\d+) \| (.+) \| (.+) \|$`)
-	name := regexp.MustCompile("`([a-z0-9/]+)/(Test[A-Za-z0-9]+)`")
+	name := regexp.MustCompile("`([a-z0-9/-]+)/(Test[A-Za-z0-9]+)`")
 	for _, fields := range row.FindAllStringSubmatch(section, -1) {
 		number, err := strconv.Atoi(fields[1])
 		if err != nil {
