@@ -42,6 +42,9 @@ func (s *Supervisor) bring(ctx context.Context) error {
 			if bin, err = s.buildKubernetes(ctx); err != nil {
 				return err
 			}
+			if err := s.buildFlannel(ctx); err != nil {
+				return err
+			}
 			close(built)
 			return nil
 		},

@@ -8,23 +8,38 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 
 	"golang.org/x/sync/errgroup"
 
+	"weft.dev/weft/lab/flannelbuild"
 	"weft.dev/weft/lab/machine"
 	"weft.dev/weft/lab/plan"
 	"weft.dev/weft/lab/process"
 )
 
-// Directories of programs that are not the project's: Debian's containernetworking-plugins, and the original flanneld with its plugin,
-// which the tests of internal/flannel build on first use.
 const (
-	debianPlugins  = "/usr/lib/cni"
-	flannelCache   = "/var/cache/weft-lab/flannel"
-	flanneldFile   = "flanneld-v0.28.9"
-	originalPlugin = "flannel-plugin-v0.9.1"
+	debianPlugins  = "/usr/lib/cni" // of Debian's containernetworking-plugins
 	flanneldHealth = 8081
 )
+
+// buildFlannel builds the original programs of the lab's nodes that run them in place of Weft.
+func (s *Supervisor) buildFlannel(ctx context.Context) error {
+	if !slices.ContainsFunc(s.lab.AllNodes(), func(n plan.Node) bool { return s.lab.RunsFlanneld(n.Name) }) {
+		return nil
+	}
+	for _, program := range []flannelbuild.Program{flannelbuild.Flanneld(), flannelbuild.Plugin()} {
+		if !program.Missing() {
+			continue
+		}
+		if err := s.step("build "+program.String(), func() error {
+			return program.Ensure(ctx, filepath.Dir(s.lab.KubernetesModule), s.group.Run)
+		}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
 
 // conflist is cni-conf.json of flannel's manifest.
 const conflist = `{"name":"cbr0","cniVersion":"0.3.1","plugins":[` +
@@ -62,9 +77,9 @@ func (s *Supervisor) flannelAgent() []string {
 // installFlannelPlugin installs the plugins of a flannel network in the runtime's directory.
 func (s *Supervisor) installFlannelPlugin(n plan.Node) error {
 	if s.lab.RunsFlanneld(n.Name) {
-		raw, err := os.ReadFile(filepath.Join(flannelCache, originalPlugin))
+		raw, err := os.ReadFile(flannelbuild.Plugin().Path())
 		if err != nil {
-			return fmt.Errorf("install flannel's plugin on %s: %w (go test -tags real ./internal/flannel/plugin builds it)", n.Name, err)
+			return fmt.Errorf("install flannel's plugin on %s: %w", n.Name, err)
 		}
 		if err := machine.WriteFile(filepath.Join(n.Dir, "root", "opt/cni/bin", "flannel"), raw, 0o755); err != nil {
 			return err
@@ -133,7 +148,7 @@ func (s *Supervisor) bringDaemons(ctx context.Context) error {
 	for _, n := range s.lab.AllNodes() {
 		argv, name := []string{filepath.Join(s.lab.WeftBin, "weft"), "flanneld"}, n.Name+"/weft-flanneld"
 		if s.lab.RunsFlanneld(n.Name) {
-			argv, name = []string{filepath.Join(flannelCache, flanneldFile)}, n.Name+"/flanneld"
+			argv, name = []string{flannelbuild.Flanneld().Path()}, n.Name+"/flanneld"
 		}
 		argv = append(argv, "--etcd-endpoints="+s.plane.LeasesURL())
 		g.Go(func() error { return s.bringDaemon(ctx, n, name, argv) })
@@ -148,7 +163,7 @@ func (s *Supervisor) bringOriginal(ctx context.Context, n plan.Node, kubeconfig 
 		return err
 	}
 	return s.bringDaemon(ctx, n, n.Name+"/flanneld", []string{
-		filepath.Join(flannelCache, flanneldFile), "--kube-subnet-mgr", "--kubeconfig-file=" + kubeconfig, "--net-config-path=" + conf,
+		flannelbuild.Flanneld().Path(), "--kube-subnet-mgr", "--kubeconfig-file=" + kubeconfig, "--net-config-path=" + conf,
 	})
 }
 

@@ -14,7 +14,6 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"weft.dev/weft/internal/flannel/flanneltest"
 	"weft.dev/weft/lab"
 	"weft.dev/weft/lab/matrix"
 	"weft.dev/weft/lab/plan"
@@ -113,8 +112,6 @@ func TestBesideFlanneldInEtcd(t *testing.T) {
 // mixed brings up a lab of one node with Weft and one with the original flanneld, and has their pods reach each other by all addresses.
 func mixed(ctx context.Context, t *testing.T, cfg lab.Config) {
 	t.Helper()
-	flanneltest.Flanneld(t) // the lab takes both from where this puts them
-	flanneltest.Plugin(t)
 	cfg.Nodes, cfg.Runtime, cfg.Network, cfg.Flanneld = 2, plan.RuntimeCNI, plan.NetworkFlannel, "n2"
 	c := up(ctx, t, cfg)
 	weft, flannel := addPod(ctx, t, c, "n1", "weft"), addPod(ctx, t, c, "n2", "flannel")

@@ -20,27 +20,19 @@ import (
 	"time"
 
 	"weft.dev/weft/internal/child"
+	"weft.dev/weft/lab/flannelbuild"
 )
-
-// The versions of the real programs.
-const (
-	FlanneldVersion = "v0.28.9"
-	PluginVersion   = "v0.9.1"
-)
-
-// cache is the directory of the real programs, next to those of the laboratory.
-const cache = "/var/cache/weft-lab/flannel"
 
 // Flanneld returns the path of the real flanneld, which it builds on first use.
 func Flanneld(t testing.TB) string {
 	t.Helper()
-	return build(t, "flanneld-"+FlanneldVersion, "flanneld", "github.com/flannel-io/flannel", "CGO_ENABLED=1")
+	return build(t, flannelbuild.Flanneld())
 }
 
 // Plugin returns the path of the real CNI plugin of flannel, which it builds on first use.
 func Plugin(t testing.TB) string {
 	t.Helper()
-	return build(t, "flannel-plugin-"+PluginVersion, "flannelcni", "github.com/containernetworking/plugins/plugins/meta/flannel", "CGO_ENABLED=0")
+	return build(t, flannelbuild.Plugin())
 }
 
 // binVariable names a directory that already has Weft's programs, as in the laboratory.
@@ -85,30 +77,15 @@ func sources() string {
 	return "." // go build then reports that there is no module
 }
 
-func build(t testing.TB, name, module, pkg, env string) string {
+func build(t testing.TB, program flannelbuild.Program) string {
 	t.Helper()
-	path := filepath.Join(cache, name)
-	if _, err := os.Stat(path); err == nil {
-		return path
-	}
-	if err := os.MkdirAll(cache, 0o755); err != nil {
-		t.Fatal(err)
-	}
-	partial := fmt.Sprintf("%s.%d", path, os.Getpid())
-	run(t, filepath.Join(sources(), "lab", module), env, "go", "build", "-o", partial, pkg)
-	if err := os.Rename(partial, path); err != nil {
-		t.Fatal(err)
-	}
-	return path
-}
-
-func run(t testing.TB, dir, env string, argv ...string) string {
-	t.Helper()
-	out, err := try(t.Context(), dir, env, argv...)
+	err := program.Ensure(t.Context(), filepath.Join(sources(), "lab"), func(ctx context.Context, _ string, argv ...string) (string, error) {
+		return try(ctx, "", "", argv...)
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
-	return out
+	return program.Path()
 }
 
 func try(ctx context.Context, dir, env string, argv ...string) (string, error) {

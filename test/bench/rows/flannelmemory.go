@@ -24,6 +24,9 @@ func flannelMemory() Group {
 			if err != nil {
 				return nil, err
 			}
+			if err := b.Stage.BuildFlanneld(ctx, c); err != nil {
+				return nil, err
+			}
 			client, err := busyClient(c)
 			if err != nil {
 				return nil, err

@@ -14,17 +14,21 @@ import (
 	"weft.dev/weft/internal/child"
 	"weft.dev/weft/lab"
 	"weft.dev/weft/lab/controlplane"
+	"weft.dev/weft/lab/flannelbuild"
 )
 
 // KindNodes is the lab of flannel's daemons with leases in Kubernetes.
 const KindNodes = "d"
 
 const (
-	// originalFlanneld is where the lab expects flanneld.
-	originalFlanneld = "/var/cache/weft-lab/flannel/flanneld-v0.28.9"
-	daemonConf       = `{"Network":"10.0.0.0/8","EnableNFTables":true,"Backend":{"Type":"vxlan"}}`
-	daemonLimit      = 2 * time.Minute
+	daemonConf  = `{"Network":"10.0.0.0/8","EnableNFTables":true,"Backend":{"Type":"vxlan"}}`
+	daemonLimit = 2 * time.Minute
 )
+
+// BuildFlanneld builds the original flanneld if it is missing, from the modules that c was built from.
+func (s *Stage) BuildFlanneld(ctx context.Context, c *lab.Cluster) error {
+	return flannelbuild.Flanneld().Ensure(ctx, filepath.Dir(c.Config.KubernetesModule), s.group.Run)
+}
 
 // Daemon is a flannel daemon on a node of a lab without a flannel network, with leases in Kubernetes.
 type Daemon struct {
@@ -41,7 +45,7 @@ type Daemon struct {
 func (s *Stage) Daemon(n lab.Node, name string, original bool, leases int) (*Daemon, error) {
 	d := &Daemon{argv: []string{filepath.Join(s.config.Bin, "weft"), "flanneld"}, dir: n.Dir, node: n, leases: leases, env: append(os.Environ(), "NODE_NAME="+name)}
 	if original {
-		d.argv = []string{originalFlanneld}
+		d.argv = []string{flannelbuild.Flanneld().Path()}
 	}
 	conf := filepath.Join(d.dir, "bench-net-conf.json")
 	if err := os.WriteFile(conf, []byte(daemonConf), 0o600); err != nil {
