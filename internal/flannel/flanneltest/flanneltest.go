@@ -88,6 +88,15 @@ func build(t testing.TB, program flannelbuild.Program) string {
 	return program.Path()
 }
 
+func run(t testing.TB, dir, env string, argv ...string) string {
+	t.Helper()
+	out, err := try(t.Context(), dir, env, argv...)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return out
+}
+
 func try(ctx context.Context, dir, env string, argv ...string) (string, error) {
 	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
 	cmd.Dir = dir
