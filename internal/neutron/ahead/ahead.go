@@ -71,7 +71,11 @@ func Decide(demand Demand, ports []Port, now time.Time) Plan {
 			}
 		}
 	}
-	plan.Create = max(0, want-len(free)-max(0, len(stuck)-mostSpare))
+	needed := want
+	if active < demand.Waiting { // OpenStack creates one port after the other: the spare ones would delay those that pods wait for
+		needed = demand.Waiting
+	}
+	plan.Create = max(0, needed-len(free)-max(0, len(stuck)-mostSpare))
 	if active >= want {
 		slices.Sort(stuck)
 		plan.Delete = stuck

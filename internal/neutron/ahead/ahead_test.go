@@ -26,6 +26,7 @@ func TestDecide(t *testing.T) {
 	attached := func(_ int, p *Port) { p.Attached = true }
 	used := func(_ int, p *Port) { p.Used = true }
 	stuck := func(_ int, p *Port) { p.Stuck = true }
+	active := func(_ int, p *Port) { p.Active = true }
 	// Of three ports, one is stuck.
 	oneStuck := func(i int, p *Port) { p.Stuck, p.Active = i == 0, i > 0 }
 	for _, c := range []struct {
@@ -38,18 +39,20 @@ func TestDecide(t *testing.T) {
 		again  time.Duration // after start
 	}{
 		{"no pods, no ports", Demand{}, nil, 0, 0, 0, 0},
-		{"the first pod", Demand{Pods: 1, Waiting: 1}, nil, 0, 3, 0, 0},
+		{"the first pod", Demand{Pods: 1, Waiting: 1}, nil, 0, 1, 0, 0},
+		{"and nothing more while its port is not ACTIVE", Demand{Pods: 1, Waiting: 1}, ports(1, free), 0, 0, 0, 0},
+		{"then spare ports", Demand{Pods: 1, Waiting: 1}, ports(1, active), 0, 2, 0, 0},
 		{"a tenth is spare", Demand{Pods: 45, Waiting: 0}, ports(45, attached), 0, 5, 0, 0},
-		{"at most 16 are", Demand{Pods: 400, Waiting: 40}, ports(360, attached), 0, 56, 0, 0},
+		{"at most 16 are", Demand{Pods: 400}, ports(400, attached), 0, 16, 0, 0},
 		{"ports under way count", Demand{Pods: 3, Waiting: 3}, ports(5, free), 0, 0, 0, 0},
-		{"one that rests does not", Demand{Pods: 1, Waiting: 1}, ports(3, used), 30 * time.Second, 3, 0, Rest},
+		{"one that rests does not", Demand{Pods: 1, Waiting: 1}, ports(3, used), 30 * time.Second, 1, 0, Rest},
 		{"after its rest it does", Demand{Pods: 1, Waiting: 1}, ports(3, used), Rest, 0, 0, 0},
 		{"not needed, kept", Demand{}, ports(3, free), Keep - time.Second, 0, 0, Keep},
 		{"not needed for long", Demand{}, ports(3, free), Keep, 0, 3, 0},
 		{"one too many", Demand{Pods: 2}, ports(3, free), Keep, 0, 1, 0},
 		{"attached ports stay", Demand{}, ports(3, attached), 2 * Keep, 0, 0, 0},
-		{"stuck ports are replaced", Demand{Pods: 1, Waiting: 1}, ports(3, stuck), 0, 3, 0, 0},
-		{"at most 16 of them", Demand{Pods: 20, Waiting: 20}, ports(22, stuck), 0, 16, 0, 0},
+		{"stuck ports are replaced", Demand{Pods: 1, Waiting: 1}, ports(3, stuck), 0, 1, 0, 0},
+		{"at most 16 of them", Demand{Pods: 20, Waiting: 20}, ports(22, stuck), 0, 14, 0, 0},
 		{"and not again while none is ACTIVE", Demand{Pods: 20, Waiting: 20}, ports(38, stuck), 0, 0, 0, 0},
 		{"a stuck port is deleted once it is replaced", Demand{Pods: 2}, ports(3, oneStuck), 0, 0, 1, 0},
 		{"and not before", Demand{Pods: 2, Waiting: 1}, ports(3, oneStuck), 0, 1, 0, 0},

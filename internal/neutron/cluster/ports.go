@@ -54,6 +54,8 @@ type known struct {
 	// waiting counts the plugged ports that are not ACTIVE yet; since is when that number last changed.
 	waiting int
 	since   time.Time
+	// changed is when it first changed after the last read; zero: it has not.
+	changed time.Time
 	// inactive has, for each of them, when a round first saw it plugged and not ACTIVE.
 	inactive map[string]time.Time
 	problem  string // that an event reported
@@ -74,7 +76,7 @@ type round struct {
 
 // Limits of how often OpenStack is polled for ports to become ACTIVE.
 const (
-	soonest = 500 * time.Millisecond
+	soonest = 250 * time.Millisecond
 	latest  = 30 * time.Second
 )
 
@@ -119,7 +121,7 @@ func (r *portReconciler) step(ctx context.Context, os *session, v *view) (ctrl.R
 	errs := []error{now.finish(ctx), now.adopt(ctx), now.report(ctx)}
 	next, err := now.plan(ctx)
 	errs = append(errs, err)
-	return ctrl.Result{RequeueAfter: min(next, r.untilRead(k))}, errors.Join(errs...)
+	return ctrl.Result{RequeueAfter: min(next, max(r.untilRead(k), time.Millisecond))}, errors.Join(errs...)
 }
 
 func (r *portReconciler) forget(key types.NamespacedName) {
@@ -138,12 +140,18 @@ func (r *portReconciler) stale(key types.NamespacedName) {
 	}
 }
 
-// untilRead is when OpenStack is read again: soon while ports wait to be ACTIVE, and less often the longer they wait.
+// untilRead returns when OpenStack is read again, from now on: soon after a change if plugged ports are not ACTIVE yet, and then less and less
+// often. A read delays Neutron's own work: it is not made at the moment when a port was plugged, which cannot be ACTIVE yet.
 func (r *portReconciler) untilRead(k *known) time.Duration {
+	now := r.now()
 	if k.waiting == 0 {
-		return reread
+		return k.at.Add(reread).Sub(now)
 	}
-	return min(max(soonest, r.now().Sub(k.since)/2), latest)
+	due := k.at.Add(min(max(soonest, now.Sub(k.since)/2), latest))
+	if first := k.changed.Add(soonest); due.Before(first) {
+		due = first
+	}
+	return due.Sub(now)
 }
 
 // read returns the state in OpenStack, from memory unless a new read is due.
@@ -164,8 +172,9 @@ func (r *portReconciler) read(ctx context.Context, os *session, v *view) (*known
 	k.inactive = inactive
 	if waiting := len(inactive); waiting != k.waiting {
 		k.waiting, k.since = waiting, now
+		k.changed = cmp.Or(k.changed, now)
 	}
-	if !k.at.IsZero() && now.Sub(k.at) < r.untilRead(k) {
+	if !k.at.IsZero() && r.untilRead(k) > 0 {
 		return k, nil
 	}
 	if k.network == nil || now.Sub(k.at) >= reread {
@@ -177,13 +186,14 @@ func (r *portReconciler) read(ctx context.Context, os *session, v *view) (*known
 	if err != nil {
 		return nil, err
 	}
-	k.ports, k.at = ports, r.now()
+	k.ports, k.at, k.changed = ports, r.now(), time.Time{}
 	r.mu.Lock()
 	r.known[v.key] = k
 	r.mu.Unlock()
 	return k, nil
 }
 
+// readNetwork reads the network, and what its ports need besides.
 func (r *portReconciler) readNetwork(ctx context.Context, os *session, v *view, k *known) error {
 	held, err := os.FindNetwork(ctx, "", "", v.network.Status.NetworkID)
 	if err != nil {
@@ -404,8 +414,8 @@ func (r *round) clashes(object *weftv1.NeutronPort) bool {
 		if err != nil {
 			return true
 		}
-		if of, taken := r.v.taken[nodeAddress{object.Spec.Node, prefix.Addr()}]; taken && of != r.v.key {
-			return true
+		if of, taken := r.v.taken[nodeAddress{object.Spec.Node, prefix.Addr()}]; taken && of != r.v.key && prefix.Addr().Is4() {
+			return true // nodes route no IPv6 addresses
 		}
 	}
 	return false

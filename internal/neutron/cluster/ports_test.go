@@ -214,9 +214,15 @@ func TestPortsThatDoNotBecomeActive(t *testing.T) {
 		}
 	}
 	step(0, nil)
+	if len(list.Items) != 1 {
+		t.Fatalf("%d ports for a pod that waits, want 1", len(list.Items))
+	}
+	for range 2 {
+		step(latest, nil)
+	}
 	first := len(list.Items)
 	if first != 3 {
-		t.Fatalf("%d ports for a pod that waits, want 3", first)
+		t.Fatalf("%d ports once the pod's port is ACTIVE, want 3", first)
 	}
 	dead := map[string]bool{list.Items[0].Name: true, list.Items[1].Name: true}
 	for id := range dead {
@@ -234,7 +240,7 @@ func TestPortsThatDoNotBecomeActive(t *testing.T) {
 	if said := r.said(); !strings.Contains(said, "has not become ACTIVE for 2m0s") {
 		t.Errorf("events: %s", said)
 	}
-	for range 3 {
+	for range 6 {
 		step(latest, dead)
 	}
 	live := 0
