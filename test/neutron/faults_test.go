@@ -71,7 +71,7 @@ func (e *everything) ensure(ctx context.Context, t *testing.T) {
 	untilDone(ctx, t, "user", func(ctx context.Context) error { return e.c.EnsureUser(ctx, e.user()) })
 	var group string
 	untilDone(ctx, t, "group", func(ctx context.Context) (err error) {
-		group, err = e.c.EnsureGroup(ctx, e.project)
+		group, err = e.c.EnsureGroup(ctx, cloud.Group{Project: e.project, IPv6: true})
 		return err
 	})
 	untilDone(ctx, t, "network", func(ctx context.Context) (err error) {

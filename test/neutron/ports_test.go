@@ -13,6 +13,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	stackubev1 "weft.dev/weft/api/stackube/v1"
@@ -169,8 +170,8 @@ func TestPortsAhead(t *testing.T) {
 
 	pod := runPod(ctx, t, kube, blue, n1.Name)
 	runPod(ctx, t, kube, red, n1.Name)
-	first := portsOn(ctx, t, kube, place{blue, n1.Name}, 3) // one for the pod, two more
-	second := portsOn(ctx, t, kube, place{red, n1.Name}, 3)
+	first := portsOn(ctx, t, kube, place{blue, n1.Name}, 1)
+	second := portsOn(ctx, t, kube, place{red, n1.Name}, 1)
 	portsOn(ctx, t, kube, place{blue, n2.Name}, 0)
 	seen := map[string]bool{}
 	for _, p := range slices.Concat(first, second) {
@@ -182,10 +183,12 @@ func TestPortsAhead(t *testing.T) {
 		seen[addr] = true
 	}
 
+	second = withIPv6(ctx, t, kube, place{red, n1.Name})
 	mine := &first[0]
 	plug(ctx, t, n1, mine)
 	report(ctx, t, kube, mine, func(s *weftv1.NeutronPortStatus) { s.Plugged = true })
 	until(ctx, t, kube, mine, func() bool { return mine.Spec.Active })
+	portsOn(ctx, t, kube, place{blue, n1.Name}, 3) // two spare ones follow
 	report(ctx, t, kube, mine, func(s *weftv1.NeutronPortStatus) {
 		s.Pod = &weftv1.NeutronPortPod{Namespace: blue, Name: "a", UID: string(pod.UID)}
 	})
@@ -216,6 +219,28 @@ func TestPortsAhead(t *testing.T) {
 	for _, p := range []weftv1.NeutronPort{first[0], second[0]} {
 		if left, err := cloud.New(c, cloud.Config{}).Ports(ctx, p.Spec.Network.ID); err != nil || len(left) > 0 {
 			t.Errorf("Neutron still has of network %s: %+v, %v", p.Spec.Network.Name, left, err)
+		}
+	}
+}
+
+// withIPv6 gives a tenant's Network an IPv6 subnet. Its port without a pod, which has no IPv6 address, is replaced by one with both.
+func withIPv6(ctx context.Context, t *testing.T, kube client.Client, at place) []weftv1.NeutronPort {
+	t.Helper()
+	n := &stackubev1.Network{ObjectMeta: metav1.ObjectMeta{Namespace: at.network, Name: at.network}}
+	patch := client.RawPatch(types.MergePatchType, []byte(`{"spec":{"ipv6CIDR":"fd00:10:244::/64"}}`))
+	if err := kube.Patch(ctx, n, patch); err != nil {
+		t.Fatal(err)
+	}
+	for {
+		found := portsOn(ctx, t, kube, at, 1)
+		if a := found[0].Spec.Addresses; len(a) == 2 && strings.HasPrefix(a[0].Address, "10.244.") && strings.HasPrefix(a[1].Address, "fd00:10:244:") &&
+			a[1].Gateway == "fd00:10:244::1" {
+			return found
+		}
+		select {
+		case <-ctx.Done():
+			t.Fatalf("the port has no IPv6 address: %+v", found)
+		case <-time.After(200 * time.Millisecond):
 		}
 	}
 }

@@ -43,6 +43,10 @@ type Network struct {
 // +kubebuilder:validation:XValidation:rule=`(has(self.networkID) ? self.networkID : "") == (has(oldSelf.networkID) ? oldSelf.networkID : "")`,message="networkID cannot change: delete the network and make it anew"
 // +kubebuilder:validation:XValidation:rule=`(has(self.cidr) ? self.cidr : "") == (has(oldSelf.cidr) ? oldSelf.cidr : "")`,message="cidr cannot change: delete the network and make it anew"
 // +kubebuilder:validation:XValidation:rule=`(has(self.gateway) ? self.gateway : "") == (has(oldSelf.gateway) ? oldSelf.gateway : "")`,message="gateway cannot change: delete the network and make it anew"
+// +kubebuilder:validation:XValidation:rule=`!(has(self.networkID) && self.networkID != "") || !(has(self.ipv6CIDR) && self.ipv6CIDR != "")`,message="ipv6CIDR is for networks without networkID: with it, pods get addresses of the IPv6 subnets that the network has"
+// +kubebuilder:validation:XValidation:rule=`!has(self.ipv6Gateway) || self.ipv6Gateway == "" || has(self.ipv6CIDR) && isIP(self.ipv6Gateway) && isCIDR(self.ipv6CIDR) && cidr(self.ipv6CIDR).containsIP(self.ipv6Gateway)`,message="ipv6Gateway is not an address in ipv6CIDR"
+// +kubebuilder:validation:XValidation:rule=`!has(oldSelf.ipv6CIDR) || oldSelf.ipv6CIDR == "" || has(self.ipv6CIDR) && self.ipv6CIDR == oldSelf.ipv6CIDR`,message="ipv6CIDR cannot change: delete the network and make it anew"
+// +kubebuilder:validation:XValidation:rule=`!has(oldSelf.ipv6CIDR) || oldSelf.ipv6CIDR == "" || (has(self.ipv6Gateway) ? self.ipv6Gateway : "") == (has(oldSelf.ipv6Gateway) ? oldSelf.ipv6Gateway : "")`,message="ipv6Gateway cannot change: delete the network and make it anew"
 type NetworkSpec struct {
 	// CIDR is the range of the network's subnet, IPv4, such as 10.244.0.0/16.
 	// +optional
@@ -53,6 +57,15 @@ type NetworkSpec struct {
 	// +optional
 	// +kubebuilder:validation:MaxLength=15
 	Gateway string `json:"gateway,omitempty"`
+	// IPv6CIDR is the range of a second subnet, IPv6, such as fd00:10:244::/64. Pods that start later get an address in it as well.
+	// +optional
+	// +kubebuilder:validation:MaxLength=43
+	// +kubebuilder:validation:XValidation:rule=`self == "" || isCIDR(self) && cidr(self).ip().family() == 6 && cidr(self) == cidr(self).masked() && cidr(self).prefixLength() <= 120`,message="not an IPv6 range of at least 256 addresses whose host bits are zero"
+	IPv6CIDR string `json:"ipv6CIDR,omitempty"`
+	// IPv6Gateway is the router's address in the IPv6 subnet. Default: the first.
+	// +optional
+	// +kubebuilder:validation:MaxLength=39
+	IPv6Gateway string `json:"ipv6Gateway,omitempty"`
 	// NetworkID is the id of a network that is there already, of the tenant's project or shared; it is never changed or deleted.
 	// +optional
 	// +kubebuilder:validation:MaxLength=36

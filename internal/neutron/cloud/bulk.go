@@ -24,6 +24,7 @@ type NewPorts struct {
 	Project   string
 	Network   string // its id
 	Subnet    string // its id
+	Subnet6   string // id of the IPv6 subnet in which Neutron chooses an address for each port; "": none
 	Host      string // binding:host_id
 	Groups    []string
 	Addresses []netip.Addr // IPv4; each port's MAC address is derived from its address
@@ -42,11 +43,15 @@ func MAC(addr netip.Addr) string {
 func (s *portSet) CreatePorts(ctx context.Context, want NewPorts) ([]HeldPort, error) {
 	list := make([]map[string]any, 0, len(want.Addresses))
 	for _, addr := range want.Addresses {
+		fixed := []ports.IP{{SubnetID: want.Subnet, IPAddress: addr.String()}}
+		if want.Subnet6 != "" {
+			fixed = append(fixed, ports.IP{SubnetID: want.Subnet6})
+		}
 		opts := portsbinding.CreateOptsExt{
 			CreateOptsBuilder: ports.CreateOpts{
 				NetworkID: want.Network, Description: s.mark(want.Owner), ProjectID: want.Project, AdminStateUp: yes(),
 				DeviceOwner: deviceOwner(want.Host), SecurityGroups: &want.Groups, MACAddress: MAC(addr),
-				FixedIPs: []ports.IP{{SubnetID: want.Subnet, IPAddress: addr.String()}},
+				FixedIPs: fixed,
 			},
 			HostID: want.Host,
 		}

@@ -31,39 +31,61 @@ func (t *tenants) removeGroups(ctx context.Context, project string) error {
 // ruleExists is Neutron's name of the error for a rule that a group already has.
 const ruleExists = "SecurityGroupRuleExists"
 
-// EnsureGroup creates a project's security group that allows everything in and out, for IPv4, as KubeStack's did. If a group already has
-// rules for incoming traffic, its rules stay as they are.
-func (t *tenants) EnsureGroup(ctx context.Context, project string) (string, error) {
-	what := fmt.Sprintf("security group %q of project %s", DefaultGroup, project)
+// Group is the desired state of a project's security group.
+type Group struct {
+	Project string // its id
+	IPv6    bool   // admit IPv6 as well as IPv4
+}
+
+// EnsureGroup creates a project's security group that allows everything in and out: IPv4, as KubeStack's did, and IPv6 on request. If a group
+// already has rules for incoming IPv4 traffic, these stay as they are. A rule for IPv6 is added to a group that Weft created and that has none
+// for incoming IPv6 traffic.
+func (t *tenants) EnsureGroup(ctx context.Context, want Group) (string, error) {
+	what := fmt.Sprintf("security group %q of project %s", DefaultGroup, want.Project)
+	mark := t.mark("project/" + want.Project)
 	held, made, err := makeOnce(ctx, what, func(g *groups.SecGroup) string { return g.ID },
 		func(ctx context.Context) (*groups.SecGroup, error) {
-			found, err := list(ctx, groups.List(t.client.Network, groups.ListOpts{Name: DefaultGroup, ProjectID: project}), groups.ExtractGroups)
+			found, err := list(ctx, groups.List(t.client.Network, groups.ListOpts{Name: DefaultGroup, ProjectID: want.Project}), groups.ExtractGroups)
 			return only(what, found, err)
 		},
 		func(ctx context.Context) (*groups.SecGroup, error) {
-			return groups.Create(ctx, t.client.Network, groups.CreateOpts{
-				Name: DefaultGroup, ProjectID: project, Description: t.mark("project/" + project),
-			}).Extract()
+			return groups.Create(ctx, t.client.Network, groups.CreateOpts{Name: DefaultGroup, ProjectID: want.Project, Description: mark}).Extract()
 		})
 	if err != nil {
 		return "", err
 	}
+	admitted := map[string]bool{}
 	for _, r := range held.Rules {
 		if r.Direction == string(rules.DirIngress) {
-			return held.ID, nil
+			admitted[r.EtherType] = true
 		}
 	}
-	// A new group already has rules for outgoing traffic; adding them again would be answered with 409.
-	err = rules.Create(ctx, t.client.Network, rules.CreateOpts{
-		SecGroupID: held.ID, ProjectID: project, Direction: rules.DirIngress, EtherType: rules.EtherType4,
-	}).Err
-	err = openstack.Explain(err)
-	if refused, is := errors.AsType[*openstack.Error](err); err == nil || is && refused.Type == ruleExists {
-		return held.ID, nil
+	var missing []rules.RuleEtherType
+	if len(admitted) == 0 {
+		missing = append(missing, rules.EtherType4)
 	}
-	err = fmt.Errorf("let traffic into %s: %w", what, err)
-	if made {
-		err = errors.Join(err, gone(what, groups.Delete(ctx, t.client.Network, held.ID).ExtractErr()))
+	if want.IPv6 && !admitted[string(rules.EtherType6)] && held.Description == mark {
+		missing = append(missing, rules.EtherType6)
 	}
-	return "", err
+	for _, family := range missing {
+		if err := t.admit(ctx, held.ID, want.Project, family); err != nil {
+			err = fmt.Errorf("let %s traffic into %s: %w", family, what, err)
+			if made {
+				err = errors.Join(err, gone(what, groups.Delete(ctx, t.client.Network, held.ID).ExtractErr()))
+			}
+			return "", err
+		}
+	}
+	return held.ID, nil
+}
+
+// admit adds a rule for incoming traffic. A new group already has rules for outgoing traffic; adding them again would be answered with 409.
+func (t *tenants) admit(ctx context.Context, group, project string, family rules.RuleEtherType) error {
+	err := openstack.Explain(rules.Create(ctx, t.client.Network, rules.CreateOpts{
+		SecGroupID: group, ProjectID: project, Direction: rules.DirIngress, EtherType: family,
+	}).Err)
+	if refused, is := errors.AsType[*openstack.Error](err); is && refused.Type == ruleExists {
+		return nil
+	}
+	return err
 }

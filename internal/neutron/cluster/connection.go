@@ -29,10 +29,13 @@ type session struct {
 	addresses []netip.Addr
 }
 
-// group returns the security group of a project's pods. Concurrent calls for networks of one project are merged: otherwise Neutron would
+// group returns the security group of a project's pods, which admits IPv6 as well if ipv6 is set. Concurrent calls for networks of one project are merged: otherwise Neutron would
 // create two groups with one name.
-func (s *session) group(ctx context.Context, project string) (string, error) {
-	id, err, _ := s.groups.Do(project, func() (any, error) { return s.EnsureGroup(ctx, project) })
+func (s *session) group(ctx context.Context, project string, ipv6 bool) (string, error) {
+	id, err, _ := s.groups.Do(project, func() (any, error) { return s.EnsureGroup(ctx, cloud.Group{Project: project}) })
+	if err == nil && ipv6 { // the group exists now
+		id, err, _ = s.groups.Do(project+" IPv6", func() (any, error) { return s.EnsureGroup(ctx, cloud.Group{Project: project, IPv6: true}) })
+	}
 	text, _ := id.(string)
 	return text, err
 }

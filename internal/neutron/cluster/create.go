@@ -103,8 +103,8 @@ func (r *round) create(ctx context.Context, at ahead.Place, count int) error {
 			return fmt.Errorf("node %s: subnet %s: %w: %d ports are missing", at.Node, subnet, errFull, count)
 		}
 		made, err := r.os.CreatePorts(ctx, cloud.NewPorts{
-			Owner: objects.PortOwner(at), Project: r.k.project, Network: r.k.network.ID, Subnet: subnet, Host: r.v.hosts[at.Node],
-			Groups: []string{r.k.group}, Addresses: chosen,
+			Owner: objects.PortOwner(at), Project: r.k.project, Network: r.k.network.ID, Subnet: subnet,
+			Subnet6: objects.PodSubnet6(r.v.network, r.k.network), Host: r.v.hosts[at.Node], Groups: []string{r.k.group}, Addresses: chosen,
 		})
 		if err != nil {
 			return err

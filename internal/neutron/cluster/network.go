@@ -103,7 +103,7 @@ func (r *networkReconciler) ensureAt(ctx context.Context, os *session, n *stacku
 	if err != nil || done.state != stackubev1.StateActive {
 		return done, err
 	}
-	if _, err := os.group(ctx, project); err != nil {
+	if _, err := os.group(ctx, project, n.Spec.IPv6CIDR != ""); err != nil {
 		done.state, done.reason, done.message = stackubev1.StateFailed, reasonOpenStack, err.Error()
 		return done, err
 	}

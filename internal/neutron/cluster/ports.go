@@ -7,18 +7,22 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
+	"slices"
 	"strings"
 	"sync"
 	"time"
 
+	"github.com/gophercloud/gophercloud/v2/openstack/networking/v2/ports"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/events"
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller/controllerutil"
 
+	stackubev1 "weft.dev/weft/api/stackube/v1"
 	weftv1 "weft.dev/weft/api/weft/v1"
 	"weft.dev/weft/internal/cluster"
 	"weft.dev/weft/internal/neutron/ahead"
@@ -51,6 +55,8 @@ type known struct {
 	ports   []cloud.HeldPort
 	project string
 	group   string
+	// observed is the generation of the Network that OpenStack had then.
+	observed int64
 	// waiting counts the plugged ports that are not ACTIVE yet; since is when that number last changed.
 	waiting int
 	since   time.Time
@@ -174,23 +180,32 @@ func (r *portReconciler) read(ctx context.Context, os *session, v *view) (*known
 		k.waiting, k.since = waiting, now
 		k.changed = cmp.Or(k.changed, now)
 	}
-	if !k.at.IsZero() && r.untilRead(k) > 0 {
+	observed := observedGeneration(v.network)
+	if !k.at.IsZero() && r.untilRead(k) > 0 && k.observed == observed {
 		return k, nil
 	}
-	if k.network == nil || now.Sub(k.at) >= reread {
+	if k.network == nil || k.observed != observed || now.Sub(k.at) >= reread {
 		if err := r.readNetwork(ctx, os, v, k); err != nil {
 			return nil, err
 		}
 	}
-	ports, err := os.Ports(ctx, k.network.ID)
+	held, err := os.Ports(ctx, k.network.ID)
 	if err != nil {
 		return nil, err
 	}
-	k.ports, k.at, k.changed = ports, r.now(), time.Time{}
+	k.ports, k.at, k.changed, k.observed = held, r.now(), time.Time{}, observed
 	r.mu.Lock()
 	r.known[v.key] = k
 	r.mu.Unlock()
 	return k, nil
+}
+
+// observedGeneration is the generation of a Network that OpenStack has.
+func observedGeneration(n *stackubev1.Network) int64 {
+	if ready := meta.FindStatusCondition(n.Status.Conditions, stackubev1.ConditionReady); ready != nil {
+		return ready.ObservedGeneration
+	}
+	return 0
 }
 
 // readNetwork reads the network, and what its ports need besides.
@@ -202,7 +217,7 @@ func (r *portReconciler) readNetwork(ctx context.Context, os *session, v *view, 
 	if k.project, err = projectOf(ctx, r.client, os, v.network); err != nil {
 		return err
 	}
-	if k.group, err = os.group(ctx, k.project); err != nil {
+	if k.group, err = os.group(ctx, k.project, v.network.Spec.IPv6CIDR != ""); err != nil {
 		return err
 	}
 	k.network = held
@@ -429,6 +444,7 @@ func (r *round) report(ctx context.Context) error {
 		held[r.k.ports[i].ID] = &r.k.ports[i]
 	}
 	var errs []error
+	subnet6 := objects.PodSubnet6(r.v.network, r.k.network)
 	for i := range r.v.ports {
 		p := &r.v.ports[i]
 		if !r.v.current(p) {
@@ -438,7 +454,7 @@ func (r *round) report(ctx context.Context) error {
 			continue
 		}
 		port := held[p.Name]
-		if port == nil && p.Status.Pod == nil {
+		if (port == nil || lacksIPv6(port, subnet6)) && p.Status.Pod == nil {
 			errs = append(errs, r.deleteObject(ctx, p))
 			continue
 		}
@@ -450,6 +466,11 @@ func (r *round) report(ctx context.Context) error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// lacksIPv6 reports whether a port was created before the network had its IPv6 subnet. Such a port is replaced once no pod is on it.
+func lacksIPv6(port *cloud.HeldPort, subnet6 string) bool {
+	return subnet6 != "" && !slices.ContainsFunc(port.FixedIPs, func(ip ports.IP) bool { return ip.SubnetID == subnet6 })
 }
 
 // problem sends an event about a Network, once while the problem lasts.

@@ -242,7 +242,17 @@ func (n *Network) Ready() error {
 
 func portClaim(uuid string) string { return "neutronport " + uuid }
 
-func addressClaim(p netip.Prefix) string { return "neutron address " + p.Addr().String() }
+// addressClaims are the claims of a pod's IPv4 addresses, each of which the node routes to one pod. Nodes route no IPv6 addresses: pods of two
+// tenants may have the same one.
+func addressClaims(addresses []netip.Prefix) []string {
+	var claims []string
+	for _, p := range addresses {
+		if p.Addr().Is4() {
+			claims = append(claims, "neutron address "+p.Addr().String())
+		}
+	}
+	return claims
+}
 
 // Plan implements network.Network: it chooses a ready port, and waits for one if there is none.
 func (n *Network) Plan(ctx context.Context, req *cni.Request, at placement.Decision, inUse attach.InUse) (attach.Record, error) {
@@ -262,19 +272,17 @@ func (n *Network) Plan(ctx context.Context, req *cni.Request, at placement.Decis
 		if _, taken := inUse.Claims[portClaim(uuid)]; taken {
 			return true
 		}
-		for _, p := range s.Addresses {
-			if _, taken := inUse.Claims[addressClaim(p)]; taken {
-				return true
-			}
-		}
-		return false
+		return slices.ContainsFunc(addressClaims(s.Addresses), func(claim string) bool {
+			_, taken := inUse.Claims[claim]
+			return taken
+		})
 	}
 	waiting, cancel := context.WithTimeout(ctx, portPatience)
 	defer cancel()
 	for {
 		chosen, next, changed := n.ports.Choose(string(object.UID), claimed)
 		if chosen != nil {
-			rec, err := recordOf(at, chosen)
+			rec, err := recordOf(at, chosen, string(object.UID))
 			rec.Bandwidth, rec.HostPorts = limits, hostPorts
 			rec.HostInterface = hostInterface(req, chosen, limits)
 			return rec, err
@@ -333,8 +341,8 @@ func (n *Network) noPort(ctx context.Context, object *stackubev1.Network) error 
 	return cni.Errorf(cni.CodeTryAgainLater, "%s", words)
 }
 
-// recordOf returns the record of an attachment to the port that was chosen.
-func recordOf(at placement.Decision, chosen *ports.Choice) (attach.Record, error) {
+// recordOf returns the record of an attachment to the port that was chosen, on the Network with a UID: records' addresses are unique within it.
+func recordOf(at placement.Decision, chosen *ports.Choice, network string) (attach.Record, error) {
 	kept, err := json.Marshal(ports.Details{
 		Port: chosen.UUID, Slot: chosen.Slot, Network: at.Part, Routes: chosen.Spec.Routes, DNS: chosen.Spec.DNS,
 	})
@@ -342,11 +350,8 @@ func recordOf(at placement.Decision, chosen *ports.Choice) (attach.Record, error
 		return attach.Record{}, fmt.Errorf("details of the attachment's record: %w", err)
 	}
 	rec := attach.Record{
-		Network: Name, Addresses: chosen.Spec.Addresses, Gateway: chosen.Spec.Gateways, MAC: chosen.Spec.MAC.String(), MTU: chosen.Spec.MTU,
-		Claims: []string{portClaim(chosen.UUID)}, Details: kept,
-	}
-	for _, p := range chosen.Spec.Addresses {
-		rec.Claims = append(rec.Claims, addressClaim(p))
+		Network: Name + "." + network, Addresses: chosen.Spec.Addresses, Gateway: chosen.Spec.Gateways, MAC: chosen.Spec.MAC.String(), MTU: chosen.Spec.MTU,
+		Claims: append([]string{portClaim(chosen.UUID)}, addressClaims(chosen.Spec.Addresses)...), Details: kept,
 	}
 	return rec, nil
 }

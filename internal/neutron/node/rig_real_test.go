@@ -126,8 +126,14 @@ func (p portOf) mac() string {
 // create creates the object as the controller does; the caller creates the port in OpenStack.
 func (p portOf) create(t *testing.T) *weftv1.NeutronPort {
 	t.Helper()
-	c := api(t)
-	object := &weftv1.NeutronPort{
+	object := p.object()
+	p.createObject(t, object)
+	return object
+}
+
+// object is the port's object.
+func (p portOf) object() *weftv1.NeutronPort {
+	return &weftv1.NeutronPort{
 		ObjectMeta: metav1.ObjectMeta{Name: p.uuid()},
 		Spec: weftv1.NeutronPortSpec{
 			Network: weftv1.NeutronPortNetwork{Namespace: p.network.Namespace, Name: p.network.Name, UID: string(p.network.UID), ID: "id"},
@@ -135,9 +141,14 @@ func (p portOf) create(t *testing.T) *weftv1.NeutronPort {
 			Addresses: []weftv1.NeutronPortAddress{{Address: p.address() + "/16", Gateway: "10.244.0.1"}},
 		},
 	}
+}
+
+// createObject creates an object until the test ends.
+func (portOf) createObject(t *testing.T, object *weftv1.NeutronPort) {
+	t.Helper()
+	c := api(t)
 	must(t, c.Create(t.Context(), object))
 	t.Cleanup(func() { _ = c.Delete(context.Background(), object) })
-	return object
 }
 
 // machine is a node: its switch and its namespace outlive the agents on it.

@@ -212,6 +212,9 @@ func (w *world) compileServices() []pipeline.Service {
 			continue
 		}
 		for _, va := range addressesOf(object, of[object.Name], w.node) {
+			if !va.IP.Is4() {
+				continue // IPv6 of pods without policies is not tracked
+			}
 			s := pipeline.Service{
 				Group:   w.number(groupKey{object.UID, va.PortName, va.Protocol, va.Port}),
 				Address: va.IP, Port: pipeline.Port{Protocol: uint8(va.Protocol), Number: va.Port}, Sticky: va.Affinity > 0,

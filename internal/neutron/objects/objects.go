@@ -68,18 +68,51 @@ func Compile(n *stackubev1.Network, project string, rules *Rules) (cloud.Network
 			errs = append(errs, err)
 		}
 	}
+	second, err := subnet6(n, name, rules)
+	errs = append(errs, err)
+	all := []cloud.Subnet{subnet}
+	if second != nil {
+		all = append(all, *second)
+	}
 	for i, text := range n.Spec.DNSServers {
 		addr, err := netip.ParseAddr(text)
-		if err != nil || addr.Zone() != "" {
+		switch {
+		case err != nil || addr.Zone() != "" || addr.Is4In6():
 			errs = append(errs, fmt.Errorf("spec.dnsServers[%d]: %q is not an address", i, text))
-			continue
+		case addr.Is6() && second != nil: // Neutron refuses a name server of another family than the subnet's
+			all[1].DNS = append(all[1].DNS, addr)
+		default:
+			all[0].DNS = append(all[0].DNS, addr)
 		}
-		subnet.DNS = append(subnet.DNS, addr)
 	}
 	if err := errors.Join(errs...); err != nil {
 		return cloud.Network{}, err
 	}
-	return cloud.Network{Owner: Owner(n), Name: name, Project: project, Subnets: []cloud.Subnet{subnet}}, nil
+	return cloud.Network{Owner: Owner(n), Name: name, Project: project, Subnets: all}, nil
+}
+
+// subnet6 returns the IPv6 subnet that a Network requests; nil: none.
+func subnet6(n *stackubev1.Network, name string, rules *Rules) (*cloud.Subnet, error) {
+	if n.Spec.IPv6CIDR == "" {
+		return nil, nil //nolint:nilnil // no subnet is an answer here
+	}
+	cidr, err := netip.ParsePrefix(n.Spec.IPv6CIDR)
+	if err != nil || !cidr.Addr().Is6() || cidr.Addr().Is4In6() || cidr.Masked() != cidr || !cidr.Addr().IsGlobalUnicast() {
+		return nil, fmt.Errorf("spec.ipv6CIDR: %q is not an IPv6 range whose host bits are zero, such as fd00:10:244::/64", n.Spec.IPv6CIDR)
+	}
+	// Nodes do not route pods' IPv6 addresses: a range that other pods or nodes use is reached by the tenant's own router alone.
+	if err := overlap("spec.ipv6CIDR", cidr, rules.Reserved); err != nil {
+		return nil, err
+	}
+	subnet := &cloud.Subnet{Name: name + "-subnet-ipv6", CIDR: cidr}
+	if g := n.Spec.IPv6Gateway; g != "" {
+		addr, err := netip.ParseAddr(g)
+		if err != nil || !cidr.Contains(addr) || addr == cidr.Addr() {
+			return nil, fmt.Errorf("spec.ipv6Gateway: %q is not an address in %s besides its first", g, cidr)
+		}
+		subnet.Gateway = addr
+	}
+	return subnet, nil
 }
 
 // Adoptable returns why no pod can have an address of a network that networkID names: its pods' subnet is outside of all allowed ranges, or

@@ -1,6 +1,7 @@
 package objects
 
 import (
+	"cmp"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -94,6 +95,24 @@ func PodSubnet(n *stackubev1.Network, held *cloud.HeldNetwork) (id string, pool 
 	return "", nil, fmt.Errorf("network %s: %w", held.ID, ErrNoSubnet)
 }
 
+// PodSubnet6 is the id of the subnet whose IPv6 addresses Neutron allocates to pods besides those of PodSubnet: the Network's own one, or with
+// networkID the first by name. "" if there is none. In a subnet with an address mode, Neutron gives every port an address without a request.
+func PodSubnet6(n *stackubev1.Network, held *cloud.HeldNetwork) string {
+	sorted := slices.SortedFunc(slices.Values(held.Held), func(a, b subnets.Subnet) int {
+		return strings.Compare(a.Name+a.ID, b.Name+b.ID)
+	})
+	for _, s := range sorted {
+		own := n.Spec.NetworkID != "" || s.CIDR == n.Spec.IPv6CIDR
+		if s.IPVersion == 6 && own && (s.IPv6AddressMode == "" || s.IPv6AddressMode == statefulMode) {
+			return s.ID
+		}
+	}
+	return ""
+}
+
+// statefulMode is the address mode of subnets whose addresses Neutron allocates on request.
+const statefulMode = "dhcpv6-stateful"
+
 // Port compiles the NeutronPort of a port: what a node needs.
 func Port(n *stackubev1.Network, held *cloud.HeldNetwork, all []cloud.HeldPort, port *cloud.HeldPort, node string) (*weftv1.NeutronPort, error) {
 	spec := weftv1.NeutronPortSpec{
@@ -124,6 +143,10 @@ func Port(n *stackubev1.Network, held *cloud.HeldNetwork, all []cloud.HeldPort, 
 	if len(spec.Addresses) == 0 {
 		return nil, fmt.Errorf("port %s: %w", port.ID, ErrNoAddress)
 	}
+	// The first one is the pod's in its status, which kubelets probe: that of IPv4.
+	slices.SortStableFunc(spec.Addresses, func(a, b weftv1.NeutronPortAddress) int {
+		return cmp.Compare(strings.Count(a.Address, ":"), strings.Count(b.Address, ":"))
+	})
 	return &weftv1.NeutronPort{
 		ObjectMeta: metav1.ObjectMeta{Name: port.ID, Finalizers: []string{weftv1.NeutronPortFinalizer}}, Spec: spec,
 	}, nil

@@ -2,6 +2,7 @@ package objects
 
 import (
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 
@@ -104,6 +105,23 @@ func TestPort(t *testing.T) {
 	}
 	if diff := cmp.Diff(want, got.Spec); diff != "" || got.Name != "p" || got.Finalizers[0] != weftv1.NeutronPortFinalizer {
 		t.Errorf("%s: %s", got.Name, diff)
+	}
+	dual := port("q", "compute:n1", "0a:58:0a:f4:00:08", ports.IP{SubnetID: "v6", IPAddress: "fd00::8"}, ports.IP{SubnetID: "v4", IPAddress: "10.244.0.8"})
+	got, err = Port(n, held, all, &dual, "n1")
+	both := []weftv1.NeutronPortAddress{
+		{Address: "10.244.0.8/16", Gateway: "10.244.0.1", GatewayMAC: "fa:16:3e:00:00:01"}, {Address: "fd00::8/64", Gateway: "fd00::1"},
+	}
+	if err != nil || !slices.Equal(got.Spec.Addresses, both) {
+		t.Errorf("a port with an address of each family: %+v, %v", got, err)
+	}
+	for mode, want := range map[string]string{"": "v6", "dhcpv6-stateful": "v6", "slaac": "", "dhcpv6-stateless": ""} {
+		held.Held[0].IPv6AddressMode = mode
+		if id := PodSubnet6(&stackubev1.Network{Spec: stackubev1.NetworkSpec{NetworkID: "net"}}, held); id != want {
+			t.Errorf("address mode %q: the pods' subnet is %q", mode, id)
+		}
+	}
+	if id := PodSubnet6(&stackubev1.Network{Spec: stackubev1.NetworkSpec{CIDR: "10.244.0.0/16"}}, held); id != "" {
+		t.Errorf("without ipv6CIDR, the pods' subnet is %q", id)
 	}
 	if _, err := Port(n, held, all, &all[3], "n1"); !errors.Is(err, ErrNoAddress) {
 		t.Errorf("a port of another subnet: %v", err)

@@ -82,10 +82,12 @@ const (
 	prioritySpecial = 200
 	priorityHost    = 180
 	priorityGuard   = 150
-	priorityTracked = 120
-	priorityPod     = 100
-	priorityClosed  = 50
-	priorityRest    = 0
+	// priorityNeighbours is above priorityTracked: neighbour discovery is not tracked.
+	priorityNeighbours = 130
+	priorityTracked    = 120
+	priorityPod        = 100
+	priorityClosed     = 50
+	priorityRest       = 0
 )
 
 // HostAddress is the host's address on br-n. It is the same on every node: no packet with it leaves br-n.
@@ -284,7 +286,23 @@ func Static() []Rule {
 // tracked adds the rules for tracked connections. Each packet in the direction in which a connection was opened is judged, so that a
 // changed policy applies to established connections; answers pass.
 func (p *program) tracked(out openflow.Action) {
-	ip := openflow.EthType(openflow.EthTypeIPv4)
+	for _, ip := range families() {
+		p.trackedFamily(ip, out)
+	}
+	for _, table := range []uint8{TableFromPod, TableToPod} {
+		for _, kind := range []uint8{openflow.NDSolicit, openflow.NDAdvert} {
+			p.add(table, priorityNeighbours, "IPv6 neighbour discovery is not tracked, and no policy applies to it", match(openflow.ICMPv6Type(kind)), out)
+		}
+	}
+}
+
+// families are the matches of IPv4 and IPv6.
+func families() []openflow.MatchField {
+	return []openflow.MatchField{openflow.EthType(openflow.EthTypeIPv4), openflow.EthType(openflow.EthTypeIPv6)}
+}
+
+// trackedFamily adds the rules for tracked connections of IPv4 or IPv6. Only those of IPv4 are translated: Services have no IPv6 addresses here.
+func (p *program) trackedFamily(ip openflow.MatchField, out openflow.Action) {
 	zone := zoneField()
 	fresh := match(ip, openflow.CTState(openflow.CTTrk|openflow.CTNew, openflow.CTDNAT))
 	commit := openflow.CT(openflow.CTAction{Commit: true, ZoneField: &zone})

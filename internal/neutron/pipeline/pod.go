@@ -68,15 +68,14 @@ func (p *program) host(pod *Pod, addr netip.Addr) {
 		p.add(TableHostService, priorityPod, "to a Service that the host serves", from, pass...)
 		return
 	}
-	for on := range pod.Egress.matches(openflow.IPDst) {
+	for on := range pod.Egress.matches(openflow.IPDst, openflow.EthType(openflow.EthTypeIPv4)) {
 		p.add(TableHostService, priorityPod, "to a Service that the host serves, as a policy allows", append(append([]openflow.MatchField{}, from...), on...), pass...)
 	}
 }
 
-// judged adds the rules of a pod whose connections are tracked.
+// judged adds the rules of a pod whose connections are tracked. Those of IPv6 are tracked only for an isolated pod: they have no Services.
 func (p *program) judged(pod *Pod) {
 	zone := zoneField()
-	ip, ip6 := openflow.EthType(openflow.EthTypeIPv4), openflow.EthType(openflow.EthTypeIPv6)
 	own := openflow.Reg(RegZone, uint32(pod.Zone))
 	for _, side := range []struct {
 		port          uint32
@@ -89,25 +88,30 @@ func (p *program) judged(pod *Pod) {
 		{pod.OFPort, TableFromPod, TableService, TableEgress, TableEndpoint, pod.Egress, openflow.IPDst},
 		{pod.Patch, TableToPod, TableState, TableIngress, TableOut, pod.Ingress, openflow.IPSrc},
 	} {
-		p.add(side.enters, priorityTracked, "the pod's connections are tracked", match(openflow.InPort(side.port), ip),
+		p.add(side.enters, priorityTracked, "the pod's connections are tracked", match(openflow.InPort(side.port), openflow.EthType(openflow.EthTypeIPv4)),
 			openflow.CT(openflow.CTAction{ZoneField: &zone, NAT: &openflow.NAT{}, Table: &side.table}))
+		if pod.Ingress != nil || pod.Egress != nil {
+			p.add(side.enters, priorityTracked, "and those of IPv6, because the pod is isolated", match(openflow.InPort(side.port), openflow.EthType(openflow.EthTypeIPv6)),
+				openflow.CT(openflow.CTAction{ZoneField: &zone, Table: &side.table}))
+		}
 		if side.allowed == nil {
 			continue
 		}
-		p.add(side.enters, priorityTracked, "IPv6 of isolated pods is closed", match(openflow.InPort(side.port), ip6))
-		p.add(side.judges, priorityClosed, "the pod is isolated", match(ip, own))
-		for on := range side.allowed.matches(side.peer) {
-			p.add(side.judges, priorityPod, "a policy allows it", append(match(ip, own), on...), openflow.GotoTable(side.passes))
+		for _, ip := range families() {
+			p.add(side.judges, priorityClosed, "the pod is isolated", match(ip, own))
+		}
+		for on := range side.allowed.matches(side.peer, families()...) {
+			p.add(side.judges, priorityPod, "a policy allows it", append(match(own), on...), openflow.GotoTable(side.passes))
 		}
 	}
 }
 
-// matches yields the match of each combination of a peer and a port that is allowed, each once.
-func (a *Allowed) matches(peer func(netip.Prefix) openflow.MatchField) func(yield func([]openflow.MatchField) bool) {
+// matches yields the match of each combination of a peer and a port that is allowed, each once, for these families.
+func (a *Allowed) matches(peer func(netip.Prefix) openflow.MatchField, ip ...openflow.MatchField) func(yield func([]openflow.MatchField) bool) {
 	return func(yield func([]openflow.MatchField) bool) {
 		seen := map[string]bool{}
 		for _, rule := range a.Rules {
-			for _, on := range rule.matches(peer) {
+			for _, on := range rule.matches(peer, ip) {
 				text := openflow.NewMatch(on...).String()
 				if seen[text] {
 					continue
@@ -121,12 +125,15 @@ func (a *Allowed) matches(peer func(netip.Prefix) openflow.MatchField) func(yiel
 	}
 }
 
-func (a *Allow) matches(peer func(netip.Prefix) openflow.MatchField) [][]openflow.MatchField {
-	peers := [][]openflow.MatchField{{openflow.EthType(openflow.EthTypeIPv4)}}
-	if !a.AnyPeer {
-		peers = nil
+func (a *Allow) matches(peer func(netip.Prefix) openflow.MatchField, ip []openflow.MatchField) [][]openflow.MatchField {
+	var peers [][]openflow.MatchField
+	if a.AnyPeer {
+		for _, family := range ip {
+			peers = append(peers, match(family))
+		}
+	} else {
 		for _, prefix := range a.Peers {
-			if prefix.Addr().Is4() {
+			if prefix.Addr().Is4() || len(ip) > 1 {
 				peers = append(peers, match(peer(prefix)))
 			}
 		}

@@ -80,7 +80,7 @@ func (p *pods) setup(ctx context.Context, req podRequest) error {
 	if err != nil {
 		return err
 	}
-	group, err := p.Cloud.EnsureGroup(ctx, network.ProjectID)
+	group, err := p.Cloud.EnsureGroup(ctx, cloud.Group{Project: network.ProjectID})
 	if err != nil {
 		return err
 	}
