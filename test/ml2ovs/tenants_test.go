@@ -49,11 +49,11 @@ func TestTenants(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	before := census(ctx, t)
 	examples := filepath.Join(cluster.Config.DeployDir, "examples", "neutron")
 
 	kubectl(ctx, t, "apply", "-f", filepath.Join(examples, "tenants.yaml"))
 	kubectl(ctx, t, "wait", "--for=condition=Ready", "tenants.stackube.kubernetes.io/blue", "tenants.stackube.kubernetes.io/red", "--timeout=180s")
+	before := census(ctx, t)
 	kubectl(ctx, t, "apply", "-f", filepath.Join(examples, "pods.yaml"))
 	ready(ctx, t)
 
@@ -226,15 +226,25 @@ func again(ctx context.Context, t *testing.T, kube client.Client, manifest strin
 // counts has a node's resources, by kind, each as lines of text.
 type counts map[string][]string
 
-// census lists what pods on Neutron's networks have on each node.
-func census(ctx context.Context, t *testing.T) map[string]counts {
+// census lists what pods on Neutron's networks have on each node. Nodes have br-n from the first Network on; its flows are programmed last.
+func census(ctx context.Context, t *testing.T) (all map[string]counts) {
 	t.Helper()
-	all, err := takeCensus(ctx)
+	_, err := probe.Await(ctx, settles, "br-n on each node", func(ctx context.Context) (err error) {
+		all, err = takeCensus(ctx)
+		for node, c := range all {
+			if len(c[flowsOfBridge]) < 2 {
+				err = errors.Join(err, fmt.Errorf("%s has the flows %v", node, c[flowsOfBridge]))
+			}
+		}
+		return err
+	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	return all
 }
+
+const flowsOfBridge = "flows of br-n"
 
 func takeCensus(ctx context.Context) (map[string]counts, error) {
 	all := map[string]counts{}
@@ -242,7 +252,7 @@ func takeCensus(ctx context.Context) (map[string]counts, error) {
 		c := counts{}
 		for name, command := range map[string]string{
 			"links": "ip -br link show", "routes": "ip route show", "rules": "ip rule show",
-			"flows of br-n": "ovs-ofctl -O OpenFlow15 --no-stats dump-flows br-n", "nftables": "nft -s list ruleset",
+			flowsOfBridge: "ovs-ofctl -O OpenFlow15 --no-stats dump-flows br-n", "nftables": "nft -s list ruleset",
 			"ports": "ovs-vsctl --bare --columns=name,external_ids list Interface",
 		} {
 			out, err := probe.Run(ctx, n.Enter(strings.Fields(command)...))
