@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"weft.dev/weft/lab/neutronmatrix"
+	"weft.dev/weft/test/probe"
 )
 
 // TestExamples applies the objects of deploy/examples/neutron as make quickstart-neutron does, and measures what reaches what: two tenants on
@@ -41,5 +42,45 @@ func TestExamples(t *testing.T) {
 	}
 	if err := cloudFor.lab.Crashed(ctx); err != nil {
 		t.Error(err)
+	}
+	noSecretsInTheCluster(ctx, t)
+}
+
+// noSecretsInTheCluster searches for passwords and tokens in what Weft has written in the lab: its logs, the objects in the API server without
+// Secrets and Tenants' specs, and the agents' files and rows on nodes.
+func noSecretsInTheCluster(ctx context.Context, t *testing.T) {
+	t.Helper()
+	written := map[string]string{}
+	for pod := range strings.FieldsSeq(kubectl(ctx, t, "-n", "weft", "get", "pods", "-o", "name")) {
+		written["log of "+pod] = kubectl(ctx, t, "-n", "weft", "logs", pod, "--all-containers", "--tail=-1")
+	}
+	if len(written) < 1+len(cloudFor.lab.Nodes()) {
+		t.Errorf("only %d programs of Weft have a log", len(written))
+	}
+	for _, kind := range []string{
+		"events.events.k8s.io", "networks.stackube.kubernetes.io", "neutronports", "nodenetworks", "nodes", "namespaces", "services", "configmaps", "pods",
+	} {
+		written[kind] = kubectl(ctx, t, "get", kind, "-A", "-o", "json")
+	}
+	written["statuses of tenants"] = kubectl(ctx, t, "get", "tenants", "-A", "-o", "jsonpath={.items[*].status}")
+	for _, n := range cloudFor.lab.Nodes() {
+		files, err := probe.Run(ctx, n.Enter("find", "/var/lib/weft", "/run/weft", "-type", "f", "-size", "-1M", "-exec", "cat", "{}", "+"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		rows, err := probe.Run(ctx, n.Enter("ovsdb-client", "dump", "unix:/run/openvswitch/db.sock", "Open_vSwitch"))
+		if err != nil {
+			t.Fatal(err)
+		}
+		written["files of "+n.Name], written["rows of "+n.Name] = files, rows
+	}
+	for what, text := range written {
+		if text == "" {
+			t.Errorf("%s: nothing was read", what)
+		}
+		// The password of the Tenants in deploy/examples.
+		if holdsSecret(text) || strings.Contains(text, "change-me") {
+			t.Errorf("a password or a token is in %s", what)
+		}
 	}
 }
