@@ -117,8 +117,8 @@ func (t *tenants) start(ctx context.Context, spec lab.PodSpec) (*lab.Pod, error)
 		return nil, err
 	}
 	var pod *lab.Pod
-	_, err = probe.Await(ctx, probe.Patience, "pod "+spec.Namespace+"/"+spec.Name, func(ctx context.Context) error {
-		var err error
+	// Neutron creates about one port in a second, and a crowd needs 100.
+	_, err = probe.Await(ctx, 3*probe.Patience, "pod "+spec.Namespace+"/"+spec.Name, func(ctx context.Context) (err error) {
 		if pod, err = node.Attach(ctx, spec, uid); err == nil {
 			return nil
 		}
@@ -264,20 +264,20 @@ func same(what string, a, b []string) error {
 	return nil
 }
 
-// census counts the pods' resources on each node. Spare ports remain, each connected by a pair of patch ports.
+// census counts the pods' resources on each node, without the patch ports and the pre-plugged veth pairs (wp-) of spare ports, which remain.
 func (t *tenants) census(ctx context.Context) (map[string]probe.Counts, error) {
 	census := map[string]probe.Counts{}
 	for _, n := range t.cluster.Nodes() {
 		counts := probe.Counts{}
 		for name, command := range map[string]string{
 			"links": "ip -o link show", "routes": "ip route show", "flows of br-n": "ovs-ofctl -O OpenFlow15 --no-stats dump-flows br-n",
-			"rules": "nft -s list ruleset", "ports that are no patch ports": "ovs-vsctl --bare --columns=name find Interface type!=patch",
+			"rules": "nft -s list ruleset", "ports that are no patch ports": "ovs-vsctl -f csv --no-headings --columns=name find Interface type!=patch",
 		} {
 			out, err := probe.Run(ctx, n.Enter(strings.Fields(command)...))
 			if err != nil {
 				return nil, err
 			}
-			counts[name] = strings.Count(out, "\n")
+			counts[name] = strings.Count(out, "\n") - strings.Count(out, "wp-")
 		}
 		for name, pattern := range map[string]string{"records": "/var/lib/weft/attachments/*", "namespaces": "/run/netns/*"} {
 			files, err := filepath.Glob(n.Root(pattern))
