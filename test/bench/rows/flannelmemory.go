@@ -4,8 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"math"
-	"time"
 
 	"weft.dev/weft/lab"
 	"weft.dev/weft/test/bench/flannel"
@@ -53,29 +51,11 @@ func flannelMemory() Group {
 					if err != nil {
 						return nil, err
 					}
-					size, err := settledSize(ctx, daemon.Pid())
+					size, err := stage.SettledSize(ctx, daemon.Pid())
 					return measure.Figures{resident: size / megabyte}, errors.Join(err, daemon.Stop(ctx))
 				}
 			}
 			return b.compare(ctx, rows, sides[0], sides[1])
 		},
 	}
-}
-
-// settledSize returns a process's resident size once it is the same twice, to a hundredth.
-func settledSize(ctx context.Context, pid int) (float64, error) {
-	last, err := residentSize(pid)
-	for err == nil {
-		select {
-		case <-ctx.Done():
-			return 0, ctx.Err()
-		case <-time.After(settleStep):
-		}
-		var now float64
-		if now, err = residentSize(pid); err == nil && math.Abs(now-last) <= last/100 {
-			return now, nil
-		}
-		last = now
-	}
-	return 0, err
 }

@@ -8,30 +8,19 @@ import (
 	"net/netip"
 	"os"
 	"strings"
-	"time"
 
 	"weft.dev/weft/internal/openflow"
 	"weft.dev/weft/internal/overlay/pipeline"
 	"weft.dev/weft/internal/service"
 	"weft.dev/weft/test/bench/measure"
+	"weft.dev/weft/test/bench/sending"
 	"weft.dev/weft/test/bench/stage"
 	"weft.dev/weft/test/probe"
 	"weft.dev/weft/test/traffic"
 )
 
-const (
-	// forwardRate is the maximum number of datagrams per second; each is answered. A machine with two idle cores forwards that without loss
-	// in the userspace datapath.
-	forwardRate = 10_000
-	// leastForwardRate is the lowest rate that measures the switch: below it, work without packets dominates.
-	leastForwardRate = 500
-	forwardTime      = 2 * time.Second
-	forwardPort      = 7777
-	// forwardLoss is the permitted share of lost datagrams in a valid round.
-	forwardLoss = 0.01
-)
-
-const packetCPU = "packet-cpu"
+// forwardPort is where the second end answers.
+const forwardPort = 7777
 
 // The two ends, and the Service whose only endpoint is the second end.
 func client() netip.Addr         { return netip.MustParseAddr("10.128.0.5") }
@@ -65,7 +54,7 @@ table=1,priority=10,in_port=4,actions=mod_dl_dst:0a:58:0a:80:00:05,output:3
 func forwarding(name, title, peer string, to netip.Addr, target measure.Target) Group {
 	return Group{
 		Title: "processor time of the switch a packet, " + title,
-		Rows:  []measure.Row{{Name: "forwarding/" + name, Metric: packetCPU, Unit: "us of CPU a packet", Target: target}},
+		Rows:  []measure.Row{{Name: "forwarding/" + name, Metric: sending.PacketCPU, Unit: "us of CPU a packet", Target: target}},
 		run: func(ctx context.Context, b Bench, rows []measure.Row) (results []measure.Result, err error) {
 			ours, err := openPath(ctx, b.Stage, "ours", pipelineFlows(), to)
 			if err != nil {
@@ -81,44 +70,19 @@ func forwarding(name, title, peer string, to netip.Addr, target measure.Target) 
 				return nil, err
 			}
 			defer func() { err = errors.Join(err, plain.close()) }()
-			return b.compareSending(ctx, rows, ours, plain)
+			return b.compareSending(ctx, rows, &ours.Path, &plain.Path)
 		},
 	}
 }
 
-// errLost says that more packets were lost than permitted.
-var errLost = errors.New("packets were lost")
-
 // compareSending compares two paths at the highest rate at which the peer's path, the control, loses nothing, and neither path loses more
 // than permitted.
-func (b Bench) compareSending(ctx context.Context, rows []measure.Row, ours, peer *path) (results []measure.Result, err error) {
-	control := func(rate int) error {
-		_, tally, err := peer.stream(ctx, rate)
-		if err == nil && tally.Lost > 0 {
-			err = fmt.Errorf("%w by the control at %d packets a second: %s", errLost, 2*rate, tally)
-		}
-		return err
-	}
-	err = atHighestRate(control, func(rate int) (err error) {
-		results, err = b.compare(ctx, rows, ours.at(rate), peer.at(rate))
+func (b Bench) compareSending(ctx context.Context, rows []measure.Row, ours, peer *sending.Path) (results []measure.Result, err error) {
+	err = sending.Compare(ctx, ours, peer, func(ours, peer measure.Side) (err error) {
+		results, err = b.compare(ctx, rows, ours, peer)
 		return err
 	})
 	return results, err
-}
-
-// atHighestRate calls compare with the highest rate, of forwardRate and its halves, that control accepts, and with lower rates while
-// compare loses packets.
-func atHighestRate(control, compare func(rate int) error) error {
-	var err error
-	for rate := forwardRate; rate >= leastForwardRate; rate /= 2 {
-		if err = control(rate); err == nil {
-			err = compare(rate)
-		}
-		if !errors.Is(err, errLost) {
-			return err
-		}
-	}
-	return fmt.Errorf("no rate down to %d datagrams a second is forwarded without loss; run this on an idle machine: %w", leastForwardRate, err)
 }
 
 // pipelineFlows returns all flows and groups of a node with the two pods and the Service.
@@ -159,9 +123,9 @@ func pipelineOf(config *pipeline.Config, rules *policyNode) map[openflow.Key]ope
 
 // path is a switch with two ends and flows.
 type path struct {
+	sending.Path
+
 	sw   *stage.Switch
-	from string // the sender's namespace
-	to   netip.AddrPort
 	echo *traffic.Echo
 }
 
@@ -170,7 +134,7 @@ func openPath(ctx context.Context, s *stage.Stage, name, flows string, to netip.
 	if err != nil {
 		return nil, err
 	}
-	p = &path{sw: sw}
+	p = &path{sw: sw, Path: sending.Path{Meter: sw.Meter()}}
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, p.close())
@@ -199,45 +163,9 @@ func openPath(ctx context.Context, s *stage.Stage, name, flows string, to netip.
 	}
 	limited, cancel := context.WithTimeout(ctx, probe.Patience)
 	defer cancel()
-	p.from, p.to = from.Netns, netip.AddrPortFrom(to, forwardPort)
-	_, err = traffic.Ping(limited, p.from, p.to)
+	p.From, p.To = from.Netns, netip.AddrPortFrom(to, forwardPort)
+	_, err = traffic.Ping(limited, p.From, p.To)
 	return p, err
-}
-
-// at measures a stream of one connection at a rate, including its first packets, which create the megaflows.
-func (p *path) at(rate int) measure.Side {
-	return func(ctx context.Context) (measure.Figures, error) {
-		used, tally, err := p.stream(ctx, rate)
-		if err != nil {
-			return nil, err
-		}
-		if float64(tally.Lost) > forwardLoss*float64(tally.Sent) {
-			return nil, fmt.Errorf("%w: %s, more than a hundredth at %d packets a second", errLost, tally, 2*rate)
-		}
-		return measure.Figures{packetCPU: microseconds(used) / float64(2*(tally.Sent-tally.Lost))}, nil
-	}
-}
-
-// stream sends for forwardTime, and returns the switch's processor time.
-func (p *path) stream(ctx context.Context, rate int) (used time.Duration, tally traffic.Tally, err error) {
-	before, err := p.sw.Meter().Used()
-	if err != nil {
-		return 0, tally, err
-	}
-	stream, err := traffic.NewStream(p.from, p.to, rate)
-	if err != nil {
-		return 0, tally, err
-	}
-	select {
-	case <-ctx.Done():
-	case <-time.After(forwardTime):
-	}
-	tally, err = stream.Stop()
-	if err = errors.Join(err, ctx.Err()); err != nil {
-		return 0, tally, err
-	}
-	after, err := p.sw.Meter().Used()
-	return after - before, tally, err
 }
 
 func (p *path) close() error {

@@ -3,11 +3,6 @@ package rows
 import (
 	"context"
 	"fmt"
-	"math"
-	"os"
-	"strconv"
-	"strings"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -108,9 +103,6 @@ func dropPodObjects(ctx context.Context, client kubernetes.Interface) error {
 	return nil
 }
 
-// settleStep is the interval between two measurements; a value counts once the next one is the same, to a hundredth.
-const settleStep = time.Second
-
 func agentMemory(c *stage.Cluster) measure.Side {
 	node := c.Ours[0]
 	return func(ctx context.Context) (measure.Figures, error) {
@@ -118,38 +110,13 @@ func agentMemory(c *stage.Cluster) measure.Side {
 		if err != nil {
 			return nil, err
 		}
-		last, err := residentSize(status.Pid)
+		size, err := stage.SettledSize(ctx, status.Pid)
 		if err != nil {
 			return nil, err
 		}
-		for {
-			select {
-			case <-ctx.Done():
-				return nil, ctx.Err()
-			case <-time.After(settleStep):
-			}
-			now, err := residentSize(status.Pid)
-			if err != nil {
-				return nil, err
-			}
-			if math.Abs(now-last) <= last/100 {
-				inUse, err := heapInUse(ctx, node)
-				return measure.Figures{resident: now / megabyte, heap: inUse / megabyte}, err
-			}
-			last = now
-		}
+		inUse, err := heapInUse(ctx, node)
+		return measure.Figures{resident: size / megabyte, heap: inUse / megabyte}, err
 	}
-}
-
-// residentSize is VmRSS of /proc/PID/status (proc(5)), in bytes.
-func residentSize(pid int) (float64, error) {
-	raw, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/status")
-	if err != nil {
-		return 0, fmt.Errorf("read the agent's memory: %w", err)
-	}
-	const kilobyte = 1024
-	n, err := numberBehind(string(raw), "VmRSS:")
-	return n * kilobyte, err
 }
 
 // heapInUse returns the heap size at the end of the agent's own profile.
@@ -158,18 +125,5 @@ func heapInUse(ctx context.Context, n stage.Node) (float64, error) {
 	if err != nil {
 		return 0, fmt.Errorf("request the heap of the agent of %s: %w", n.Name, err)
 	}
-	return numberBehind(said, "# HeapInuse =")
-}
-
-func numberBehind(text, name string) (float64, error) {
-	_, rest, _ := strings.Cut(text, name)
-	fields := strings.Fields(rest)
-	if len(fields) == 0 {
-		return 0, fmt.Errorf("no field %s in the agent's memory statistics", name)
-	}
-	n, err := strconv.ParseFloat(fields[0], 64)
-	if err != nil {
-		return 0, fmt.Errorf("%s: %w", name, err)
-	}
-	return n, nil
+	return stage.NumberBehind(said, "# HeapInuse =")
 }

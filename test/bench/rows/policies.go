@@ -21,6 +21,7 @@ import (
 	"weft.dev/weft/internal/policy"
 	"weft.dev/weft/internal/policy/policytest"
 	"weft.dev/weft/test/bench/measure"
+	"weft.dev/weft/test/bench/sending"
 )
 
 // Metrics of policies.
@@ -213,7 +214,7 @@ func policyNodes(add func(*policyNode) error) func() (*policyNode, error) {
 func policyForwarding(name, title string, ours, peer func() (*policyNode, error), target measure.Target) Group {
 	return Group{
 		Title: "processor time of the switch a packet, pod to pod " + title,
-		Rows:  []measure.Row{{Name: "policies/forwarding/" + name, Metric: packetCPU, Unit: "us of CPU a packet", Target: target}},
+		Rows:  []measure.Row{{Name: "policies/forwarding/" + name, Metric: sending.PacketCPU, Unit: "us of CPU a packet", Target: target}},
 		run: func(ctx context.Context, b Bench, rows []measure.Row) ([]measure.Result, error) {
 			texts := make([]string, 0, 2)
 			for _, side := range []func() (*policyNode, error){ours, peer} {
@@ -306,5 +307,5 @@ func (b Bench) comparePaths(ctx context.Context, rows []measure.Row, ours, peer 
 		}
 		paths = append(paths, p)
 	}
-	return b.compareSending(ctx, rows, paths[0], paths[1])
+	return b.compareSending(ctx, rows, &paths[0].Path, &paths[1].Path)
 }

@@ -49,7 +49,7 @@ func (g Group) Run(ctx context.Context, b Bench) ([]measure.Result, error) {
 
 // All returns the groups in the order of measurement: first those in the lab, from few pods to many; then those with their own switches.
 func All() []Group {
-	return []Group{
+	return append([]Group{
 		cni(10),
 		burst(),
 		curve(50),
@@ -88,7 +88,7 @@ func All() []Group {
 		flannelLeases(),
 		flannelLeaseEvent(),
 		flannelResync(),
-	}
+	}, onNeutron()...)
 }
 
 // Matching returns the rows whose names match, in groups that are not empty.

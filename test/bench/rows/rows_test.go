@@ -64,6 +64,10 @@ func TestTargets(t *testing.T) {
 		"vpc/add":                    "ratio <= 1.3", "vpc/first-ping": "ratio <= 1.5",
 		"gateway/fip-50": "ratio <= 2", "gateway/fip-50/all": "ours <= 3000",
 		"gateway/forwarding/throughput": "ratio >= 0.95", "gateway/forwarding/cpu": "ratio <= 1.05",
+		"neutron/add": "ratio <= 1.2 (goal 1)", "neutron/del": "ratio <= 1.1", "neutron/add-cold": "ratio <= 1.15", "neutron/burst": "ratio <= 0.8 (goal 0.6)",
+		"neutron/forwarding": "ratio <= 1.05", "neutron/forwarding/service": "ratio <= 1.1", "neutron/loadbalancer": "ratio <= 1.2",
+		"neutron/restart/openstack-writes": "ours <= 0", "neutron/restart/rows": "ours <= 0", "neutron/restart/flow-mods": "ours <= 0",
+		"neutron/memory/agent": "ours <= 68", "neutron/memory/controller": "ours <= 60", "provider/rpc": "ratio <= 1.15", "provider/memory": "ours <= 40",
 	}
 	for _, g := range rows.All() {
 		for _, r := range g.Rows {

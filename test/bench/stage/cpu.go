@@ -110,5 +110,11 @@ func programs(ctx context.Context, c *lab.Cluster, names ...string) ([]int, erro
 	return pids, nil
 }
 
+// ProgramMeter reads the processor time of a lab's programs.
+func ProgramMeter(ctx context.Context, c *lab.Cluster, names ...string) (Meter, error) {
+	pids, err := programs(ctx, c, names...)
+	return Meter{daemons: pids}, err
+}
+
 // OwnMeter reads the processor time of this process.
 func OwnMeter() Meter { return Meter{daemons: []int{os.Getpid()}} }

@@ -37,6 +37,8 @@ const (
 	KindFailover = "f"
 	// KindVPC is the lab of VPCs.
 	KindVPC = "v"
+	// KindNeutron is the lab with an OpenStack.
+	KindNeutron = "n"
 )
 
 // Config is the configuration of a stage.
@@ -121,6 +123,9 @@ func (s *Stage) Close() error {
 	return errors.Join(err, s.lock.Close())
 }
 
+// Bin is the directory of the programs.
+func (s *Stage) Bin() string { return s.config.Bin }
+
 // Say reports the progress of a slow step.
 func (s *Stage) Say(format string, args ...any) { s.config.Say(format, args...) }
 
@@ -183,7 +188,7 @@ func (s *Stage) StrikeLab(ctx context.Context, kind string) error {
 
 func (s *Stage) strikeLabs(ctx context.Context) error {
 	return errors.Join(s.StrikeLab(ctx, KindPolicies), s.StrikeLab(ctx, KindFailover), s.StrikeLab(ctx, KindFlannel), s.StrikeLab(ctx, KindVPC),
-		s.StrikeLab(ctx, KindNodes))
+		s.StrikeLab(ctx, KindNodes), s.StrikeLab(ctx, KindNeutron))
 }
 
 // furnish opens the lab's nodes, and makes the peer's.
