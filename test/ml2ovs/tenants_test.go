@@ -27,11 +27,11 @@ import (
 )
 
 const (
-	testTimeout = 12 * time.Minute
+	testTimeout = 16 * time.Minute
 	// deadTag is the VLAN of ports that neutron-openvswitch-agent has not bound.
 	deadTag = 4095
 	// settles is the time limit for the end of what the objects of a test made.
-	settles = 3 * time.Minute
+	settles = 5 * time.Minute
 )
 
 // tenants are the namespaces of deploy/examples/neutron.
@@ -62,8 +62,8 @@ func TestTenants(t *testing.T) {
 	again(ctx, t, kube, filepath.Join(examples, "pods.yaml"))
 	matrix(ctx, t)
 
-	kubectl(ctx, t, "delete", "--wait", "--timeout=180s", "-f", filepath.Join(examples, "pods.yaml"))
-	kubectl(ctx, t, "delete", "--wait", "--timeout=180s", "-f", filepath.Join(examples, "tenants.yaml"))
+	kubectl(ctx, t, "delete", "--wait", "--timeout=360s", "-f", filepath.Join(examples, "pods.yaml"))
+	kubectl(ctx, t, "delete", "--wait", "--timeout=360s", "-f", filepath.Join(examples, "tenants.yaml"))
 	nothingLeft(ctx, t, kube, before)
 	_, err = probe.Await(ctx, settles, "OpenStack's inventory", func(ctx context.Context) error {
 		left, err := cloudfault.Take(ctx, admin)
