@@ -165,10 +165,11 @@ type reconciler struct {
 	config  map[string]map[string]string
 	written map[key]version
 	held    error // why a part of the plan was not executed
-	// postponed is since when reports are postponed; the zero value: none is.
-	postponed time.Time
-	reported  map[string]string // why pods wait, as in their events
-	closed    map[string]northbound.Closed
+	// postponed is since when reports are postponed; the zero value: none is. changed is when the watches last reported a change of another
+	// program.
+	postponed, changed time.Time
+	reported           map[string]string // why pods wait, as in their events
+	closed             map[string]northbound.Closed
 }
 
 // run keeps the northbound database in step while the replica leads.
@@ -188,7 +189,16 @@ func (r *reconciler) run(ctx context.Context) error {
 
 // Reconcile implements reconcile.TypedReconciler.
 func (r *reconciler) Reconcile(ctx context.Context, _ cluster.Everything) (ctrlreconcile.Result, error) {
-	return cluster.Settle(r.round(ctx)...)
+	return r.settle(r.round(ctx)...)
+}
+
+// settle turns the errors of a round into its result. If reports are postponed, another round is due.
+func (r *reconciler) settle(errs ...error) (ctrlreconcile.Result, error) {
+	result, err := cluster.Settle(errs...)
+	if err == nil && result.RequeueAfter == 0 && !r.postponed.IsZero() {
+		result.RequeueAfter = reportQuiet
+	}
+	return result, err //nolint:wrapcheck // the writes say what failed
 }
 
 // round makes a plan from the changes, and executes it. If execution fails, the next plan is made from all objects; if only some objects

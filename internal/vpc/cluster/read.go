@@ -7,6 +7,7 @@ import (
 	"reflect"
 	"strings"
 	"sync"
+	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -119,6 +120,9 @@ func (r *reconciler) learn(ctx context.Context) error {
 		order := r.order(at, object, deleted[at])
 		if order < 0 {
 			continue
+		}
+		if order > 0 {
+			r.changed = time.Now()
 		}
 		if delete(r.written, at); order > 0 || !ofNAT(object) {
 			r.handOver(object, deleted[at])

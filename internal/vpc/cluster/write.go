@@ -36,7 +36,12 @@ type writer struct {
 	versions map[key]string
 }
 
-// write writes the plan's objects. Those of one kind are written concurrently. Statuses that only report are written last.
+// reportQuiet is for how long nothing must have changed before statuses that only report are written: objects that are applied together arrive
+// one by one, and a report between two of them delays both.
+const reportQuiet = 50 * time.Millisecond
+
+// write writes the plan's objects: first addresses, then finalizers, workloads and statuses. Within each of these steps the writes are
+// concurrent. Statuses that only report are written last.
 func (r *reconciler) write(ctx context.Context, p *plan.Plan) []error {
 	w := &writer{reconciler: r, plan: p, versions: map[key]string{}}
 	c := r.tools.Client
@@ -45,9 +50,14 @@ func (r *reconciler) write(ctx context.Context, p *plan.Plan) []error {
 	update := func(object plan.Object) bool {
 		return w.put(ctx, "update", object, func() error { return c.Update(ctx, object) })
 	}
-	each(p.Vpcs, func(v *kubeovn.Vpc) { update(v) })
-	each(p.Subnets, func(s *kubeovn.Subnet) { update(s) })
-	each(p.Updates, func(object plan.Object) {
+	finalizers := slices.Clone(p.Updates)
+	for _, v := range p.Vpcs {
+		finalizers = append(finalizers, v)
+	}
+	for _, s := range p.Subnets {
+		finalizers = append(finalizers, s)
+	}
+	each(finalizers, func(object plan.Object) {
 		if !update(object) {
 			w.withhold(object)
 		}
@@ -73,8 +83,8 @@ func (r *reconciler) write(ctx context.Context, p *plan.Plan) []error {
 	return w.errs
 }
 
-// reports writes statuses that only report. As long as other changes wait, the rest is postponed: the next plan reports, and takes the
-// changes into account. Reports that have been postponed for reportDelay are written in any case.
+// reports writes statuses that only report. As long as other changes wait, or the last one is recent, the rest is postponed: the next plan
+// reports, and takes the changes into account. Reports that have been postponed for reportDelay are written in any case.
 func (w *writer) reports(statuses []plan.Object, write func(plan.Object)) {
 	overdue := !w.postponed.IsZero() && time.Since(w.postponed) > reportDelay
 	left := false
@@ -95,11 +105,11 @@ func (w *writer) reports(statuses []plan.Object, write func(plan.Object)) {
 	}
 }
 
-// postpone leaves a report to the next plan if changes wait. Their events have requested that plan.
+// postpone leaves a report to the next plan if changes wait, or the last one is recent. Reconcile requests that plan.
 func (w *writer) postpone(object plan.Object) bool {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	if !w.pending() {
+	if !w.pending() && time.Since(w.changed) >= reportQuiet {
 		return false
 	}
 	w.planner.Postpone(object)

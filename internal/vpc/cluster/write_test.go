@@ -60,10 +60,23 @@ func TestReportsArePostponed(t *testing.T) {
 			t.Errorf("%d reports are written although a change waits", count)
 		}
 	}
+	r.news.take()
+	r.changed = time.Now()
+	if count := write(); count != 0 {
+		t.Errorf("%d reports are written just after a change", count)
+	}
+	if result, err := r.settle(); err != nil || result.RequeueAfter != reportQuiet {
+		t.Errorf("the next round is due after %s, want %s; %v", result.RequeueAfter, reportQuiet, err)
+	}
+	r.news.add(pod, false)
 	r.postponed = time.Now().Add(-2 * reportDelay)
 	if count := write(); count != 2 {
 		t.Errorf("after the delay %d reports are written, want those of the Subnet and of the rule", count)
 	}
+	if result, err := r.settle(); err != nil || result.RequeueAfter != 0 {
+		t.Errorf("another round is due after %s, although all is reported; %v", result.RequeueAfter, err)
+	}
+	r.changed = time.Time{}
 	for _, object := range []plan.Object{subnet, rule} {
 		r.planner.Postpone(object)
 	}

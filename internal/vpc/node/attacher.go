@@ -16,6 +16,7 @@ import (
 	"time"
 
 	types100 "github.com/containernetworking/cni/pkg/types/100"
+	"golang.org/x/sync/errgroup"
 
 	"weft.dev/weft/internal/attach"
 	"weft.dev/weft/internal/attach/plan"
@@ -121,6 +122,11 @@ func (a *Attacher) Plan(ctx context.Context, req *cni.Request, at placement.Deci
 
 // Connect creates the interface and its port, and returns once the port's flows are installed.
 func (a *Attacher) Connect(ctx context.Context, rec *attach.Record) (*types100.Result, error) {
+	return a.connect(ctx, rec, func(context.Context) error { return nil })
+}
+
+// connect is Connect. It calls meanwhile once the interface exists, while the port's flows are being installed.
+func (a *Attacher) connect(ctx context.Context, rec *attach.Record, meanwhile func(context.Context) error) (*types100.Result, error) {
 	pair, port, err := a.desired(ctx, rec)
 	if err != nil {
 		return nil, err
@@ -129,11 +135,17 @@ func (a *Attacher) Connect(ctx context.Context, rec *attach.Record) (*types100.R
 	if err != nil {
 		return nil, fmt.Errorf("interface of %s: %w", rec.Key(), err)
 	}
-	if err := a.config.Ports.Attach(ctx, port); err != nil {
+	group, within := errgroup.WithContext(ctx)
+	group.Go(func() error {
+		err := a.config.Ports.Attach(within, port)
 		if errors.Is(err, ovsport.ErrNotInstalled) {
-			return nil, cni.Errorf(cni.CodeTryAgainLater, "%v; does ovn-controller run on this node, and does it reach the southbound database?", err)
+			return cni.Errorf(cni.CodeTryAgainLater, "%v; does ovn-controller run on this node, and does it reach the southbound database?", err)
 		}
-		return nil, err //nolint:wrapcheck // it names the port
+		return err //nolint:wrapcheck // it names the port
+	})
+	group.Go(func() error { return meanwhile(within) })
+	if err := group.Wait(); err != nil {
+		return nil, err //nolint:wrapcheck // both say what failed
 	}
 	return plan.Result(rec, &plan.Settings{}, created.HostMAC), nil
 }

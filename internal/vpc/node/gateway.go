@@ -22,7 +22,7 @@ type natGateway struct {
 	rec  attach.Record
 	node *node.Node
 	// engine is used directly until the loop has a state.
-	engine *nft.Engine
+	engine *tableEngine
 	loop   *reconcile.Loop[nft.Key, nft.Item]
 	close  func()
 
@@ -41,10 +41,11 @@ type natGateway struct {
 
 // openGateway opens the engine of the gateway's namespace.
 func openGateway(ctx context.Context, n *node.Node, rec *attach.Record) (*natGateway, error) {
-	engine, err := nft.NewEngine(nft.Options{Netns: rec.Netns, Tables: []nft.Table{{Family: nft.FamilyIPv4, Name: gateway.Table}}})
+	opened, err := nft.NewEngine(nft.Options{Netns: rec.Netns, Tables: []nft.Table{{Family: nft.FamilyIPv4, Name: gateway.Table}}})
 	if err != nil {
 		return nil, fmt.Errorf("NAT gateway %s: %w", gatewayOf(rec), err)
 	}
+	engine := &tableEngine{Engine: opened}
 	ctx, cancel := context.WithCancel(context.WithoutCancel(ctx))
 	g := &natGateway{
 		name: gatewayOf(rec), rec: *rec, node: n, engine: engine, serial: make(chan struct{}, 1),
@@ -58,6 +59,32 @@ func openGateway(ctx context.Context, n *node.Node, rec *attach.Record) (*natGat
 		engine.Close()
 	})
 	return g, nil
+}
+
+// tableEngine is the engine of a gateway's table. It keeps what it read first: the table of a former agent.
+type tableEngine struct {
+	*nft.Engine
+
+	mu    sync.Mutex
+	first map[nft.Key]nft.Item
+}
+
+// Read implements reconcile.Engine.
+func (e *tableEngine) Read(ctx context.Context) (map[nft.Key]nft.Item, error) {
+	items, err := e.Engine.Read(ctx)
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	if err == nil && e.first == nil {
+		e.first = maps.Clone(items)
+	}
+	return items, err //nolint:wrapcheck // as the engine's
+}
+
+// former returns what was read first.
+func (e *tableEngine) former() map[nft.Key]nft.Item {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.first
 }
 
 // lock waits until no other change of the gateway runs.
@@ -86,12 +113,6 @@ func (g *natGateway) program(ctx context.Context, want *nat.Gateway) error {
 		return nil
 	}
 	g.hash = ""
-	if g.items == nil {
-		var err error
-		if g.items, err = g.engine.Read(ctx); err != nil { // a former agent's table
-			return fmt.Errorf("NAT gateway %s: table: %w", g.name, err)
-		}
-	}
 	bring := g.loop.Apply
 	if !g.started {
 		bring, g.started = g.loop.Start, true
@@ -99,6 +120,9 @@ func (g *natGateway) program(ctx context.Context, want *nat.Gateway) error {
 	items := want.Result.State.Items
 	if err := bring(ctx, g.fragment(items)); err != nil {
 		return fmt.Errorf("NAT gateway %s: table: %w", g.name, err)
+	}
+	if g.items == nil {
+		g.items = g.engine.former() // the loop has read it
 	}
 	if err := g.flush(items); err != nil {
 		return fmt.Errorf("NAT gateway %s: %w", g.name, err)

@@ -227,14 +227,10 @@ func (v *Network) Connect(ctx context.Context, rec *attach.Record) (*types100.Re
 	v.mu.Lock()
 	delete(v.closed, rec.Key())
 	v.mu.Unlock()
-	result, err := v.Attacher.Connect(ctx, rec)
-	if err == nil && gatewayOf(rec) != "" {
-		err = v.gates.connect(ctx, rec)
+	if gatewayOf(rec) == "" {
+		return v.Attacher.Connect(ctx, rec)
 	}
-	if err != nil {
-		return nil, err
-	}
-	return result, nil
+	return v.connect(ctx, rec, func(ctx context.Context) error { return v.gates.connect(ctx, rec) })
 }
 
 // Close implements network.Network.
