@@ -10,6 +10,7 @@ import (
 	"weft.dev/weft/internal/policy/policytest"
 	"weft.dev/weft/test/bench/measure"
 	"weft.dev/weft/test/bench/stage"
+	"weft.dev/weft/test/bench/vpcs"
 )
 
 // Group is the rows whose figures come from the same rounds.
@@ -49,7 +50,7 @@ func (g Group) Run(ctx context.Context, b Bench) ([]measure.Result, error) {
 
 // All returns the groups in the order of measurement: first those in the lab, from few pods to many; then those with their own switches.
 func All() []Group {
-	return append([]Group{
+	return slices.Concat([]Group{
 		cni(10),
 		burst(),
 		curve(50),
@@ -81,14 +82,17 @@ func All() []Group {
 		flannelTraffic(),
 		flannelPolicies(),
 		flannelMemory(),
-		vpcAdd(),
-		vpcFirstPing(),
-		gatewayFloatingIPs(),
-		gatewayForwarding(),
-		flannelLeases(),
-		flannelLeaseEvent(),
-		flannelResync(),
-	}, onNeutron()...)
+	}, ofVPCs(), []Group{flannelLeases(), flannelLeaseEvent(), flannelResync()}, onNeutron())
+}
+
+// ofVPCs returns the groups of VPCs.
+func ofVPCs() (all []Group) {
+	for _, g := range vpcs.Groups() {
+		all = append(all, Group{Title: g.Title, Rows: g.Rows, run: func(ctx context.Context, b Bench, rows []measure.Row) ([]measure.Result, error) {
+			return g.Run(ctx, b.Stage, rows, b.compare)
+		}})
+	}
+	return all
 }
 
 // Matching returns the rows whose names match, in groups that are not empty.

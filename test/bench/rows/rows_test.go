@@ -62,6 +62,8 @@ func TestTargets(t *testing.T) {
 		"flannel/leases-5000": "ratio <= 1.3", "flannel/lease-event": "ours <= 5", "flannel/lease-event/growth": "ratio <= 1.5", "flannel/resync": "ours <= 0",
 		"switch-killed/100/forwards": "ratio <= 2",
 		"vpc/add":                    "ratio <= 1.3", "vpc/first-ping": "ratio <= 1.5",
+		"vpc/250/add": "ratio <= 1.5", "vpc/250/subnet": "ratio <= 1.2", "vpc/250/start": "ratio <= 2", "vpc/250/start/rows": "ours <= 0",
+		"vpc/250/memory": "ratio <= 0.7", "vpc/memory/agent": "ratio <= 1.3",
 		"gateway/fip-50": "ratio <= 2", "gateway/fip-50/all": "ours <= 3000",
 		"gateway/forwarding/throughput": "ratio >= 0.95", "gateway/forwarding/cpu": "ratio <= 1.05",
 		"neutron/add": "ratio <= 1.2 (goal 1)", "neutron/del": "ratio <= 1.1", "neutron/add-cold": "ratio <= 1.15", "neutron/burst": "ratio <= 0.8 (goal 0.6)",
