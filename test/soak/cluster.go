@@ -19,6 +19,7 @@ import (
 	networkv1 "weft.dev/weft/api/openshift/v1"
 	"weft.dev/weft/lab"
 	"weft.dev/weft/test/probe"
+	"weft.dev/weft/test/soak/apifront"
 )
 
 const (
@@ -30,7 +31,7 @@ const (
 
 // apiFaults are the faults of the API server, or of the path to it.
 func apiFaults() []fault {
-	front := func(name string, seen bool, how answer) fault {
+	front := func(name string, seen bool, how apifront.Answer) fault {
 		return fault{name: name, spares: all, kills: []string{"weft-controller"}, do: func(ctx context.Context, s *soak, n lab.Node) (string, error) {
 			return s.behindFront(ctx, n, how, seen)
 		}}
@@ -97,8 +98,8 @@ const frontTime = 4 * time.Second
 
 // behindFront adds a host while the API server answers with how, and adds and deletes pods. If seen, the host's flows must be programmed
 // during the fault; else as soon as it is over.
-func (s *soak) behindFront(ctx context.Context, n lab.Node, how answer, seen bool) (note string, err error) {
-	f, err := openFront(ctx, s.cluster, how)
+func (s *soak) behindFront(ctx context.Context, n lab.Node, how apifront.Answer, seen bool) (note string, err error) {
+	f, err := apifront.Open(ctx, s.cluster, how)
 	if err != nil {
 		return "", err
 	}
@@ -106,7 +107,7 @@ func (s *soak) behindFront(ctx context.Context, n lab.Node, how answer, seen boo
 	open := true
 	defer func() {
 		if open {
-			err = errors.Join(err, f.close(ctx))
+			err = errors.Join(err, f.Close(ctx))
 		}
 	}()
 	hosts, err := s.guestComes(ctx)
@@ -127,7 +128,7 @@ func (s *soak) behindFront(ctx context.Context, n lab.Node, how answer, seen boo
 	case <-ctx.Done():
 	}
 	open = false
-	if err := f.close(ctx); err != nil {
+	if err := f.Close(ctx); err != nil {
 		return "", err
 	}
 	begun := time.Now()
@@ -171,15 +172,15 @@ func (s *soak) seen(ctx context.Context, n lab.Node, address string) error {
 
 // cutOver closes all connections ten times per second.
 func cutOver(ctx context.Context, s *soak, n lab.Node) (note string, err error) {
-	f, err := openFront(ctx, s.cluster, func(w http.ResponseWriter, r *http.Request, next http.Handler) { next.ServeHTTP(w, r) })
+	f, err := apifront.Open(ctx, s.cluster, func(w http.ResponseWriter, r *http.Request, next http.Handler) { next.ServeHTTP(w, r) })
 	if err != nil {
 		return "", err
 	}
-	defer func() { err = errors.Join(err, f.close(ctx)) }()
+	defer func() { err = errors.Join(err, f.Close(ctx)) }()
 	cuts := 0
 	for range int(frontTime / (100 * time.Millisecond)) {
 		<-time.After(100 * time.Millisecond)
-		f.cut()
+		f.Cut()
 		cuts++
 	}
 	return fmt.Sprintf("%d times", cuts), s.cast.fresh(ctx, n.Name, "cut")
@@ -187,14 +188,14 @@ func cutOver(ctx context.Context, s *soak, n lab.Node) (note string, err error) 
 
 // restartSlow restarts an agent while each request takes a second.
 func restartSlow(ctx context.Context, s *soak, n lab.Node) (note string, err error) {
-	f, err := openFront(ctx, s.cluster, func(w http.ResponseWriter, r *http.Request, next http.Handler) {
+	f, err := apifront.Open(ctx, s.cluster, func(w http.ResponseWriter, r *http.Request, next http.Handler) {
 		<-time.After(time.Second)
 		next.ServeHTTP(w, r)
 	})
 	if err != nil {
 		return "", err
 	}
-	defer func() { err = errors.Join(err, f.close(ctx)) }()
+	defer func() { err = errors.Join(err, f.Close(ctx)) }()
 	begun := time.Now()
 	old, err := probe.Signal(ctx, s.cluster, agentOf(n), syscall.SIGKILL)
 	if err != nil {
@@ -210,13 +211,13 @@ func restartFailing(ctx context.Context, s *soak, n lab.Node) (note string, err 
 	if err != nil {
 		return "", err
 	}
-	f, err := openFront(ctx, s.cluster, func(w http.ResponseWriter, _ *http.Request, _ http.Handler) {
+	f, err := apifront.Open(ctx, s.cluster, func(w http.ResponseWriter, _ *http.Request, _ http.Handler) {
 		status(w, metav1.StatusReasonInternalError, http.StatusInternalServerError)
 	})
 	if err != nil {
 		return "", err
 	}
-	defer func() { err = errors.Join(err, f.close(ctx)) }()
+	defer func() { err = errors.Join(err, f.Close(ctx)) }()
 	if err := probe.Kill(ctx, s.cluster, agentOf(n), syscall.SIGKILL); err != nil {
 		return "", err
 	}

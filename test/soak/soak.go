@@ -52,6 +52,7 @@ func parts() []part {
 		{name: "crowds", run: (*soak).crowds},
 		{name: "clock", run: (*soak).clock},
 		{name: "neutron", loss: true, own: true, run: (*soak).neutron},
+		{name: "vpc", loss: true, own: true, run: onVPCs},
 	}
 }
 

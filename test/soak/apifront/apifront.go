@@ -1,4 +1,5 @@
-package main
+// Package apifront puts a proxy before the API server of a lab, which answers as a fault requires.
+package apifront
 
 import (
 	"context"
@@ -20,14 +21,15 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
+	networkv1 "weft.dev/weft/api/openshift/v1"
 	"weft.dev/weft/lab"
 	"weft.dev/weft/test/probe"
 	"weft.dev/weft/test/traffic"
 )
 
-// front is a proxy between Weft's programs and the API server, on the control plane's own address. It answers as configured, and forwards
+// Front is a proxy between Weft's programs and the API server, on the control plane's own address. It answers as configured, and forwards
 // other requests. Existing connections of programs are closed.
-type front struct {
+type Front struct {
 	control string // network namespace
 	server  *http.Server
 	served  chan struct{}
@@ -49,16 +51,16 @@ const redirect = `table ip wtfront {
 	chain cut { type filter hook input priority 0; ip daddr %[1]s tcp dport 6443 reject with tcp reset; };
 }`
 
-// answer handles a request, or passes it to next.
-type answer func(w http.ResponseWriter, r *http.Request, next http.Handler)
+// Answer handles a request, or passes it to next.
+type Answer func(w http.ResponseWriter, r *http.Request, next http.Handler)
 
-// openFront puts a front before the API server until close is called.
-func openFront(ctx context.Context, c *lab.Cluster, how answer) (*front, error) {
+// Open puts a front before the API server until Close is called.
+func Open(ctx context.Context, c *lab.Cluster, how Answer) (*Front, error) {
 	st, err := lab.Inspect(ctx, c.Name())
 	if err != nil {
 		return nil, err
 	}
-	f := &front{control: st.ControlNS, served: make(chan struct{}), conns: map[net.Conn]bool{}, seen: map[string]bool{}}
+	f := &Front{control: st.ControlNS, served: make(chan struct{}), conns: map[net.Conn]bool{}, seen: map[string]bool{}}
 	keys := filepath.Join(filepath.Dir(c.Kubeconfig), "pki")
 	next, err := f.proxy(keys)
 	if err != nil {
@@ -82,18 +84,18 @@ func openFront(ctx context.Context, c *lab.Cluster, how answer) (*front, error) 
 		_ = f.server.ServeTLS(listener, filepath.Join(keys, "apiserver.crt"), filepath.Join(keys, "apiserver.key")) // until close
 	}()
 	if _, err := probe.Run(ctx, f.nft(fmt.Sprintf(redirect, c.ControlIP, frontPort))); err != nil {
-		return nil, errors.Join(err, f.close(ctx))
+		return nil, errors.Join(err, f.Close(ctx))
 	}
 	if err := f.gather(ctx, c); err != nil {
-		return nil, errors.Join(err, f.close(ctx))
+		return nil, errors.Join(err, f.Close(ctx))
 	}
 	return f, nil
 }
 
 // gather waits until the front has a connection of every agent. Existing connections end at the next packet, which a changed object
 // causes.
-func (f *front) gather(ctx context.Context, c *lab.Cluster) error {
-	hosts, err := probe.Objects(c, networkGroup, "hostsubnets")
+func (f *Front) gather(ctx context.Context, c *lab.Cluster) error {
+	hosts, err := probe.Objects(c, networkv1.GroupName, "hostsubnets")
 	if err != nil {
 		return err
 	}
@@ -116,12 +118,12 @@ func (f *front) gather(ctx context.Context, c *lab.Cluster) error {
 	return err
 }
 
-func (f *front) nft(args ...string) []string {
+func (f *Front) nft(args ...string) []string {
 	return append([]string{"nsenter", "--net=" + f.control, "--", "nft"}, args...)
 }
 
 // proxy forwards requests to the API server, with Weft's identity.
-func (f *front) proxy(keys string) (http.Handler, error) {
+func (f *Front) proxy(keys string) (http.Handler, error) {
 	pair, err := tls.LoadX509KeyPair(filepath.Join(keys, "weft.crt"), filepath.Join(keys, "weft.key"))
 	if err != nil {
 		return nil, err
@@ -147,7 +149,7 @@ func (f *front) proxy(keys string) (http.Handler, error) {
 	return p, nil
 }
 
-func (f *front) note(conn net.Conn, state http.ConnState) {
+func (f *Front) note(conn net.Conn, state http.ConnState) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if state == http.StateClosed || state == http.StateHijacked {
@@ -159,8 +161,8 @@ func (f *front) note(conn net.Conn, state http.ConnState) {
 	}
 }
 
-// cut closes all connections.
-func (f *front) cut() {
+// Cut closes all connections.
+func (f *Front) Cut() {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for conn := range f.conns {
@@ -168,8 +170,8 @@ func (f *front) cut() {
 	}
 }
 
-// close removes the front: programs then reach the API server itself again.
-func (f *front) close(ctx context.Context) error {
+// Close removes the front: programs then reach the API server itself again.
+func (f *Front) Close(ctx context.Context) error {
 	_, err := probe.Run(context.WithoutCancel(ctx), f.nft("delete", "table", "ip", "wtfront"))
 	err = errors.Join(err, f.server.Close())
 	<-f.served
