@@ -39,10 +39,7 @@ func (s *Supervisor) bring(ctx context.Context) error {
 	return together(ctx,
 		func(ctx context.Context) error {
 			var err error
-			if bin, err = s.buildKubernetes(ctx); err != nil {
-				return err
-			}
-			if err := s.buildFlannel(ctx); err != nil {
+			if bin, err = s.buildPrograms(ctx); err != nil {
 				return err
 			}
 			close(built)
@@ -80,7 +77,15 @@ func chooseDatapath(want plan.Datapath) plan.Datapath {
 	return plan.DatapathNetdev
 }
 
-func (s *Supervisor) buildKubernetes(ctx context.Context) (string, error) {
+// buildPrograms builds the programs that the lab runs besides Weft's, and returns the directory of Kubernetes' programs.
+func (s *Supervisor) buildPrograms(ctx context.Context) (string, error) {
+	for _, program := range missingFlannel(s.lab) {
+		if err := s.step("build "+program.String(), func() error {
+			return program.Ensure(ctx, filepath.Dir(s.lab.KubernetesModule), s.group.Run)
+		}); err != nil {
+			return "", err
+		}
+	}
 	return kubebuild.Ensure(ctx, kubebuild.Config{
 		Module: s.lab.KubernetesModule, Kubelets: s.lab.Runtime == plan.RuntimeKubelet, Proxy: s.lab.KubeProxy,
 		Run: s.group.Run,

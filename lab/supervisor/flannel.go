@@ -23,22 +23,13 @@ const (
 	flanneldHealth = 8081
 )
 
-// buildFlannel builds the original programs of the lab's nodes that run them in place of Weft.
-func (s *Supervisor) buildFlannel(ctx context.Context) error {
-	if !slices.ContainsFunc(s.lab.AllNodes(), func(n plan.Node) bool { return s.lab.RunsFlanneld(n.Name) }) {
+// missingFlannel returns the original programs that have not been built, for a lab with nodes that run them in place of Weft.
+func missingFlannel(l plan.Lab) []flannelbuild.Program {
+	if !slices.ContainsFunc(l.AllNodes(), func(n plan.Node) bool { return l.RunsFlanneld(n.Name) }) {
 		return nil
 	}
-	for _, program := range []flannelbuild.Program{flannelbuild.Flanneld(), flannelbuild.Plugin()} {
-		if !program.Missing() {
-			continue
-		}
-		if err := s.step("build "+program.String(), func() error {
-			return program.Ensure(ctx, filepath.Dir(s.lab.KubernetesModule), s.group.Run)
-		}); err != nil {
-			return err
-		}
-	}
-	return nil
+	programs := []flannelbuild.Program{flannelbuild.Flanneld(), flannelbuild.Plugin()}
+	return slices.DeleteFunc(programs, func(p flannelbuild.Program) bool { return !p.Missing() })
 }
 
 // conflist is cni-conf.json of flannel's manifest.
