@@ -232,9 +232,9 @@ func (s *Store) Run(ctx context.Context, own lease.Lease, report func(lease.Upda
 		selector = fields.OneTermEqualSelector("metadata.name", s.options.Node)
 	}
 	w := &watch{store: s, own: own, report: report, seen: map[string]entry{}}
-	list := cache.NewListWatchFromClient(s.options.Client.CoreV1().RESTClient(), "nodes", "", selector)
+	all := cache.NewListWatchFromClient(s.options.Client.CoreV1().RESTClient(), "nodes", "", selector)
 	nodes, controller := cache.NewInformerWithOptions(cache.InformerOptions{
-		ListerWatcher: list, ObjectType: &corev1.Node{}, Transform: s.strip,
+		ListerWatcher: &lister{all, all, s.strip}, ObjectType: &corev1.Node{}, Transform: s.strip,
 		Handler: cache.ResourceEventHandlerFuncs{
 			AddFunc:    func(obj any) { w.set(obj) },
 			UpdateFunc: func(_, obj any) { w.set(obj) },
@@ -377,7 +377,11 @@ func (w *watch) complete(nodes cache.Store) {
 		update := lease.Update{All: true, Set: map[string]lease.Claim{}, Problems: map[string]error{}}
 		for _, obj := range nodes.List() {
 			node, ok := obj.(*corev1.Node)
-			if !ok || node.Name == w.store.options.Node {
+			if !ok {
+				continue
+			}
+			if node.Name == w.store.options.Node { // with annotations of an earlier start, no event may follow until they are lost
+				w.node(node)
 				continue
 			}
 			claim, managed, err := w.read(node)

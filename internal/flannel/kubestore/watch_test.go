@@ -87,3 +87,27 @@ func TestMissedDeletion(t *testing.T) {
 		t.Errorf("subnet %s of %v", subnet, slices.Collect(maps.Keys((*updates)[2].Set)))
 	}
 }
+
+// TestLostAnnotations: annotations that the node had already at the start are written again when they are lost.
+func TestLostAnnotations(t *testing.T) {
+	w, updates := following(t)
+	w.gate, w.own = gate{}, lease.Lease{Subnet: netip.MustParsePrefix("10.5.1.0/24"), PublicIP: netip.MustParseAddr("192.0.2.1"), Backend: "host-gw"}
+	own := &corev1.Node{
+		ObjectMeta: metav1.ObjectMeta{Name: "n1", Annotations: w.store.options.Keys.Annotations(&w.own, nil)},
+		Spec:       corev1.NodeSpec{PodCIDRs: []string{"10.5.1.0/24"}},
+	}
+	nodes := cache.NewStore(cache.MetaNamespaceKeyFunc)
+	if err := nodes.Add(own); err != nil {
+		t.Fatal(err)
+	}
+	w.complete(nodes)
+	if len(*updates) != 1 || (*updates)[0].Restart != nil {
+		t.Fatalf("at the start: %+v", *updates)
+	}
+	lost := own.DeepCopy()
+	delete(lost.Annotations, w.store.options.Keys.PublicIP)
+	w.set(lost)
+	if len(*updates) != 2 || (*updates)[1].Restart == nil {
+		t.Errorf("when an annotation is lost: %+v", *updates)
+	}
+}
