@@ -137,7 +137,7 @@ func (r *run) open(ctx context.Context) (err error) {
 		}
 		r.sniffers = append(r.sniffers, sniffer)
 	}
-	r.senders, err = newSenders(ctx, pods)
+	r.senders, err = newSenders(ctx, r.cluster, pods)
 	return err
 }
 

@@ -5,6 +5,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net"
 	"net/netip"
 	"slices"
 	"sync/atomic"
@@ -12,6 +13,7 @@ import (
 
 	"weft.dev/weft/internal/overlay/pipeline"
 	"weft.dev/weft/lab"
+	"weft.dev/weft/lab/plan"
 	"weft.dev/weft/test/hostile"
 	"weft.dev/weft/test/traffic"
 )
@@ -36,6 +38,8 @@ const (
 type senders struct {
 	raws []*traffic.Raw
 	ends []hostile.End
+	// routed says that pods of different nodes reach each other by their gateways.
+	routed bool
 	// aim holds the frames of each sender.
 	aim  atomic.Pointer[[][][]byte]
 	at   atomic.Pointer[[]netip.Addr]
@@ -45,8 +49,8 @@ type senders struct {
 	err  error
 }
 
-func newSenders(ctx context.Context, pods []*lab.Pod) (*senders, error) {
-	s := &senders{done: make(chan struct{})}
+func newSenders(ctx context.Context, c *lab.Cluster, pods []*lab.Pod) (*senders, error) {
+	s := &senders{done: make(chan struct{}), routed: c.Config.Network == plan.NetworkFlannel}
 	for _, p := range pods {
 		raw, err := traffic.OpenRaw(p.Netns, "eth0")
 		if err != nil {
@@ -69,7 +73,7 @@ func (s *senders) follow(last netip.Addr) error {
 	frames := make([][][]byte, len(s.ends))
 	for i, from := range s.ends {
 		for _, to := range addresses {
-			f, err := hostile.Honest(fmt.Sprintf("first-%d", i), from, pipeline.PodMAC(to), netip.AddrPortFrom(to, discard))
+			f, err := hostile.Honest(fmt.Sprintf("first-%d", i), from, s.via(from.IP, to), netip.AddrPortFrom(to, discard))
 			if err != nil {
 				return err
 			}
@@ -79,6 +83,16 @@ func (s *senders) follow(last netip.Addr) error {
 	s.aim.Store(&frames)
 	s.at.Store(&addresses)
 	return nil
+}
+
+// via returns the MAC address to which a sender's frames go.
+func (s *senders) via(from, to netip.Addr) net.HardwareAddr {
+	const nodeBits = 24 // of podCIDRs
+	subnet := netip.PrefixFrom(from, nodeBits).Masked()
+	if s.routed && !subnet.Contains(to) {
+		return pipeline.PodMAC(subnet.Addr().Next()) // the bridge's MAC is derived in the same way
+	}
+	return pipeline.PodMAC(to)
 }
 
 // aimed reports whether packets have been sent to an address since the last follow.
