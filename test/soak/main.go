@@ -14,8 +14,6 @@ import (
 	"os"
 	"os/signal"
 	"regexp"
-	"runtime"
-	"strconv"
 	"strings"
 	"syscall"
 	"time"
@@ -106,18 +104,4 @@ func parse(args []string, stderr io.Writer) (options, error) {
 		o.seed = uint64(time.Now().UnixNano())
 	}
 	return o, nil
-}
-
-// loadOf returns the machine's load average of the last minute, per processor.
-func loadOf() (float64, error) {
-	raw, err := os.ReadFile("/proc/loadavg")
-	if err != nil {
-		return 0, fmt.Errorf("the load of this machine: %w", err)
-	}
-	first, _, _ := strings.Cut(string(raw), " ")
-	load, err := strconv.ParseFloat(first, 64)
-	if err != nil {
-		return 0, fmt.Errorf("the load of this machine: %w", err)
-	}
-	return load / float64(runtime.NumCPU()), nil
 }

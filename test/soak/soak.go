@@ -16,6 +16,7 @@ import (
 	"weft.dev/weft/lab"
 	"weft.dev/weft/lab/plan"
 	"weft.dev/weft/test/probe"
+	"weft.dev/weft/test/soak/quiet"
 )
 
 // soak is a run.
@@ -53,6 +54,7 @@ func parts() []part {
 		{name: "clock", run: (*soak).clock},
 		{name: "neutron", loss: true, own: true, run: (*soak).neutron},
 		{name: "vpc", loss: true, own: true, run: onVPCs},
+		{name: "flannel", loss: true, own: true, run: onFlannel},
 	}
 }
 
@@ -91,7 +93,11 @@ func (s *soak) run(ctx context.Context) (err error) {
 	if len(chosen) == 0 {
 		return fmt.Errorf("no part matches %s: there are %s", s.opts.parts, strings.Join(partNames(), ", "))
 	}
-	if s.report.Load, err = calm(ctx, chosen, s.opts.loss, s.say); err != nil {
+	load := quiet.Load
+	if s.opts.loss && slices.ContainsFunc(chosen, func(p part) bool { return p.loss }) {
+		load = func() (float64, error) { return quiet.Await(ctx, s.say) }
+	}
+	if s.report.Load, err = load(); err != nil {
 		return err
 	}
 	s.report.Whole = len(chosen) == len(parts()) && s.opts.full()
@@ -111,7 +117,7 @@ func (s *soak) run(ctx context.Context) (err error) {
 		}
 	}
 	for _, p := range chosen {
-		if p.loss && s.opts.loss && s.report.Load > maxLoad {
+		if p.loss && s.opts.loss && s.report.Load > quiet.MaxLoad {
 			s.add(row{Part: p.name, Name: "all of it", Verdict: refused, Wrong: []string{fmt.Sprintf(
 				"the load was %.2f on each processor before anything began: it counts packets, and needs a quiet machine (or -loss=false, which proves less)", s.report.Load)}})
 			continue
