@@ -100,7 +100,11 @@ func (s *scene) fresh(ctx context.Context, node string) (err error) {
 	defer cancel()
 	p, err := probe.AddPod(ctx, s.cluster, lab.PodSpec{Node: node, Name: "fresh-" + node})
 	if p != nil {
-		defer func() { err = errors.Join(err, probe.Detach(ctx, p), s.cluster.DelPod(ctx, p)) }()
+		defer func() {
+			ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), probe.Patience)
+			defer cancel()
+			err = errors.Join(err, probe.Detach(ctx, p), s.cluster.DelPod(ctx, p))
+		}()
 	}
 	if err != nil {
 		return fmt.Errorf("a new pod on %s: %w", node, err)
