@@ -20,6 +20,7 @@ import (
 
 	stackubev1 "weft.dev/weft/api/stackube/v1"
 	weftv1 "weft.dev/weft/api/weft/v1"
+	"weft.dev/weft/internal/neutron/ahead"
 	"weft.dev/weft/internal/neutron/conf"
 	"weft.dev/weft/internal/neutron/openstack"
 	"weft.dev/weft/lab"
@@ -147,7 +148,7 @@ func (s *Scene) ports(ctx context.Context, node string) ([]weftv1.NeutronPort, e
 
 var errFew = errors.New("not enough ports are free")
 
-// awaitPorts waits until a node has as many ports that no pod has used.
+// awaitPorts waits until a node has as many ports that can get a pod: those that no pod has used, or that have rested.
 func (s *Scene) awaitPorts(ctx context.Context, node string, count int) error {
 	_, err := probe.Await(ctx, limit, "free ports", func(ctx context.Context) error {
 		all, err := s.ports(ctx, node)
@@ -156,7 +157,9 @@ func (s *Scene) awaitPorts(ctx context.Context, node string, count int) error {
 		}
 		free := 0
 		for i := range all {
-			if p := &all[i]; p.Spec.Active && p.Status.Plugged && p.Status.Pod == nil && p.Status.ReleasedAt == nil && p.DeletionTimestamp == nil {
+			p := &all[i]
+			rested := p.Status.ReleasedAt == nil || time.Since(p.Status.ReleasedAt.Time) > ahead.Rest+time.Second // written in whole seconds
+			if rested && p.Spec.Active && p.Status.Plugged && p.Status.Pod == nil && p.DeletionTimestamp == nil {
 				free++
 			}
 		}
