@@ -62,7 +62,7 @@ type NetworkSpec struct {
 	// +kubebuilder:validation:MaxLength=43
 	// +kubebuilder:validation:XValidation:rule=`self == "" || isCIDR(self) && cidr(self).ip().family() == 6 && cidr(self) == cidr(self).masked() && cidr(self).prefixLength() <= 120`,message="not an IPv6 range of at least 256 addresses whose host bits are zero"
 	IPv6CIDR string `json:"ipv6CIDR,omitempty"`
-	// IPv6Gateway is the router's address in the IPv6 subnet. Default: the first.
+	// IPv6Gateway is the router's address in the IPv6 subnet. Default: the one after the first, such as fd00:10:244::1.
 	// +optional
 	// +kubebuilder:validation:MaxLength=39
 	IPv6Gateway string `json:"ipv6Gateway,omitempty"`

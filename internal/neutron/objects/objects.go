@@ -97,14 +97,15 @@ func subnet6(n *stackubev1.Network, name string, rules *Rules) (*cloud.Subnet, e
 		return nil, nil //nolint:nilnil // no subnet is an answer here
 	}
 	cidr, err := netip.ParsePrefix(n.Spec.IPv6CIDR)
-	if err != nil || !cidr.Addr().Is6() || cidr.Addr().Is4In6() || cidr.Masked() != cidr || !cidr.Addr().IsGlobalUnicast() {
-		return nil, fmt.Errorf("spec.ipv6CIDR: %q is not an IPv6 range whose host bits are zero, such as fd00:10:244::/64", n.Spec.IPv6CIDR)
+	if err != nil || !cidr.Addr().Is6() || cidr.Addr().Is4In6() || cidr.Masked() != cidr || cidr.Bits() > 120 || !cidr.Addr().IsGlobalUnicast() {
+		return nil, fmt.Errorf("spec.ipv6CIDR: %q is not an IPv6 range of at least 256 addresses whose host bits are zero, such as fd00:10:244::/64", n.Spec.IPv6CIDR)
 	}
 	// Nodes do not route pods' IPv6 addresses: a range that other pods or nodes use is reached by the tenant's own router alone.
 	if err := overlap("spec.ipv6CIDR", cidr, rules.Reserved); err != nil {
 		return nil, err
 	}
-	subnet := &cloud.Subnet{Name: name + "-subnet-ipv6", CIDR: cidr}
+	// Neutron's own default is the subnet's first address, which is the anycast address of all its routers (RFC 4291, 2.6.1).
+	subnet := &cloud.Subnet{Name: name + "-subnet-ipv6", CIDR: cidr, Gateway: cidr.Addr().Next()}
 	if g := n.Spec.IPv6Gateway; g != "" {
 		addr, err := netip.ParseAddr(g)
 		if err != nil || !cidr.Contains(addr) || addr == cidr.Addr() {

@@ -59,7 +59,7 @@ func TestCompile(t *testing.T) {
 		t.Error(diff)
 	}
 	got, err = Compile(network(stackubev1.NetworkSpec{
-		CIDR: "10.244.0.0/16", Gateway: "10.244.0.1", IPv6CIDR: "fd00:10:244::/64", IPv6Gateway: "fd00:10:244::1", DNSServers: []string{"2001:db8::53", "192.0.2.53"},
+		CIDR: "10.244.0.0/16", Gateway: "10.244.0.1", IPv6CIDR: "fd00:10:244::/64", DNSServers: []string{"2001:db8::53", "192.0.2.53"},
 	}), "p", rules())
 	if err != nil {
 		t.Fatal(err)
@@ -72,7 +72,7 @@ func TestCompile(t *testing.T) {
 		t.Error(diff)
 	}
 	for cidr, gateway := range map[string]string{
-		"fd00:10:244::1/64": "", "10.0.0.0/24": "", "::ffff:10.0.0.0/120": "", "fe80::/64": "", "ff05::/64": "", "fd00:10:244::/64": "fd00:10:245::1",
+		"fd00:10:244::1/64": "", "fd00:10:244::/121": "", "10.0.0.0/24": "", "::ffff:10.0.0.0/120": "", "fe80::/64": "", "ff05::/64": "", "fd00:10:244::/64": "fd00:10:245::1",
 	} {
 		spec := stackubev1.NetworkSpec{CIDR: "10.244.0.0/16", IPv6CIDR: cidr, IPv6Gateway: gateway}
 		if _, err := Compile(network(spec), "p", rules()); err == nil || !strings.Contains(err.Error(), "spec.ipv6") {
