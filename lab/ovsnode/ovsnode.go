@@ -77,7 +77,7 @@ func (s Switch) daemon() process.Program {
 		Name: s.Node.Name + "/ovs-vswitchd",
 		// ovs-appctl expects its control socket there.
 		Argv: s.Space.Enter(append([]string{
-			"ovs-vswitchd", "unix:/run/openvswitch/db.sock",
+			"nice", "-n", "-10", "ovs-vswitchd", "unix:/run/openvswitch/db.sock", // the priority that ovs-ctl gives it
 			"--pidfile=/run/openvswitch/ovs-vswitchd.pid",
 		}, s.ownRoutes()...)...),
 		Started: s.routeAgain,

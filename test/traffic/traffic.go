@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/containernetworking/plugins/pkg/ns"
+	"golang.org/x/sys/unix"
 )
 
 // in runs f on a thread inside the network namespace at path; "" is the current one.
@@ -55,6 +56,9 @@ func NewEcho(path string, address netip.AddrPort) (*Echo, error) {
 	conn, err := ListenUDP(path, address)
 	if err != nil {
 		return nil, err
+	}
+	if err := deepen(conn); err != nil {
+		return nil, errors.Join(err, conn.Close())
 	}
 	e := &Echo{conn: conn, done: make(chan struct{}), sources: map[netip.Addr]int{}}
 	go e.run()
@@ -154,13 +158,30 @@ func (t Tally) String() string { return fmt.Sprintf("%d sent, %d lost", t.Sent, 
 // settle is how long a stream waits for late answers after the last one.
 const settle = time.Second
 
+// deepen makes a socket hold 4 MiB until it is read, whatever the namespace's maximum: a process that waits for a processor loses none.
+func deepen(conn *net.UDPConn) error {
+	raw, err := conn.SyscallConn()
+	if err != nil {
+		return err
+	}
+	var set error
+	err = raw.Control(func(fd uintptr) {
+		set = os.NewSyscallError("setsockopt", unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, 4<<20))
+	})
+	return errors.Join(err, set)
+}
+
+// late is how much of what is due a stream sends when its turn comes late. A sender that waited for a processor would otherwise send
+// hundreds of datagrams at once, and overrun the switch's socket: the loss would be the test's own.
+const late = 20 * time.Millisecond
+
 // NewStream starts a stream of rate datagrams a second from the namespace at path.
 func NewStream(path string, to netip.AddrPort, rate int) (*Stream, error) {
 	conn, err := ListenUDP(path, netip.AddrPort{})
 	if err != nil {
 		return nil, err
 	}
-	if err := conn.SetReadBuffer(4 << 20); err != nil {
+	if err := deepen(conn); err != nil {
 		return nil, errors.Join(err, conn.Close())
 	}
 	s := &Stream{
@@ -175,7 +196,7 @@ func NewStream(path string, to netip.AddrPort, rate int) (*Stream, error) {
 func (s *Stream) send(rate int) {
 	ticker := time.NewTicker(time.Second / time.Duration(rate))
 	defer ticker.Stop()
-	begin := time.Now()
+	last, due := time.Now(), 0.0
 	message := make([]byte, 8)
 	var n uint64
 	for {
@@ -184,8 +205,9 @@ func (s *Stream) send(rate int) {
 			s.sent <- n
 			return
 		case now := <-ticker.C:
-			// A tick that came late sends what is due by now.
-			for due := uint64(now.Sub(begin).Seconds() * float64(rate)); n < due; n++ {
+			due += min(now.Sub(last), late).Seconds() * float64(rate)
+			last = now
+			for ; due >= 1; n, due = n+1, due-1 {
 				binary.BigEndian.PutUint64(message, n)
 				if _, err := s.conn.WriteToUDPAddrPort(message, s.to); err != nil {
 					s.fail(err)
