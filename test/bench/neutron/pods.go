@@ -50,29 +50,38 @@ func (s *Scene) AddAndDelete(namespace string) measure.Side {
 				return nil, err
 			}
 		}
-		var adds, deletes []float64
-		pods := make([]*lab.Pod, 0, podsPerRound)
-		for i := range podsPerRound {
-			pod, err := s.attach(ctx, specs[i], uids[i])
-			if err != nil {
-				return nil, err
-			}
-			pods, adds = append(pods, pod), append(adds, milliseconds(pod.Took))
+		figures, err := s.addAndDelete(ctx, specs[:], uids[:])
+		if err != nil {
+			return nil, err
 		}
-		for _, pod := range pods {
-			took, err := pod.Detach(ctx)
-			if err != nil {
-				return nil, err
-			}
-			deletes = append(deletes, milliseconds(took))
-		}
-		for _, pod := range pods {
-			if err := s.DelPod(ctx, pod); err != nil {
-				return nil, err
-			}
-		}
-		return measure.Figures{Add: measure.Median(adds), Delete: measure.Median(deletes)}, s.settled(ctx, node)
+		return figures, s.settled(ctx, node)
 	}
+}
+
+// addAndDelete measures the ADD and the DEL of pods whose objects exist.
+func (s *Scene) addAndDelete(ctx context.Context, specs []lab.PodSpec, uids []string) (measure.Figures, error) {
+	var adds, deletes []float64
+	pods := make([]*lab.Pod, 0, len(specs))
+	for i := range specs {
+		pod, err := s.attach(ctx, specs[i], uids[i])
+		if err != nil {
+			return nil, err
+		}
+		pods, adds = append(pods, pod), append(adds, milliseconds(pod.Took))
+	}
+	for _, pod := range pods {
+		took, err := pod.Detach(ctx)
+		if err != nil {
+			return nil, err
+		}
+		deletes = append(deletes, milliseconds(took))
+	}
+	for _, pod := range pods {
+		if err := s.DelPod(ctx, pod); err != nil {
+			return nil, err
+		}
+	}
+	return measure.Figures{Add: measure.Median(adds), Delete: measure.Median(deletes)}, nil
 }
 
 // AddCold adds a pod of the tenant on the second node, which has no port.

@@ -31,8 +31,10 @@ import (
 )
 
 const (
-	// Tenant is the tenant with the pods, and Overlay a namespace without a tenant: its pods are on the cluster's network.
-	Tenant, Overlay = "blue", "default"
+	// Tenant is the tenant with the pods.
+	Tenant = "blue"
+	// Overlay is a namespace without a tenant: its pods are on the cluster's network.
+	Overlay = "default"
 	// nodes is the number of nodes.
 	nodes = 2
 	// limit is the time limit of each wait in a round.

@@ -218,28 +218,33 @@ func (s *scene) expect(ctx context.Context, want ...*corev1.Node) error {
 			}
 			lines = slices.AppendSeq(lines, strings.Lines(out))
 		}
-		const subnets, publics, kinds = "10.244.10", "198.18.0.", 3
-		found := 0
-		for _, line := range lines {
-			if strings.Contains(line, subnets) || strings.Contains(line, publics) {
-				found++
-			}
-		}
-		for _, node := range want {
-			subnet, _, _ := strings.Cut(node.Spec.PodCIDR, "/")
-			mac := strings.Split(node.Annotations[annotationPrefix+"backend-data"], `"`)[5]
-			for _, part := range [][]string{{node.Spec.PodCIDR, "via " + subnet}, {subnet, "lladdr " + mac}, {mac, "dst " + node.Annotations[annotationPrefix+"public-ip"]}} {
-				if !slices.ContainsFunc(lines, func(line string) bool { return strings.Contains(line, part[0]) && strings.Contains(line, part[1]) }) {
-					return fmt.Errorf("node %s: no entry with %v in:\n%s", node.Name, part, strings.Join(lines, ""))
-				}
-			}
-		}
-		if found != kinds*len(want) {
-			return fmt.Errorf("%d entries, want %d, in:\n%s", found, kinds*len(want), strings.Join(lines, ""))
-		}
-		return nil
+		return entriesOf(lines, want)
 	})
 	return err
+}
+
+// entriesOf returns an error unless the lines have the entries of certain ghosts, and of no other.
+func entriesOf(lines []string, want []*corev1.Node) error {
+	const subnets, publics, kinds = "10.244.10", "198.18.0.", 3
+	found := 0
+	for _, line := range lines {
+		if strings.Contains(line, subnets) || strings.Contains(line, publics) {
+			found++
+		}
+	}
+	for _, node := range want {
+		subnet, _, _ := strings.Cut(node.Spec.PodCIDR, "/")
+		mac := strings.Split(node.Annotations[annotationPrefix+"backend-data"], `"`)[5]
+		for _, part := range [][]string{{node.Spec.PodCIDR, "via " + subnet}, {subnet, "lladdr " + mac}, {mac, "dst " + node.Annotations[annotationPrefix+"public-ip"]}} {
+			if !slices.ContainsFunc(lines, func(line string) bool { return strings.Contains(line, part[0]) && strings.Contains(line, part[1]) }) {
+				return fmt.Errorf("node %s: no entry with %v in:\n%s", node.Name, part, strings.Join(lines, ""))
+			}
+		}
+	}
+	if found != kinds*len(want) {
+		return fmt.Errorf("%d entries, want %d, in:\n%s", found, kinds*len(want), strings.Join(lines, ""))
+	}
+	return nil
 }
 
 // ghosts has two nodes; the given function changes them: one is removed, one gets another address and MAC, and a third is added. Then all are
