@@ -17,17 +17,13 @@ import (
 )
 
 // reader runs the commands of the documentation's pages against a lab.
-type reader struct {
-	root, bin, lab string
-	// names replaces the names in pages by the lab's.
-	names *strings.Replacer
-}
+type reader struct{ pages.Runner }
 
 // follow runs each block of the pages for a lab of that kind: first the pages in first, then the others by name, then the page last. It
 // returns the number of blocks.
 func (r reader) follow(ctx context.Context, t *testing.T, kind string, first []string, last string) int {
 	t.Helper()
-	all, err := pages.All(r.root)
+	all, err := pages.All(r.Root)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -53,29 +49,13 @@ func (r reader) follow(ctx context.Context, t *testing.T, kind string, first []s
 	slices.SortStableFunc(run, func(a, b pages.Block) int { return place(a.Page) - place(b.Page) })
 	began := time.Now()
 	for _, b := range run {
-		r.run(ctx, t, b)
+		if err := r.Run(ctx, b); err != nil {
+			t.Error(err)
+		}
 	}
 	t.Logf("of %d blocks of commands in the documentation, %d ran in a lab %s in %s; %d run in no lab, for the reason above each",
 		len(all), len(run), kind, time.Since(began).Round(time.Second), left)
 	return len(run)
-}
-
-// run runs a block as one script, which stops at its first command that fails.
-func (r reader) run(ctx context.Context, t *testing.T, b pages.Block) {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(ctx, 3*time.Minute)
-	defer cancel()
-	self := filepath.Join(r.bin, "weft-lab")
-	text := r.names.Replace(b.Text)
-	argv := []string{"bash", "-c", `set -eu; PATH=` + r.bin + `:$PATH; eval "$(` + self + ` --name ` + r.lab + ` env)"; ` + "\n" + text}
-	if b.Node != "" {
-		argv = []string{self, "--name", r.lab, "exec", b.Node, "--", "bash", "-euc", "PATH=" + r.bin + ":$PATH\n" + text}
-	}
-	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
-	cmd.Dir = r.root
-	if out, err := cmd.CombinedOutput(); err != nil {
-		t.Errorf("%s: %v\n%s\n%s", b, err, text, out)
-	}
 }
 
 // followQuickstart runs the commands of all pages for the quick start's cluster. own is the lab's name. The page of isolated projects
@@ -98,12 +78,12 @@ func followQuickstart(ctx context.Context, t *testing.T, own string) {
 		t.Fatalf("prepare the objects of the pages: %v\n%s", err, out)
 	}
 	lines := strings.Split(string(out), "\n")
-	r := reader{root: root, bin: bin, lab: own, names: strings.NewReplacer(
+	r := reader{pages.Runner{Root: root, Bin: bin, Lab: own, Names: strings.NewReplacer(
 		"--name quickstart ", "--name "+own+" ",
 		"registry.example/weft:v1", "weft.local/weft:dev", "registry.example/weft:v2", "weft.local/weft:dev",
 		"web/allow-api", "quickstart-shop/api-from-tills", "shop/deny-all", "quickstart-shop/api-from-tills",
 		"weft-agent-x7k2p", lines[len(lines)-1], "br0 GROUP", "br0",
-	)}
+	)}}
 	if ran := r.follow(ctx, t, "quickstart", []string{"tenants.md", "policy.md"}, "start.md"); ran < 30 {
 		t.Errorf("the documentation has %d blocks for the quick start's cluster", ran)
 	}
@@ -118,14 +98,14 @@ func followCNI(ctx context.Context, t *testing.T, c *lab.Cluster) {
 	}
 	own := "weft-lab --name " + c.Name() + " "
 	// The lab is up: `up` with the same settings finds that, and starts nothing.
-	r := reader{root: root, bin: c.Config.WeftBin, lab: c.Name(), names: strings.NewReplacer(
+	r := reader{pages.Runner{Root: root, Bin: c.Config.WeftBin, Lab: c.Name(), Names: strings.NewReplacer(
 		"weft-lab up --runtime cni", own+"up --runtime cni --nodes "+strconv.Itoa(c.Config.Nodes), "weft-lab ", own,
-	)}
+	)}}
 	if ran := r.follow(ctx, t, "cni", nil, ""); ran == 0 {
 		t.Error("the documentation has no block for a lab without kubelets")
 	}
 	// The page deletes the other pod.
-	if out, err := exec.CommandContext(ctx, filepath.Join(r.bin, "weft-lab"), "--name", c.Name(), "pod", "del", "b").CombinedOutput(); err != nil {
+	if out, err := exec.CommandContext(ctx, filepath.Join(r.Bin, "weft-lab"), "--name", c.Name(), "pod", "del", "b").CombinedOutput(); err != nil {
 		t.Errorf("delete pod b: %v\n%s", err, out)
 	}
 }

@@ -3,7 +3,7 @@
 // A code block that begins with a command has a comment above it that says where it runs:
 //
 //	<!-- run: quickstart -->       on the machine, against the lab of that name
-//	<!-- run: quickstart n1 -->    on a node of that lab
+//	<!-- run: quickstart n1 -->    on a node of that lab; n1,n2: on each of these
 //	<!-- not run: REASON -->
 //
 // A block of lines that begin with "$ ", between which output is shown, has only those as commands. Any other block is one script.
@@ -22,8 +22,10 @@ type Block struct {
 	Page string // the file's name
 	Line int    // of the block's first line, from 1
 	Text string // the commands, without the output
-	// Lab is the lab that the block runs in, and Node a node of it, or "" for the machine. Without a lab, the block is not run, for Reason.
-	Lab, Node, Reason string
+	// Lab is the kind of lab that the block runs in, and Nodes the nodes of it, none for the machine. Without a lab, the block is not run, for
+	// Reason.
+	Lab, Reason string
+	Nodes       []string
 }
 
 // Marked reports whether the page says where the block runs, or why it is not run.
@@ -117,7 +119,10 @@ func (b *Block) read(lines []string, mark string) bool {
 		}
 	}
 	if run := runMark.FindStringSubmatch(mark); run != nil {
-		b.Lab, b.Node = run[1], run[2]
+		b.Lab = run[1]
+		if run[2] != "" {
+			b.Nodes = strings.Split(run[2], ",")
+		}
 	} else if not := notMark.FindStringSubmatch(mark); not != nil {
 		b.Reason = not[1]
 	}

@@ -25,7 +25,7 @@ Text, and a list:
 
     make image
 
-<!-- run: quickstart n1 -->
+<!-- run: quickstart n1,n2 -->
 
     $ nft list tables
     table inet weft
@@ -41,7 +41,7 @@ func TestRead(t *testing.T) {
 	want := []Block{
 		{Page: "page.md", Line: 5, Lab: "quickstart", Text: "kubectl get nodes\nkubectl apply -f - <<END\nkind: Namespace\n\nmetadata: {name: shop}\nEND\n"},
 		{Page: "page.md", Line: 18, Reason: "needs a registry", Text: "make image\n"},
-		{Page: "page.md", Line: 22, Lab: "quickstart", Node: "n1", Text: "nft list tables\novs-ofctl show br0\n"},
+		{Page: "page.md", Line: 22, Lab: "quickstart", Nodes: []string{"n1", "n2"}, Text: "nft list tables\novs-ofctl show br0\n"},
 		{Page: "page.md", Line: 30, Text: "weft status\n"},
 	}
 	if diff := cmp.Diff(want, Read("page.md", page)); diff != "" {
