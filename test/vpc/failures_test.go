@@ -223,6 +223,8 @@ func TestFailures(t *testing.T) {
 	defer cancel()
 	u := &under{t: t, ctx: ctx, c: up(ctx, t, lab.Config{Name: "vpcfailures", Nodes: 2, Runtime: plan.RuntimeCNI, VPC: true})}
 	u.furnish()
+	// The lab is up: `up` with the same settings finds that, and starts nothing.
+	page(t, u.c, "vpc-cni", "weft-lab ", "weft-lab --name "+u.c.Name()+" ", "/run/weft-lab/lab/", "/run/weft-lab/"+u.c.Name()+"/")(ctx, "ovn-nbctl")
 	t.Run("refused", u.refused)
 	t.Run("tunnel port", u.tunnelPort)
 	control := u.load(func() { u.settle("control") })

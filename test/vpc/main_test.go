@@ -9,10 +9,13 @@ import (
 	"fmt"
 	"os"
 	"os/exec"
+	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
 	"weft.dev/weft/lab"
+	"weft.dev/weft/lab/pages"
 	"weft.dev/weft/lab/programs"
 	"weft.dev/weft/lab/report"
 )
@@ -70,6 +73,16 @@ func output(ctx context.Context, argv ...string) (string, error) {
 		return "", fmt.Errorf("%v: %w: %s", argv, err, complaint.String())
 	}
 	return string(bytes.TrimSpace(out)), nil
+}
+
+// page begins a test's way through the documentation's commands for a lab of that kind. names are pairs: a name on pages, and the lab's.
+func page(t *testing.T, c *lab.Cluster, kind string, names ...string) func(ctx context.Context, words string) {
+	t.Helper()
+	root, err := filepath.Abs("../..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	return pages.Begin(t, pages.Runner{Root: root, Bin: c.Config.WeftBin, Lab: c.Name(), Names: strings.NewReplacer(names...)}, kind)
 }
 
 func must(ctx context.Context, t *testing.T, argv ...string) string {

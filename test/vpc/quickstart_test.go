@@ -4,6 +4,7 @@ package vpc
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"os"
@@ -21,7 +22,8 @@ import (
 // TestExamples applies the objects of deploy/examples/vpc to a cluster that runs OVN from the manifest, and measures what reaches what: pods of a
 // VPC each other, with their own addresses; the outside by the NAT gateway, with the EIP's; nothing between VPCs of the same range, nor
 // between a VPC and the cluster's network, and no frame with another pod's address. The example's SNAT rule matches no Subnet: its
-// condition says so, and once it is corrected, its rows turn.
+// condition says so, and once it is corrected, its rows turn. The commands of docs/vpc.md come first and last: they make a VPC, look at OVN,
+// and delete everything.
 func TestExamples(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 2*limit)
 	defer cancel()
@@ -32,6 +34,13 @@ func TestExamples(t *testing.T) {
 			"env", "NO_PROXY=*", filepath.Join(lab.KubernetesBin(c.Config), "kubectl"), "--kubeconfig=" + c.Kubeconfig,
 		}, args...)...)
 	}
+	page := page(t, c, "vpc")
+	kubectl("apply", "-f", "../../deploy/examples/vpc/00-namespaces.yaml")
+	kubectl("-n", "ns1", "wait", "--for=create", "serviceaccount/default", "--timeout=60s")
+	page(ctx, "kind: Vpc")
+	kubectl("-n", "ns1", "wait", "--for=condition=Ready", "pod/web", "--timeout=180s")
+	kubectl("-n", "ns1", "delete", "pod", "web", "--grace-period=1")
+
 	kubectl("apply", "-f", "../../deploy/examples/vpc")
 	for _, pod := range []string{"ns1/vpc1-pod", "ns1/vpc1-other", "ns2/vpc2-pod", "ns2/vpc2-other", "default/overlay-pod"} {
 		namespace, name, _ := strings.Cut(pod, "/")
@@ -68,6 +77,19 @@ func TestExamples(t *testing.T) {
 	kill(ctx, t, strings.TrimPrefix(kubectl("-n", "kube-system", "get", "pod", "vpc-nat-gw-gw1-0", "-o", "jsonpath={.status.containerStatuses[0].containerID}"), "containerd://"))
 	kubectl("-n", "kube-system", "wait", "--for=jsonpath={.status.containerStatuses[0].restartCount}=1", "pod/vpc-nat-gw-gw1-0", "--timeout=120s")
 	matrix(options)
+
+	page(ctx, "ovn-sbctl")
+	for _, namespace := range []string{"ns1", "ns2"} {
+		kubectl("-n", namespace, "delete", "pods", "--all", "--grace-period=1")
+	}
+	page(ctx, "--all")
+	const kinds = "vpcs.kubeovn.io,subnets.kubeovn.io,ips.kubeovn.io,vpc-nat-gateways,iptables-eips,iptables-snat-rules,iptables-fip-rules"
+	eventually(ctx, t, "the page's commands have removed all objects", func() error {
+		if left := kubectl("get", "-o", "name", kinds); left != "" {
+			return errors.New(left)
+		}
+		return nil
+	})
 	if err := c.Crashed(ctx); err != nil {
 		t.Error(err)
 	}
