@@ -21,6 +21,7 @@ import (
 	"weft.dev/weft/internal/neutron/openstack"
 	"weft.dev/weft/lab"
 	"weft.dev/weft/lab/neutronmatrix"
+	"weft.dev/weft/lab/pages"
 	stack "weft.dev/weft/lab/stack/openstack"
 	"weft.dev/weft/test/neutron/cloudfault"
 	"weft.dev/weft/test/probe"
@@ -50,6 +51,15 @@ func TestTenants(t *testing.T) {
 		t.Fatal(err)
 	}
 	examples := filepath.Join(cluster.Config.DeployDir, "examples", "neutron")
+
+	root, err := filepath.Abs("../..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	// The lab is up: `up` with the same settings finds that, and starts nothing.
+	pages.Begin(t, pages.Runner{
+		Root: root, Bin: cluster.Config.WeftBin, Lab: cluster.Name(), Names: strings.NewReplacer("weft-lab ", "weft-lab --name "+cluster.Name()+" "),
+	}, "ml2ovs")(ctx, "openvswitch")
 
 	kubectl(ctx, t, "apply", "-f", filepath.Join(examples, "tenants.yaml"))
 	kubectl(ctx, t, "wait", "--for=condition=Ready", "tenants.stackube.kubernetes.io/blue", "tenants.stackube.kubernetes.io/red", "--timeout=180s")

@@ -4,16 +4,18 @@ package neutron
 
 import (
 	"context"
+	"fmt"
 	"path/filepath"
 	"strings"
 	"testing"
 
 	"weft.dev/weft/lab/neutronmatrix"
+	"weft.dev/weft/lab/pages"
 	"weft.dev/weft/test/probe"
 )
 
 // TestExamples applies the objects of deploy/examples/neutron as make quickstart-neutron does, and measures what reaches what: two tenants on
-// networks of the same range, pods on two nodes, and a pod of the cluster's own network.
+// networks of the same range, pods on two nodes, and a pod of the cluster's own network. Then it runs the commands of the pages.
 func TestExamples(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), testTimeout)
 	defer cancel()
@@ -40,10 +42,41 @@ func TestExamples(t *testing.T) {
 	if !report.OK() {
 		t.Error("the matrix is not as it must be")
 	}
+	followPages(ctx, t)
 	if err := cloudFor.lab.Crashed(ctx); err != nil {
 		t.Error(err)
 	}
 	noSecretsInTheCluster(ctx, t)
+}
+
+// followPages runs the commands of docs/lab.md and docs/neutron.md. They are for the examples' tenants and pods, which are there. The last one
+// gives a tenant's Network an IPv6 range.
+func followPages(ctx context.Context, t *testing.T) {
+	t.Helper()
+	root, err := filepath.Abs("../..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	c := cloudFor.lab
+	page := pages.Begin(t, pages.Runner{
+		Root: root, Bin: c.Config.WeftBin, Lab: c.Name(), Names: strings.NewReplacer("weft-lab ", "weft-lab --name "+c.Name()+" "),
+	}, "neutron")
+	page(ctx, "neutron-matrix")
+	page(ctx, "kind: Tenant")
+	page(ctx, "kubectl get neutronports")
+	page(ctx, "nsenter")
+	page(ctx, "nft list map")
+	page(ctx, "ipv6CIDR")
+	_, err = probe.Await(ctx, probe.Patience, "a port with an IPv6 address", func(ctx context.Context) error {
+		out, err := tryKubectl(ctx, "get", "neutronports", "-o", "jsonpath={.items[*].spec.addresses[*].address}")
+		if err == nil && !strings.Contains(out, "fd00:10:244:") {
+			err = fmt.Errorf("addresses %s", out)
+		}
+		return err
+	})
+	if err != nil {
+		t.Error(err)
+	}
 }
 
 // noSecretsInTheCluster searches for passwords and tokens in what Weft has written in the lab: its logs, the objects in the API server without
