@@ -23,6 +23,7 @@ import (
 	"weft.dev/weft/lab/addon"
 	"weft.dev/weft/lab/controlplane"
 	"weft.dev/weft/lab/image"
+	"weft.dev/weft/lab/pages"
 	"weft.dev/weft/lab/plan"
 )
 
@@ -191,8 +192,9 @@ func reservation(n lab.Node, addr netip.Addr) string {
 }
 
 // takeover hands the nodes from Weft's daemon to flanneld, from that to the agent, and back, while pods that flannel's own plugin, bridge and
-// host-local attached exchange packets. None is lost, and the pods keep their addresses.
-func takeover(ctx context.Context, t *testing.T, c *lab.Cluster) {
+// host-local attached exchange packets. None is lost, and the pods keep their addresses. The agent is installed, and the nodes are given back,
+// by the commands of docs/flannel.md.
+func takeover(ctx context.Context, t *testing.T, c *lab.Cluster, page func(ctx context.Context, words string)) {
 	pods, nodes := map[string]handover.Pod{}, map[string]lab.Node{}
 	var everywhere []handover.Pod
 	for _, n := range c.Nodes() {
@@ -225,7 +227,7 @@ func takeover(ctx context.Context, t *testing.T, c *lab.Cluster) {
 		kubectl(ctx, t, c, "-n", "kube-flannel", "delete", "daemonset", "kube-flannel-ds", "--wait=true", "--cascade=foreground")
 		stop := flanneld(ctx, t, c)
 		stop()
-		kubectl(ctx, t, c, "apply", "-f", "../../deploy/weft-flannel.yaml")
+		page(ctx, "helm install weft")
 		kubectl(ctx, t, c, "-n", "weft", "rollout", "status", "daemonset/weft-agent", "--timeout=180s")
 		for name := range pods {
 			eventually(ctx, t, "a record of "+name, func() error { return recorded(nodes[name], name) })
@@ -243,17 +245,12 @@ func takeover(ctx context.Context, t *testing.T, c *lab.Cluster) {
 	}
 	inStep(ctx, t, c)
 	reachesAsItMust(ctx, t, c, "the matrix of pods that were taken over")
+	var stop func()
 	lost = runStreams(t, c, pairs, nodes, func() {
-		kubectl(ctx, t, c, "-n", "weft", "delete", "daemonset", "weft-agent", "--wait=true", "--cascade=foreground")
-		for _, n := range c.Nodes() {
-			out, err := output(ctx, n.Enter(filepath.Join(weftBin, "weft"), "cleanup", "--give-back", "flannel")...)
-			if err != nil {
-				t.Fatal(err)
-			}
-			t.Log(out)
-			original(t, c)
-		}
-		flanneld(ctx, t, c)
+		page(ctx, "delete daemonset weft-agent")
+		page(ctx, "weft cleanup --give-back")
+		original(t, c)
+		stop = flanneld(ctx, t, c)
 	})
 	if lost > 0 {
 		t.Errorf("%d packets were lost when the nodes were given back", lost)
@@ -273,6 +270,18 @@ func takeover(ctx context.Context, t *testing.T, c *lab.Cluster) {
 		return nil
 	})
 	kubectl(ctx, t, c, "-n", "quickstart", "rollout", "status", "daemonset/everywhere", "--timeout=120s")
+	stop()
+}
+
+// wayBack runs the rest of the commands of docs/flannel.md on nodes that were given back: flannel's manifest again, and from it to the agent.
+func wayBack(ctx context.Context, t *testing.T, c *lab.Cluster, page func(ctx context.Context, words string)) {
+	t.Helper()
+	page(ctx, "kube-flannel.yml")
+	kubectl(ctx, t, c, "-n", "kube-flannel", "set", "image", "daemonset/kube-flannel-ds", "*="+image.Ref)
+	kubectl(ctx, t, c, "-n", "kube-flannel", "rollout", "status", "daemonset/kube-flannel-ds", "--timeout=120s")
+	page(ctx, "delete daemonset kube-flannel-ds")
+	kubectl(ctx, t, c, "-n", "weft", "rollout", "status", "daemonset/weft-agent", "--timeout=180s")
+	inStep(ctx, t, c)
 }
 
 // inStep holds the operator's commands to what they say of a flannel network: `weft status` finds no problem, and `weft diff` no difference.
@@ -313,14 +322,22 @@ func recorded(n lab.Node, name string) error {
 }
 
 // TestManifest: flannel's own manifest works with Weft's image in it, beside flannel's own plugin. Pods on two nodes reach each other, a
-// Service and the outside. The agent then takes the nodes over, and gives them back.
+// Service and the outside. The agent then takes the nodes over, and gives them back. The steps are the commands of docs/flannel.md.
 func TestManifest(t *testing.T) {
-	ctx, cancel := context.WithTimeout(t.Context(), limit)
+	ctx, cancel := context.WithTimeout(t.Context(), limit+limit/2)
 	defer cancel()
 	c := up(ctx, t, lab.Config{Name: "flanman", Nodes: 2, Runtime: plan.RuntimeKubelet, Network: plan.NetworkFlannel, NoWeft: true})
 	loadImage(ctx, t, c)
 	kubectl(ctx, t, c, "-n", "kube-system", "delete", "configmap", "kube-flannel-cfg") // the manifest brings its own
+	root, err := filepath.Abs("../..")
+	if err != nil {
+		t.Fatal(err)
+	}
+	page := pages.Begin(t, pages.Runner{
+		Root: root, Bin: c.Config.WeftBin, Lab: c.Name(), Names: strings.NewReplacer("kube-flannel.yml", "test/flannel/testdata/kube-flannel.yaml"),
+	}, "flannel")
 	kubectl(ctx, t, c, "apply", "-f", "testdata/kube-flannel.yaml")
+	page(ctx, "set image")
 	if _, err := tryKubectl(ctx, c, "-n", "kube-flannel", "rollout", "status", "daemonset/kube-flannel-ds", "--timeout=120s"); err != nil {
 		pods, _ := tryKubectl(ctx, c, "-n", "kube-flannel", "describe", "pods")
 		logs, _ := tryKubectl(ctx, c, "-n", "kube-flannel", "logs", "--all-containers", "--prefix", "daemonset/kube-flannel-ds")
@@ -365,7 +382,8 @@ func TestManifest(t *testing.T) {
 		asks(pod, "http://"+service+"/hostname", "somewhere-")
 		asks(pod, c.Outside.URL, "172.31.0.")
 	}
-	takeover(ctx, t, c)
+	takeover(ctx, t, c, page)
+	wayBack(ctx, t, c, page)
 	if err := c.Crashed(ctx); err != nil {
 		t.Error(err)
 	}
