@@ -18,6 +18,7 @@ import (
 
 	"weft.dev/weft/internal/attach"
 	"weft.dev/weft/lab"
+	"weft.dev/weft/lab/pages"
 	"weft.dev/weft/test/probe"
 	"weft.dev/weft/test/traffic"
 )
@@ -59,7 +60,7 @@ func TestUpgradeAndUninstall(t *testing.T) {
 	t.Run("upgrade", func(t *testing.T) { (&cluster{c.Cluster, t}).upgrade(ctx, here) })
 	t.Run("uninstall", func(t *testing.T) {
 		c := &cluster{c.Cluster, t}
-		c.uninstall(here)
+		c.uninstall(ctx, here)
 		for _, n := range c.Nodes() {
 			if err := traceOf(ctx, t, n).differs(traces[n.Name]); err != nil {
 				t.Errorf("%s is not as it was before Weft:\n%v", n.Name, err)
@@ -207,18 +208,13 @@ func (c *cluster) during(targets map[string]netip.AddrPort, f func()) (sent, los
 	return sent, lost
 }
 
-// uninstall does what docs/install.md says.
-func (c *cluster) uninstall(here string) {
+// uninstall deletes the pods, and runs the commands of docs/install.md.
+func (c *cluster) uninstall(ctx context.Context, here string) {
 	c.t.Helper()
 	c.kubectl("delete", "pods", "--all", "--now", "--wait")
-	c.kubectl("-n", "weft", "delete", "daemonset", "weft-agent", "--cascade=foreground", "--wait")
-	c.apply(filepath.Join(here, "deploy/cleanup.yaml"), thisImage)
-	c.kubectl("-n", "weft", "rollout", "status", "daemonset/weft-cleanup", "--timeout=120s")
-	for line := range strings.SplitSeq(c.kubectl("-n", "weft", "logs", "daemonset/weft-cleanup", "-c", "cleanup"), "\n") {
-		c.t.Log(line)
-	}
-	c.kubectl("delete", "--ignore-not-found", "-f", filepath.Join(here, "deploy/cleanup.yaml"), "-f", filepath.Join(here, "deploy/weft.yaml"), "--wait")
-	c.kubectl("delete", "-f", filepath.Join(here, "deploy/crds"), "--wait")
+	pages.Begin(c.t, pages.Runner{
+		Root: here, Bin: c.Config.WeftBin, Lab: c.Name(), Names: strings.NewReplacer("registry.example/weft:v1", thisImage),
+	}, "install")(ctx, "deploy/cleanup.yaml")
 }
 
 // trace is what a node shows of a network: what Weft makes on one, and where it makes it.
