@@ -384,6 +384,25 @@ func TestTwoLabsSideBySide(t *testing.T) {
 	}
 }
 
+// toolsWork runs the programs of the pods' image in one of its pods: curl, the nc of OpenBSD, and dig, with which upstream's tests of conformance
+// look at a network.
+func toolsWork(t *testing.T, c *lab.Cluster, inPod func(args ...string) string) {
+	t.Helper()
+	if seen := inPod("curl", "-sS", "--max-time", "10", c.Outside.URL); seen != c.Node(1).IP.String() {
+		t.Errorf("curl: outside saw the pod as %s, not as its node's %s", seen, c.Node(1).IP)
+	}
+	if help := inPod("sh", "-c", "/bin/nc -h 2>&1"); !strings.Contains(help, "OpenBSD netcat") {
+		t.Errorf("nc is not that of OpenBSD: %s", help)
+	}
+	inPod("nc", "-z", "-w", "10", "172.30.0.1", "443")
+	for _, transport := range []string{"+notcp", "+tcp"} {
+		said := inPod("dig", "+short", "+time=5", "+tries=3", transport, "kubernetes.default.svc.cluster.local")
+		if strings.TrimSpace(said) != "172.30.0.1" {
+			t.Errorf("dig %s: %q, want the API server's address 172.30.0.1", transport, said)
+		}
+	}
+}
+
 func TestKubelets(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 2*limit)
 	defer cancel()
@@ -407,6 +426,7 @@ func TestKubelets(t *testing.T) {
 	if said := kubectl("exec", "p1", "--", "nslookup", "kubernetes.default.svc.cluster.local"); !strings.Contains(said, "172.30.0.1") {
 		t.Errorf("the cluster's DNS does not tell a pod where the API server is: %s", said)
 	}
+	toolsWork(t, c, func(args ...string) string { return kubectl(append([]string{"exec", "p1", "--"}, args...)...) })
 	if log := kubectl("logs", "p1"); !slices.Contains(strings.Fields(log), "started") {
 		t.Errorf("logs: %q", log)
 	}
