@@ -35,7 +35,7 @@ func (b Block) Marked() bool { return b.Lab != "" || b.Reason != "" }
 func (b Block) String() string { return fmt.Sprintf("%s:%d", b.Page, b.Line) }
 
 var ( //nolint:gochecknoglobals // constants
-	command = regexp.MustCompile(`^(\$ )?(apt-get|bin/\S+|conntrack|ctr|curl|eval|go|helm|ip|kubectl|make|nft|oc|openstack|ovn-\S+|ovs-\S+|rm|sed|skopeo|weft|weft-\w+) `)
+	command = regexp.MustCompile(`^(\$ )?([A-Z_]+=\S+ )*(apt-get|bin/\S+|conntrack|ctr|curl|etcdctl|eval|go|helm|ip|kubectl|make|nft|nsenter|oc|openstack|ovn-\S+|ovs-\S+|rm|sed|skopeo|weft|weft-\w+) `)
 	runMark = regexp.MustCompile(`^<!-- run: ([a-z0-9-]+)(?: (\S+))? -->$`)
 	notMark = regexp.MustCompile(`^<!-- not run: (.+) -->$`)
 )
