@@ -84,6 +84,8 @@ type Decision struct {
 	Reason string
 	// Refuse is the reason why the pod cannot be attached, as a message for its user; empty if it can.
 	Refuse string
+	// Annotations are the pod's, for its network; nil if the API server's pod is not known.
+	Annotations map[string]string
 }
 
 // Decide returns the network of a pod.
@@ -93,6 +95,7 @@ func Decide(pod Pod, namespace Namespace, cluster Cluster) Decision {
 		bound = append(bound, binder(pod, namespace)...)
 	}
 	decision := decide(pod, namespace, cluster, bound)
+	decision.Annotations = pod.Annotations
 	for _, b := range bound {
 		if b.Only && b.Network != decision.Network && decision.Refuse == "" {
 			decision.Refuse = fmt.Sprintf("%s, and the pods of namespace %s are on networks of kind %s only (%s): remove the annotation %s that names another",

@@ -1,6 +1,7 @@
 package placement_test
 
 import (
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -67,7 +68,7 @@ func TestDecide(t *testing.T) {
 					Default: c.fallback, Absent: map[string]string{"off": "there is no ConfigMap"},
 					Known: []string{"overlay", "flannel", "vpc", "neutron", "off"}, Binders: c.binders,
 				})
-			if d.Network != c.network || d.Part != c.part || d.Reason == "" {
+			if d.Network != c.network || d.Part != c.part || d.Reason == "" || !maps.Equal(d.Annotations, c.pod) {
 				t.Errorf("decision %+v", d)
 			}
 			if (d.Refuse == "") != (c.refuse == "") || !strings.Contains(d.Refuse, c.refuse) {

@@ -22,7 +22,7 @@ func (n *Network) adopt(ctx context.Context, b *bridge) error {
 	if n.opts.Results == "" {
 		return nil
 	}
-	pods, err := handover.Read(n.opts.Results, b.network)
+	pods, err := handover.Read(n.opts.Results, b.files.Network)
 	if err != nil {
 		n.opts.Log.Warn("some results of the container runtime are unreadable, their pods are not taken over", "error", err)
 	}
@@ -76,15 +76,15 @@ func (n *Network) adoptPod(ctx context.Context, b *bridge, pod *handover.Pod, bo
 	if port.Bridge != b.Name {
 		return fmt.Errorf("link %s is a port of bridge %q, not of %s", port.Name, port.Bridge, b.Name)
 	}
-	delegated, err := handover.Delegate(b.cacheDir, pod.ContainerID, pod.IfName)
+	delegated, err := handover.Delegate(b.files.CacheDir, pod.ContainerID, pod.IfName)
 	if err != nil {
 		return fmt.Errorf("what flannel's plugin passed on: %w", err)
 	}
 	own := *b
 	if len(delegated) > 0 {
-		own.delegate = string(delegated)
+		own.files.Delegate = delegated
 	}
-	rec, err := newRecord(&own, port.Name, pod.Addresses, adopted)
+	rec, err := newRecord(&own, port.Name, pod.Addresses, origin{Reason: adopted})
 	if err != nil {
 		return err
 	}
@@ -110,5 +110,5 @@ func (n *Network) adoptPod(ctx context.Context, b *bridge, pod *handover.Pod, bo
 		return err
 	}
 	_, err = n.opts.Node.Pods.Create(ctx, pair)
-	return errors.Join(err, d.write(&rec))
+	return errors.Join(err, d.Write(&rec))
 }

@@ -9,8 +9,10 @@ import (
 	"maps"
 	"net/netip"
 
+	"weft.dev/weft/internal/flannel/address"
 	"weft.dev/weft/internal/flannel/daemon"
 	"weft.dev/weft/internal/flannel/delegate"
+	"weft.dev/weft/internal/flannel/handover"
 	"weft.dev/weft/internal/flannel/subnetenv"
 	"weft.dev/weft/internal/nft"
 )
@@ -112,13 +114,13 @@ func (c *conf) conflist(add map[string]string) ([]byte, error) {
 
 // bridge is the meaning of the delegate's configuration for this node's pods.
 type bridge struct {
-	Name                                 string
-	Gateway, Default, Hairpin, Promisc   bool
-	MTU                                  int
-	Routes                               []route
-	Ranges                               []netip.Prefix
-	Traffic                              []nft.Traffic // that other programs' rules have to let pass
-	network, dataDir, cacheDir, delegate string
+	Name                               string
+	Gateway, Default, Hairpin, Promisc bool
+	MTU                                int
+	Routes                             []route
+	Ranges                             []netip.Prefix
+	Traffic                            []nft.Traffic // that other programs' rules have to let pass
+	files                              handover.Files
 }
 
 // route is a route of a pod; without a gateway it uses the bridge's.
@@ -194,8 +196,10 @@ func (c *conf) bridge(state *daemon.State) (*bridge, error) {
 	}
 	b := &bridge{
 		Name: cmp.Or(d.Bridge, defaultBridge), Gateway: d.IsGateway || d.IsDefaultGateway, Default: d.IsDefaultGateway, Hairpin: d.HairpinMode,
-		Promisc: d.PromiscMode, MTU: d.MTU, network: c.plugin.Name, dataDir: cmp.Or(d.IPAM.DataDir, defaultDataDir),
-		cacheDir: c.plugin.DataDir, delegate: string(raw),
+		Promisc: d.PromiscMode, MTU: d.MTU,
+		files: handover.Files{
+			Network: c.plugin.Name, DataDir: cmp.Or(d.IPAM.DataDir, defaultDataDir), CacheDir: c.plugin.DataDir, Delegate: raw,
+		},
 	}
 	if state.Forward {
 		b.Traffic = daemon.Traffic(state.Networks[:]...)
@@ -214,9 +218,6 @@ func (c *conf) bridge(state *daemon.State) (*bridge, error) {
 	return b, nil
 }
 
-// gateway returns the bridge's address in a range: the first one.
-func gateway(subnet netip.Prefix) netip.Addr { return subnet.Masked().Addr().Next() }
-
 // gateways returns the bridge's addresses, with the prefix lengths of their ranges.
 func (b *bridge) gateways() []netip.Prefix {
 	if !b.Gateway {
@@ -224,7 +225,7 @@ func (b *bridge) gateways() []netip.Prefix {
 	}
 	var out []netip.Prefix
 	for _, r := range b.Ranges {
-		out = append(out, netip.PrefixFrom(gateway(r), r.Bits()))
+		out = append(out, netip.PrefixFrom(address.Gateway(r), r.Bits()))
 	}
 	return out
 }

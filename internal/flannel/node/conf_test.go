@@ -27,7 +27,7 @@ func TestConfOfManifest(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if b.Name != "cni0" || !b.Gateway || !b.Default || !b.Hairpin || b.MTU != 1450 || b.network != "cbr0" || b.dataDir != "/var/lib/cni/networks" {
+		if b.Name != "cni0" || !b.Gateway || !b.Default || !b.Hairpin || b.MTU != 1450 || b.files.Network != "cbr0" || b.files.DataDir != "/var/lib/cni/networks" {
 			t.Errorf("bridge %+v", b)
 		}
 		if len(b.Routes) != 1 || b.Routes[0].Dst.String() != "10.244.0.0/16" || len(b.Ranges) != 1 || b.gateways()[0].String() != "10.244.3.1/24" {

@@ -143,6 +143,8 @@ type stage struct {
 	conf   string
 	judge  func() (node.Judge, error)
 	links  *machine.LinkLoop // of the last agent
+	// annotations are those of the pods of serve's agents.
+	annotations map[string]string
 	// watched makes agents follow events of links; their loops compare nothing without one.
 	watched bool
 }

@@ -15,9 +15,7 @@ import (
 	"fmt"
 	"log/slog"
 	"net"
-	"net/netip"
 	"os"
-	"slices"
 	"sync"
 
 	types100 "github.com/containernetworking/cni/pkg/types/100"
@@ -27,7 +25,9 @@ import (
 	weftv1 "weft.dev/weft/api/weft/v1"
 	"weft.dev/weft/internal/attach"
 	"weft.dev/weft/internal/cni"
+	"weft.dev/weft/internal/flannel/address"
 	"weft.dev/weft/internal/flannel/daemon"
+	"weft.dev/weft/internal/flannel/handover"
 	"weft.dev/weft/internal/link"
 	"weft.dev/weft/internal/network"
 	"weft.dev/weft/internal/nft/nftnl"
@@ -72,25 +72,26 @@ type Options struct {
 
 // Network is the network on this node. It implements network.Network and network.Runner.
 type Network struct {
-	opts   Options
-	engine *nftnl.Engine
-	ports  *portLoop
-	handed chan struct{}
-	mac    net.HardwareAddr // the bridge's, from its first programming on
-	ends   *ends
+	opts      Options
+	engine    *nftnl.Engine
+	ports     *portLoop
+	addresses *addresses
+	handed    chan struct{}
+	mac       net.HardwareAddr // the bridge's, from its first programming on
+	ends      *ends
 
 	// mu guards what follows. It is not held across I/O.
 	mu     sync.Mutex
 	bridge *bridge // nil before the first lease
 	why    error   // why there is no bridge
-	last   [2]netip.Addr
 	// shut are the attachments that were closed: a new attachment with the same key is another pod's.
 	shut map[attach.Key]bool
 }
 
 var (
-	_ network.Network = (*Network)(nil)
-	_ network.Runner  = (*Network)(nil)
+	_ network.Network   = (*Network)(nil)
+	_ network.Runner    = (*Network)(nil)
+	_ network.Discarder = (*Network)(nil)
 )
 
 // New returns the network in the caller's network namespace. It changes nothing before Run, which has to be called.
@@ -104,7 +105,8 @@ func New(opts Options) (*Network, error) {
 	}
 	return &Network{
 		opts: opts, engine: engine, handed: make(chan struct{}), ends: newEnds(), why: errors.New("starting"), shut: map[attach.Key]bool{},
-		ports: reconcile.NewLoop(engine, reconcile.Options[nftnl.Key, nftnl.Item]{Name: "nftables " + portsTable}),
+		addresses: newAddresses(&opts),
+		ports:     reconcile.NewLoop(engine, reconcile.Options[nftnl.Key, nftnl.Item]{Name: "nftables " + portsTable}),
 	}, nil
 }
 
@@ -152,7 +154,7 @@ func filtered() error {
 }
 
 // Plan implements network.Network.
-func (n *Network) Plan(_ context.Context, req *cni.Request, at placement.Decision, inUse attach.InUse) (attach.Record, error) {
+func (n *Network) Plan(ctx context.Context, req *cni.Request, at placement.Decision, inUse attach.InUse) (attach.Record, error) {
 	if at.Part != "" {
 		return attach.Record{}, cni.Errorf(cni.CodeRefused, "network %s has no parts: write %q instead of %q", Name, Name, Name+"/"+at.Part)
 	}
@@ -160,32 +162,15 @@ func (n *Network) Plan(_ context.Context, req *cni.Request, at placement.Decisio
 	if err != nil {
 		return attach.Record{}, cni.Errorf(cni.CodeTryAgainLater, "network %s: %w", Name, err)
 	}
-	asked, err := wishes(req, b)
+	long, err := address.Duration(at.Annotations)
+	if err != nil {
+		return attach.Record{}, refused(req, err)
+	}
+	addresses, err := n.addresses.choose(ctx, req, b, at.Annotations, inUse.Addresses[Name])
 	if err != nil {
 		return attach.Record{}, err
 	}
-	given, err := reserved(b)
-	if err != nil {
-		return attach.Record{}, cni.Errorf(cni.CodeIO, "network %s: %w", Name, err)
-	}
-	var addresses []netip.Prefix
-	for i, subnet := range b.Ranges {
-		addr := asked[i]
-		taken := func(a netip.Addr) bool {
-			_, used := inUse.Addresses[Name][a]
-			return used || given[a]
-		}
-		switch {
-		case addr.IsValid() && taken(addr):
-			return attach.Record{}, cni.Errorf(cni.CodeTryAgainLater, "address %s, which the pod asks for, is another pod's", addr)
-		case !addr.IsValid():
-			if addr, err = n.pick(i, subnet, taken); err != nil {
-				return attach.Record{}, err
-			}
-		}
-		addresses = append(addresses, netip.PrefixFrom(addr, subnet.Bits()))
-	}
-	rec, err := newRecord(b, hostName(req), addresses, at.Reason)
+	rec, err := newRecord(b, hostName(req), addresses, origin{Reason: at.Reason, Sticky: long})
 	if err != nil {
 		return rec, cni.Errorf(cni.CodeInternal, "network %s: %w", Name, err)
 	}
@@ -198,54 +183,6 @@ func hostName(req *cni.Request) string {
 	return "wf" + hex.EncodeToString(sum[:6])
 }
 
-// pick returns the next free address after the last assigned one: so an address is not reused as soon as it becomes free.
-func (n *Network) pick(i int, subnet netip.Prefix, taken func(netip.Addr) bool) (netip.Addr, error) {
-	n.mu.Lock()
-	defer n.mu.Unlock()
-	first := gateway(subnet).Next()
-	from := first
-	if slot := n.last[i%len(n.last)]; subnet.Contains(slot) && slot.Compare(first) >= 0 {
-		from = slot.Next()
-	}
-	usable := func(a netip.Addr) bool {
-		return subnet.Contains(a) && (a.Is6() || subnet.Contains(a.Next())) // IPv4's last address is the broadcast address
-	}
-	for range 2 { // to the end, and once more from the beginning
-		for addr := from; usable(addr); addr = addr.Next() {
-			if !taken(addr) {
-				n.last[i%len(n.last)] = addr
-				return addr, nil
-			}
-		}
-		from = first
-	}
-	return netip.Addr{}, cni.Errorf(cni.CodeTryAgainLater, "no address of this node's subnet %s is free: remove pods, or give nodes larger podCIDRs", subnet)
-}
-
-// wishes returns the addresses that the runtime requests (capability ips), by range, and rejects requests that cannot be served.
-func wishes(req *cni.Request, b *bridge) ([]netip.Addr, error) {
-	asked := make([]netip.Addr, len(b.Ranges))
-	if req.NetConf == nil {
-		return asked, nil
-	}
-	if len(req.NetConf.RuntimeConfig.PortMappings) > 0 {
-		return nil, cni.Errorf(cni.CodeUnsupportedField, "runtimeConfig.portMappings: network %s leaves host ports to the plugin portmap: "+
-			"declare the capability portMappings there, in cni-conf.json", Name)
-	}
-	for _, text := range req.NetConf.RuntimeConfig.IPs {
-		addr, err := netip.ParseAddr(text)
-		if prefix, wrong := netip.ParsePrefix(text); wrong == nil {
-			addr, err = prefix.Addr(), nil
-		}
-		i := slices.IndexFunc(b.Ranges, func(r netip.Prefix) bool { return err == nil && r.Contains(addr) && addr.Compare(gateway(r)) > 0 })
-		if i < 0 || asked[i].IsValid() {
-			return nil, cni.Errorf(cni.CodeUnsupportedField, "runtimeConfig.ips: %q is not an address for a pod of this node's subnets %v, one of each", text, b.Ranges)
-		}
-		asked[i] = addr
-	}
-	return asked, nil
-}
-
 // Connect implements network.Network.
 func (n *Network) Connect(ctx context.Context, rec *attach.Record) (*types100.Result, error) {
 	d, err := detailsOf(rec)
@@ -256,8 +193,8 @@ func (n *Network) Connect(ctx context.Context, rec *attach.Record) (*types100.Re
 	if err != nil {
 		return nil, err
 	}
-	if err := d.write(rec); err != nil {
-		if errors.Is(err, errReserved) {
+	if err := d.Write(rec); err != nil {
+		if errors.Is(err, handover.ErrReserved) {
 			return nil, fmt.Errorf("%w: %w", network.ErrPlanAgain, err)
 		}
 		return nil, cni.Errorf(cni.CodeIO, "files for flannel's plugins: %w", err)
@@ -299,6 +236,7 @@ func (n *Network) Close(ctx context.Context, rec attach.Record) error {
 	n.mu.Lock()
 	n.shut[rec.Key()] = true
 	n.mu.Unlock()
+	n.addresses.keep(&rec)
 	n.opts.Judge.Dismiss([]attach.Key{rec.Key()})
 	n.opts.Node.Links.Set(map[reconcile.Owner]map[link.Key]link.Item{linkOwner(&rec): nil})
 	var err error
@@ -326,9 +264,12 @@ func (n *Network) Remove(ctx context.Context, recs []attach.Record) map[attach.K
 	n.opts.Judge.Dismiss(keys)
 	err := errors.Join(n.opts.Node.Pods.Delete(ctx, names...), n.opts.Node.Links.Apply(ctx, links), n.ports.Apply(ctx, ports))
 	for i := range recs {
+		if recs[i].BootID != n.opts.Node.BootID { // it was never closed
+			n.addresses.keep(&recs[i])
+		}
 		d, broken := detailsOf(&recs[i])
 		if broken == nil && err == nil {
-			broken = d.remove(&recs[i])
+			broken = d.Remove(&recs[i])
 		}
 		if wrong := errors.Join(err, broken); wrong != nil {
 			failed[recs[i].Key()] = wrong
@@ -343,6 +284,9 @@ func (n *Network) Remove(ctx context.Context, recs []attach.Record) map[attach.K
 	}
 	return failed
 }
+
+// Discard implements network.Discarder: the record's addresses are free.
+func (n *Network) Discard(rec attach.Record) { n.addresses.left(rec.Key()) }
 
 // Check implements network.Network.
 func (n *Network) Check(ctx context.Context, rec attach.Record) error {

@@ -41,7 +41,7 @@ func serveUntil(t *testing.T, s *stage) (h *lifecycle.Handler, stop func()) {
 	h = lifecycle.New(store, lifecycle.Options{
 		BootID: s.boot, Default: func() (string, error) { return node.Name, nil }, Waiting: func() string { return "the test" },
 		Place: func(context.Context, *cni.Request) (placement.Decision, error) {
-			return placement.Decision{Network: node.Name}, nil
+			return placement.Decision{Network: node.Name, Annotations: s.annotations}, nil
 		},
 	})
 	ctx, cancel := context.WithCancel(context.Background())

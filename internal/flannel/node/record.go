@@ -6,12 +6,15 @@ import (
 	"net"
 	"net/netip"
 	"slices"
+	"time"
 
 	"github.com/containernetworking/cni/pkg/types"
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
 	"weft.dev/weft/internal/attach"
 	"weft.dev/weft/internal/attach/plan"
+	"weft.dev/weft/internal/flannel/address"
+	"weft.dev/weft/internal/flannel/handover"
 	"weft.dev/weft/internal/link"
 )
 
@@ -20,14 +23,17 @@ type details struct {
 	Bridge  string  `json:"bridge"`
 	Hairpin bool    `json:"hairpin,omitempty"`
 	Routes  []route `json:"routes,omitempty"`
+
+	origin
+	handover.Files
+}
+
+// origin is what the network records of the pod itself.
+type origin struct {
 	// Reason is why the pod is on this network.
 	Reason string `json:"reason,omitempty"`
-	// Network and DataDir are host-local's, and CacheDir the plugin's.
-	Network  string `json:"network"`
-	DataDir  string `json:"dataDir"`
-	CacheDir string `json:"cacheDir"`
-	// Delegate is the configuration that flannel's plugin would have passed on.
-	Delegate json.RawMessage `json:"delegate,omitempty"`
+	// Sticky is how long the pod's addresses are kept for the next pod of its name; 0: they are not.
+	Sticky time.Duration `json:"sticky,omitempty"`
 }
 
 func detailsOf(rec *attach.Record) (details, error) {
@@ -39,21 +45,20 @@ func detailsOf(rec *attach.Record) (details, error) {
 }
 
 // newRecord returns the record of a pod with these addresses.
-func newRecord(b *bridge, hostInterface string, addresses []netip.Prefix, reason string) (attach.Record, error) {
+func newRecord(b *bridge, hostInterface string, addresses []netip.Prefix, of origin) (attach.Record, error) {
 	rec := attach.Record{
 		Network: Name, Addresses: addresses, HostInterface: hostInterface, MTU: b.MTU, MAC: plan.MAC(addresses).String(),
 	}
 	d := details{
-		Bridge: b.Name, Hairpin: b.Hairpin, Routes: slices.Clone(b.Routes), Reason: reason, Network: b.network, DataDir: b.dataDir, CacheDir: b.cacheDir,
-		Delegate: json.RawMessage(b.delegate),
+		Bridge: b.Name, Hairpin: b.Hairpin, Routes: slices.Clone(b.Routes), origin: of, Files: b.files,
 	}
-	for _, address := range addresses {
+	for _, prefix := range addresses {
 		if !b.Gateway {
 			continue
 		}
-		rec.Gateway = append(rec.Gateway, gateway(address))
+		rec.Gateway = append(rec.Gateway, address.Gateway(prefix))
 		if b.Default {
-			d.Routes = append(d.Routes, route{Dst: netip.PrefixFrom(zero(address.Addr()), 0)})
+			d.Routes = append(d.Routes, route{Dst: netip.PrefixFrom(zero(prefix.Addr()), 0)})
 		}
 	}
 	var err error
