@@ -13,6 +13,7 @@ import (
 
 	"weft.dev/weft/lab"
 	"weft.dev/weft/test/probe"
+	"weft.dev/weft/test/soak/losses"
 	"weft.dev/weft/test/traffic"
 )
 
@@ -193,29 +194,17 @@ func (s scope) covers(pair string) bool {
 
 // load runs traffic while f runs, and adds its result to the row.
 func (s *soak) load(ctx context.Context, r *row, spared scope, f func() error) error {
-	running, err := traffic.NewLoad(s.cast.pairs, s.opts.rate)
-	if err != nil {
-		return err
-	}
-	done := f()
-	tallies, lossErr := running.Stop()
-	lost := uint64(0)
-	r.Spared = string(spared)
-	for pair, tally := range tallies {
-		if spared.covers(pair) {
-			r.Sent, r.Lost = r.Sent+tally.Sent, r.Lost+tally.Lost
-			lost += tally.Lost
-		} else {
-			r.Others += tally.Lost
-		}
-	}
-	if lost > 0 && s.opts.loss {
-		s.blame(ctx, r, spared, lossErr)
+	tallies, lost, err := losses.Count(ctx, s.cast.pairs, s.opts.rate, 0, f)
+	rule := losses.Rule{Spares: spared.covers}
+	loss := rule.Judge(tallies)
+	r.Spared, r.Sent, r.Lost, r.Others = string(spared), r.Sent+loss.Sent, r.Lost+loss.Lost, r.Others+loss.Others
+	if loss.Err != nil && s.opts.loss {
+		s.blame(ctx, r, spared, lost)
 	}
 	if !s.opts.loss && r.Verdict == "" && spared != none {
 		r.Verdict = unjudged
 	}
-	return done
+	return err
 }
 
 // controlTime is the duration of the control run after a loss.
@@ -237,20 +226,7 @@ func (s *soak) control(ctx context.Context, spared scope, length time.Duration) 
 	if !s.opts.loss {
 		return 0, nil
 	}
-	running, err := traffic.NewLoad(s.cast.pairs, s.opts.rate)
-	if err != nil {
-		return 0, err
-	}
-	select {
-	case <-time.After(length): // the duration of the traffic
-	case <-ctx.Done():
-		err = ctx.Err()
-	}
-	tallies, _ := running.Stop()
-	for pair, tally := range tallies {
-		if spared.covers(pair) {
-			lost += tally.Lost
-		}
-	}
-	return lost, err
+	tallies, _, err := losses.Count(ctx, s.cast.pairs, s.opts.rate, length, ctx.Err)
+	rule := losses.Rule{Spares: spared.covers}
+	return rule.Judge(tallies).Lost, errors.Join(err, ctx.Err())
 }

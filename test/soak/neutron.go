@@ -11,13 +11,11 @@ import (
 	"syscall"
 	"time"
 
-	"golang.org/x/sync/errgroup"
-
 	"weft.dev/weft/internal/neutron/host"
 	"weft.dev/weft/lab"
 	"weft.dev/weft/lab/plan"
 	"weft.dev/weft/test/probe"
-	"weft.dev/weft/test/traffic"
+	"weft.dev/weft/test/soak/losses"
 )
 
 const (
@@ -30,43 +28,25 @@ const (
 )
 
 // neutron kills every program of pods on OpenStack's networks under traffic, and adds and deletes pods, in a lab with its own OpenStack.
-func (s *soak) neutron(ctx context.Context) (err error) {
+func (s *soak) neutron(ctx context.Context) error {
 	name := s.opts.lab + "n"
 	bin, err := filepath.Abs(s.opts.bin)
 	if err != nil {
 		return err
 	}
-	if err := lab.Down(ctx, name, nil); err != nil { // of a killed run
-		return err
-	}
-	before, err := probe.TakeInventory(name)
-	if err != nil {
-		return err
-	}
-	defer func() {
-		down, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Minute)
-		defer cancel()
-		err = errors.Join(err, lab.Down(down, name, nil))
-		after, countErr := probe.TakeInventory(name)
-		if err = errors.Join(err, countErr); err == nil {
-			err = before.LeftBy(after)
+	config := lab.Config{Name: name, Nodes: 2, Runtime: plan.RuntimeCNI, OpenStack: plan.OpenStackOVN, WeftBin: bin}
+	return losses.InLab(ctx, config, func(cluster *lab.Cluster, took time.Duration) (err error) {
+		t, err := newTenants(ctx, cluster)
+		if err != nil {
+			return err
 		}
-	}()
-	began := time.Now()
-	cluster, err := lab.Up(ctx, lab.Config{Name: name, Nodes: 2, Runtime: plan.RuntimeCNI, OpenStack: plan.OpenStackOVN, WeftBin: bin}, nil)
-	if err != nil {
-		return err
-	}
-	t, err := newTenants(ctx, cluster)
-	if err != nil {
-		return err
-	}
-	defer func() { err = errors.Join(err, t.close()) }()
-	s.say("lab with an OpenStack and two tenants up in %s", time.Since(began).Round(time.Second))
-	if err := s.neutronKills(ctx, t); err != nil {
-		return err
-	}
-	return s.neutronCrowds(ctx, t)
+		defer func() { err = errors.Join(err, t.close()) }()
+		s.say("lab with an OpenStack and two tenants up in %s", took.Round(time.Second))
+		if err := s.neutronKills(ctx, t); err != nil {
+			return err
+		}
+		return s.neutronCrowds(ctx, t)
+	})
 }
 
 // neutronKills kills one program after the other, while pods exchange packets and one pod is added and deleted.
@@ -76,10 +56,9 @@ func (s *soak) neutronKills(ctx context.Context, t *tenants) error {
 	if err != nil {
 		return err
 	}
-	for _, tally := range calm {
-		control.Sent += tally.Sent
-		control.Others += tally.Lost
-	}
+	rule := losses.Rule{}
+	loss := rule.Judge(calm)
+	control.Sent, control.Others = loss.Sent, loss.Lost
 	s.add(control)
 	programs, err := t.cluster.Programs(ctx)
 	if err != nil {
@@ -117,18 +96,13 @@ func sparedBy(program string) scope {
 }
 
 // compare adds the pairs' losses to a row, and an error for losses beyond those of the run without a failure.
-func (s *soak) compare(r *row, calm map[string]traffic.Tally) {
-	for pair, tally := range r.pairs {
-		if r.Spared == string(none) {
-			r.Others += tally.Lost
-			continue
-		}
-		r.Sent, r.Lost = r.Sent+tally.Sent, r.Lost+tally.Lost
-		if tally.Lost > calm[pair].Lost && s.opts.loss {
-			r.wrong(fmt.Errorf("%s: %s, and %s without a failure", pair, tally, calm[pair]))
-		}
-	}
-	if !s.opts.loss && r.Spared == string(all) {
+func (s *soak) compare(r *row, calm losses.Tallies) {
+	rule := losses.Rule{Spares: scope(r.Spared).covers, Calm: calm}
+	loss := rule.Judge(r.pairs)
+	r.Sent, r.Lost, r.Others = loss.Sent, loss.Lost, loss.Others
+	if s.opts.loss {
+		r.wrong(loss.Err)
+	} else if r.Spared == string(all) {
 		r.Verdict = unjudged
 	}
 }
@@ -181,20 +155,7 @@ func (s *soak) neutronCrowds(ctx context.Context, t *tenants) error {
 		began := time.Now()
 		r.wrong(t.crowd(ctx, &r, crowd))
 		gone := time.Now()
-		_, err := probe.Await(ctx, probe.Patience, "no leftovers", func(ctx context.Context) error {
-			after, err := t.census(ctx)
-			if err != nil {
-				return err
-			}
-			errs := []error{t.matched(ctx)}
-			for node, counts := range after {
-				if err := counts.More(before[node]); err != nil {
-					errs = append(errs, fmt.Errorf("%s: %w", node, err))
-				}
-			}
-			return errors.Join(errs...)
-		})
-		if err != nil {
+		if err := losses.Census(t.census).NothingLeft(ctx, before, t.matched); err != nil {
 			r.Leaks++
 			r.wrong(err)
 		}
@@ -208,42 +169,24 @@ func (s *soak) neutronCrowds(ctx context.Context, t *tenants) error {
 }
 
 // crowd adds that many pods on both nodes, half of each tenant, and deletes them.
-func (t *tenants) crowd(ctx context.Context, r *row, count int) error {
-	pods := make([]*lab.Pod, count)
-	var adding, deleting errgroup.Group
-	adding.SetLimit(atATime)
-	for i := range pods {
-		adding.Go(func() (err error) {
-			spec := lab.PodSpec{Namespace: []string{"blue", "red"}[i/2%2], Node: t.cluster.Node(1 + i%2).Name, Name: "crowd-" + strconv.Itoa(i)}
-			pods[i], err = t.start(ctx, spec)
-			return err
-		})
+func (t *tenants) crowd(ctx context.Context, r *row, count int) (err error) {
+	crowd := losses.Crowd{
+		Pods: count, Together: atATime,
+		Add: func(ctx context.Context, i int) (*lab.Pod, error) {
+			return t.start(ctx, lab.PodSpec{Namespace: []string{"blue", "red"}[i/2%2], Node: t.cluster.Node(1 + i%2).Name, Name: "crowd-" + strconv.Itoa(i)})
+		},
+		Delete:  t.cluster.DelPod,
+		Network: func(p *lab.Pod) string { return p.Namespace },
 	}
-	err := adding.Wait()
-	addresses := map[string]bool{}
-	deleting.SetLimit(atATime)
-	for _, p := range pods {
-		if p == nil {
-			continue
-		}
-		r.Count++
-		for _, ip := range p.IPs {
-			key := p.Namespace + " " + ip.String()
-			if addresses[key] {
-				err = errors.Join(err, fmt.Errorf("two pods of one tenant have %s", ip))
-			}
-			addresses[key] = true
-		}
-		deleting.Go(func() error { return t.cluster.DelPod(ctx, p) })
-	}
-	return errors.Join(err, deleting.Wait())
+	r.Count, err = crowd.Run(ctx)
+	return err
 }
 
 // hostQueue is how many packets the queue of the host's port holds: those of 2 s.
 const hostQueue = 2 * neutronRate
 
 // load sends on all pairs while act runs, and for some time after it.
-func (t *tenants) load(ctx context.Context, act func() error) (map[string]traffic.Tally, error) {
+func (t *tenants) load(ctx context.Context, act func() error) (losses.Tallies, error) {
 	// The userspace datapath forwards nothing while ovs-vswitchd is not connected to its database. Packets to sockets wait in buffers of 8 MiB;
 	// a tap device has room for 500 packets, and a restarted ovs-vswitchd creates it again.
 	if t.cluster.Datapath == plan.DatapathNetdev {
@@ -252,15 +195,6 @@ func (t *tenants) load(ctx context.Context, act func() error) (map[string]traffi
 			return nil, err
 		}
 	}
-	running, err := traffic.NewLoad(t.pairs, neutronRate)
-	if err != nil {
-		return nil, err
-	}
-	err = act()
-	select {
-	case <-ctx.Done():
-	case <-time.After(neutronCalm):
-	}
-	tallies, _ := running.Stop() // the caller judges the losses
+	tallies, _, err := losses.Count(ctx, t.pairs, neutronRate, neutronCalm, act) // the caller judges the losses
 	return tallies, err
 }

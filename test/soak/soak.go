@@ -16,6 +16,7 @@ import (
 	"weft.dev/weft/lab"
 	"weft.dev/weft/lab/plan"
 	"weft.dev/weft/test/probe"
+	"weft.dev/weft/test/soak/losses"
 	"weft.dev/weft/test/soak/quiet"
 )
 
@@ -251,19 +252,8 @@ func (s *soak) rest(ctx context.Context, programs bool) (map[string]probe.Counts
 
 // leaks waits until nothing new remains, and adds the rest to the row.
 func (s *soak) leaks(ctx context.Context, r *row, before map[string]probe.Counts, programs bool) {
-	_, err := probe.Await(ctx, probe.Patience, "nothing left over", func(ctx context.Context) error {
-		have, err := s.census(ctx, programs)
-		if err != nil {
-			return err
-		}
-		var errs []error
-		for node, counts := range have {
-			if err := counts.More(before[node]); err != nil {
-				errs = append(errs, fmt.Errorf("%s: %w", node, err))
-			}
-		}
-		return errors.Join(errs...)
-	})
+	census := losses.Census(func(ctx context.Context) (map[string]probe.Counts, error) { return s.census(ctx, programs) })
+	err := census.NothingLeft(ctx, before, nil)
 	if err != nil {
 		r.Leaks++
 		r.wrong(err)

@@ -2,18 +2,16 @@ package flannel
 
 import (
 	"context"
-	"errors"
 	"fmt"
-	"net/netip"
 	"os"
 	"path/filepath"
 	"strconv"
 	"time"
 
-	"golang.org/x/sync/errgroup"
-
 	"weft.dev/weft/lab"
+	"weft.dev/weft/lab/plan"
 	"weft.dev/weft/test/probe"
+	"weft.dev/weft/test/soak/losses"
 )
 
 // together is the number of requests at the same time.
@@ -43,20 +41,7 @@ func (s *scene) crowds(ctx context.Context, rounds, crowd int, add func(Row)) er
 		began := time.Now()
 		r.wrong(s.crowd(ctx, &r, crowd))
 		gone := time.Now()
-		_, err := probe.Await(ctx, probe.Patience, "nothing left over", func(ctx context.Context) error {
-			after, err := s.census(ctx)
-			if err != nil {
-				return err
-			}
-			var errs []error
-			for node, counts := range after {
-				if err := counts.More(before[node]); err != nil {
-					errs = append(errs, fmt.Errorf("%s: %w", node, err))
-				}
-			}
-			return errors.Join(errs...)
-		})
-		if err != nil {
+		if err := losses.Census(s.census).NothingLeft(ctx, before, nil); err != nil {
 			r.Leaks++
 			r.wrong(err)
 		}
@@ -71,31 +56,15 @@ func (s *scene) crowds(ctx context.Context, rounds, crowd int, add func(Row)) er
 }
 
 // crowd adds that many pods on the nodes with Weft, and deletes them.
-func (s *scene) crowd(ctx context.Context, r *Row, count int) error {
-	pods := make([]*lab.Pod, count)
-	var adding, deleting errgroup.Group
-	adding.SetLimit(together)
-	for i := range pods {
-		adding.Go(func() (err error) {
-			pods[i], err = probe.AddPod(ctx, s.cluster, lab.PodSpec{Node: s.nodes[i%len(s.nodes)].Name, Name: "crowd-" + strconv.Itoa(i)})
-			return err
-		})
+func (s *scene) crowd(ctx context.Context, r *Row, count int) (err error) {
+	crowd := losses.Crowd{
+		Pods: count, Together: together,
+		Add: func(ctx context.Context, i int) (*lab.Pod, error) {
+			return probe.AddPod(ctx, s.cluster, lab.PodSpec{Node: s.nodes[i%len(s.nodes)].Name, Name: "crowd-" + strconv.Itoa(i)})
+		},
+		Delete:  s.cluster.DelPod,
+		Network: func(*lab.Pod) string { return string(plan.NetworkFlannel) },
 	}
-	err := adding.Wait()
-	addresses := map[netip.Addr]bool{}
-	deleting.SetLimit(together)
-	for _, p := range pods {
-		if p == nil {
-			continue
-		}
-		r.Count++
-		for _, ip := range p.IPs {
-			if addresses[ip] {
-				err = errors.Join(err, fmt.Errorf("two pods have %s", ip))
-			}
-			addresses[ip] = true
-		}
-		deleting.Go(func() error { return s.cluster.DelPod(ctx, p) })
-	}
-	return errors.Join(err, deleting.Wait())
+	r.Count, err = crowd.Run(ctx)
+	return err
 }

@@ -12,7 +12,7 @@ import (
 	"weft.dev/weft/lab"
 	"weft.dev/weft/lab/plan"
 	"weft.dev/weft/test/probe"
-	"weft.dev/weft/test/traffic"
+	"weft.dev/weft/test/soak/losses"
 )
 
 // Options of a run.
@@ -52,36 +52,21 @@ func (r *Row) wrong(err error) {
 }
 
 // Run runs the part in a lab of its own. An error is the reason why it could not continue.
-func Run(ctx context.Context, opts Options, add func(Row)) (err error) {
-	if err := lab.Down(ctx, opts.Lab, nil); err != nil { // of a killed run
-		return err
-	}
-	before, err := probe.TakeInventory(opts.Lab)
-	if err != nil {
-		return err
-	}
-	defer func() {
-		down, cancel := context.WithTimeout(context.WithoutCancel(ctx), probe.Patience)
-		defer cancel()
-		err = errors.Join(err, lab.Down(down, opts.Lab, nil))
-		after, countErr := probe.TakeInventory(opts.Lab)
-		if err = errors.Join(err, countErr); err == nil {
-			err = before.LeftBy(after)
+func Run(ctx context.Context, opts Options, add func(Row)) error {
+	config := lab.Config{Name: opts.Lab, Nodes: 3, Runtime: plan.RuntimeCNI, Network: plan.NetworkFlannel, Flanneld: original, WeftBin: opts.Bin}
+	return losses.InLab(ctx, config, func(cluster *lab.Cluster, took time.Duration) (err error) {
+		s, err := newScene(ctx, cluster)
+		if err != nil {
+			return errors.Join(err, s.close())
 		}
-	}()
-	began := time.Now()
-	cluster, err := lab.Up(ctx, lab.Config{
-		Name: opts.Lab, Nodes: 3, Runtime: plan.RuntimeCNI, Network: plan.NetworkFlannel, Flanneld: original, WeftBin: opts.Bin,
-	}, nil)
-	if err != nil {
-		return err
-	}
-	s, err := newScene(ctx, cluster)
-	if err != nil {
-		return errors.Join(err, s.close())
-	}
-	defer func() { err = errors.Join(err, s.close()) }()
-	opts.Say("lab of two nodes with Weft and one with flanneld up in %s", time.Since(began).Round(time.Second))
+		defer func() { err = errors.Join(err, s.close()) }()
+		opts.Say("lab of two nodes with Weft and one with flanneld up in %s", took.Round(time.Second))
+		return s.run(ctx, &opts, add)
+	})
+}
+
+// run runs the control, the faults and the crowds.
+func (s *scene) run(ctx context.Context, opts *Options, add func(Row)) error {
 	calm, err := s.control(ctx)
 	if err != nil {
 		return err
@@ -121,26 +106,12 @@ func (s *scene) control(ctx context.Context) (*Row, error) {
 
 // load counts packets of all pairs while act runs and for some time after it.
 func (s *scene) load(ctx context.Context, r *Row, spared scope, act func() error) error {
-	running, err := traffic.NewLoad(s.pairs, rate)
-	if err != nil {
-		return err
-	}
-	err = act()
-	select {
-	case <-ctx.Done():
-	case <-time.After(calm):
-	}
-	tallies, lossErr := running.Stop()
-	r.Spared = string(spared)
-	for pair, tally := range tallies {
-		if !spared.covers(pair) {
-			r.Others += tally.Lost
-			continue
-		}
-		r.Sent, r.Lost = r.Sent+tally.Sent, r.Lost+tally.Lost
-	}
-	if r.Lost > 0 {
-		r.Lossy = fmt.Errorf("packets of spared pairs were lost: %w", lossErr)
+	tallies, lost, err := losses.Count(ctx, s.pairs, rate, calm, act)
+	rule := losses.Rule{Spares: spared.covers}
+	loss := rule.Judge(tallies)
+	r.Spared, r.Sent, r.Lost, r.Others = string(spared), loss.Sent, loss.Lost, loss.Others
+	if loss.Err != nil {
+		r.Lossy = fmt.Errorf("packets of spared pairs were lost: %w", lost)
 	}
 	return err
 }

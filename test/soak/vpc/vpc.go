@@ -14,7 +14,7 @@ import (
 	"weft.dev/weft/lab"
 	"weft.dev/weft/lab/plan"
 	"weft.dev/weft/test/probe"
-	"weft.dev/weft/test/traffic"
+	"weft.dev/weft/test/soak/losses"
 )
 
 // Options of a run.
@@ -57,35 +57,17 @@ const (
 )
 
 // Run runs the part in a lab of its own. An error is the reason why it could not continue.
-func Run(ctx context.Context, opts Options, add func(Row)) (err error) {
-	if err := lab.Down(ctx, opts.Lab, nil); err != nil { // of a killed run
-		return err
-	}
-	before, err := probe.TakeInventory(opts.Lab)
-	if err != nil {
-		return err
-	}
-	defer func() {
-		down, cancel := context.WithTimeout(context.WithoutCancel(ctx), probe.Patience)
-		defer cancel()
-		err = errors.Join(err, lab.Down(down, opts.Lab, nil))
-		after, countErr := probe.TakeInventory(opts.Lab)
-		if err = errors.Join(err, countErr); err == nil {
-			err = before.LeftBy(after)
+func Run(ctx context.Context, opts Options, add func(Row)) error {
+	config := lab.Config{Name: opts.Lab, Nodes: 2, Runtime: plan.RuntimeKubelet, VPC: true, WeftBin: opts.Bin}
+	return losses.InLab(ctx, config, func(cluster *lab.Cluster, took time.Duration) (err error) {
+		s, err := newScene(ctx, cluster)
+		defer func() { err = errors.Join(err, s.close()) }()
+		if err != nil {
+			return err
 		}
-	}()
-	began := time.Now()
-	cluster, err := lab.Up(ctx, lab.Config{Name: opts.Lab, Nodes: 2, Runtime: plan.RuntimeKubelet, VPC: true, WeftBin: opts.Bin}, nil)
-	if err != nil {
-		return err
-	}
-	s, err := newScene(ctx, cluster)
-	defer func() { err = errors.Join(err, s.close()) }()
-	if err != nil {
-		return err
-	}
-	opts.Say("lab with a VPC and a NAT gateway up in %s", time.Since(began).Round(time.Second))
-	return s.faults(ctx, opts.Faults, add)
+		opts.Say("lab with a VPC and a NAT gateway up in %s", took.Round(time.Second))
+		return s.faults(ctx, opts.Faults, add)
+	})
 }
 
 // fault is something that happens to OVN or to Weft's programs.
@@ -130,7 +112,7 @@ func (s *scene) faults(ctx context.Context, chosen *regexp.Regexp, add func(Row)
 
 // strike lets a fault happen under traffic, and waits until a new pod is served, the database has its former rows, and all pairs exchange
 // packets. calm has the losses of the control run; nil: this is it.
-func (s *scene) strike(ctx context.Context, f fault, calm map[string]traffic.Tally) (Row, map[string]traffic.Tally) {
+func (s *scene) strike(ctx context.Context, f fault, calm losses.Tallies) (Row, losses.Tallies) {
 	r, began := Row{Name: f.name}, time.Now()
 	defer func() { r.Took = time.Since(began) }()
 	before, err := s.rows(ctx)
@@ -138,39 +120,28 @@ func (s *scene) strike(ctx context.Context, f fault, calm map[string]traffic.Tal
 		r.wrong(err)
 		return r, nil
 	}
-	load, err := traffic.NewLoad(s.pairs, rate)
-	if err != nil {
-		r.wrong(err)
-		return r, nil
-	}
-	struck := time.Now()
-	r.wrong(f.do(ctx))
-	r.wrong(s.fresh(ctx))
-	_, err = probe.Await(ctx, probe.Patience, "the rows of the northbound database as before", func(ctx context.Context) error {
-		after, err := s.rows(ctx)
-		if err != nil {
-			return err
-		}
-		return differ(before, after, f.anew)
+	tallies, _, err := losses.Count(ctx, s.pairs, rate, calmTime, func() error {
+		struck := time.Now()
+		r.wrong(f.do(ctx))
+		r.wrong(s.fresh(ctx))
+		_, err := probe.Await(ctx, probe.Patience, "the rows of the northbound database as before", func(ctx context.Context) error {
+			after, err := s.rows(ctx)
+			if err != nil {
+				return err
+			}
+			return differ(before, after, f.anew)
+		})
+		r.Back = time.Since(struck)
+		return err
 	})
 	r.wrong(err)
-	r.Back = time.Since(struck)
-	select {
-	case <-ctx.Done():
-	case <-time.After(calmTime):
+	rule := losses.Rule{Calm: calm, May: uint64(rate * f.spared / time.Second)}
+	loss := rule.Judge(tallies)
+	if r.Sent, r.Lost = loss.Sent, loss.Lost; calm != nil {
+		r.Lossy = loss.Err
 	}
-	lost, _ := load.Stop() // the losses are judged here
-	var lossy []error
-	for pair, tally := range lost {
-		r.Sent, r.Lost = r.Sent+tally.Sent, r.Lost+tally.Lost
-		may := calm[pair].Lost + uint64(rate*f.spared/time.Second)
-		if calm != nil && tally.Lost > may {
-			lossy = append(lossy, fmt.Errorf("%s: %s; %d may be lost", pair, tally, may))
-		}
-	}
-	r.Lossy = errors.Join(lossy...)
 	r.wrong(s.reach(ctx))
-	return r, lost
+	return r, tallies
 }
 
 // wipe removes the files of both databases, and kills their servers, which begin with empty ones.
