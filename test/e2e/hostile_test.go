@@ -24,11 +24,7 @@ import (
 	"weft.dev/weft/test/traffic"
 )
 
-const (
-	vxlanPort = 4789
-	// discard is the destination port of hostile packets.
-	discard = 9
-)
+const vxlanPort = 4789
 
 // stage is the scene of the attacks: three pods, and packet sniffers in all namespaces.
 type stage struct {
@@ -37,7 +33,7 @@ type stage struct {
 	scene                       hostile.Scene
 	remoteGateway               hostile.End
 	raw                         *traffic.Raw
-	sniffers                    map[string]*traffic.Sniffer
+	sniffers                    probe.Sniffers
 }
 
 func end(ip netip.Addr) hostile.End { return hostile.End{MAC: pipeline.PodMAC(ip), IP: ip} }
@@ -56,7 +52,7 @@ func newStage(t *testing.T) *stage {
 // reach them; they may reach each other.
 func newStageOf(t *testing.T, c *lab.Cluster, pods []*lab.Pod, apart bool) *stage {
 	t.Helper()
-	s := &stage{cluster: c, attacker: pods[0], neighbour: pods[1], remote: pods[2], sniffers: map[string]*traffic.Sniffer{}}
+	s := &stage{cluster: c, attacker: pods[0], neighbour: pods[1], remote: pods[2], sniffers: probe.Sniffers{}}
 	s.remoteGateway = gatewayOf(s.remote)
 	s.scene = hostile.Scene{
 		Attacker: end(s.attacker.IPs[0]), Neighbour: end(s.neighbour.IPs[0]), Remote: end(s.remote.IPs[0]),
@@ -140,94 +136,32 @@ func (s *stage) listen(t *testing.T) {
 	add("outside", outside, err)
 }
 
-// receivers returns the sniffers that received a marker, sorted.
-func (s *stage) receivers(marker []byte) []string {
-	var by []string
-	for name, sniffer := range s.sniffers {
-		if _, ok := sniffer.Find(marker); ok {
-			by = append(by, name)
-		}
-	}
-	slices.Sort(by)
-	return by
-}
-
-// expectation is an honest packet and the sniffers that must receive it.
-type expectation struct {
-	name     string
-	from     *traffic.Raw
-	source   hostile.End
-	via      net.HardwareAddr
-	to       netip.Addr
-	sniffers []string
-}
-
-// honest sends packets that must arrive, and awaits each on its whole path. They are sent last: all earlier packets on the same path have
-// arrived by then, or never will.
-func (s *stage) honest(t *testing.T, round string) {
-	t.Helper()
-	remote, err := traffic.OpenRaw(s.remote.Netns, "eth0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = remote.Close() }()
-	neighbour, err := traffic.OpenRaw(s.neighbour.Netns, "eth0")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = neighbour.Close() }()
+// honest returns packets that must arrive. neighbour and remote are the pods' interfaces.
+func (s *stage) honest(neighbour, remote *traffic.Raw) []probe.Honest {
 	a, scene, phy := s.scene.Attacker, &s.scene, "'s "+uplink(s.cluster)
 	toNeighbour, toRemote, byNeighbour, byRemote := s.raw, s.raw, a, a
 	if scene.Apart { // the neighbour and the remote pod may reach each other
 		toNeighbour, byNeighbour, toRemote, byRemote = remote, scene.Remote, neighbour, scene.Neighbour
 	}
-	for _, x := range []expectation{
-		{"neighbour", toNeighbour, byNeighbour, scene.Neighbour.MAC, scene.Neighbour.IP, []string{"neighbour's eth0"}},
-		{"remote", toRemote, byRemote, scene.Remote.MAC, scene.Remote.IP, []string{"remote's eth0", "n1's eth0", "n2's eth0"}},
-		{"gateway", s.raw, a, scene.Gateway.MAC, scene.Gateway.IP, []string{"n1's tun0", "n1's UDP sockets"}},
-		{"node", s.raw, a, scene.Gateway.MAC, scene.Node, []string{"n1's tun0", "n1's UDP sockets"}},
-		{"other-node", s.raw, a, scene.Gateway.MAC, scene.OtherNode, []string{"n1's tun0", "n1" + phy, "n2" + phy, "n2's UDP sockets"}},
-		{"outside", s.raw, a, scene.Gateway.MAC, s.cluster.Outside.IP, []string{"n1" + phy, "outside"}},
-		{"remote-gateway", remote, scene.Remote, s.remoteGateway.MAC, s.remoteGateway.IP, []string{"n2's tun0", "n2's UDP sockets"}},
-	} {
-		frame, err := hostile.Honest(x.name+round, x.source, x.via, netip.AddrPortFrom(x.to, discard))
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := x.from.Send(frame.Data); err != nil {
-			t.Fatal(err)
-		}
-		for _, name := range x.sniffers {
-			if _, ok := s.sniffers[name].Await(frame.Marker, patience); !ok {
-				t.Errorf("an honest packet to the %s was not received at %s, so missing hostile packets prove nothing there; received at %v", x.name, name, s.receivers(frame.Marker))
-			}
-		}
+	return []probe.Honest{
+		{Name: "neighbour", From: toNeighbour, Source: byNeighbour, Via: scene.Neighbour.MAC, To: scene.Neighbour.IP, At: []string{"neighbour's eth0"}},
+		{Name: "remote", From: toRemote, Source: byRemote, Via: scene.Remote.MAC, To: scene.Remote.IP, At: []string{"remote's eth0", "n1's eth0", "n2's eth0"}},
+		{Name: "gateway", From: s.raw, Source: a, Via: scene.Gateway.MAC, To: scene.Gateway.IP, At: []string{"n1's tun0", "n1's UDP sockets"}},
+		{Name: "node", From: s.raw, Source: a, Via: scene.Gateway.MAC, To: scene.Node, At: []string{"n1's tun0", "n1's UDP sockets"}},
+		{Name: "other-node", From: s.raw, Source: a, Via: scene.Gateway.MAC, To: scene.OtherNode, At: []string{"n1's tun0", "n1" + phy, "n2" + phy, "n2's UDP sockets"}},
+		{Name: "outside", From: s.raw, Source: a, Via: scene.Gateway.MAC, To: s.cluster.Outside.IP, At: []string{"n1" + phy, "outside"}},
+		{Name: "remote-gateway", From: remote, Source: scene.Remote, Via: s.remoteGateway.MAC, To: s.remoteGateway.IP, At: []string{"n2's tun0", "n2's UDP sockets"}},
 	}
 }
 
 // unharmed checks that no neighbour cache is poisoned, and that all still reach each other.
 func (s *stage) unharmed(t *testing.T) {
 	t.Helper()
-	for name, path := range map[string]string{
+	err := probe.Poisoned(map[string]string{
 		"the neighbour": s.neighbour.Netns, "the remote pod": s.remote.Netns, "n1": s.cluster.Node(1).Netns, "n2": s.cluster.Node(2).Netns,
-	} {
-		cache, err := traffic.Neighbours(path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		known := 0
-		for ip, mac := range cache {
-			if !netip.MustParsePrefix("10.128.0.0/14").Contains(ip) {
-				continue
-			}
-			known++
-			if !bytes.Equal(mac, pipeline.PodMAC(ip)) {
-				t.Errorf("the neighbour cache of %s has MAC address %s for %s, want %s", name, mac, ip, pipeline.PodMAC(ip))
-			}
-		}
-		if known == 0 {
-			t.Errorf("the neighbour cache of %s is empty, so there is nothing to check", name)
-		}
+	}, netip.MustParsePrefix("10.128.0.0/14").Contains, pipeline.PodMAC)
+	if err != nil {
+		t.Error(err)
 	}
 	s.meet(t)
 }
@@ -262,27 +196,26 @@ var between = []string{"n1's eth0", "n2's eth0", "n2's UDP sockets"} //nolint:go
 // attack sends all hostile frames, and checks that no sniffer receives them.
 func (s *stage) attack(t *testing.T) {
 	t.Helper()
-	frames, err := hostile.Frames(s.scene)
-	if err != nil {
-		t.Fatal(err)
-	}
-	s.honest(t, "-before")
-	for _, f := range frames {
-		if err := s.raw.Send(f.Data); err != nil {
-			t.Errorf("%s: %s: %v", f.Class, f.Name, err)
+	var raws []*traffic.Raw
+	for _, p := range []*lab.Pod{s.neighbour, s.remote} {
+		raw, err := traffic.OpenRaw(p.Netns, "eth0")
+		if err != nil {
+			t.Fatal(err)
 		}
+		defer func() { _ = raw.Close() }()
+		raws = append(raws, raw)
 	}
-	s.honest(t, "-after")
-	classes := map[string]int{}
-	for _, f := range frames {
-		classes[f.Class]++
-		by := slices.DeleteFunc(s.receivers(f.Marker), func(sniffer string) bool {
+	attack := probe.Attack{
+		Scene: s.scene, Raw: s.raw, Sniffers: s.sniffers, Honest: s.honest(raws[0], raws[1]),
+		Allowed: func(f *hostile.Frame, sniffer string) bool {
 			return f.ToHost && sniffer == "n1's tun0" || f.Between && slices.Contains(between, sniffer)
-		})
-		if len(by) > 0 {
-			t.Errorf("%s: %s: received at %v", f.Class, f.Name, by)
-		}
+		},
 	}
+	frames, err := attack.Run()
+	if err != nil {
+		t.Error(err)
+	}
+	classes := probe.Classes(frames)
 	s.unharmed(t)
 	if s.scene.Apart && (len(frames) < 500 || len(classes) < 20) {
 		t.Errorf("%d frames of %d classes, want at least 500 of 20", len(frames), len(classes))

@@ -11,7 +11,6 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
-	"slices"
 	"strings"
 	"testing"
 
@@ -31,11 +30,7 @@ import (
 // starts is smaller where a landing has no time.
 var starts = flag.Int("lab.starts", 1000, "number of isolated pods that start under hostile traffic") //nolint:gochecknoglobals // a flag of the test binary
 
-const (
-	vxlanPort = 8472
-	// discard is the destination port of honest packets (RFC 863).
-	discard = 9
-)
+const vxlanPort = 8472
 
 // stage is the scene of the attacks: three pods, and packet sniffers wherever their packets might arrive.
 type stage struct {
@@ -43,7 +38,7 @@ type stage struct {
 	attacker, neighbour, remote *lab.Pod
 	scene                       hostile.Scene
 	raw                         *traffic.Raw
-	sniffers                    map[string]*traffic.Sniffer
+	sniffers                    probe.Sniffers
 }
 
 func end(ip netip.Addr) hostile.End {
@@ -58,7 +53,7 @@ func gatewayOf(p *lab.Pod) hostile.End {
 // newStage adds the pods. victims may reach each other only if apart.
 func newStage(ctx context.Context, t *testing.T, c *lab.Cluster, namespace string, apart bool) *stage {
 	t.Helper()
-	s := &stage{cluster: c, sniffers: map[string]*traffic.Sniffer{}}
+	s := &stage{cluster: c, sniffers: probe.Sniffers{}}
 	for _, x := range []struct {
 		node, name string
 		pod        **lab.Pod
@@ -152,60 +147,23 @@ func (s *stage) listen(t *testing.T, hostEnd string) {
 	add("outside", outside, err)
 }
 
-// receivers returns the sniffers that received a marker, sorted.
-func (s *stage) receivers(marker []byte) []string {
-	var by []string
-	for name, sniffer := range s.sniffers {
-		if _, ok := sniffer.Find(marker); ok {
-			by = append(by, name)
-		}
-	}
-	slices.Sort(by)
-	return by
-}
-
-// honest sends packets that must arrive, and awaits each at the sniffers on its way. They are sent last: earlier packets on the same way have
-// arrived by then, or never will.
-func (s *stage) honest(t *testing.T, round string) {
-	t.Helper()
-	raws := map[*lab.Pod]*traffic.Raw{s.attacker: s.raw}
-	for _, p := range []*lab.Pod{s.neighbour, s.remote} {
-		raw, err := traffic.OpenRaw(p.Netns, "eth0")
-		if err != nil {
-			t.Fatal(err)
-		}
-		defer func() { _ = raw.Close() }()
-		raws[p] = raw
-	}
+// honest returns packets that must arrive. raws are the interfaces of the pods.
+func (s *stage) honest(raws map[*lab.Pod]*traffic.Raw) []probe.Honest {
 	scene, near, far := &s.scene, s.attacker, s.attacker
 	if scene.Apart { // the victims reach each other
 		near, far = s.remote, s.neighbour
 	}
-	for _, x := range []struct {
-		name     string
-		from     *lab.Pod
-		via      net.HardwareAddr
-		to       netip.Addr
-		sniffers []string
-	}{
-		{"neighbour", near, map[bool]net.HardwareAddr{false: scene.Neighbour.MAC, true: gatewayOf(near).MAC}[scene.Apart], scene.Neighbour.IP, []string{"neighbour", "n1"}},
-		{"remote", far, scene.Gateway.MAC, scene.Remote.IP, []string{"remote", "n1", "n2"}},
-		{"gateway", s.attacker, scene.Gateway.MAC, scene.Gateway.IP, []string{"n1", "n1's UDP sockets"}},
-		{"other-node", s.attacker, scene.Gateway.MAC, scene.OtherNode, []string{"n1", "n2", "n2's UDP sockets"}},
-		{"outside", s.attacker, scene.Gateway.MAC, s.cluster.Outside.IP, []string{"n1", "outside"}},
-	} {
-		frame, err := hostile.Honest(x.name+round, end(x.from.IPs[0]), x.via, netip.AddrPortFrom(x.to, discard))
-		if err != nil {
-			t.Fatal(err)
-		}
-		if err := raws[x.from].Send(frame.Data); err != nil {
-			t.Fatal(err)
-		}
-		for _, name := range x.sniffers {
-			if _, ok := s.sniffers[name].Await(frame.Marker, probe.Patience); !ok {
-				t.Errorf("an honest packet to the %s was not received at %s, so missing hostile packets prove nothing there; received at %v", x.name, name, s.receivers(frame.Marker))
-			}
-		}
+	byNear := scene.Neighbour.MAC
+	if scene.Apart {
+		byNear = gatewayOf(near).MAC
+	}
+	a := scene.Attacker
+	return []probe.Honest{
+		{Name: "neighbour", From: raws[near], Source: end(near.IPs[0]), Via: byNear, To: scene.Neighbour.IP, At: []string{"neighbour", "n1"}},
+		{Name: "remote", From: raws[far], Source: end(far.IPs[0]), Via: scene.Gateway.MAC, To: scene.Remote.IP, At: []string{"remote", "n1", "n2"}},
+		{Name: "gateway", From: s.raw, Source: a, Via: scene.Gateway.MAC, To: scene.Gateway.IP, At: []string{"n1", "n1's UDP sockets"}},
+		{Name: "other-node", From: s.raw, Source: a, Via: scene.Gateway.MAC, To: scene.OtherNode, At: []string{"n1", "n2", "n2's UDP sockets"}},
+		{Name: "outside", From: s.raw, Source: a, Via: scene.Gateway.MAC, To: s.cluster.Outside.IP, At: []string{"n1", "outside"}},
 	}
 }
 
@@ -257,26 +215,24 @@ func (s *stage) allowed(f *hostile.Frame, sniffer string) bool {
 // attack sends all hostile frames, and checks that none arrives where it must not.
 func (s *stage) attack(ctx context.Context, t *testing.T) {
 	t.Helper()
-	frames, err := hostile.Frames(s.scene)
+	raws := map[*lab.Pod]*traffic.Raw{s.attacker: s.raw}
+	for _, p := range []*lab.Pod{s.neighbour, s.remote} {
+		raw, err := traffic.OpenRaw(p.Netns, "eth0")
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = raw.Close() }()
+		raws[p] = raw
+	}
+	attack := probe.Attack{Scene: s.scene, Raw: s.raw, Sniffers: s.sniffers, Honest: s.honest(raws), Allowed: s.allowed}
+	frames, err := attack.Run()
 	if err != nil {
-		t.Fatal(err)
+		t.Error(err)
 	}
-	s.honest(t, "-before")
+	foreign, classes := 0, probe.Classes(frames)
 	for i := range frames {
-		if err := s.raw.Send(frames[i].Data); err != nil {
-			t.Errorf("%s: %s: %v", frames[i].Class, frames[i].Name, err)
-		}
-	}
-	s.honest(t, "-after")
-	foreign, classes := 0, map[string]int{}
-	for i := range frames {
-		f := &frames[i]
-		classes[f.Class]++
-		if !s.own(f.Data) {
+		if !s.own(frames[i].Data) {
 			foreign++
-		}
-		if by := slices.DeleteFunc(s.receivers(f.Marker), func(sniffer string) bool { return s.allowed(f, sniffer) }); len(by) > 0 {
-			t.Errorf("%s: %s: received at %v", f.Class, f.Name, by)
 		}
 	}
 	if len(classes) < 15 || foreign < 200 {
@@ -289,26 +245,13 @@ func (s *stage) attack(ctx context.Context, t *testing.T) {
 // unharmed checks that no neighbour cache is poisoned, and that all still reach each other.
 func (s *stage) unharmed(ctx context.Context, t *testing.T) {
 	t.Helper()
-	for name, path := range map[string]string{
+	err := probe.Poisoned(map[string]string{
 		s.neighbour.Name: s.neighbour.Netns, s.remote.Name: s.remote.Netns, "n1": s.cluster.Node(1).Netns, "n2": s.cluster.Node(2).Netns,
-	} {
-		cache, err := traffic.Neighbours(path)
-		if err != nil {
-			t.Fatal(err)
-		}
-		known := 0
-		for ip, mac := range cache {
-			if !netip.MustParsePrefix("10.244.0.0/16").Contains(ip) || ip.As4()[3] == 0 { // .0: the tunnel device of another node
-				continue
-			}
-			known++
-			if want := end(ip).MAC; !bytes.Equal(mac, want) {
-				t.Errorf("the neighbour cache of %s has MAC address %s for %s, want %s", name, mac, ip, want)
-			}
-		}
-		if known == 0 {
-			t.Errorf("the neighbour cache of %s is empty, so there is nothing to check", name)
-		}
+	}, func(ip netip.Addr) bool {
+		return netip.MustParsePrefix("10.244.0.0/16").Contains(ip) && ip.As4()[3] != 0 // .0: the tunnel device of another node
+	}, func(ip netip.Addr) net.HardwareAddr { return end(ip).MAC })
+	if err != nil {
+		t.Error(err)
 	}
 	s.meet(ctx, t)
 }
