@@ -3,15 +3,8 @@
 package node
 
 import (
-	"context"
 	"errors"
-	"fmt"
 	"testing"
-
-	networkingv1 "k8s.io/api/networking/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
-	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	stackubev1 "weft.dev/weft/api/stackube/v1"
 	weftv1 "weft.dev/weft/api/weft/v1"
@@ -49,28 +42,17 @@ func TestDualStack(t *testing.T) {
 	s.dualPort(portOf{blue, two, 5, 3}, "a3")
 	s.dualPort(portOf{red, one, 6, 4}, "a1")
 	s.serve()
-	c := api(t)
 	pods, six := map[string]*ovntest.Pod{}, map[string]string{}
 	for _, p := range []struct {
 		network *stackubev1.Network
 		name    string
 		node    int
 	}{{blue, "client", 0}, {blue, "server", 0}, {blue, "far", 1}, {red, "alien", 0}} {
-		n := s.nodes[p.node]
-		object := podObject(t, n, p.network.Namespace, p.name, map[string]string{"app": p.name})
-		pod := ovntest.NewPod(t)
-		request := n.request("ADD", p.network.Namespace, p.name, pod.ProcPath())
-		request.Args.PodUID = string(object.UID)
-		result, err := n.handler.Add(t.Context(), request)
-		must(t, err)
+		pod, result := start(t, s.nodes[p.node], p.network.Namespace, p.name, map[string]string{"app": p.name})
 		if len(result.IPs) != 2 || result.IPs[1].Gateway.String() != "fd00:10:244::1" {
 			t.Fatalf("ADD's answer has the addresses %v", result.IPs)
 		}
-		pod.Device = p.name
 		pods[p.name], six[p.name] = pod, result.IPs[1].Address.IP.String()
-		patch := client.RawPatch(types.MergePatchType, fmt.Appendf(nil, `{"status":{"podIP":%q,"podIPs":[{"ip":%q},{"ip":%q}]}}`,
-			result.IPs[0].Address.IP, result.IPs[0].Address.IP, six[p.name]))
-		must(t, c.Status().Patch(t.Context(), object, patch))
 	}
 	for _, from := range []string{"client", "server", "far"} {
 		reaches(t, pods[from], "fd00:10:244::1")
@@ -89,18 +71,7 @@ func TestDualStack(t *testing.T) {
 		}
 	}
 
-	policy := &networkingv1.NetworkPolicy{
-		ObjectMeta: metav1.ObjectMeta{Namespace: blue.Namespace, Name: "server"},
-		Spec: networkingv1.NetworkPolicySpec{
-			PodSelector: metav1.LabelSelector{MatchLabels: map[string]string{"app": "server"}},
-			PolicyTypes: []networkingv1.PolicyType{networkingv1.PolicyTypeIngress},
-			Ingress: []networkingv1.NetworkPolicyIngressRule{{
-				From: []networkingv1.NetworkPolicyPeer{{PodSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "client"}}}},
-			}},
-		},
-	}
-	must(t, c.Create(t.Context(), policy))
-	t.Cleanup(func() { _ = c.Delete(context.Background(), policy) })
+	policy := onlyClients(t, blue.Namespace, "server", map[string]string{"app": "server"})
 	eventually(t, "a pod that no policy allows reaches an isolated pod no more", func() error {
 		if pods["far"].Ping(six["server"], "") {
 			return errors.New("it does")
@@ -110,13 +81,6 @@ func TestDualStack(t *testing.T) {
 	reaches(t, pods["client"], six["server"])
 	reaches(t, pods["server"], six["far"]) // answers in its own connections
 
-	policy.Spec.PolicyTypes = append(policy.Spec.PolicyTypes, networkingv1.PolicyTypeEgress)
-	must(t, c.Update(t.Context(), policy))
-	eventually(t, "a pod that may send nothing sends nothing", func() error {
-		if pods["server"].Ping(six["far"], "") {
-			return errors.New("it does")
-		}
-		return nil
-	})
+	silence(t, policy, pods["server"], six["far"])
 	reaches(t, pods["client"], six["server"])
 }

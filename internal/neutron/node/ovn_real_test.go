@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	stackubev1 "weft.dev/weft/api/stackube/v1"
@@ -124,10 +125,12 @@ func (n *served) request(command cni.Command, namespace, name, netns string) *cn
 // add attaches a pod, and returns it with its address.
 func (n *served) add(t *testing.T, namespace, name string) (*ovntest.Pod, string) {
 	t.Helper()
-	return n.addUID(t, namespace, name, "uid-"+name)
+	pod, result := n.attach(t, namespace, name, "uid-"+name)
+	return pod, result.IPs[0].Address.IP.String()
 }
 
-func (n *served) addUID(t *testing.T, namespace, name, uid string) (*ovntest.Pod, string) {
+// attach attaches a pod of a UID, and returns it with the answer.
+func (n *served) attach(t *testing.T, namespace, name, uid string) (*ovntest.Pod, *types100.Result) {
 	t.Helper()
 	pod := ovntest.NewPod(t)
 	request := n.request(cni.CommandAdd, namespace, name, pod.ProcPath())
@@ -135,7 +138,7 @@ func (n *served) addUID(t *testing.T, namespace, name, uid string) (*ovntest.Pod
 	result, err := n.handler.Add(t.Context(), request)
 	must(t, err)
 	pod.Device = name
-	return pod, result.IPs[0].Address.IP.String()
+	return pod, result
 }
 
 func (n *served) del(t *testing.T, namespace, name string) {

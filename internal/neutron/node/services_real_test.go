@@ -4,6 +4,7 @@ package node
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
@@ -11,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/containernetworking/plugins/pkg/ns"
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
@@ -82,6 +84,52 @@ func podObject(t *testing.T, n *served, namespace, name string, labels map[strin
 	return pod
 }
 
+// start creates a pod's object, attaches the pod, and writes its addresses into its status. It returns the pod with ADD's answer.
+func start(t *testing.T, n *served, namespace, name string, labels map[string]string) (*ovntest.Pod, *types100.Result) {
+	t.Helper()
+	object := podObject(t, n, namespace, name, labels)
+	pod, result := n.attach(t, namespace, name, string(object.UID))
+	var addresses []corev1.PodIP
+	for _, ip := range result.IPs {
+		addresses = append(addresses, corev1.PodIP{IP: ip.Address.IP.String()})
+	}
+	text, err := json.Marshal(map[string]any{"status": map[string]any{"podIP": addresses[0].IP, "podIPs": addresses}})
+	must(t, err)
+	must(t, api(t).Status().Patch(t.Context(), object, client.RawPatch(types.MergePatchType, text)))
+	return pod, result
+}
+
+// onlyClients creates a policy: pods with the labels receive packets from the pod with label app=client alone, at the ports; none: at all.
+func onlyClients(t *testing.T, namespace, name string, labels map[string]string, ports ...networkingv1.NetworkPolicyPort) *networkingv1.NetworkPolicy {
+	t.Helper()
+	policy := &networkingv1.NetworkPolicy{
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: name},
+		Spec: networkingv1.NetworkPolicySpec{
+			PodSelector: metav1.LabelSelector{MatchLabels: labels}, PolicyTypes: []networkingv1.PolicyType{networkingv1.PolicyTypeIngress},
+			Ingress: []networkingv1.NetworkPolicyIngressRule{{
+				From:  []networkingv1.NetworkPolicyPeer{{PodSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "client"}}}},
+				Ports: ports,
+			}},
+		},
+	}
+	must(t, api(t).Create(t.Context(), policy))
+	t.Cleanup(func() { _ = api(t).Delete(context.Background(), policy) })
+	return policy
+}
+
+// silence lets a policy's pods send nothing, and waits until a pod does not reach an address any more.
+func silence(t *testing.T, policy *networkingv1.NetworkPolicy, pod *ovntest.Pod, address string) {
+	t.Helper()
+	policy.Spec.PolicyTypes = append(policy.Spec.PolicyTypes, networkingv1.PolicyTypeEgress)
+	must(t, api(t).Update(t.Context(), policy))
+	eventually(t, "a pod that may send nothing sends nothing", func() error {
+		if pod.Ping(address, "") {
+			return errors.New("it does")
+		}
+		return nil
+	})
+}
+
 // A tenant's pods reach the Services of their namespace by the switch and the API server's by the host; policies apply to the translated
 // destination, from the first packet, and to established connections.
 func TestServicesAndPolicies(t *testing.T) {
@@ -95,10 +143,8 @@ func TestServicesAndPolicies(t *testing.T) {
 	c, namespace := api(t), blue.Namespace
 	pods, addresses := map[string]*ovntest.Pod{}, map[string]string{}
 	for name, at := range map[string]int{"client": 0, "near": 0, "far": 1, "other": 1} {
-		object := podObject(t, s.nodes[at], namespace, name, map[string]string{"app": name, "web": fmt.Sprint(name == "near" || name == "far")})
-		pods[name], addresses[name] = s.nodes[at].addUID(t, namespace, name, string(object.UID))
-		patch := client.RawPatch(types.MergePatchType, fmt.Appendf(nil, `{"status":{"podIP":%q,"podIPs":[{"ip":%q}]}}`, addresses[name], addresses[name]))
-		must(t, c.Status().Patch(t.Context(), object, patch))
+		pod, result := start(t, s.nodes[at], namespace, name, map[string]string{"app": name, "web": fmt.Sprint(name == "near" || name == "far")})
+		pods[name], addresses[name] = pod, result.IPs[0].Address.IP.String()
 		answers(t, pods[name].NetNS, ":8080", name)
 	}
 	web := &corev1.Service{
@@ -151,19 +197,8 @@ func TestServicesAndPolicies(t *testing.T) {
 		t.Errorf("the node itself answers a pod: %q", answer)
 	}
 
-	policy := &networkingv1.NetworkPolicy{
-		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "web"},
-		Spec: networkingv1.NetworkPolicySpec{
-			PodSelector: metav1.LabelSelector{MatchLabels: map[string]string{"web": "true"}},
-			PolicyTypes: []networkingv1.PolicyType{networkingv1.PolicyTypeIngress},
-			Ingress: []networkingv1.NetworkPolicyIngressRule{{
-				From:  []networkingv1.NetworkPolicyPeer{{PodSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "client"}}}},
-				Ports: []networkingv1.NetworkPolicyPort{{Protocol: &tcp, Port: &intstr.IntOrString{IntVal: 8080}}},
-			}},
-		},
-	}
-	must(t, c.Create(t.Context(), policy))
-	t.Cleanup(func() { _ = c.Delete(context.Background(), policy) })
+	policy := onlyClients(t, namespace, "web", map[string]string{"web": "true"},
+		networkingv1.NetworkPolicyPort{Protocol: &tcp, Port: &intstr.IntOrString{IntVal: 8080}})
 	eventually(t, "others reach the endpoints no more", func() error {
 		for _, endpoint := range []string{"near", "far"} { // each on its node
 			if answer, err := asks(pods["other"].NetNS, net.JoinHostPort(addresses[endpoint], "8080"), false); err == nil {
@@ -186,14 +221,7 @@ func TestServicesAndPolicies(t *testing.T) {
 	must(t, s.nodes[1].pings(addresses["far"])) // the node's probes
 	reaches(t, pods["far"], addresses["other"]) // answers in its own connections
 
-	policy.Spec.PolicyTypes = append(policy.Spec.PolicyTypes, networkingv1.PolicyTypeEgress)
-	must(t, c.Update(t.Context(), policy))
-	eventually(t, "pods that are isolated for egress send nothing", func() error {
-		if pods["far"].Ping(addresses["other"], "") {
-			return errors.New("it does")
-		}
-		return nil
-	})
+	silence(t, policy, pods["far"], addresses["other"])
 	if _, err := asks(pods["client"].NetNS, virtual, true); err != nil {
 		t.Errorf("answers of a pod that is isolated for egress: %v", err)
 	}

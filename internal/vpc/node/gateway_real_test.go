@@ -18,6 +18,7 @@ import (
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	ctrlcache "sigs.k8s.io/controller-runtime/pkg/cache"
@@ -190,6 +191,8 @@ type nodeUnderTest struct {
 	network network.Network
 	objects ctrlcache.Cache
 	stop    func()
+	// applied are the objects of the manifests.
+	applied []*unstructured.Unstructured
 }
 
 func (n *nodeUnderTest) start() {
@@ -293,31 +296,69 @@ func withoutDefinition(n *nodeUnderTest, before, after func()) {
 	}
 }
 
-// From the users' manifests to packets: controller, API server, OVN and agent are real; the test acts as StatefulSet controller, kubelet
-// and runtime.
-func TestGatewayOfUsers(t *testing.T) {
+// newGateways applies the users' manifests, and further ones, on a site with a controller and an agent. The test acts as StatefulSet
+// controller, kubelet and runtime. It returns two hosts outside, too.
+func newGateways(t *testing.T, further string) (n *nodeUnderTest, host, router *ovntest.Pod) {
+	t.Helper()
 	site := ovntest.NewSite(t, 1)
-	host, router := ovntest.Outside(t, site.Chassis[0].NetNS)
+	host, router = ovntest.Outside(t, site.Chassis[0].NetNS)
 	scheme := runtime.NewScheme()
 	must(t, errors.Join(clientgoscheme.AddToScheme(scheme), kubeovn.AddToScheme(scheme)))
 	c, err := client.New(server.Config(), client.Options{Scheme: scheme})
 	must(t, err)
-	ctx := t.Context()
-	n := &nodeUnderTest{Client: c, t: t, site: site, records: &manyRecords{recs: map[attach.Key]attach.Record{}}}
+	n = &nodeUnderTest{Client: c, t: t, site: site, records: &manyRecords{recs: map[attach.Key]attach.Record{}}}
 	n.namespace("ns1")
 	n.namespace("kube-system")
 	controllerOf(t, site)
 	n.start()
-	objects, err := deploy.Parse([]byte(manifests))
+	n.applied, err = deploy.Parse([]byte(manifests + further))
 	must(t, err)
-	for _, object := range objects {
-		must(t, c.Create(ctx, object))
+	for _, object := range n.applied {
+		must(t, c.Create(t.Context(), object))
 	}
+	return n, host, router
+}
+
+// makeGateway creates the pod of a gateway, once there is its StatefulSet, and returns its name.
+func (n *nodeUnderTest) makeGateway(gateway string) string {
+	n.t.Helper()
 	set := &appsv1.StatefulSet{}
-	ovntest.Eventually(t, "the gateway's StatefulSet", func() bool {
-		return c.Get(ctx, client.ObjectKey{Namespace: "kube-system", Name: "vpc-nat-gw-gw1"}, set) == nil
+	name := "vpc-nat-gw-" + gateway
+	ovntest.Eventually(n.t, "StatefulSet "+name, func() bool {
+		return n.Get(n.t.Context(), client.ObjectKey{Namespace: "kube-system", Name: name}, set) == nil
 	})
-	n.makePod("kube-system", "vpc-nat-gw-gw1-0", &set.Spec.Template)
+	n.makePod("kube-system", name+"-0", &set.Spec.Template)
+	return name + "-0"
+}
+
+// deleteAll deletes pods, and then the manifests' objects in the order of creation, and waits until nothing is left.
+func (n *nodeUnderTest) deleteAll(pods ...client.ObjectKey) {
+	n.t.Helper()
+	ctx := n.t.Context()
+	for _, p := range pods {
+		must(n.t, n.Delete(ctx, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: p.Namespace, Name: p.Name}}, client.GracePeriodSeconds(0)))
+	}
+	for _, object := range n.applied {
+		must(n.t, client.IgnoreNotFound(n.Delete(ctx, object)))
+	}
+	ovntest.Eventually(n.t, "everything is gone", func() bool {
+		var sets appsv1.StatefulSetList
+		must(n.t, n.List(ctx, &sets))
+		left := len(sets.Items)
+		for _, object := range n.applied {
+			if !apierrors.IsNotFound(n.Get(ctx, client.ObjectKeyFromObject(object), object)) {
+				left++
+			}
+		}
+		return left == 0 && n.site.Nbctl("list", "Logical_Router")+n.site.Nbctl("list", "Logical_Switch") == ""
+	})
+}
+
+// From the users' manifests to packets: controller, API server, OVN and agent are real.
+func TestGatewayOfUsers(t *testing.T) {
+	n, host, router := newGateways(t, "")
+	c, ctx := n.Client, t.Context()
+	gateway := n.makeGateway("gw1")
 	pod := corev1.PodTemplateSpec{Spec: corev1.PodSpec{Containers: []corev1.Container{{Name: "c", Image: "i"}}}}
 	pod.Annotations = map[string]string{kubeovn.AnnotationLogicalSwitch: "net1"}
 	n.makePod("ns1", "vpc1-pod", &pod)
@@ -325,7 +366,7 @@ func TestGatewayOfUsers(t *testing.T) {
 	n.makePod("ns1", "floating", &pod)
 	one, _ := n.add("ns1", "vpc1-pod")
 	floating, _ := n.add("ns1", "floating")
-	gate, recGate := n.add("kube-system", "vpc-nat-gw-gw1-0")
+	gate, recGate := n.add("kube-system", gateway)
 	for netns, name := range map[*ovntest.Pod]string{one: "one", floating: "floating", host: "host", router: "router"} {
 		ovntest.Serve(t, netns.NetNS, name, 7000)
 	}
@@ -394,22 +435,6 @@ func TestGatewayOfUsers(t *testing.T) {
 		t.Errorf("net1 of a closed gateway: %s", out)
 	}
 
-	// Everything is deleted in the order of creation, and nothing is left.
-	for _, p := range []client.ObjectKey{{Namespace: "ns1", Name: "vpc1-pod"}, {Namespace: "ns1", Name: "floating"}, {Namespace: "kube-system", Name: "vpc-nat-gw-gw1-0"}} {
-		must(t, c.Delete(ctx, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: p.Namespace, Name: p.Name}}, client.GracePeriodSeconds(0)))
-	}
-	for _, object := range objects {
-		must(t, client.IgnoreNotFound(c.Delete(ctx, object)))
-	}
-	ovntest.Eventually(t, "everything is gone", func() bool {
-		var sets appsv1.StatefulSetList
-		must(t, c.List(ctx, &sets))
-		left := len(sets.Items)
-		for _, object := range objects {
-			if !apierrors.IsNotFound(c.Get(ctx, client.ObjectKeyFromObject(object), object)) {
-				left++
-			}
-		}
-		return left == 0 && site.Nbctl("list", "Logical_Router")+site.Nbctl("list", "Logical_Switch") == ""
-	})
+	n.deleteAll(client.ObjectKey{Namespace: "ns1", Name: "vpc1-pod"}, client.ObjectKey{Namespace: "ns1", Name: "floating"},
+		client.ObjectKey{Namespace: "kube-system", Name: gateway})
 }

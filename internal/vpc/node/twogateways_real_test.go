@@ -4,43 +4,22 @@ package node_test
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"strings"
 	"testing"
 
 	"golang.org/x/sync/errgroup"
-	appsv1 "k8s.io/api/apps/v1"
-	corev1 "k8s.io/api/core/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
-	clientgoscheme "k8s.io/client-go/kubernetes/scheme"
 	"k8s.io/client-go/util/retry"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	kubeovn "weft.dev/weft/api/kubeovn/v1"
-	"weft.dev/weft/deploy"
-	"weft.dev/weft/internal/attach"
 	"weft.dev/weft/internal/ovn/ovntest"
 )
 
 // Two gateways start at the same time on one node while their rules change: each ends with its own addresses and its own rules, as last
 // written.
 func TestTwoGateways(t *testing.T) {
-	site := ovntest.NewSite(t, 1)
-	ovntest.Outside(t, site.Chassis[0].NetNS)
-	scheme := runtime.NewScheme()
-	must(t, errors.Join(clientgoscheme.AddToScheme(scheme), kubeovn.AddToScheme(scheme)))
-	c, err := client.New(server.Config(), client.Options{Scheme: scheme})
-	must(t, err)
-	ctx := t.Context()
-	n := &nodeUnderTest{Client: c, t: t, site: site, records: &manyRecords{recs: map[attach.Key]attach.Record{}}}
-	n.namespace("ns1")
-	n.namespace("kube-system")
-	controllerOf(t, site)
-	n.start()
-	objects, err := deploy.Parse([]byte(manifests + `
+	n, _, _ := newGateways(t, `
 ---
 kind: VpcNatGateway
 apiVersion: kubeovn.io/v1
@@ -56,11 +35,8 @@ kind: IptablesFIPRule
 apiVersion: kubeovn.io/v1
 metadata: {name: fip02}
 spec: {eip: eip4, internalIp: 10.0.1.6}
-`))
-	must(t, err)
-	for _, object := range objects {
-		must(t, c.Create(ctx, object))
-	}
+`)
+	c, ctx := n.Client, t.Context()
 	const changes = 20
 	group, within := errgroup.WithContext(ctx)
 	for _, rule := range []string{"fip01", "fip02"} {
@@ -74,13 +50,11 @@ spec: {eip: eip4, internalIp: 10.0.1.6}
 		})
 	}
 	gates := map[string]*ovntest.Pod{}
-	for _, name := range []string{"vpc-nat-gw-gw1", "vpc-nat-gw-gw2"} {
-		set := &appsv1.StatefulSet{}
-		ovntest.Eventually(t, "StatefulSet "+name, func() bool {
-			return c.Get(ctx, client.ObjectKey{Namespace: "kube-system", Name: name}, set) == nil
-		})
-		n.makePod("kube-system", name+"-0", &set.Spec.Template)
-		gates[name], _ = n.add("kube-system", name+"-0")
+	var pods []client.ObjectKey
+	for _, gateway := range []string{"gw1", "gw2"} {
+		name := n.makeGateway(gateway)
+		gates[gateway], _ = n.add("kube-system", name)
+		pods = append(pods, client.ObjectKey{Namespace: "kube-system", Name: name})
 	}
 	must(t, group.Wait())
 	for _, name := range []string{"fip01", "fip02"} {
@@ -91,8 +65,8 @@ spec: {eip: eip4, internalIp: 10.0.1.6}
 		})
 	}
 	for name, want := range map[string]struct{ own, other, rule string }{
-		"vpc-nat-gw-gw1": {"192.168.100.232", "192.168.100.233", "192.168.100.232 comment \"IptablesFIPRule/fip01\" : 10.0.1.5"},
-		"vpc-nat-gw-gw2": {"192.168.100.233", "192.168.100.232", "192.168.100.233 comment \"IptablesFIPRule/fip02\" : 10.0.1.6"},
+		"gw1": {"192.168.100.232", "192.168.100.233", "192.168.100.232 comment \"IptablesFIPRule/fip01\" : 10.0.1.5"},
+		"gw2": {"192.168.100.233", "192.168.100.232", "192.168.100.233 comment \"IptablesFIPRule/fip02\" : 10.0.1.6"},
 	} {
 		table := ovntest.Run(t, gates[name].NetNS, "nft", "list", "table", "ip", "weft_gateway")
 		addresses := ovntest.Run(t, gates[name].NetNS, "ip", "-o", "addr", "show", "net1")
@@ -103,20 +77,7 @@ spec: {eip: eip4, internalIp: 10.0.1.6}
 			t.Errorf("the addresses of %s: %s", name, addresses)
 		}
 	}
-	for name := range gates {
-		must(t, c.Delete(ctx, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: name + "-0"}}, client.GracePeriodSeconds(0)))
-	}
-	for _, object := range objects {
-		must(t, client.IgnoreNotFound(c.Delete(ctx, object)))
-	}
-	ovntest.Eventually(t, "everything is gone", func() bool {
-		for _, object := range objects {
-			if !apierrors.IsNotFound(c.Get(ctx, client.ObjectKeyFromObject(object), object)) {
-				return false
-			}
-		}
-		return true
-	})
+	n.deleteAll(pods...)
 }
 
 // setInternal changes the address behind a floating IP.
