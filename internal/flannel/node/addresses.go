@@ -42,7 +42,7 @@ type addresses struct {
 func newAddresses(opts *Options) *addresses {
 	book, err := address.Open(filepath.Join(opts.Node.StateDir, Name, "addresses.json"), nil)
 	if err != nil {
-		opts.Log.Warn("addresses kept for the next pods of their names (annotation "+address.AnnotationSticky+") are lost", "error", err)
+		opts.Log.Warn("addresses kept for the next pods of their names are lost", "annotation", address.AnnotationSticky, "error", err)
 	}
 	return &addresses{pool: address.Pool{Book: book}, records: opts.Records, log: opts.Log, leaving: map[attach.Key]chan struct{}{}}
 }

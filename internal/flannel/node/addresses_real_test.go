@@ -58,7 +58,7 @@ func TestAnnotationIP(t *testing.T) {
 		if got := addressesOf(t, h, container, "web"); got != want {
 			t.Errorf("sandbox %s of the pod has %s", container, got)
 		}
-		for _, addr := range strings.Fields(want) {
+		for addr := range strings.FieldsSeq(want) {
 			content, err := os.ReadFile(filepath.Join(s.dir, "networks", "cbr0", addr))
 			if err != nil || string(content) != container+"\r\neth0" {
 				t.Errorf("host-local's file of %s: %q, %v", addr, content, err)

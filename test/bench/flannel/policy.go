@@ -99,7 +99,10 @@ func costPods(ctx context.Context, c *lab.Cluster, n lab.Node, namespace string)
 	const together = 16
 	g.SetLimit(together)
 	pods := make([]*lab.Pod, costSide)
-	address := netip.MustParseAddr("10.244.250.0") // of no node's range
+	address, err := beyondPods(ctx, c, "n2")
+	if err != nil {
+		return pods, err
+	}
 	for i := range costSide {
 		address = address.Next()
 		g.Go(func() (err error) {
@@ -110,6 +113,29 @@ func costPods(ctx context.Context, c *lab.Cluster, n lab.Node, namespace string)
 		g.Go(func() error { return elsewhere(limited, c, namespace, i, address) })
 	}
 	return pods, g.Wait()
+}
+
+// beyondPods returns an address of a node's range after those of the pods that run there: policies count no address of a pod that is not of its
+// node's range.
+func beyondPods(ctx context.Context, c *lab.Cluster, name string) (netip.Addr, error) {
+	const running = 32
+	client, err := c.Client()
+	if err != nil {
+		return netip.Addr{}, err
+	}
+	node, err := client.CoreV1().Nodes().Get(ctx, name, metav1.GetOptions{})
+	if err != nil {
+		return netip.Addr{}, err
+	}
+	subnet, err := netip.ParsePrefix(node.Spec.PodCIDR)
+	if err != nil {
+		return netip.Addr{}, fmt.Errorf("node %s: spec.podCIDR: %w", name, err)
+	}
+	address := subnet.Addr()
+	for range running {
+		address = address.Next()
+	}
+	return address, nil
 }
 
 // elsewhere makes the object of a running pod of another node.
