@@ -9,6 +9,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"weft.dev/weft/internal/child"
@@ -52,7 +53,7 @@ func (s *Stage) Daemon(n lab.Node, name string, original bool, leases int) (*Dae
 		return nil, fmt.Errorf("write the network's configuration: %w", err)
 	}
 	kubeconfig := filepath.Join(filepath.Dir(n.Dir), "kubeconfig", controlplane.Weft)
-	d.argv = append(d.argv, "--kube-subnet-mgr", "--kubeconfig-file="+kubeconfig, "--net-config-path="+conf, "--iface=eth0", "--ip-masq",
+	d.argv = append(d.argv, "--kube-subnet-mgr", "--kubeconfig-file="+kubeconfig, "--net-config-path="+conf, "--iface="+n.IP.String(), "--ip-masq",
 		"--subnet-file="+filepath.Join(d.dir, "bench-subnet.env"))
 	return d, nil
 }
@@ -71,15 +72,16 @@ func (d *Daemon) Start(ctx context.Context) error {
 	if d.process, err = child.Start(cmd, ""); err != nil {
 		return err
 	}
-	last := make(chan string, 1)
+	ended := make(chan struct{})
+	var last atomic.Value // the last line printed
+	last.Store("nothing")
 	go func() {
-		var line string
+		defer close(ended)
 		lines := bufio.NewScanner(printed)
 		for lines.Scan() {
-			line = lines.Text()
+			last.Store(lines.Text())
 		}
 		_, _ = io.Copy(io.Discard, printed) // after a line that is too long
-		last <- line
 	}()
 	ticker := time.NewTicker(time.Second / 4)
 	defer ticker.Stop()
@@ -94,10 +96,10 @@ func (d *Daemon) Start(ctx context.Context) error {
 		}
 		select {
 		case <-ticker.C:
-		case line := <-last:
-			return fmt.Errorf("%s ended: %s", d.argv[0], line)
+		case <-ended:
+			return fmt.Errorf("%s ended: %s", d.argv[0], last.Load())
 		case <-ctx.Done():
-			return fmt.Errorf("%s has %d routes of %d: %w", d.argv[0], routes, d.leases, ctx.Err())
+			return fmt.Errorf("%s has %d routes of %d: %w; it printed last: %s", d.argv[0], routes, d.leases, ctx.Err(), last.Load())
 		}
 	}
 }
