@@ -131,6 +131,7 @@ func ParseEIP(eip *kubeovn.IptablesEIP) (EIP, Problems) {
 	}
 	for field, set := range map[string]bool{
 		"spec.v6ip": eip.Spec.V6ip != "", "spec.macAddress": eip.Spec.MacAddress != "", "spec.qosPolicy": eip.Spec.QoSPolicy != "",
+		"spec.namespace": eip.Spec.Namespace != "" && eip.Spec.Namespace != kubeovn.ConfigNamespace,
 	} {
 		if set {
 			e.Unsupported = append(e.Unsupported, field)
