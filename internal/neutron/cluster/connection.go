@@ -11,6 +11,7 @@ import (
 	"os"
 	"slices"
 	"sync/atomic"
+	"time"
 
 	"golang.org/x/sync/singleflight"
 
@@ -24,6 +25,7 @@ type session struct {
 	*cloud.Cloud
 
 	project string // the id of the credentials' project
+	opened  time.Time
 	groups  singleflight.Group
 	// addresses are those of OpenStack's interfaces, which the nodes reach by their own routes.
 	addresses []netip.Addr
@@ -89,7 +91,7 @@ func (c *connection) open(ctx context.Context) (*session, error) {
 		Cloud: cloud.New(client, cloud.Config{
 			Cluster: c.cluster, ExternalNetwork: config.Global.ExtNetID, LoadBalancer: config.LoadBalancer,
 		}),
-		project: client.ProjectID, addresses: addressesOf(ctx, client.Hosts()),
+		project: client.ProjectID, opened: time.Now(), addresses: addressesOf(ctx, client.Hosts()),
 	}, nil
 }
 
@@ -110,10 +112,18 @@ func addressesOf(ctx context.Context, hosts []string) []netip.Addr {
 	return slices.Compact(all)
 }
 
-// failed ends a session whose credentials OpenStack refuses, or whose catalogue has no Octavia; the next call reads the configuration and
-// authenticates again.
+// catalogueTime is how long a catalogue without Octavia is used. The catalogue comes with the token, so that each look at it is an
+// authentication, and a cloud may have no Octavia at all.
+const catalogueTime = time.Minute
+
+// failed ends a session whose credentials OpenStack refuses, or whose catalogue has had no Octavia for catalogueTime; the next call reads
+// the configuration and authenticates again.
 func (c *connection) failed(used *session, err error) {
-	if used != nil && (openstack.Unauthorized(err) || errors.Is(err, cloud.ErrNoOctavia)) {
+	if used == nil {
+		return
+	}
+	old := errors.Is(err, cloud.ErrNoOctavia) && time.Since(used.opened) >= catalogueTime
+	if old || openstack.Unauthorized(err) {
 		c.held.CompareAndSwap(used, nil)
 	}
 }

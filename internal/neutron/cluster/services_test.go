@@ -276,8 +276,8 @@ func TestPendingLoadBalancers(t *testing.T) {
 	}
 }
 
-// A deleted Service that has an address keeps its finalizer while the catalogue has no Octavia. Each attempt authenticates again, so that its
-// load balancer is deleted once Octavia is back.
+// A deleted Service that has an address keeps its finalizer while the catalogue has no Octavia. An attempt authenticates again once the
+// catalogue is a minute old, so that its load balancer is deleted once Octavia is back.
 func TestCatalogueLosesOctavia(t *testing.T) {
 	r := newRig(t, append(blue(), web(nil))...)
 	r.addBlue()
@@ -295,12 +295,16 @@ func TestCatalogueLosesOctavia(t *testing.T) {
 		t.Fatal(err)
 	}
 	r.cloud.withoutOctavia = true
-	r.open.held.Store(r.cloud.session(t))
-	if _, err := services.Reconcile(t.Context(), at); !errors.Is(err, cloud.ErrNoOctavia) {
-		t.Errorf("deletion without Octavia: %v", err)
-	}
-	if r.open.held.Load() != nil {
-		t.Error("the session without Octavia is used again")
+	for _, age := range []time.Duration{0, catalogueTime} {
+		used := r.cloud.session(t)
+		used.opened = time.Now().Add(-age)
+		r.open.held.Store(used)
+		if _, err := services.Reconcile(t.Context(), at); !errors.Is(err, cloud.ErrNoOctavia) {
+			t.Errorf("deletion without Octavia: %v", err)
+		}
+		if kept := r.open.held.Load() != nil; kept != (age < catalogueTime) {
+			t.Errorf("a session of age %s without Octavia is used again: %v", age, kept)
+		}
 	}
 	if err := r.client.Get(t.Context(), at.NamespacedName, s); err != nil || len(s.Finalizers) == 0 {
 		t.Errorf("the Service has finalizers %v: %v", s.Finalizers, err)
