@@ -49,6 +49,10 @@ type gateways struct {
 	reported   map[attach.Key]string
 	// report wakes the goroutine that reports.
 	report chan struct{}
+	// busy are the gateways that a step programs; true: a later step has omitted the gateway meanwhile.
+	busy map[attach.Key]bool
+	// following has a goroutine for each of them.
+	following sync.WaitGroup
 }
 
 // programmed is what is in effect in a gateway.
@@ -61,6 +65,7 @@ func newGateways(n *node.Node, deps network.Deps) *gateways {
 	return &gateways{
 		node: n, deps: deps, wake: make(chan struct{}, 1), report: make(chan struct{}, 1),
 		open: map[attach.Key]*natGateway{}, closed: map[attach.Key]bool{}, programmed: map[attach.Key]programmed{}, reported: map[attach.Key]string{},
+		busy: map[attach.Key]bool{},
 	}
 }
 
@@ -246,6 +251,7 @@ func (g *gateways) attached() map[attach.Key]attach.Record {
 // run keeps the gateways in step with the objects, and reports what is in effect, until ctx ends. A report delays no change.
 func (g *gateways) run(ctx context.Context) {
 	defer g.closeAll()
+	defer g.following.Wait()
 	var group sync.WaitGroup
 	defer group.Wait()
 	group.Go(func() {
@@ -308,7 +314,13 @@ func (g *gateways) closeAll() {
 	}
 }
 
-// step programs the changes. A gateway that cannot be programmed does not affect the others.
+// patience is how long a step waits for a gateway. A change takes some ten milliseconds.
+const patience = time.Second
+
+// errSlow reports that a gateway is still being programmed.
+var errSlow = errors.New("programming takes longer than usual; the other gateways do not wait for it")
+
+// step programs the changes. A gateway that cannot be programmed, or whose programming takes long, does not affect the others.
 func (g *gateways) step(ctx context.Context) error {
 	recs := g.attached()
 	if len(recs) == 0 {
@@ -322,13 +334,51 @@ func (g *gateways) step(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
+	results, begun := make(chan error, len(recs)), 0
+	for key, rec := range recs {
+		if !g.begin(key) {
+			continue
+		}
+		begun++
+		g.following.Go(func() {
+			err := g.follow(ctx, &rec, all)
+			if errors.Is(err, errClosed) {
+				err = nil
+			}
+			g.end(key)
+			results <- err
+		})
+	}
+	limit := time.NewTimer(patience)
+	defer limit.Stop()
 	var errs []error
-	for _, rec := range recs {
-		if err := g.follow(ctx, &rec, all); !errors.Is(err, errClosed) {
+	for range begun {
+		select {
+		case err := <-results:
 			errs = append(errs, err)
+		case <-limit.C:
+			return errors.Join(append(errs, errSlow)...)
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// begin reports whether a gateway can be programmed, because no earlier step programs it. If one does, its end wakes the next step.
+func (g *gateways) begin(key attach.Key) bool {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	_, busy := g.busy[key]
+	g.busy[key] = busy
+	return !busy
+}
+
+func (g *gateways) end(key attach.Key) {
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.busy[key] {
+		g.signal()
+	}
+	delete(g.busy, key)
 }
 
 // follow brings one gateway in step. A gateway that cannot be compiled keeps its state, and the controller reports why; what its rules do
