@@ -341,9 +341,13 @@ func (g *gateways) step(ctx context.Context) error {
 		}
 		begun++
 		g.following.Go(func() {
+			began := time.Now()
 			err := g.follow(ctx, &rec, all)
 			if errors.Is(err, errClosed) {
 				err = nil
+			}
+			if err != nil && ctx.Err() == nil && time.Since(began) >= patience { // the step has not waited for it
+				g.deps.Log.Warn("a NAT gateway could not be programmed, trying again", "gateway", gatewayOf(&rec), "error", err)
 			}
 			g.end(key)
 			results <- err
