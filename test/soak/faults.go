@@ -146,6 +146,11 @@ func (s *soak) recovered(ctx context.Context, was *before) error {
 		if err != nil {
 			return err
 		}
+		// Open vSwitch adapts the flows of the datapath after it has answered a change of its tables. Until then packets may still take the
+		// path that the fault opened.
+		if _, err := probe.Run(ctx, n.Enter("ovs-appctl", "-t", "ovs-vswitchd", "revalidator/wait")); err != nil {
+			return err
+		}
 		if _, err := probe.Await(ctx, recoveryTime, n.Name+" ready", func(ctx context.Context) error { return probe.Ready(ctx, n) }); err != nil {
 			return err
 		}
