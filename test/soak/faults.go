@@ -113,6 +113,13 @@ func (s *soak) suffer(ctx context.Context, r *row, f *fault) (back bool) {
 		}
 		r.Back = time.Since(begun)
 		if f.opens {
+			// Open vSwitch adapts the flows of the datapath after it has answered a change of its tables. Until then packets may still take
+			// the path that the fault opened.
+			for _, n := range s.cluster.Nodes() {
+				if _, err := probe.Run(ctx, n.Enter("ovs-appctl", "-t", "ovs-vswitchd", "revalidator/wait")); err != nil {
+					return err
+				}
+			}
 			if received := s.siege.received(); len(received) > 0 {
 				r.Note += fmt.Sprintf("; %d packets received until the state was restored", len(received))
 			}
@@ -144,11 +151,6 @@ func (s *soak) recovered(ctx context.Context, was *before) error {
 			return probe.StateOf(ctx, n).Differs(was.states[n.Name])
 		})
 		if err != nil {
-			return err
-		}
-		// Open vSwitch adapts the flows of the datapath after it has answered a change of its tables. Until then packets may still take the
-		// path that the fault opened.
-		if _, err := probe.Run(ctx, n.Enter("ovs-appctl", "-t", "ovs-vswitchd", "revalidator/wait")); err != nil {
 			return err
 		}
 		if _, err := probe.Await(ctx, recoveryTime, n.Name+" ready", func(ctx context.Context) error { return probe.Ready(ctx, n) }); err != nil {
