@@ -28,8 +28,8 @@ type Config struct {
 // Weft's overlay use other bits.
 const Judged = 1 << 27
 
-// allowed is the bit of the mark with which the chain of a policy reports to the chain of a pod's policies that egress is allowed. It is
-// set only between these chains.
+// allowed is the bit of the mark with which the chain of a policy reports to the chains that led to it that egress is allowed. It is set
+// only between these chains.
 const allowed = 1 << 26
 
 // Items is a fragment of the table.
@@ -173,6 +173,10 @@ const (
 )
 
 // judged returns the rules of the chain of a direction. A packet that is allowed returns to the base chain.
+//
+// The elements of isolated pods jump, so that a chain that ends without a verdict leads to the last rule, which drops. The kernel reads the
+// generation of rules when a packet enters a base chain, and the generation of elements at each lookup: during a commit, a packet may find
+// a new element, and its new chain still without rules.
 func judged(direction policy.Direction) []nftnl.Rule {
 	var rules []nftnl.Rule
 	if direction == policy.Egress {
@@ -193,6 +197,9 @@ func judged(direction policy.Direction) []nftnl.Rule {
 	}
 	if direction == policy.Egress {
 		rules = append(rules, lookup(mapEgress, family.from)...)
+		rules = append(rules, nftnl.Rule{
+			Matches: []nftnl.Match{nftnl.AnyBit(nftnl.Mark, allowed)}, MarkMask: allowed, Verdict: nftnl.Return(),
+		})
 	} else {
 		rules = append(rules, lookup(mapIngress, family.to)...)
 	}
@@ -231,7 +238,7 @@ func Pod(index *policy.Index, key policy.Key, addresses []netip.Addr) Items {
 		verdict := nftnl.Return()
 		if side.isolates {
 			chain, made := combination(policies, side.direction)
-			verdict = nftnl.Goto(chain)
+			verdict = nftnl.Jump(chain)
 			items = append(items, made...)
 		}
 		for _, address := range addresses {
@@ -254,7 +261,7 @@ func combination(policies []policy.Key, direction policy.Direction) (string, []n
 	}
 	if direction == policy.Egress {
 		rules = append(rules, nftnl.Rule{
-			Matches: []nftnl.Match{nftnl.AnyBit(nftnl.Mark, allowed)}, MarkMask: allowed, Verdict: nftnl.Return(),
+			Matches: []nftnl.Match{nftnl.AnyBit(nftnl.Mark, allowed)}, Verdict: nftnl.Return(),
 		})
 	}
 	chain := hashed("pods-"+direction.String(), strings.Join(names, " "))

@@ -114,7 +114,10 @@ func drawWorld(r *rapid.T) oracle.World {
 }
 
 // compile compiles the whole world.
-func compile(t interface{ Fatal(args ...any) }, w oracle.World) nftables.Items {
+func compile(t interface{ Fatal(args ...any) }, w oracle.World) nftables.Items { return compileOn(t, w, bridge) }
+
+// compileOn compiles the whole world for a bridge with that name.
+func compileOn(t interface{ Fatal(args ...any) }, w oracle.World, bridge string) nftables.Items {
 	index := policy.New("n1")
 	for _, ns := range w.Namespaces {
 		index.SetNamespace(policy.FromNamespace(ns))
@@ -173,6 +176,44 @@ func packetOf(p oracle.Packet, pods map[netip.Addr]bool) nftnl.Packet {
 		packet[nftnl.DestinationPort] = nftnl.Port(p.Port)
 	}
 	return packet
+}
+
+// A packet that meets the commit of a pod half way, with the new elements and the former rules, passes only if it passes before or after it.
+func TestHalfCommitted(t *testing.T) {
+	rapid.Check(t, func(r *rapid.T) {
+		after := drawWorld(r)
+		before := after
+		before.Pods = after.Pods[:len(after.Pods)-1]
+		then, now := compile(r, before), compile(r, after)
+		half := maps.Clone(then)
+		for key, item := range now {
+			if key.Kind != nftnl.KindRules {
+				half[key] = item
+			}
+		}
+		addresses := []netip.Addr{netip.MustParseAddr("192.0.2.1")}
+		pods := map[netip.Addr]bool{}
+		for _, pod := range after.Pods {
+			address := netip.MustParseAddr(pod.Status.PodIP)
+			addresses, pods[address] = append(addresses, address), true
+		}
+		passes := func(items nftables.Items, p oracle.Packet) bool {
+			fake := nftnl.NewFake()
+			if err := fake.Commit(context.Background(), reconcile.Change[nftnl.Key, nftnl.Item]{Set: items}); err != nil {
+				r.Fatal(err)
+			}
+			verdict, _ := fake.Judge(nftnl.HookForward, packetOf(p, pods))
+			return verdict.Kind == nftnl.VerdictAccept
+		}
+		for _, source := range addresses {
+			for _, destination := range addresses {
+				p := oracle.Packet{Src: source, Dst: destination, Protocol: corev1.ProtocolTCP, Port: 80}
+				if source != destination && passes(half, p) && !passes(then, p) && !passes(now, p) {
+					r.Fatalf("%v passes during the commit only", p)
+				}
+			}
+		}
+	})
 }
 
 // The compiled table treats every packet as the API's documentation says.
