@@ -220,6 +220,9 @@ func (c *compiler) table() {
 		`oifname "net1" snat to ip saddr map @`+FloatingOut,
 		`oifname "net1" snat to ip saddr map @`+Sources+" fully-random",
 		private)
+	// Without it, the gateway's kernel resets a forwarded connection that conntrack does not know, as after the gateway was made again: no
+	// translation applies to an invalid packet, so that it is the gateway's own.
+	c.chain(nft.Chain{Name: "input", Type: nft.TypeFilter, Hook: nft.HookInput}, `iifname "net1" ct state invalid,untracked counter drop`)
 	c.chain(nft.Chain{Name: "output", Type: nft.TypeFilter, Hook: nft.HookOutput}, private)
 }
 

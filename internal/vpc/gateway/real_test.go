@@ -13,6 +13,8 @@ import (
 	"time"
 
 	"github.com/containernetworking/plugins/pkg/ns"
+	"github.com/gopacket/gopacket"
+	"github.com/gopacket/gopacket/layers"
 
 	"weft.dev/weft/internal/link"
 	"weft.dev/weft/internal/nft"
@@ -155,7 +157,64 @@ func TestGateway(t *testing.T) {
 	in.SNATs[0].Prefix = prefix("10.0.0.0/16") // for a3 too
 	third := gateway.Compile(in)
 	program(t.Context(), t, gw.NetNS, &third.State)
+	testUnknownConnections(t, host)
 	testRemovedRoute(t, gw, host, a3)
+}
+
+// The gateway itself answers no packet of a forwarded connection that its conntrack does not know: a reset would end the connection. It
+// answers at addresses that it does not forward.
+func testUnknownConnections(t *testing.T, host *ovntest.Pod) {
+	t.Helper()
+	var conn *net.IPConn
+	err := host.Do(func(ns.NetNS) (err error) {
+		conn, err = net.ListenIP("ip4:tcp", &net.IPAddr{IP: net.ParseIP("192.168.100.10")})
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = conn.Close() })
+	const own = 7002
+	for _, to := range []struct {
+		address string
+		segment layers.TCP
+	}{
+		{"192.168.100.232", layers.TCP{DstPort: 7000, FIN: true}},
+		{"192.168.100.232", layers.TCP{DstPort: 7000, SYN: true, ACK: true}},
+		{"192.168.100.231", layers.TCP{DstPort: 8080, FIN: true}},
+		{"192.168.100.231", layers.TCP{DstPort: 8081, SYN: true}}, // the last one, which is answered
+	} {
+		to.segment.SrcPort, to.segment.Seq, to.segment.Ack, to.segment.Window = own, 1000, 2000, 1024
+		ip := &layers.IPv4{SrcIP: net.ParseIP("192.168.100.10"), DstIP: net.ParseIP(to.address), Protocol: layers.IPProtocolTCP}
+		if err := to.segment.SetNetworkLayerForChecksum(ip); err != nil {
+			t.Fatal(err)
+		}
+		buffer := gopacket.NewSerializeBuffer()
+		if err := to.segment.SerializeTo(buffer, gopacket.SerializeOptions{FixLengths: true, ComputeChecksums: true}); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := conn.WriteTo(buffer.Bytes(), &net.IPAddr{IP: ip.DstIP}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if err := conn.SetReadDeadline(time.Now().Add(time.Minute)); err != nil {
+		t.Fatal(err)
+	}
+	for {
+		answer := make([]byte, 1500)
+		n, from, err := conn.ReadFrom(answer)
+		if err != nil {
+			t.Fatalf("no answer from an address that is not forwarded: %v", err)
+		}
+		var segment layers.TCP
+		if err := segment.DecodeFromBytes(answer[:n], gopacket.NilDecodeFeedback); err != nil || segment.DstPort != own {
+			continue
+		}
+		if segment.SrcPort == 8081 {
+			return
+		}
+		t.Errorf("%s answers at port %d, reset is %t", from, segment.SrcPort, segment.RST)
+	}
 }
 
 // The connections of an internal address that has no route any more do not leave by net1, where the default route leads: neither one from
