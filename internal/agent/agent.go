@@ -11,6 +11,7 @@ import (
 	"net/netip"
 	"path/filepath"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -260,6 +261,14 @@ func Run(ctx context.Context, opts Options) error {
 	changed := a.status.changed
 	a.objects.egressIPs.notify = changed
 	a.objects.marks.changed.Store(&changed)
+	opened, err := a.newEngines()
+	if err != nil {
+		return err
+	}
+	defer opened.close()
+	var ahead sync.WaitGroup
+	ahead.Go(func() { opened.rules.Prefetch(ctx) }) // nft's processes take longer than what else a start reads
+	defer ahead.Wait()
 	if a.store, err = attach.Open(a.records); err != nil {
 		return err
 	}
@@ -270,7 +279,7 @@ func Run(ctx context.Context, opts Options) error {
 	if err := a.serveRuntime(); err != nil {
 		return errors.Join(err, a.store.Close())
 	}
-	return errors.Join(a.run(ctx), a.store.Close())
+	return errors.Join(a.run(ctx, opened), a.store.Close())
 }
 
 // serveRuntime creates the handler of the container runtime's requests. Until a network is ready, it answers "try again later".
@@ -302,7 +311,7 @@ func (a *agent) serveRuntime() error {
 
 // run runs all parts until one fails or ctx ends. The CNI server stops first, so that requests in progress still find the engines. The
 // engines stop last.
-func (a *agent) run(ctx context.Context) error {
+func (a *agent) run(ctx context.Context, opened *engines) error {
 	listener, err := cniserver.Listen(a.socket, 0)
 	if err != nil {
 		return err
@@ -310,10 +319,6 @@ func (a *agent) run(ctx context.Context) error {
 	adminListener, err := admin.Listen(filepath.Join(a.opts.RunDir, "admin", "admin.sock"), 0)
 	if err != nil {
 		return errors.Join(err, listener.Close())
-	}
-	opened, err := a.newEngines()
-	if err != nil {
-		return errors.Join(err, listener.Close(), adminListener.Close())
 	}
 	a.left = &leftovers{dir: a.opts.CNIConfDir, changed: a.status.changed}
 	keeper := a.keeper(listener, adminListener)

@@ -269,21 +269,10 @@ func (e *engines) run(ctx context.Context, group *errgroup.Group) {
 	group.Go(func() error { return e.followLinks(ctx) })
 	group.Go(func() error { return e.followRules(ctx) })
 	group.Go(func() error { return e.verifyNowAndThen(ctx) })
-	group.Go(func() error {
-		<-ctx.Done()
-		e.opening.Lock()
-		defer e.opening.Unlock()
-		e.close()
-		return nil
-	})
 }
 
 // readAhead reads in the group what the overlay reads of the kernel when it starts, while the API server and the switch answer.
 func (e *engines) readAhead(ctx context.Context, group *errgroup.Group, ports string) {
-	group.Go(func() error {
-		e.rules.Prefetch(ctx)
-		return nil
-	})
 	group.Go(func() error {
 		e.surveyed.survey(ctx, ports)
 		return nil
