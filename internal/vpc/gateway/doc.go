@@ -9,8 +9,8 @@
 //
 // No private address leaves by net1. The first packet of a connection is dropped in the chain postrouting unless a rule translates it, and
 // conntrack translates all packets of the connection alike. Packets that conntrack does not assign to a connection are dropped: forwarded
-// ones in the chain forward, the gateway's own in the chain output. If the route to the internal address of a translated connection is
-// removed, its packets are routed to net1; the chain forward drops them.
+// ones in the chain forward, the gateway's own in the chains input and output. If the route to the internal address of a translated
+// connection is removed, its packets are routed to net1; the chain forward drops them.
 //
 // # Rules that exclude each other
 //

@@ -220,9 +220,12 @@ func (c *compiler) table() {
 		`oifname "net1" snat to ip saddr map @`+FloatingOut,
 		`oifname "net1" snat to ip saddr map @`+Sources+" fully-random",
 		private)
-	// Without it, the gateway's kernel resets a forwarded connection that conntrack does not know, as after the gateway was made again: no
-	// translation applies to an invalid packet, so that it is the gateway's own.
-	c.chain(nft.Chain{Name: "input", Type: nft.TypeFilter, Hook: nft.HookInput}, `iifname "net1" ct state invalid,untracked counter drop`)
+	// Without them, the gateway's kernel resets forwarded connections that conntrack does not know, as after the gateway was made again. Invalid
+	// packets are not translated, so that they are the gateway's own. Of a TCP connection, conntrack takes a segment without FIN and RST for a
+	// new connection: it is the gateway's own at the EIP of an SNAT rule, and at eth0 if it answers a connection of the hairpin.
+	c.chain(nft.Chain{Name: "input", Type: nft.TypeFilter, Hook: nft.HookInput},
+		"ct state invalid,untracked counter drop",
+		"ct state new tcp flags & (syn | ack) != syn counter drop")
 	c.chain(nft.Chain{Name: "output", Type: nft.TypeFilter, Hook: nft.HookOutput}, private)
 }
 

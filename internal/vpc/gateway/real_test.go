@@ -4,11 +4,13 @@ package gateway_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"net"
 	"net/netip"
 	"strings"
+	"syscall"
 	"testing"
 	"time"
 
@@ -157,40 +159,67 @@ func TestGateway(t *testing.T) {
 	in.SNATs[0].Prefix = prefix("10.0.0.0/16") // for a3 too
 	third := gateway.Compile(in)
 	program(t.Context(), t, gw.NetNS, &third.State)
-	testUnknownConnections(t, host)
+	testUnknownConnections(t, &unknown{from: host, source: "192.168.100.10", open: "192.168.100.231", segments: []segment{
+		{"192.168.100.232", layers.TCP{DstPort: 7000, FIN: true}},            // a floating IP
+		{"192.168.100.232", layers.TCP{DstPort: 7000, FIN: true, ACK: true}}, // retransmitted by a client that has closed
+		{"192.168.100.232", layers.TCP{DstPort: 7000, SYN: true, ACK: true}},
+		{"192.168.100.232", layers.TCP{DstPort: 7000, ACK: true}},
+		{"192.168.100.231", layers.TCP{DstPort: 8080, FIN: true}}, // a forwarded port
+		{"192.168.100.231", layers.TCP{DstPort: 8080, ACK: true, PSH: true}},
+		{"192.168.100.231", layers.TCP{DstPort: 8081, ACK: true}},  // a port that is not forwarded
+		{"192.168.100.230", layers.TCP{DstPort: 40000, FIN: true}}, // the EIP of an SNAT rule
+		{"192.168.100.230", layers.TCP{DstPort: 40000, ACK: true}},
+		{"192.168.100.230", layers.TCP{DstPort: 40000, ACK: true, PSH: true}},
+	}}, a2, a3)
+	testUnknownConnections(t, &unknown{from: a1, source: "10.0.1.11", open: "10.0.1.254", segments: []segment{
+		{"192.168.100.232", layers.TCP{DstPort: 7000, FIN: true}}, // the client of a hairpin
+		{"10.0.1.254", layers.TCP{DstPort: 40000, FIN: true}},     // the server of a hairpin
+		{"10.0.1.254", layers.TCP{DstPort: 40000, ACK: true}},
+	}})
+	testICMP(t, host, a1, a2)
 	testRemovedRoute(t, gw, host, a3)
 }
 
-// The gateway itself answers no packet of a forwarded connection that its conntrack does not know: a reset would end the connection. It
-// answers at addresses that it does not forward.
-func testUnknownConnections(t *testing.T, host *ovntest.Pod) {
+// segment is a TCP segment to an address.
+type segment struct {
+	to  string
+	tcp layers.TCP
+}
+
+// unknown are segments of connections that the gateway's conntrack does not know. The gateway itself answers at the address open.
+type unknown struct {
+	from         *ovntest.Pod
+	source, open string
+	segments     []segment
+}
+
+// The gateway itself answers no segment of a connection that its conntrack does not know: a reset would end the connection. It answers the
+// first segment of a connection to a port that it does not forward. The pods that may receive segments send no resets, so that each answer
+// is the gateway's; a segment without FIN and RST reaches them, so that their connections go on.
+func testUnknownConnections(t *testing.T, u *unknown, servers ...*ovntest.Pod) {
 	t.Helper()
+	for _, server := range servers {
+		ovntest.Run(t, server.NetNS, "nft", "add table ip test; add chain ip test out { type filter hook output priority 0; }; "+
+			"add rule ip test out tcp flags rst counter drop")
+	}
+	const own, last = 7002, 8099
 	var conn *net.IPConn
-	err := host.Do(func(ns.NetNS) (err error) {
-		conn, err = net.ListenIP("ip4:tcp", &net.IPAddr{IP: net.ParseIP("192.168.100.10")})
+	err := u.from.Do(func(ns.NetNS) (err error) {
+		conn, err = net.ListenIP("ip4:tcp", &net.IPAddr{IP: net.ParseIP(u.source)})
 		return err
 	})
 	if err != nil {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = conn.Close() })
-	const own = 7002
-	for _, to := range []struct {
-		address string
-		segment layers.TCP
-	}{
-		{"192.168.100.232", layers.TCP{DstPort: 7000, FIN: true}},
-		{"192.168.100.232", layers.TCP{DstPort: 7000, SYN: true, ACK: true}},
-		{"192.168.100.231", layers.TCP{DstPort: 8080, FIN: true}},
-		{"192.168.100.231", layers.TCP{DstPort: 8081, SYN: true}}, // the last one, which is answered
-	} {
-		to.segment.SrcPort, to.segment.Seq, to.segment.Ack, to.segment.Window = own, 1000, 2000, 1024
-		ip := &layers.IPv4{SrcIP: net.ParseIP("192.168.100.10"), DstIP: net.ParseIP(to.address), Protocol: layers.IPProtocolTCP}
-		if err := to.segment.SetNetworkLayerForChecksum(ip); err != nil {
+	for _, s := range append(u.segments, segment{u.open, layers.TCP{DstPort: last, SYN: true}}) {
+		s.tcp.SrcPort, s.tcp.Seq, s.tcp.Ack, s.tcp.Window = own, 1000, 2000, 1024
+		ip := &layers.IPv4{SrcIP: net.ParseIP(u.source), DstIP: net.ParseIP(s.to), Protocol: layers.IPProtocolTCP}
+		if err := s.tcp.SetNetworkLayerForChecksum(ip); err != nil {
 			t.Fatal(err)
 		}
 		buffer := gopacket.NewSerializeBuffer()
-		if err := to.segment.SerializeTo(buffer, gopacket.SerializeOptions{FixLengths: true, ComputeChecksums: true}); err != nil {
+		if err := s.tcp.SerializeTo(buffer, gopacket.SerializeOptions{FixLengths: true, ComputeChecksums: true}); err != nil {
 			t.Fatal(err)
 		}
 		if _, err := conn.WriteTo(buffer.Bytes(), &net.IPAddr{IP: ip.DstIP}); err != nil {
@@ -200,20 +229,63 @@ func testUnknownConnections(t *testing.T, host *ovntest.Pod) {
 	if err := conn.SetReadDeadline(time.Now().Add(time.Minute)); err != nil {
 		t.Fatal(err)
 	}
-	for {
+	for answered := false; !answered; {
 		answer := make([]byte, 1500)
 		n, from, err := conn.ReadFrom(answer)
 		if err != nil {
-			t.Fatalf("no answer from an address that is not forwarded: %v", err)
+			t.Fatalf("no answer from a port of %s that is not forwarded: %v", u.open, err)
 		}
-		var segment layers.TCP
-		if err := segment.DecodeFromBytes(answer[:n], gopacket.NilDecodeFeedback); err != nil || segment.DstPort != own {
+		var tcp layers.TCP
+		if err := tcp.DecodeFromBytes(answer[:n], gopacket.NilDecodeFeedback); err != nil || tcp.DstPort != own {
 			continue
 		}
-		if segment.SrcPort == 8081 {
-			return
+		if answered = tcp.SrcPort == last; !answered {
+			t.Errorf("%s answers %s at port %d, reset is %t", from, u.source, tcp.SrcPort, tcp.RST)
 		}
-		t.Errorf("%s answers at port %d, reset is %t", from, segment.SrcPort, segment.RST)
+	}
+	for i, server := range servers {
+		ovntest.Eventually(t, fmt.Sprintf("a segment reaches pod %d", i), func() bool {
+			return !strings.Contains(ovntest.Run(t, server.NetNS, "nft", "list", "table", "ip", "test"), "packets 0 ")
+		})
+		ovntest.Run(t, server.NetNS, "nft", "delete", "table", "ip", "test")
+	}
+}
+
+// The gateway answers pings of addresses that are no floating IPs, and forwards ICMP errors in both directions.
+func testICMP(t *testing.T, host, translated, floating *ovntest.Pod) {
+	t.Helper()
+	for _, ping := range []struct {
+		from *ovntest.Pod
+		to   string
+	}{
+		{host, "192.168.100.221"},
+		{host, "192.168.100.230"},
+		{host, "192.168.100.231"},
+		{host, "192.168.100.232"}, // a2 answers
+		{translated, "10.0.1.254"},
+		{translated, "192.168.100.230"},
+	} {
+		if !ping.from.Ping(ping.to, "") {
+			t.Errorf("%s does not answer a ping", ping.to)
+		}
+	}
+	for what, refused := range map[string]net.Conn{
+		"SNAT":                 dial(t, translated, "192.168.100.10:9"),
+		"a floating IP, out":   dial(t, floating, "192.168.100.10:9"),
+		"a floating IP, in":    dial(t, host, "192.168.100.232:9"),
+		"the gateway's own":    dial(t, host, "192.168.100.221:9"),
+		"a hairpin to a port":  dial(t, translated, "192.168.100.232:9"),
+		"an EIP without a FIP": dial(t, host, "192.168.100.230:9"),
+	} {
+		if err := send(refused); err != nil {
+			t.Fatal(err)
+		}
+		if err := refused.SetReadDeadline(time.Now().Add(time.Minute)); err != nil {
+			t.Fatal(err)
+		}
+		if _, err := refused.Read(make([]byte, 64)); !errors.Is(err, syscall.ECONNREFUSED) {
+			t.Errorf("%s: a packet to a closed port: %v, want the ICMP error", what, err)
+		}
 	}
 }
 
