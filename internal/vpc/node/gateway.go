@@ -35,6 +35,8 @@ type natGateway struct {
 	items   map[nft.Key]nft.Item
 	// hash is that of the state in effect; empty if there is none.
 	hash string
+	// connecting reports that its ADD has not created eth0 yet.
+	connecting bool
 	// stopped reports that its traffic was stopped for good.
 	stopped bool
 }
@@ -99,9 +101,8 @@ func (g *natGateway) lock(ctx context.Context) error {
 
 func (g *natGateway) unlock() { <-g.serial }
 
-// program brings the gateway's state into effect: first the table, so that nothing passes untranslated, then net1 and the routes, and
-// forwarding last.
-func (g *natGateway) program(ctx context.Context, want *nat.Gateway) error {
+// prepare brings the table into effect. It needs no interface.
+func (g *natGateway) prepare(ctx context.Context, want *nat.Gateway) error {
 	if err := g.lock(ctx); err != nil {
 		return err
 	}
@@ -112,20 +113,34 @@ func (g *natGateway) program(ctx context.Context, want *nat.Gateway) error {
 	case g.hash == want.Hash:
 		return nil
 	}
-	g.hash = ""
-	bring := g.loop.Apply
-	if !g.started {
-		bring, g.started = g.loop.Start, true
+	return g.load(ctx, want.Result.State.Items)
+}
+
+// connected reports that eth0 exists.
+func (g *natGateway) connected(ctx context.Context) error {
+	if err := g.lock(ctx); err != nil {
+		return err
 	}
-	items := want.Result.State.Items
-	if err := bring(ctx, g.fragment(items)); err != nil {
-		return fmt.Errorf("NAT gateway %s: table: %w", g.name, err)
+	defer g.unlock()
+	g.connecting = false
+	return nil
+}
+
+// program brings the gateway's state into effect: first the table, so that nothing passes untranslated, then net1 and the routes, and
+// forwarding last.
+func (g *natGateway) program(ctx context.Context, want *nat.Gateway) error {
+	if err := g.lock(ctx); err != nil {
+		return err
 	}
-	if g.items == nil {
-		g.items = g.engine.former() // the loop has read it
+	defer g.unlock()
+	switch {
+	case g.stopped || g.connecting:
+		return errClosed
+	case g.hash == want.Hash:
+		return nil
 	}
-	if err := g.flush(items); err != nil {
-		return fmt.Errorf("NAT gateway %s: %w", g.name, err)
+	if err := g.load(ctx, want.Result.State.Items); err != nil {
+		return err
 	}
 	outside := g.net1(want)
 	if g.outside != nil && (g.outside.Parent != outside.Parent || g.outside.Mode != outside.Mode) {
@@ -146,6 +161,25 @@ func (g *natGateway) program(ctx context.Context, want *nat.Gateway) error {
 		return err
 	}
 	g.outside, g.hash = &outside, want.Hash
+	return nil
+}
+
+// load brings the table into effect, and removes the connections of what has changed.
+func (g *natGateway) load(ctx context.Context, items map[nft.Key]nft.Item) error {
+	g.hash = ""
+	bring := g.loop.Apply
+	if !g.started {
+		bring, g.started = g.loop.Start, true
+	}
+	if err := bring(ctx, g.fragment(items)); err != nil {
+		return fmt.Errorf("NAT gateway %s: table: %w", g.name, err)
+	}
+	if g.items == nil {
+		g.items = g.engine.former() // the loop has read it
+	}
+	if err := g.flush(items); err != nil {
+		return fmt.Errorf("NAT gateway %s: %w", g.name, err)
+	}
 	return nil
 }
 

@@ -235,7 +235,8 @@ func (n *nodeUnderTest) add(namespace, name string) (*ovntest.Pod, attach.Record
 	must(n.t, n.Get(n.t.Context(), client.ObjectKey{Namespace: namespace, Name: name}, &object))
 	pod := ovntest.NewPod(n.t)
 	req := &cni.Request{
-		ContainerID: "sandbox-" + name, IfName: "eth0", Netns: pod.ProcPath(), Args: cni.Args{PodNamespace: namespace, PodName: name, PodUID: string(object.UID)},
+		ContainerID: "sandbox-" + string(object.UID), IfName: "eth0", Netns: pod.ProcPath(),
+		Args: cni.Args{PodNamespace: namespace, PodName: name, PodUID: string(object.UID)},
 	}
 	rec, err := n.network.Plan(n.t.Context(), req, placement.Decision{Network: "vpc"}, attach.InUse{})
 	must(n.t, err)

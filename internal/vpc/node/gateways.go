@@ -157,6 +157,7 @@ func (g *gateways) get(ctx context.Context, rec *attach.Record, adding bool) (*n
 	if err != nil {
 		return nil, err
 	}
+	made.connecting = adding
 	g.mu.Lock()
 	if other := g.open[rec.Key()]; g.closed[rec.Key()] || other != nil && other.rec.Netns == rec.Netns { // another call was faster
 		g.mu.Unlock()
@@ -181,32 +182,41 @@ func (g *gateways) isAttached(rec *attach.Record) bool {
 	return slices.ContainsFunc(g.deps.Records.Attached(), func(now attach.Record) bool { return now.Key() == rec.Key() && now.Netns == rec.Netns })
 }
 
-// connect programs a gateway's whole state before its ADD is answered.
-func (g *gateways) connect(ctx context.Context, rec *attach.Record) error {
+// prepare brings a gateway's table into effect, before there is an interface from which packets could reach the gateway. It returns what
+// programs the whole state once eth0 exists, before the ADD is answered.
+func (g *gateways) prepare(ctx context.Context, rec *attach.Record) (finish func(context.Context) error, err error) {
 	name := gatewayOf(rec)
 	all, err := g.compile(ctx, name)
 	if err != nil {
-		return cni.Errorf(cni.CodeTryAgainLater, "NAT gateway %s: %w", name, err)
+		return nil, cni.Errorf(cni.CodeTryAgainLater, "NAT gateway %s: %w", name, err)
 	}
 	want := all.Gateways[name]
 	switch {
 	case want == nil:
-		return cni.Errorf(cni.CodeTryAgainLater, "NAT gateway %s: there is no VpcNatGateway of this name", name)
+		return nil, cni.Errorf(cni.CodeTryAgainLater, "NAT gateway %s: there is no VpcNatGateway of this name", name)
 	case want.Problem != (nat.Problem{}):
-		return cni.Errorf(cni.CodeTryAgainLater, "NAT gateway %s: %s", name, want.Problem.Message)
+		return nil, cni.Errorf(cni.CodeTryAgainLater, "NAT gateway %s: %s", name, want.Problem.Message)
 	}
 	g.mu.Lock()
 	delete(g.closed, rec.Key())
 	g.mu.Unlock()
 	made, err := g.get(ctx, rec, true)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	if err := made.program(ctx, want); err != nil {
-		return err
+	if err := made.prepare(ctx, want); err != nil {
+		return nil, err
 	}
-	g.signal() // the report, and what has changed meanwhile
-	return nil
+	return func(ctx context.Context) error {
+		if err := made.connected(ctx); err != nil {
+			return err
+		}
+		if err := made.program(ctx, want); err != nil {
+			return err
+		}
+		g.signal() // the report, and what has changed meanwhile
+		return nil
+	}, nil
 }
 
 // disconnect stops a gateway's traffic.

@@ -230,7 +230,11 @@ func (v *Network) Connect(ctx context.Context, rec *attach.Record) (*types100.Re
 	if gatewayOf(rec) == "" {
 		return v.Attacher.Connect(ctx, rec)
 	}
-	return v.connect(ctx, rec, func(ctx context.Context) error { return v.gates.connect(ctx, rec) })
+	finish, err := v.gates.prepare(ctx, rec)
+	if err != nil {
+		return nil, err
+	}
+	return v.connect(ctx, rec, finish)
 }
 
 // Close implements network.Network.
