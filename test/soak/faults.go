@@ -113,15 +113,8 @@ func (s *soak) suffer(ctx context.Context, r *row, f *fault) (back bool) {
 		}
 		r.Back = time.Since(begun)
 		if f.opens {
-			// Open vSwitch adapts the flows of the datapath after it has answered a change of its tables. Until then packets may still take
-			// the path that the fault opened.
-			for _, n := range s.cluster.Nodes() {
-				if _, err := probe.Run(ctx, n.Enter("ovs-appctl", "-t", "ovs-vswitchd", "revalidator/wait")); err != nil {
-					return err
-				}
-			}
-			if received := s.siege.received(); len(received) > 0 {
-				r.Note += fmt.Sprintf("; %d packets received until the state was restored", len(received))
+			if err := restored(ctx, s, r); err != nil {
+				return err
 			}
 		}
 		for _, n := range s.cluster.Nodes() {
@@ -139,6 +132,21 @@ func (s *soak) suffer(ctx context.Context, r *row, f *fault) (back bool) {
 		r.wrong(s.ended(ctx, f, &was))
 	}
 	return back
+}
+
+// restored takes what was received while a fault had opened the network.
+func restored(ctx context.Context, s *soak, r *row) error {
+	// Open vSwitch adapts the flows of the datapath after it has answered a change of its tables. Until then packets may still take the path
+	// that the fault opened.
+	for _, n := range s.cluster.Nodes() {
+		if _, err := probe.Run(ctx, n.Enter("ovs-appctl", "-t", "ovs-vswitchd", "revalidator/wait")); err != nil {
+			return err
+		}
+	}
+	if received := s.siege.received(); len(received) > 0 {
+		r.Note += fmt.Sprintf("; %d packets received until the state was restored", len(received))
+	}
+	return nil
 }
 
 // recoveryTime is the time limit for recovery from a fault. It is long: the loops retry after up to 10 s.

@@ -114,7 +114,9 @@ func drawWorld(r *rapid.T) oracle.World {
 }
 
 // compile compiles the whole world.
-func compile(t interface{ Fatal(args ...any) }, w oracle.World) nftables.Items { return compileOn(t, w, bridge) }
+func compile(t interface{ Fatal(args ...any) }, w oracle.World) nftables.Items {
+	return compileOn(t, w, bridge)
+}
 
 // compileOn compiles the whole world for a bridge with that name.
 func compileOn(t interface{ Fatal(args ...any) }, w oracle.World, bridge string) nftables.Items {
