@@ -73,7 +73,7 @@ func startHost(ctx context.Context, t *testing.T, node *weftlab.Node, ext string
 	h := &host{node: node, pids: map[string]int{}}
 	config := filepath.Join(node.RunDir, "kubestack.conf")
 	text := fmt.Sprintf("[Global]\nauth-url = %s\nusername = %s\npassword = %s\ntenant-name = %s\nregion = %s\next-net-id = %s\n"+
-		"keystone-version = 2\n\n[LoadBalancer]\ncreate-monitor = no\n\n[Plugin]\nplugin-name = ovs\n",
+		"keystone-version = 2\n\n[LoadBalancer]\ncreate-monitor = no\nlb-provider = ovn\n\n[Plugin]\nplugin-name = ovs\n",
 		strings.Replace(cloudFor.stack.AuthURL(), "/v3", "/v2.0", 1), weftlab.Admin, weftlab.AdminPassword, weftlab.Admin, weftlab.Region, ext)
 	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
 		t.Fatal(err)

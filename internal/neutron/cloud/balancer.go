@@ -7,6 +7,8 @@ import (
 	"net/http"
 	"net/netip"
 	"slices"
+	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/gophercloud/gophercloud/v2/openstack/loadbalancer/v2/listeners"
@@ -24,6 +26,8 @@ type balancers struct {
 	client   *openstack.Client
 	config   conf.LoadBalancer
 	floating floatingIPs
+	// provider is the provider of the load balancer that was read last, a string: Octavia's default, unless kubestack.conf names one.
+	provider atomic.Value
 }
 
 // Balancer is the desired state of a load balancer.
@@ -77,6 +81,13 @@ type HeldListener struct {
 
 	Pool    *pools.Pool    // nil: none
 	Members []pools.Member // only from FindBalancer
+}
+
+// pending reports whether a change of a part is in progress.
+func (h *HeldBalancer) pending() bool {
+	return slices.ContainsFunc(h.Listeners, func(l HeldListener) bool {
+		return strings.HasPrefix(l.ProvisioningStatus, "PENDING_") || l.Pool != nil && strings.HasPrefix(l.Pool.ProvisioningStatus, "PENDING_")
+	})
 }
 
 // Errors of load balancers.
@@ -201,6 +212,9 @@ func (b *balancers) AdvanceBalancer(ctx context.Context, want Balancer) (*HeldBa
 		return nil, Pending, err
 	}
 	held := &HeldBalancer{LoadBalancer: *one}
+	if one.Provider != "" {
+		b.provider.Store(one.Provider)
+	}
 	switch {
 	case created:
 		return held, Created, nil
@@ -211,6 +225,9 @@ func (b *balancers) AdvanceBalancer(ctx context.Context, want Balancer) (*HeldBa
 	}
 	if err := b.readListeners(ctx, held); err != nil {
 		return held, InStep, err
+	}
+	if held.pending() { // parts of a load balancer that was created with them
+		return held, Pending, nil
 	}
 	for _, l := range want.Listeners {
 		if changed, err := b.advanceListener(ctx, want, l, held); changed || err != nil {
@@ -250,7 +267,7 @@ func (b *balancers) ensureBalancer(ctx context.Context, want Balancer) (*loadbal
 		func(ctx context.Context) (*loadbalancers.LoadBalancer, error) {
 			return loadbalancers.Create(ctx, b.client.LoadBalancer, loadbalancers.CreateOpts{
 				Name: want.Name, Description: b.mark(want.Owner), ProjectID: want.Project, VipSubnetID: want.Subnet,
-				Provider: b.config.Provider, AdminStateUp: yes(),
+				Provider: b.config.Provider, AdminStateUp: yes(), Listeners: b.populated(want),
 			}).Extract()
 		})
 }

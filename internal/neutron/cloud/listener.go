@@ -72,19 +72,60 @@ func (b *balancers) advanceListener(ctx context.Context, want Balancer, l Listen
 	return b.setMembers(ctx, want, l, held, h)
 }
 
-func (b *balancers) makePool(ctx context.Context, want Balancer, l Listener, held *HeldBalancer, h *HeldListener) error {
-	method := pools.LBMethod(b.config.Method)
-	if held.Provider == providerOVN {
-		method = sourceIPPort
-	} else if method == "" {
-		method = roundRobin
+// populated returns the listeners with which a load balancer is created in one request, with their pools and members: Octavia then makes
+// one change in place of three for each listener. The provider decides which methods a pool may have, and Octavia leaves the port of the
+// virtual address in Neutron if it refuses the request. So there are none while the provider is unknown; then they are created one by one.
+func (b *balancers) populated(want Balancer) []listeners.CreateOpts {
+	provider, known := b.provider.Load().(string)
+	if b.config.Provider != "" {
+		provider, known = b.config.Provider, true
 	}
-	opts := pools.CreateOpts{
-		Name: l.name(), ListenerID: h.ID, Protocol: pools.Protocol(l.Protocol), LBMethod: method, ProjectID: held.ProjectID,
+	if !known {
+		return nil
+	}
+	all := make([]listeners.CreateOpts, 0, len(want.Listeners))
+	for _, l := range want.Listeners {
+		pool := b.poolOf(want, l, provider)
+		for _, m := range l.distinct() {
+			pool.Members = append(pool.Members, pools.CreateMemberOpts{Address: m.Addr.String(), ProtocolPort: m.Port, SubnetID: want.Subnet})
+		}
+		all = append(all, listeners.CreateOpts{
+			Name: l.name(), Protocol: listeners.Protocol(l.Protocol), ProtocolPort: l.Port, DefaultPool: &pool,
+		})
+	}
+	return all
+}
+
+// distinct returns the members without repetitions, which Octavia refuses.
+func (l Listener) distinct() []Member {
+	var all []Member
+	seen := map[Member]bool{}
+	for _, m := range l.Members {
+		if !seen[m] {
+			seen[m] = true
+			all = append(all, m)
+		}
+	}
+	return all
+}
+
+// poolOf describes the pool of a listener, without members.
+func (b *balancers) poolOf(want Balancer, l Listener, provider string) pools.CreateOpts {
+	opts := pools.CreateOpts{Name: l.name(), Protocol: pools.Protocol(l.Protocol), LBMethod: pools.LBMethod(b.config.Method)}
+	if provider == providerOVN {
+		opts.LBMethod = sourceIPPort
+	} else if opts.LBMethod == "" {
+		opts.LBMethod = roundRobin
 	}
 	if want.SourceAffinity {
 		opts.Persistence = &pools.SessionPersistence{Type: "SOURCE_IP"}
 	}
+	return opts
+}
+
+func (b *balancers) makePool(ctx context.Context, want Balancer, l Listener, held *HeldBalancer, h *HeldListener) error {
+	opts := b.poolOf(want, l, held.Provider)
+	opts.ListenerID, opts.ProjectID = h.ID, held.ProjectID
 	_, err := whole(pools.Create(ctx, b.client.LoadBalancer, opts).Extract())
 	if openstack.Is(err, http.StatusNotImplemented) && b.config.Method == "" {
 		opts.LBMethod = sourceIPPort
@@ -115,11 +156,9 @@ func (b *balancers) setMembers(ctx context.Context, want Balancer, l Listener, h
 	}
 	wanted, has := map[Member]bool{}, map[Member]bool{}
 	batch := make([]pools.BatchUpdateMemberOpts, 0, len(l.Members))
-	for _, m := range l.Members {
-		if !wanted[m] {
-			wanted[m] = true
-			batch = append(batch, pools.BatchUpdateMemberOpts{Address: m.Addr.String(), ProtocolPort: m.Port, SubnetID: &want.Subnet})
-		}
+	for _, m := range l.distinct() {
+		wanted[m] = true
+		batch = append(batch, pools.BatchUpdateMemberOpts{Address: m.Addr.String(), ProtocolPort: m.Port, SubnetID: &want.Subnet})
 	}
 	same := len(wanted) == len(h.Members)
 	for _, m := range h.Members {

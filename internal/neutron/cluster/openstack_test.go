@@ -33,6 +33,8 @@ type fakeOpenStack struct {
 	failing, away bool
 	// withoutOctavia leaves the load-balancer service out of the catalogue.
 	withoutOctavia bool
+	// provider is the provider of created load balancers; "": none is reported.
+	provider string
 
 	mu   sync.Mutex
 	next int
@@ -87,6 +89,10 @@ func (f *fakeOpenStack) addLocked(collection string, o object) string {
 			o["provisioning_status"] = "ACTIVE"
 		}
 		o["vip_address"], o["vip_port_id"] = "10.244.0.9", "vip-"+id
+		if f.provider != "" {
+			o["provider"] = f.provider
+		}
+		f.addPartsLocked(id, o)
 		if f.pending > 0 {
 			o["provisioning_status"], o["left"] = "PENDING_CREATE", f.pending
 		}
@@ -117,6 +123,39 @@ func (f *fakeOpenStack) addLocked(collection string, o object) string {
 	}
 	f.held[collection] = append(f.held[collection], o)
 	return id
+}
+
+// addPartsLocked stores what a load balancer is created with: listeners with their pools and members.
+func (f *fakeOpenStack) addPartsLocked(id string, balancer object) {
+	below := func(o object, field string) []object {
+		var all []object
+		list, _ := o[field].([]any)
+		for _, one := range list {
+			part, _ := one.(map[string]any)
+			all = append(all, part)
+		}
+		delete(o, field)
+		return all
+	}
+	for _, listener := range below(balancer, "listeners") {
+		pool, _ := listener["default_pool"].(map[string]any)
+		delete(listener, "default_pool")
+		listener["loadbalancer_id"] = id
+		listenerID := f.addLocked("listeners", listener)
+		members := below(pool, "members")
+		pool["listener_id"] = listenerID
+		poolID := f.addLocked("pools", pool)
+		for _, member := range members {
+			f.addLocked("pools/"+poolID+"/members", member)
+		}
+	}
+}
+
+// clear removes the objects of a collection.
+func (f *fakeOpenStack) clear(collection string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	delete(f.held, collection)
 }
 
 // absent makes every request fail, or none.

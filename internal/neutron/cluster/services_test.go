@@ -462,3 +462,55 @@ func TestServicesOfManyPorts(t *testing.T) {
 		t.Errorf("Octavia was asked for %v", made)
 	}
 }
+
+// Once a provider is known, a load balancer is created in one request, with the same parts as one that is created step by step, and with
+// the method that the provider has.
+func TestLoadBalancersInOneRequest(t *testing.T) {
+	parts := func(r *rig) string {
+		var all []string
+		for _, collection := range []string{"listeners", "pools"} {
+			for _, o := range r.cloud.all(collection) {
+				all = append(all, fmt.Sprint(collection, o["name"], o["protocol"], o["protocol_port"], o["lb_algorithm"]))
+				if collection == "pools" {
+					for _, m := range r.cloud.all(fmt.Sprintf("pools/%s/members", o["id"])) {
+						all = append(all, fmt.Sprint(m["address"], m["protocol_port"], m["subnet_id"]))
+					}
+				}
+			}
+		}
+		return strings.Join(all, "\n")
+	}
+	service := web(func(s *corev1.Service) {
+		s.Spec.Ports = append(s.Spec.Ports, corev1.ServicePort{Name: "more", Protocol: corev1.ProtocolTCP, Port: 81})
+	})
+	slice := &discoveryv1.EndpointSlice{
+		ObjectMeta:  metav1.ObjectMeta{Namespace: "blue", Name: "web", Labels: map[string]string{discoveryv1.LabelServiceName: "web"}},
+		AddressType: discoveryv1.AddressTypeIPv4,
+		Ports:       []discoveryv1.EndpointPort{{Name: new("http"), Port: new(int32(8080))}, {Name: new("more"), Port: new(int32(8081))}},
+		Endpoints:   []discoveryv1.Endpoint{{Addresses: []string{"10.244.0.7", "10.244.0.8"}}},
+	}
+	r := newRig(t, append(blue(), service, slice)...)
+	r.cloud.provider = "ovn"
+	r.addBlue()
+	services := r.services()
+	if err := r.inStep(t, services); err != nil {
+		t.Fatal(err)
+	}
+	want := parts(r)
+	if !strings.Contains(want, "10.244.0.8") || !strings.Contains(want, "SOURCE_IP_PORT") {
+		t.Fatalf("the first load balancer has\n%s", want)
+	}
+	for _, collection := range []string{"loadbalancers", "listeners", "pools", "floatingips"} {
+		r.cloud.clear(collection)
+	}
+	before := len(r.cloud.changes)
+	if err := r.inStep(t, services); err != nil {
+		t.Fatal(err)
+	}
+	if got := r.cloud.changes[before:]; !slices.Equal(got, []string{"POST loadbalancers", "POST floatingips"}) {
+		t.Errorf("requests for the second load balancer: %v", got)
+	}
+	if got := parts(r); got != want {
+		t.Errorf("the second load balancer has\n%s\nwant\n%s", got, want)
+	}
+}
