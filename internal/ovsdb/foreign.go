@@ -48,17 +48,17 @@ const (
 	deadTag = 4095
 )
 
-// AwaitBound waits until the program that controls br-int has bound at least one of the ports, and returns those that it has bound:
-// ovn-controller marks an Interface, and Neutron's agent gives a Port a VLAN tag (_bind_devices of ovs_neutron_agent.py). Both are deleted
-// with the row, so that a port which was removed and added again has to be bound again.
-func (e *Engine) AwaitBound(ctx context.Context, ports []string) ([]string, error) {
+// AwaitBound waits until the program that controls br-int has bound at least one of the ports, or has installed the flows of one of the
+// others, and returns all of which this is true. ovn-controller marks an Interface whose flows are installed; Neutron's agent tags a bound
+// Port before that (_bind_devices of ovs_neutron_agent.py). Both are deleted with the row: a port added again has to be bound again.
+func (e *Engine) AwaitBound(ctx context.Context, bind, install []string) ([]string, error) {
 	var bound []string
 	err := e.keeper.Do(ctx, func(s *session.Session) error {
 		if err := s.Sync(ctx); err != nil {
 			return err
 		}
 		return s.Await(ctx, func() bool {
-			bound = boundOf(session.Rows[portRow](s, tablePort), session.Rows[interfaceRow](s, tableInterface), ports)
+			bound = boundOf(session.Rows[portRow](s, tablePort), session.Rows[interfaceRow](s, tableInterface), bind, install)
 			return len(bound) > 0
 		})
 	})
@@ -68,16 +68,16 @@ func (e *Engine) AwaitBound(ctx context.Context, ports []string) ([]string, erro
 	return bound, nil
 }
 
-// boundOf returns those of the ports that are bound, sorted.
-func boundOf(rows map[string]*portRow, interfaces map[string]*interfaceRow, ports []string) []string {
+// boundOf returns those of the ports to bind that are bound, and those to install whose flows are installed, sorted.
+func boundOf(rows map[string]*portRow, interfaces map[string]*interfaceRow, bind, install []string) []string {
 	var bound []string
 	for _, row := range rows {
-		if row.Tag != nil && *row.Tag != deadTag && slices.Contains(ports, row.Name) {
+		if row.Tag != nil && *row.Tag != deadTag && slices.Contains(bind, row.Name) {
 			bound = append(bound, row.Name)
 		}
 	}
 	for _, row := range interfaces {
-		if row.ExternalIDs[installedID] == "true" && slices.Contains(ports, row.Name) {
+		if row.ExternalIDs[installedID] == "true" && (slices.Contains(bind, row.Name) || slices.Contains(install, row.Name)) {
 			bound = append(bound, row.Name)
 		}
 	}

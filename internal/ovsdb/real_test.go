@@ -320,7 +320,7 @@ func TestRealAwaitBound(t *testing.T) {
 	s.VSCtl("set", "port", "pod3", "tag=4095")
 	bound := func(want ...string) {
 		t.Helper()
-		if got, err := s.engine.AwaitBound(ctx, names); err != nil || !slices.Equal(got, want) {
+		if got, err := s.engine.AwaitBound(ctx, names, nil); err != nil || !slices.Equal(got, want) {
 			t.Errorf("%v are bound, want %v: %v", got, want, err)
 		}
 	}
@@ -328,14 +328,14 @@ func TestRealAwaitBound(t *testing.T) {
 		t.Helper()
 		short, cancel := context.WithTimeout(ctx, 100*time.Millisecond)
 		defer cancel()
-		if got, err := s.engine.AwaitBound(short, names); !errors.Is(err, context.DeadlineExceeded) {
+		if got, err := s.engine.AwaitBound(short, names, nil); !errors.Is(err, context.DeadlineExceeded) {
 			t.Errorf("%v are bound: %v", got, err)
 		}
 	}
 	unbound()
 	asked := make(chan []string, 1)
 	go func() {
-		got, _ := s.engine.AwaitBound(ctx, names)
+		got, _ := s.engine.AwaitBound(ctx, names, nil)
 		asked <- got
 	}()
 	s.VSCtl("set", "interface", "pod1", "external_ids:ovn-installed=true")
@@ -344,6 +344,9 @@ func TestRealAwaitBound(t *testing.T) {
 	}
 	s.VSCtl("set", "port", "pod2", "tag=7")
 	bound("pod1", "pod2")
+	if got, err := s.engine.AwaitBound(ctx, nil, names); err != nil || !slices.Equal(got, []string{"pod1"}) {
+		t.Errorf("the flows of %v are installed, want pod1: %v", got, err)
+	}
 	for i, name := range names[:2] {
 		port := pod(name, uint16(3+i))
 		must(t, b.engine.Commit(ctx, del(port)))

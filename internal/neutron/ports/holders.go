@@ -85,8 +85,14 @@ func (p *port) free(network string) bool {
 		p.settled() && p.active() && p.holder == nil && p.problem == nil && p.unroutable == nil
 }
 
-// active reports whether the port can be expected to work: Neutron has reported it as ACTIVE, and if it was plugged before, it is bound again.
-func (p *port) active() bool { return p.object.Spec.Active && (p.bound || !p.again) }
+// active reports whether the port can be expected to work: Neutron has reported it as ACTIVE, or OVN has installed its flows; and if it was
+// plugged before, it is bound again.
+func (p *port) active() bool {
+	if p.again {
+		return p.bound && p.object.Spec.Active
+	}
+	return p.bound || p.object.Spec.Active
+}
 
 // Count returns how many ports of a network the node has, and how many of them are plugged but not active yet.
 func (ps *Ports) Count(network string) (all, inactive int) {

@@ -61,8 +61,8 @@ type problems struct {
 
 // binding is what is known of a port's binding on br-int.
 type binding struct {
-	// again reports that the port was plugged before: spec.active may be what Neutron reported then. bound reports that the program that
-	// controls br-int has bound the port since it was last plugged.
+	// again reports that the port was plugged before: spec.active may be what Neutron reported then. bound reports that since the port was
+	// last plugged, the program that controls br-int has bound it or, if it was not plugged before, OVN has installed its flows.
 	again, bound bool
 	// unplugs counts how often the port was unplugged.
 	unplugs int

@@ -58,8 +58,9 @@ type Options struct {
 	Describe func(ctx context.Context) error
 	// Elsewhere returns why the node cannot route an address to a pod: "" if it can. Nil: it can route all.
 	Elsewhere func(addr netip.Addr) (string, error)
-	// AwaitBound waits until at least one of the ports of br-int is bound, and returns the bound ones.
-	AwaitBound func(ctx context.Context, names []string) ([]string, error)
+	// AwaitBound waits until at least one of the ports of br-int is bound, or the flows of one of the others are installed, and returns all
+	// of which this is true.
+	AwaitBound func(ctx context.Context, bind, install []string) ([]string, error)
 }
 
 // Ports keep the node's NeutronPorts plugged, assign them to attachments, and report them.

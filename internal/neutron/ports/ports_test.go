@@ -221,7 +221,7 @@ func TestPortsAreBoundAgain(t *testing.T) {
 	}
 
 	failures := 0
-	ps.opts.AwaitBound = func(ctx context.Context, names []string) ([]string, error) {
+	ps.opts.AwaitBound = func(ctx context.Context, names, _ []string) ([]string, error) {
 		switch {
 		case failures == 0:
 			failures++
@@ -259,11 +259,59 @@ func TestUsedPortsAreNotWaitedFor(t *testing.T) {
 	step(t, ps)
 	p := ps.all[key.Name]
 	p.again = true
-	if names := (&bindings{ps}).unbound(func() {}); len(names) != 1 {
-		t.Errorf("waited for: %v", names)
+	if all := (&bindings{ps}).unbound(func() {}); len(all.bind) != 1 || len(all.install) != 0 {
+		t.Errorf("waited for: %v", all)
 	}
 	p.used = true
-	if names := (&bindings{ps}).unbound(func() {}); len(names) != 0 {
-		t.Errorf("waited for: %v", names)
+	if all := (&bindings{ps}).unbound(func() {}); len(all.bind) != 0 || len(all.install) != 0 {
+		t.Errorf("waited for: %v", all)
+	}
+}
+
+// A new port is free once OVN has installed its flows, before Neutron reports it as ACTIVE. Of a port that was plugged before, both count.
+func TestInstalledPortsAreFree(t *testing.T) {
+	ps, api, key, _ := switched(t)
+	object := &weftv1.NeutronPort{}
+	if err := api.Get(t.Context(), key, object); err != nil {
+		t.Fatal(err)
+	}
+	object.Spec.Active = false
+	if err := api.Update(t.Context(), object); err != nil {
+		t.Fatal(err)
+	}
+	step(t, ps)
+	installed := make(chan struct{})
+	ps.opts.AwaitBound = func(ctx context.Context, _, install []string) ([]string, error) {
+		select {
+		case <-installed:
+		case <-ctx.Done():
+		}
+		if len(install) == 0 {
+			<-ctx.Done()
+		}
+		return install, ctx.Err()
+	}
+	ctx, cancel := context.WithCancel(t.Context())
+	var group sync.WaitGroup
+	group.Go(func() { (&bindings{ps}).follow(ctx) })
+	defer group.Wait()
+	defer cancel()
+	chosen, _, changed := ps.choose("u", func(string, *Spec) bool { return false })
+	if chosen != nil {
+		t.Fatal("a port is free before its flows are installed")
+	}
+	close(installed)
+	select {
+	case <-changed:
+	case <-time.After(time.Minute):
+	}
+	if chosen, _, _ := ps.choose("u", func(string, *Spec) bool { return false }); chosen == nil {
+		t.Fatal("a port whose flows are installed is not free")
+	}
+	ps.mu.Lock()
+	defer ps.mu.Unlock()
+	ps.all[key.Name].again = true
+	if ps.all[key.Name].active() {
+		t.Error("a port that was plugged before is active without Neutron's report")
 	}
 }

@@ -281,7 +281,7 @@ func TestFormerBindingIsIgnored(t *testing.T) {
 	p.mtu(1300) // before the port is bound again
 	read, let, waits := make(chan struct{}), make(chan struct{}), make(chan struct{})
 	calls := 0
-	p.opts.AwaitBound = func(ctx context.Context, names []string) ([]string, error) {
+	p.opts.AwaitBound = func(ctx context.Context, names, _ []string) ([]string, error) {
 		if calls++; calls > 1 {
 			close(waits)
 			<-ctx.Done()
