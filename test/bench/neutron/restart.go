@@ -3,6 +3,7 @@ package neutron
 import (
 	"bytes"
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"os"
@@ -144,8 +145,25 @@ func (s restarts) writes() (int, error) {
 
 // rows returns the versions of the switch's ports and bridges by UUID: each change of a row gives it another version.
 func (s restarts) rows(ctx context.Context) ([]string, error) {
-	out, err := probe.Run(ctx, s.Node(1).Enter("sh", "-e", "-c", "for t in Port Bridge; do ovs-vsctl --bare --columns=_uuid,_version,name list $t; done"))
-	return strings.Split(strings.TrimSpace(out), "\n\n"), err
+	var all []string
+	for _, table := range []string{"Port", "Bridge"} {
+		out, err := probe.Run(ctx, s.Node(1).Enter("ovsdb-client", "transact",
+			`["Open_vSwitch",{"op":"select","table":"`+table+`","where":[],"columns":["_uuid","_version","name"]}]`))
+		if err != nil {
+			return nil, err
+		}
+		var answer []struct{ Rows []json.RawMessage }
+		if err := json.Unmarshal([]byte(out), &answer); err != nil {
+			return nil, fmt.Errorf("rows of %s: %w", table, err)
+		}
+		if len(answer) != 1 || len(answer[0].Rows) == 0 {
+			return nil, fmt.Errorf("rows of %s: %s", table, out)
+		}
+		for _, row := range answer[0].Rows {
+			all = append(all, string(row))
+		}
+	}
+	return all, nil
 }
 
 // flows returns the flows of br-n with the time when each was added.
