@@ -34,7 +34,7 @@ const (
 	// DefaultDirectory is the directory if the variable is not set: the laboratory keeps its builds there.
 	DefaultDirectory = "/var/cache/weft-lab/kubernetes/v1.34.4"
 
-	readyTimeout = 2 * time.Minute // a machine that builds at the same time is slow
+	readyTimeout = 5 * time.Minute // a machine that builds at the same time is slow, and so is a virtual machine whose processor is emulated
 	adminToken   = "admin"
 )
 
@@ -126,6 +126,8 @@ func start() (_ *Server, err error) {
 	key := filepath.Join(dir, "sa.key")
 	s.api, err = run(dir, "kube-apiserver", filepath.Join(directory, "kube-apiserver"),
 		"--etcd-servers="+client, "--bind-address=127.0.0.1", "--secure-port="+ports[2],
+		// It is not published; without it the server does not start on a machine that has loopback alone.
+		"--advertise-address=192.0.2.1",
 		"--endpoint-reconciler-type=none", // it would publish an address that is not loopback
 		"--service-cluster-ip-range=172.30.0.0/16", "--cert-dir="+filepath.Join(dir, "certs"),
 		"--service-account-key-file="+key, "--service-account-signing-key-file="+key,

@@ -42,7 +42,7 @@ func newMachine(t *testing.T, name string, tag int) *machine {
 	boot, err := attach.ReadBootID()
 	must(t, err)
 	m := &machine{Switch: ovstest.Start(t), name: name, boot: boot, ports: portsSpace(t)}
-	m.VSCtl("add-br", "br-int", "--", "set", "bridge", "br-int", "datapath_type=netdev")
+	m.VSCtl("add-br", "br-int", "--", "set", "bridge", "br-int", "datapath_type="+ovstest.Datapath)
 	ovntest.Run(t, m.NetNS, "ip", "link", "set", "lo", "up")
 	own := tenant(t, name)
 	for number := range 4 {

@@ -31,7 +31,7 @@ func TestConformance(t *testing.T) {
 	tag := 0
 	networktest.RunConformance(t, func(t *testing.T) networktest.Subject {
 		m := &machine{Switch: ovstest.Start(t), name: "conformance", boot: boot, ports: portsSpace(t)}
-		m.VSCtl("add-br", "br-int", "--", "set", "bridge", "br-int", "datapath_type=netdev")
+		m.VSCtl("add-br", "br-int", "--", "set", "bridge", "br-int", "datapath_type="+ovstest.Datapath)
 		ovntest.Run(t, m.NetNS, "ip", "link", "set", "lo", "up")
 		tag++
 		blue := tenant(t, "default")
@@ -88,7 +88,7 @@ func TestPortRestsAfterACrash(t *testing.T) {
 	boot, err := attach.ReadBootID()
 	must(t, err)
 	m := &machine{Switch: ovstest.Start(t), name: "crashed", boot: boot}
-	m.VSCtl("add-br", "br-int", "--", "set", "bridge", "br-int", "datapath_type=netdev")
+	m.VSCtl("add-br", "br-int", "--", "set", "bridge", "br-int", "datapath_type="+ovstest.Datapath)
 	ovntest.Run(t, m.NetNS, "ip", "link", "set", "lo", "up")
 	blue := tenant(t, "default")
 	port := portOf{network: blue, node: m.name, tag: 77, number: 1}

@@ -20,6 +20,7 @@ import (
 	"weft.dev/weft/internal/attach"
 	"weft.dev/weft/internal/attach/lifecycle"
 	"weft.dev/weft/internal/cni"
+	"weft.dev/weft/internal/openflow/ovstest"
 	"weft.dev/weft/internal/ovn/ovntest"
 	"weft.dev/weft/internal/placement"
 )
@@ -60,7 +61,7 @@ func (s *site) serve() {
 	for _, n := range s.nodes {
 		eventually(s.t, n.name+" is ready", n.Ready)
 		got := n.reported.Load()
-		if got == nil || got.Neutron.Hostname != n.name || got.Neutron.Datapath != "netdev" || len(got.Neutron.Problems) > 0 {
+		if got == nil || got.Neutron.Hostname != n.name || got.Neutron.Datapath != ovstest.Datapath || len(got.Neutron.Problems) > 0 {
 			s.t.Errorf("the section of %s: %+v", n.name, got)
 		}
 	}

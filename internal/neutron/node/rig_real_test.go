@@ -38,7 +38,7 @@ import (
 )
 
 // patience limits every wait for a condition.
-const patience = 60 * time.Second
+const patience = 60 * time.Second * ovstest.Slowness
 
 var server *apiservertest.Server //nolint:gochecknoglobals // set once, by TestMain
 
@@ -182,7 +182,7 @@ func (m *machine) life(ctx context.Context, t *testing.T, records network.Record
 	must(t, err)
 	flows := openflow.NewEngine(openflow.Config{Address: m.Mgmt(pipeline.Bridge)})
 	vswitch := &noderoom.Switch{
-		Datapath: ovsdb.DatapathNetdev, Database: rows, Rows: reconcile.NewLoop(rows, reconcile.Options[ovsdb.Key, ovsdb.Row]{Name: "ovsdb"}),
+		Datapath: ovstest.Datapath, Database: rows, Rows: reconcile.NewLoop(rows, reconcile.Options[ovsdb.Key, ovsdb.Row]{Name: "ovsdb"}),
 		Bridges: map[string]*noderoom.Flows{pipeline.Bridge: {
 			Engine: flows, Loop: reconcile.NewLoop(flows, reconcile.Options[openflow.Key, openflow.Entry]{Name: "openflow", Encode: openflow.Encode}),
 		}},

@@ -22,6 +22,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"weft.dev/weft/internal/openflow/ovstest"
 	"weft.dev/weft/internal/ovn/ovntest"
 )
 
@@ -48,7 +49,7 @@ func answers(t *testing.T, space ns.NetNS, address, name string) {
 
 // asks connects from a namespace and returns the answer. long waits longer, for an answer that must come.
 func asks(space ns.NetNS, address string, long bool) (string, error) {
-	wait := time.Second
+	wait := time.Second * ovstest.Slowness
 	if long {
 		wait = patience
 	}

@@ -27,7 +27,7 @@ import (
 const schemaPath = "/usr/share/openvswitch/vswitch.ovsschema"
 
 // waitFor is the time limit of every wait for a condition. It is generous, because test machines are busy.
-const waitFor = 30 * time.Second
+const waitFor = 30 * time.Second * Slowness
 
 // Switch is a running Open vSwitch.
 type Switch struct {

@@ -52,17 +52,20 @@ func Serve(t testing.TB, netns ns.NetNS, name string, port int) {
 	}
 }
 
+// wait is how long Ask waits for an answer.
+const wait = 2 * time.Second * ovstest.Slowness
+
 // Ask returns a server's answer, "" if there is none.
 func Ask(t testing.TB, netns ns.NetNS, network, to string) string {
 	t.Helper()
 	var answer string
 	_ = netns.Do(func(ns.NetNS) error {
-		conn, err := (&net.Dialer{Timeout: 2 * time.Second}).DialContext(t.Context(), network, to)
+		conn, err := (&net.Dialer{Timeout: wait}).DialContext(t.Context(), network, to)
 		if err != nil {
 			return err
 		}
 		defer func() { _ = conn.Close() }()
-		_ = conn.SetDeadline(time.Now().Add(2 * time.Second))
+		_ = conn.SetDeadline(time.Now().Add(wait))
 		_, _ = io.WriteString(conn, "?")
 		buffer := make([]byte, 64)
 		n, _ := conn.Read(buffer)

@@ -15,11 +15,12 @@ import (
 	"github.com/containernetworking/plugins/pkg/ns"
 
 	"weft.dev/weft/internal/child"
+	"weft.dev/weft/internal/openflow/ovstest"
 )
 
 const (
 	schemas  = "/usr/share/ovn"
-	deadline = 60 * time.Second
+	deadline = 60 * time.Second * ovstest.Slowness
 )
 
 // The programs of Central, as arguments of Start and Stop.

@@ -60,7 +60,7 @@ func (s *Site) Wire(t testing.TB, netns ns.NetNS, device string) {
 	Run(t, s.fabric, "ip", "link", "set", fmt.Sprintf("p%d", s.ports), "master", "fabric")
 }
 
-// Veth creates a pair of devices that are up and complete checksums, as the userspace datapath needs.
+// Veth creates a pair of devices that are up. They complete checksums, as the userspace datapath needs.
 func Veth(t testing.TB, one ns.NetNS, device string, other ns.NetNS, peer string) {
 	t.Helper()
 	for _, netns := range []ns.NetNS{one, other} {
@@ -81,9 +81,9 @@ func (s *Site) join(t testing.TB, i int) *Chassis {
 	address := fmt.Sprintf("172.31.0.%d", i)
 	c.VSCtl("--no-wait", "set", "open", ".", "external_ids:system-id="+c.Name, "external_ids:hostname="+c.Name,
 		"external_ids:ovn-remote=tcp:"+centralAddress+":6642", "external_ids:ovn-encap-type=geneve", "external_ids:ovn-encap-ip="+address,
-		"external_ids:ovn-bridge-datapath-type=netdev")
-	c.VSCtl("add-br", "br-phy", "--", "set", "bridge", "br-phy", "datapath_type=netdev", "--", "add-port", "br-phy", "eth0",
-		"--", "add-br", "br-int", "--", "set", "bridge", "br-int", "datapath_type=netdev", "fail_mode=secure")
+		"external_ids:ovn-bridge-datapath-type="+ovstest.Datapath)
+	c.VSCtl("add-br", "br-phy", "--", "set", "bridge", "br-phy", "datapath_type="+ovstest.Datapath, "--", "add-port", "br-phy", "eth0",
+		"--", "add-br", "br-int", "--", "set", "bridge", "br-int", "datapath_type="+ovstest.Datapath, "fail_mode=secure")
 	Run(t, netns, "ip", "addr", "add", address+"/24", "dev", "br-phy")
 	Run(t, netns, "ip", "link", "set", "br-phy", "up")
 	c.StartController(t)
