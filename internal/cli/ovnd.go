@@ -3,7 +3,11 @@ package cli
 import (
 	"context"
 	"fmt"
+	"maps"
 	"net/netip"
+	"slices"
+	"strconv"
+	"strings"
 	"syscall"
 	"time"
 
@@ -16,7 +20,7 @@ import (
 // ovnCommand returns the commands of the StatefulSet weft-ovn and of the DaemonSet weft-ovn-controller.
 func ovnCommand(common *commonFlags, node string) *cobra.Command {
 	opts := ovnd.Options{}
-	var address, namespace string
+	var address, server string
 	cmd := &cobra.Command{
 		Use:   "ovn",
 		Short: "Become one of OVN's daemons, in a container",
@@ -24,10 +28,13 @@ func ovnCommand(common *commonFlags, node string) *cobra.Command {
 			"weft-ovn-controller an ovn-controller on each node.",
 		Example: "  weft ovn northbound --address 192.0.2.10\n  weft ovn controller --node-name n1",
 		PersistentPreRunE: func(*cobra.Command, []string) error {
+			var err error
+			if opts.Server, err = strconv.Atoi(server[strings.LastIndex(server, "-")+1:]); err != nil {
+				return fmt.Errorf("--server: %.64q does not end with a number: pass the pod's name, such as weft-ovn-0", server)
+			}
 			if address == "" {
 				return nil
 			}
-			var err error
 			if opts.Address, err = netip.ParseAddr(address); err != nil {
 				return fmt.Errorf("--address: %w", err)
 			}
@@ -42,9 +49,19 @@ func ovnCommand(common *commonFlags, node string) *cobra.Command {
 	flags.StringVar(&opts.OVSRunDir, "ovs-run-dir", vswitch.DefaultRunDir, "directory with Open vSwitch's sockets")
 	flags.StringVar(&opts.Node, "node-name", node, "name of this node's Node object (default: $NODE_NAME)")
 	flags.StringVar(&address, "address", "", "this node's address, where the databases are served")
-	flags.StringVar(&namespace, "namespace", "weft", "namespace of the ConfigMaps weft-ovn and weft-ovn-clients")
+	flags.IntVar(&opts.Servers, "servers", 1, "number of servers of each database: 1 or 3, fixed at installation")
+	flags.StringVar(&server, "server", "0", "number of this server, from 0, or the name of its pod, which ends with it")
+	flags.StringVar(&opts.Namespace, "namespace", "weft", "namespace of the ConfigMaps weft-ovn and weft-ovn-clients")
 	serve := func(db ovnd.Database) func(context.Context, ovnd.Options) (vswitch.Daemon, error) {
-		return func(ctx context.Context, o ovnd.Options) (vswitch.Daemon, error) { return ovnd.Serve(ctx, db, o) }
+		return func(ctx context.Context, o ovnd.Options) (vswitch.Daemon, error) {
+			if o.Servers > 1 {
+				var err error
+				if o.Config, err = common.config(); err != nil {
+					return vswitch.Daemon{}, err
+				}
+			}
+			return ovnd.Serve(ctx, db, o)
+		}
 	}
 	cmd.AddCommand(
 		&cobra.Command{
@@ -55,8 +72,20 @@ func ovnCommand(common *commonFlags, node string) *cobra.Command {
 		becomeOVN("southbound", "Prepare the southbound database, and become its server", serve(ovnd.SouthboundDB), &opts),
 		becomeOVN("northd", "Wait for the databases, and become ovn-northd", ovnd.Northd, &opts),
 		becomeOVN("controller", "Wait for the node's keys and switch, and become ovn-controller", ovnd.Controller, &opts),
-		guardCommand(common, &opts, &namespace))
+		readyCommand(&opts), guardCommand(common, &opts))
 	return cmd
+}
+
+func readyCommand(opts *ovnd.Options) *cobra.Command {
+	databases := map[string]ovnd.Database{"northbound": ovnd.NorthboundDB, "southbound": ovnd.SouthboundDB}
+	return &cobra.Command{
+		Use: "ready northbound|southbound", Short: "Probe a database's server: one of a cluster has joined it and is up to date",
+		Args: cobra.MatchAll(cobra.ExactArgs(1), cobra.OnlyValidArgs), ValidArgs: slices.Sorted(maps.Keys(databases)),
+		Example: "  weft ovn ready northbound --servers 3",
+		RunE: func(cmd *cobra.Command, args []string) error {
+			return ovnd.Ready(cmd.Context(), databases[args[0]], *opts)
+		},
+	}
 }
 
 func becomeOVN(use, short string, prepare func(context.Context, ovnd.Options) (vswitch.Daemon, error), opts *ovnd.Options) *cobra.Command {
@@ -76,7 +105,7 @@ func becomeOVN(use, short string, prepare func(context.Context, ovnd.Options) (v
 	}
 }
 
-func guardCommand(common *commonFlags, opts *ovnd.Options, namespace *string) *cobra.Command {
+func guardCommand(common *commonFlags, opts *ovnd.Options) *cobra.Command {
 	return &cobra.Command{
 		Use: "guard", Short: "Serve the databases to controllers and nodes, once they are complete", Args: cobra.NoArgs,
 		Example: "  weft ovn guard --address 192.0.2.10",
@@ -85,11 +114,10 @@ func guardCommand(common *commonFlags, opts *ovnd.Options, namespace *string) *c
 			if err != nil {
 				return err
 			}
-			config, err := common.config()
-			if err != nil {
+			if opts.Config, err = common.config(); err != nil {
 				return err
 			}
-			guard, err := ovnd.NewGuard(ovnd.GuardOptions{Options: *opts, Config: config, Namespace: *namespace, Log: log})
+			guard, err := ovnd.NewGuard(ovnd.GuardOptions{Options: *opts, Log: log})
 			if err != nil {
 				return err //nolint:wrapcheck // it says what failed
 			}

@@ -14,6 +14,8 @@ import (
 	"strings"
 	"time"
 
+	"k8s.io/client-go/rest"
+
 	"weft.dev/weft/internal/vswitch"
 )
 
@@ -29,10 +31,11 @@ const (
 	DefaultNodeDir = "/var/lib/weft/ovn"
 )
 
-// The usual ports of the databases.
+// The usual ports of the databases, and of the guards' relay.
 const (
 	NorthboundPort = 6641
 	SouthboundPort = 6642
+	RelayPort      = 6643
 )
 
 // A Database is one of OVN's two.
@@ -50,11 +53,16 @@ type Options struct {
 	RunDir, StateDir, SchemaDir string
 	// Address is the node's address, on which the databases listen.
 	Address netip.Addr
-	// NorthboundPort and SouthboundPort are the databases' ports. 0: the usual ones.
-	NorthboundPort, SouthboundPort uint16
+	// NorthboundPort and SouthboundPort are the databases' ports, RelayPort is the guard's for the other servers. 0: the usual ones.
+	NorthboundPort, SouthboundPort, RelayPort uint16
+	// Servers is the number of servers of each database, 1 or 3. 0 means 1. Server is the number of this one, from 0.
+	Servers, Server int
+	// Config is for the API server; Namespace has the ConfigMaps. A single database and northd do not use them.
+	Config    *rest.Config
+	Namespace string
 	// NodeDir has the keys of a node's ovn-controller, OVSRunDir the sockets of its Open vSwitch, and Node is the node's name.
 	NodeDir, OVSRunDir, Node string
-	// Report is called when a database was set aside. Nil: no calls.
+	// Report is called when a database was set aside, and while one waits for its cluster. Nil: no calls.
 	Report func(message string)
 }
 
@@ -68,7 +76,23 @@ func (o Options) withDefaults() Options {
 		}
 	}
 	o.NorthboundPort, o.SouthboundPort = cmp.Or(o.NorthboundPort, NorthboundPort), cmp.Or(o.SouthboundPort, SouthboundPort)
+	o.RelayPort, o.Servers = cmp.Or(o.RelayPort, RelayPort), cmp.Or(o.Servers, 1)
+	if o.Report == nil {
+		o.Report = func(string) {}
+	}
 	return o
+}
+
+func (o Options) validate() error {
+	switch {
+	case !o.Address.IsValid():
+		return errAddress
+	case o.Servers != 1 && o.Servers != clusterSize:
+		return fmt.Errorf("%d servers of each database: it is 1, or %d, of which one may fail", o.Servers, clusterSize)
+	case o.Server < 0 || o.Server >= o.Servers:
+		return fmt.Errorf("server %d of %d: it is the number of the pod, from 0", o.Server, o.Servers)
+	}
+	return nil
 }
 
 func (o Options) run(name string) string { return filepath.Join(o.RunDir, name) }
@@ -80,14 +104,24 @@ func (o Options) control(db Database) string { return o.run(string(db) + ".ctl")
 // clients is the file of the certificates that a database's server trusts.
 func (o Options) clients(db Database) string { return o.run(string(db) + "-clients.pem") }
 
-func (o Options) file(db Database) string { return filepath.Join(o.StateDir, "ovn"+string(db)+".db") }
+// file is the database's file. A server of a cluster has one of its own, which no other server takes for its own on the same node.
+func (o Options) file(db Database) string {
+	if o.clustered() {
+		return filepath.Join(o.StateDir, fmt.Sprintf("ovn%s-%d.db", db, o.Server))
+	}
+	return filepath.Join(o.StateDir, "ovn"+string(db)+".db")
+}
+
+func (o Options) schema(db Database) string {
+	return filepath.Join(o.SchemaDir, "ovn-"+string(db)+".ovsschema")
+}
 
 var errAddress = errors.New("no address: pass the node's, where the databases are served")
 
 // Prepare creates the databases' keys, and lists of trusted certificates that contain only their own certificate.
 func Prepare(o Options, now time.Time) error {
 	o = o.withDefaults()
-	keys, err := KeysIn(o.StateDir, serverName, now)
+	keys, err := KeysIn(o.StateDir, o.key(serverName), now, serverName)
 	if err != nil {
 		return err
 	}
@@ -98,12 +132,17 @@ func Prepare(o Options, now time.Time) error {
 // gate is open.
 func Serve(ctx context.Context, db Database, o Options) (vswitch.Daemon, error) {
 	o = o.withDefaults()
-	if !o.Address.IsValid() {
-		return vswitch.Daemon{}, errAddress
+	if err := o.validate(); err != nil {
+		return vswitch.Daemon{}, err
 	}
-	fresh, err := vswitch.Prepare(ctx, vswitch.Options{
-		Database: o.file(db), Schema: filepath.Join(o.SchemaDir, "ovn-"+string(db)+".ovsschema"), Report: o.Report,
-	})
+	prepare := func(ctx context.Context, db Database) (bool, error) {
+		return vswitch.Prepare(ctx, vswitch.Options{Database: o.file(db), Schema: o.schema(db), Report: o.Report}) //nolint:wrapcheck // it says what failed
+	}
+	if o.clustered() {
+		prepare = o.enter
+		o.OVSRunDir = o.RunDir // to which the addresses in the cluster are relative
+	}
+	fresh, err := prepare(ctx, db)
 	if err != nil {
 		return vswitch.Daemon{}, err
 	}
@@ -132,7 +171,17 @@ func Northd(ctx context.Context, o Options) (vswitch.Daemon, error) {
 			return vswitch.Daemon{}, err
 		}
 	}
-	return o.daemon("ovn-northd", "--ovnnb-db=unix:"+o.socket(NorthboundDB), "--ovnsb-db=unix:"+o.socket(SouthboundDB), "--unixctl="+o.run("northd.ctl"))
+	return o.daemon("ovn-northd", "--ovnnb-db="+o.sockets(NorthboundDB), "--ovnsb-db="+o.sockets(SouthboundDB), "--unixctl="+o.run("northd.ctl"))
+}
+
+// sockets returns the endpoints of all servers of a database, this one's first: northd uses the leader. A lock in the southbound database
+// makes one northd of several active.
+func (o Options) sockets(db Database) string {
+	all := []string{"unix:" + o.socket(db)}
+	for _, other := range o.others() {
+		all = append(all, "unix:"+o.relayed(channel{db, clientChannel}, other))
+	}
+	return strings.Join(all, ",")
 }
 
 var errNode = errors.New("no node name: pass the name of this node's Node object")
@@ -183,26 +232,26 @@ func (o Options) closeGate(ctx context.Context) error {
 	if answers(ctx, o.control(SouthboundDB)) != nil {
 		return nil //nolint:nilerr // a server that does not run serves no node
 	}
-	remotes, err := o.appctl(ctx, "ovsdb-server/list-remotes")
+	remotes, err := appctl(ctx, o.control(SouthboundDB), "ovsdb-server/list-remotes")
 	if err != nil || !strings.Contains(remotes, nodesRemote) {
 		return err
 	}
-	_, err = o.appctl(ctx, "ovsdb-server/remove-remote", nodesRemote)
+	_, err = appctl(ctx, o.control(SouthboundDB), "ovsdb-server/remove-remote", nodesRemote)
 	return err
 }
 
 // openGate serves the southbound database to the nodes.
 func (o Options) openGate(ctx context.Context) error {
-	remotes, err := o.appctl(ctx, "ovsdb-server/list-remotes")
+	remotes, err := appctl(ctx, o.control(SouthboundDB), "ovsdb-server/list-remotes")
 	if err != nil || strings.Contains(remotes, nodesRemote) {
 		return err
 	}
-	_, err = o.appctl(ctx, "ovsdb-server/add-remote", nodesRemote)
+	_, err = appctl(ctx, o.control(SouthboundDB), "ovsdb-server/add-remote", nodesRemote)
 	return err
 }
 
-func (o Options) appctl(ctx context.Context, args ...string) (string, error) {
-	return run(ctx, append([]string{"ovs-appctl", "--timeout=10", "-t", o.control(SouthboundDB)}, args...)...)
+func appctl(ctx context.Context, control string, args ...string) (string, error) {
+	return run(ctx, append([]string{"ovs-appctl", "--timeout=10", "-t", control}, args...)...)
 }
 
 func run(ctx context.Context, argv ...string) (string, error) {

@@ -10,6 +10,13 @@
 // list that the southbound server trusts, and the controllers' into that of the northbound server. A certificate cannot sign others: so a
 // node cannot sign a certificate for another node.
 //
+// # Three servers
+//
+// The number of servers is 1 or 3, and fixed at installation. Three form a cluster (raft) for each database. ovsdb-server trusts one list of
+// certificates for its clients and for its cluster, so the servers have addresses in the cluster that are Unix sockets, which the guards relay
+// with the certificates of servers only. Server 0 creates a cluster whose ID the ConfigMap weft-ovn does not have; a server without a file of
+// the recorded cluster joins it, after it has removed a former server with its address.
+//
 // # Gate
 //
 // Nodes reach the southbound database only while it is complete. Its server starts without a port for nodes; the guard adds the port once

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"slices"
@@ -17,7 +18,6 @@ import (
 	"k8s.io/apimachinery/pkg/fields"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/client-go/kubernetes"
-	"k8s.io/client-go/rest"
 	toolscache "k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -38,18 +38,19 @@ const retryAfter = 2 * time.Second
 // GuardOptions are the options of a Guard.
 type GuardOptions struct {
 	Options
-	// Config is for the API server; Namespace has the ConfigMaps.
-	Config    *rest.Config
-	Namespace string
 	// Log receives the guard's messages. Nil: slog.Default().
 	Log *slog.Logger
 }
 
-// Guard maintains the lists of trusted certificates, publishes the databases' endpoints, and opens the gate.
+// Guard maintains the lists of trusted certificates, publishes the databases' endpoints, and opens the gate. In a cluster it relays the
+// servers' connections.
 type Guard struct {
 	options GuardOptions
 	client  kubernetes.Interface
 	cache   cache.Cache
+	// servers has the ConfigMap of the databases, in a cluster.
+	servers cache.Cache
+	relay   *relay
 	wake    chan struct{}
 	// synced are the sessions in which northd was found to have computed everything.
 	synced [2]*session.Session
@@ -74,8 +75,8 @@ type connectionRow struct {
 // NewGuard returns a Guard. It does not connect.
 func NewGuard(options GuardOptions) (*Guard, error) {
 	options.Options = options.withDefaults()
-	if !options.Address.IsValid() {
-		return nil, errAddress
+	if err := options.validate(); err != nil {
+		return nil, err
 	}
 	if options.Log == nil {
 		options.Log = slog.Default()
@@ -84,19 +85,30 @@ func NewGuard(options GuardOptions) (*Guard, error) {
 	if err := errors.Join(weftv1.AddToScheme(scheme), corev1.AddToScheme(scheme)); err != nil {
 		return nil, fmt.Errorf("register the kinds of objects: %w", err)
 	}
-	shown, err := cache.New(options.Config, cache.Options{Scheme: scheme, ByObject: map[client.Object]cache.ByObject{
-		&corev1.ConfigMap{}: {Namespaces: map[string]cache.Config{
-			options.Namespace: {FieldSelector: fields.OneTermEqualSelector("metadata.name", ClientsConfigMap)},
-		}},
-	}})
-	if err != nil {
-		return nil, fmt.Errorf("watch the certificates of nodes: %w", err)
-	}
 	api, err := kubernetes.NewForConfig(options.Config)
 	if err != nil {
 		return nil, fmt.Errorf("connect to the API server: %w", err)
 	}
-	return &Guard{options: options, client: api, cache: shown, wake: make(chan struct{}, 1)}, nil
+	g := &Guard{options: options, client: api, wake: make(chan struct{}, 1)}
+	if g.cache, err = configMapCache(options.Options, scheme, ClientsConfigMap); err != nil || !options.clustered() {
+		return g, err
+	}
+	if g.servers, err = configMapCache(options.Options, scheme, ConfigMap); err != nil {
+		return nil, err
+	}
+	g.relay, err = newRelay(options.Options, options.Log)
+	return g, err
+}
+
+// configMapCache returns a cache that has only one ConfigMap.
+func configMapCache(o Options, scheme *runtime.Scheme, name string) (cache.Cache, error) {
+	c, err := cache.New(o.Config, cache.Options{Scheme: scheme, ByObject: map[client.Object]cache.ByObject{
+		&corev1.ConfigMap{}: {Namespaces: map[string]cache.Config{o.Namespace: {FieldSelector: fields.OneTermEqualSelector("metadata.name", name)}}},
+	}})
+	if err != nil {
+		return nil, fmt.Errorf("watch ConfigMap %s/%s: %w", o.Namespace, name, err)
+	}
+	return c, nil
 }
 
 // Run runs until ctx ends.
@@ -115,13 +127,20 @@ func (g *Guard) Run(ctx context.Context) error {
 			return fmt.Errorf("watch the certificates of nodes: %w", err)
 		}
 	}
-	watching := make(chan error, 1)
+	watching := make(chan error, 2)
 	go func() { watching <- g.cache.Start(ctx) }()
 	go func() {
 		if g.cache.WaitForCacheSync(ctx) {
 			g.signal()
 		}
 	}()
+	if g.relay != nil {
+		if err := g.connect(ctx, watching); err != nil {
+			return err
+		}
+		defer g.relay.wait()
+		defer cancel()
+	}
 	northbound, err := g.keep(ctx, NorthboundDB, "OVN_Northbound", map[string]model.Model{"NB_Global": &globalRow{}})
 	if err != nil {
 		return err
@@ -150,6 +169,28 @@ func (g *Guard) Run(ctx context.Context) error {
 	}
 }
 
+// connect starts the relay, which follows the ConfigMap of the databases.
+func (g *Guard) connect(ctx context.Context, watching chan<- error) error {
+	informer, err := g.servers.GetInformer(ctx, &corev1.ConfigMap{}, cache.BlockUntilSynced(false))
+	if err != nil {
+		return fmt.Errorf("watch the other servers: %w", err)
+	}
+	know := func(object any) {
+		if published, ok := object.(*corev1.ConfigMap); ok {
+			g.relay.know(published.Data)
+		}
+	}
+	_, err = informer.AddEventHandler(toolscache.ResourceEventHandlerFuncs{AddFunc: know, UpdateFunc: func(_, now any) { know(now) }})
+	if err != nil {
+		return fmt.Errorf("watch the other servers: %w", err)
+	}
+	if err := g.relay.start(ctx); err != nil {
+		return err
+	}
+	go func() { watching <- g.servers.Start(ctx) }()
+	return nil
+}
+
 func (g *Guard) keep(ctx context.Context, db Database, name string, tables map[string]model.Model) (*session.Keeper, error) {
 	k, err := session.Keep(ctx, session.Config{
 		Database: name, Tables: tables, Endpoints: []string{"unix:" + g.options.socket(db)}, Logger: g.options.Log,
@@ -173,15 +214,22 @@ func (g *Guard) step(ctx context.Context, northbound, southbound *session.Keeper
 	if err != nil {
 		return fmt.Errorf("certificate of OVN's databases: %w", err)
 	}
-	published := map[string]string{northboundKey: endpoint(g.options.Address, g.options.NorthboundPort), certificateKey: string(own)}
+	o := g.options.Options
+	published := map[string]string{o.key(northboundKey): endpoint(o.Address, o.NorthboundPort), o.key(certificateKey): string(own)}
+	var relayErr error
+	if g.relay != nil {
+		// The servers need each other before a database can be complete.
+		published[o.key(relayKey)] = netip.AddrPortFrom(o.Address, o.RelayPort).String()
+		relayErr = o.publish(ctx, g.client, published)
+	}
 	// The gate comes first: it needs no API server.
 	open, gateErr := g.gate(ctx, northbound.Current(), southbound.Current())
 	if open {
-		published[southboundKey] = endpoint(g.options.Address, g.options.SouthboundPort)
+		published[o.key(southboundKey)] = endpoint(o.Address, o.SouthboundPort)
 	}
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
-	return errors.Join(gateErr, g.trust(ctx, own), publish(ctx, g.client, g.options.Namespace, published))
+	return errors.Join(relayErr, gateErr, g.trust(ctx, own), o.publish(ctx, g.client, published))
 }
 
 // trust writes the lists of certificates that the servers trust. The servers read changed lists again.
@@ -230,6 +278,9 @@ func (g *Guard) gate(ctx context.Context, northbound, southbound *session.Sessio
 	}
 	if complete == "" {
 		g.synced = [2]*session.Session{}
+		if g.options.clustered() { // another server may have created the cluster
+			return false, g.options.closeGate(ctx)
+		}
 		return false, nil
 	}
 	if err := g.connection(ctx, southbound); err != nil {
@@ -237,6 +288,9 @@ func (g *Guard) gate(ctx context.Context, northbound, southbound *session.Sessio
 	}
 	sessions := [2]*session.Session{northbound, southbound}
 	if g.synced != sessions {
+		if err := g.convert(ctx); err != nil {
+			return false, err
+		}
 		if _, err := run(ctx, "ovn-nbctl", "--db=unix:"+g.options.socket(NorthboundDB), "--no-leader-only", "--timeout=60", "--wait=sb", "sync"); err != nil {
 			return false, err
 		}
@@ -251,9 +305,24 @@ func (g *Guard) gate(ctx context.Context, northbound, southbound *session.Sessio
 	return true, nil
 }
 
-// connection creates the row with the address and port on which the southbound database is served, and the role.
+// convert converts clustered databases. A single one is converted before it is served.
+func (g *Guard) convert(ctx context.Context) error {
+	if !g.options.clustered() {
+		return nil
+	}
+	return errors.Join(g.options.convert(ctx, NorthboundDB), g.options.convert(ctx, SouthboundDB))
+}
+
+// connection creates the row with the address and port on which the southbound database is served, and the role. The servers of a cluster
+// have the same row, so they serve on all addresses of their nodes.
 func (g *Guard) connection(ctx context.Context, southbound *session.Session) error {
 	target := fmt.Sprintf("pssl:%d:%s", g.options.SouthboundPort, g.options.Address)
+	if g.options.clustered() {
+		target = fmt.Sprintf("pssl:%d:%s", g.options.SouthboundPort, netip.IPv4Unspecified())
+		if g.options.Address.Is6() {
+			target = fmt.Sprintf("pssl:%d:[%s]", g.options.SouthboundPort, netip.IPv6Unspecified())
+		}
+	}
 	rows := slices.Collect(maps.Values(session.Rows[connectionRow](southbound, "Connection")))
 	if len(rows) == 1 && rows[0].Target == target && rows[0].Role == nodesRole {
 		return nil

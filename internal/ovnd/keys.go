@@ -15,6 +15,7 @@ import (
 	"math/big"
 	"os"
 	"path/filepath"
+	"slices"
 	"time"
 )
 
@@ -26,7 +27,8 @@ const (
 	ServerFile = "server.pem"
 )
 
-// serverName is the common name and DNS name of the databases' certificate.
+// serverName is the DNS name of the databases' certificates, and the common name of the certificate of a single server. Those of a cluster
+// have common names of their own: with the same one, OpenSSL does not find the right certificate in a list.
 const serverName = "weft-ovn"
 
 // Certificates are valid for ten years, and are replaced after half of that time.
@@ -41,8 +43,9 @@ type Keys struct {
 	Certificate, Key []byte
 }
 
-// NewKeys returns new keys. The certificate is valid for a client and for a server of the name, and cannot sign others.
-func NewKeys(name string, now time.Time) (Keys, error) {
+// NewKeys returns new keys. The certificate is valid for a client and for a server of the name, and cannot sign others. The name is the
+// common name; a server may have other DNS names.
+func NewKeys(name string, now time.Time, dns ...string) (Keys, error) {
 	key, err := ecdsa.GenerateKey(elliptic.P256(), rand.Reader)
 	if err != nil {
 		return Keys{}, fmt.Errorf("make a key for %s: %w", name, err)
@@ -52,7 +55,7 @@ func NewKeys(name string, now time.Time) (Keys, error) {
 		return Keys{}, fmt.Errorf("make a certificate for %s: %w", name, err)
 	}
 	template := &x509.Certificate{
-		SerialNumber: serial, Subject: pkix.Name{CommonName: name}, DNSNames: []string{name},
+		SerialNumber: serial, Subject: pkix.Name{CommonName: name}, DNSNames: slices.Compact(append([]string{name}, dns...)),
 		NotBefore: now.Add(-time.Hour), NotAfter: now.Add(validity), // clocks of nodes differ
 		KeyUsage: x509.KeyUsageDigitalSignature, ExtKeyUsage: []x509.ExtKeyUsage{x509.ExtKeyUsageClientAuth, x509.ExtKeyUsageServerAuth},
 		BasicConstraintsValid: true,
@@ -72,7 +75,7 @@ func NewKeys(name string, now time.Time) (Keys, error) {
 }
 
 // KeysIn returns the keys in a directory. Keys that are missing, unreadable, old or for another name are replaced.
-func KeysIn(dir, name string, now time.Time) (Keys, error) {
+func KeysIn(dir, name string, now time.Time, dns ...string) (Keys, error) {
 	certificate, err := os.ReadFile(filepath.Join(dir, CertificateFile))
 	key, keyErr := os.ReadFile(filepath.Join(dir, KeyFile))
 	if err := errors.Join(err, keyErr); err != nil && !errors.Is(err, fs.ErrNotExist) {
@@ -82,7 +85,7 @@ func KeysIn(dir, name string, now time.Time) (Keys, error) {
 	if keys.serve(name, now) {
 		return keys, nil
 	}
-	if keys, err = NewKeys(name, now); err != nil {
+	if keys, err = NewKeys(name, now, dns...); err != nil {
 		return Keys{}, err
 	}
 	if err := os.MkdirAll(dir, 0o700); err != nil {

@@ -4,8 +4,10 @@ import (
 	"bytes"
 	"crypto/tls"
 	"errors"
+	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"testing"
 	"time"
 )
@@ -79,4 +81,55 @@ func FuzzCheckShown(f *testing.F) {
 	f.Add(keys.Certificate)
 	f.Add([]byte("-----BEGIN CERTIFICATE-----\n-----END CERTIFICATE-----\n"))
 	f.Fuzz(func(_ *testing.T, text []byte) { _ = checkShown(text, "n1") })
+}
+
+// A server reads its number from what was installed: another number is refused, with what to do.
+func TestNumberOfServers(t *testing.T) {
+	one, three := Options{}.withDefaults(), Options{Servers: 3}.withDefaults()
+	ofOne := map[string]string{northboundKey: "ssl:192.0.2.1:6641"}
+	ofThree := map[string]string{serverKey(northboundKey, 0): "ssl:192.0.2.1:6641", clusterKey(NorthboundDB): "4d5c"}
+	for name, c := range map[string]struct {
+		options Options
+		data    map[string]string
+		want    error
+	}{
+		"one, first": {one, nil, nil}, "three, first": {three, nil, nil}, "one": {one, ofOne, nil}, "three": {three, ofThree, nil},
+		"one to three": {three, ofOne, errWasOne}, "three to one": {one, ofThree, errWasThree},
+	} {
+		if err := c.options.checkServers(c.data); !errors.Is(err, c.want) {
+			t.Errorf("%s: %v, want %v", name, err, c.want)
+		}
+	}
+	for _, o := range []Options{{Servers: 2}, {Servers: 5}, {Servers: 3, Server: 3}, {Server: 1}} {
+		o.Address = netip.MustParseAddr("192.0.2.1")
+		if err := o.withDefaults().validate(); err == nil {
+			t.Errorf("server %d of %d is accepted", o.Server, o.Servers)
+		}
+	}
+}
+
+// Clients get the endpoints and certificates of all servers. A certificate of another name is an error.
+func TestServersOfClients(t *testing.T) {
+	data := map[string]string{clusterKey(NorthboundDB): "4d5c"}
+	for i, at := range []string{"ssl:192.0.2.1:6641", "", "ssl:192.0.2.3:6641"} {
+		if at == "" {
+			continue
+		}
+		keys, err := NewKeys(serverKey(serverName, i), time.Now(), serverName)
+		if err != nil {
+			t.Fatal(err)
+		}
+		data[serverKey(northboundKey, i)], data[serverKey(certificateKey, i)] = at, string(keys.Certificate)
+	}
+	if have := ofServers(data, northboundKey); !slices.Equal(have, []string{"ssl:192.0.2.1:6641", "ssl:192.0.2.3:6641"}) {
+		t.Errorf("endpoints %q", have)
+	}
+	want := data[serverKey(certificateKey, 0)] + data[serverKey(certificateKey, 2)]
+	if have, err := serverCertificates(data); err != nil || string(have) != want {
+		t.Errorf("certificates %s, %v", have, err)
+	}
+	data[serverKey(certificateKey, 1)] = data[serverKey(certificateKey, 2)]
+	if _, err := serverCertificates(data); !errors.Is(err, errName) {
+		t.Errorf("another server's certificate: %v", err)
+	}
 }

@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net/netip"
 	"path/filepath"
+	"strings"
 	"time"
 
 	"github.com/ovn-kubernetes/libovsdb/model"
@@ -202,18 +203,19 @@ func (m *Member) step(ctx context.Context, s *session.Session) error {
 	if err != nil && !apierrors.IsNotFound(err) {
 		return fmt.Errorf("read ConfigMap %s/%s: %w", m.options.Namespace, ConfigMap, err)
 	}
-	if published.Data[southboundKey] == "" {
+	remotes := ofServers(published.Data, southboundKey)
+	if len(remotes) == 0 {
 		return errClosed
 	}
-	server := []byte(published.Data[certificateKey])
-	if err := checkShown(server, serverName); err != nil {
+	servers, err := serverCertificates(published.Data)
+	if err != nil {
 		return err
 	}
 	// ovn-controller reads the file again when it changes. The file is complete before the address is set, so that no connection is rejected.
-	if err := replaceIfChanged(filepath.Join(m.options.Dir, ServerFile), server); err != nil {
+	if err := replaceIfChanged(filepath.Join(m.options.Dir, ServerFile), servers); err != nil {
 		return err
 	}
-	return m.join(ctx, s, published.Data[southboundKey])
+	return m.join(ctx, s, strings.Join(remotes, ","))
 }
 
 // join writes the settings of this chassis under keys with its name, which another OVN does not read.

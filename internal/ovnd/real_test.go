@@ -21,6 +21,7 @@ import (
 	"github.com/ovn-kubernetes/libovsdb/model"
 	"github.com/ovn-kubernetes/libovsdb/ovsdb"
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/rest"
@@ -49,19 +50,19 @@ func TestMain(m *testing.M) {
 	}))
 }
 
-const namespace = "ovnd"
-
-// stage is OVN's central part as the pod weft-ovn-0 runs it, with an API server.
+// stage is OVN's central part as a pod of weft-ovn runs it, with an API server.
 type stage struct {
 	t       *testing.T
 	options Options
+	// netns is the network namespace of the southbound server; "" means the test's.
+	netns   string
 	config  *rest.Config
 	api     kubernetes.Interface
 	objects client.Client
 	procs   map[string]*child.Process
 }
 
-func newStage(t *testing.T) *stage {
+func newStage(t *testing.T, namespace string) *stage {
 	t.Helper()
 	dir, err := os.MkdirTemp("", "wtovnd") // not t.TempDir: a unix socket's path has at most 107 bytes
 	if err != nil {
@@ -69,7 +70,8 @@ func newStage(t *testing.T) *stage {
 	}
 	s := &stage{t: t, config: server.Config(), procs: map[string]*child.Process{}, options: Options{
 		RunDir: filepath.Join(dir, "run"), StateDir: filepath.Join(dir, "state"), Address: netip.MustParseAddr("127.0.0.1"),
-		NorthboundPort: freePort(t), SouthboundPort: freePort(t),
+		NorthboundPort: freePort(t), SouthboundPort: freePort(t), RelayPort: freePort(t), Config: server.Config(), Namespace: namespace,
+		Report: func(message string) { t.Log(message) },
 	}}
 	t.Cleanup(func() {
 		for name := range s.procs {
@@ -89,12 +91,13 @@ func newStage(t *testing.T) *stage {
 	if err := weftv1.AddToScheme(s.objects.Scheme()); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := s.api.CoreV1().Namespaces().Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{}); err != nil {
+	object := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}
+	if _, err := s.api.CoreV1().Namespaces().Create(t.Context(), object, metav1.CreateOptions{}); err != nil && !apierrors.IsAlreadyExists(err) {
 		t.Fatal(err)
 	}
 	for _, name := range []string{ConfigMap, ClientsConfigMap} {
 		object := &corev1.ConfigMap{ObjectMeta: metav1.ObjectMeta{Name: name}}
-		if _, err := s.api.CoreV1().ConfigMaps(namespace).Create(t.Context(), object, metav1.CreateOptions{}); err != nil {
+		if _, err := s.api.CoreV1().ConfigMaps(namespace).Create(t.Context(), object, metav1.CreateOptions{}); err != nil && !apierrors.IsAlreadyExists(err) {
 			t.Fatal(err)
 		}
 	}
@@ -122,7 +125,11 @@ func (s *stage) start(name string, daemon vswitch.Daemon, err error) {
 	}
 	cmd := exec.Command(daemon.Argv[0], daemon.Argv[1:]...)
 	cmd.Env = daemon.Env
-	p, err := child.Start(cmd, "")
+	space := ""
+	if name == string(SouthboundDB) {
+		space = s.netns
+	}
+	p, err := child.Start(cmd, space)
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -146,7 +153,7 @@ func (s *stage) stop(name string) {
 
 func (s *stage) published(key string) string {
 	s.t.Helper()
-	m, err := s.api.CoreV1().ConfigMaps(namespace).Get(s.t.Context(), ConfigMap, metav1.GetOptions{})
+	m, err := s.api.CoreV1().ConfigMaps(s.options.Namespace).Get(s.t.Context(), ConfigMap, metav1.GetOptions{})
 	if err != nil {
 		s.t.Fatal(err)
 	}
@@ -170,16 +177,28 @@ func (s *stage) show(node string, certificate []byte) {
 func (s *stage) southbound(keys Keys, args ...string) (string, error) {
 	s.t.Helper()
 	dir := s.t.TempDir()
-	for name, text := range map[string][]byte{KeyFile: keys.Key, CertificateFile: keys.Certificate, ServerFile: []byte(s.published(certificateKey))} {
+	m, err := s.api.CoreV1().ConfigMaps(s.options.Namespace).Get(s.t.Context(), ConfigMap, metav1.GetOptions{})
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	server, err := serverCertificates(m.Data)
+	if err != nil {
+		s.t.Fatal(err)
+	}
+	for name, text := range map[string][]byte{KeyFile: keys.Key, CertificateFile: keys.Certificate, ServerFile: server} {
 		if err := os.WriteFile(filepath.Join(dir, name), text, 0o600); err != nil {
 			s.t.Fatal(err)
 		}
 	}
 	at := func(name string) string { return filepath.Join(dir, name) }
-	return run(s.t.Context(), append([]string{
-		"ovn-sbctl", "--db=" + endpoint(s.options.Address, s.options.SouthboundPort), "--no-leader-only", "--timeout=3",
-		"--private-key=" + at(KeyFile), "--certificate=" + at(CertificateFile), "--ca-cert=" + at(ServerFile),
-	}, args...)...)
+	var enter []string
+	if s.netns != "" {
+		enter = []string{"nsenter", "--net=" + s.netns}
+	}
+	return run(s.t.Context(), append(append(enter,
+		"ovn-sbctl", "--db="+endpoint(s.options.Address, s.options.SouthboundPort), "--no-leader-only", "--timeout=3",
+		"--private-key="+at(KeyFile), "--certificate="+at(CertificateFile), "--ca-cert="+at(ServerFile),
+	), args...)...)
 }
 
 func eventually(t *testing.T, what string, attempt func() error) {
@@ -238,14 +257,14 @@ func (s *stage) complete(keeper *session.Keeper, term string) {
 // TestCentral runs the pod's four programs, a controller and nodes: certificates decide which connections are possible, the role decides
 // what nodes may write, and the gate is open only while the databases are complete.
 func TestCentral(t *testing.T) {
-	s := newStage(t)
+	s := newStage(t, "ovnd")
 	s.serve(NorthboundDB)
 	s.serve(SouthboundDB)
 	daemon, err := Northd(t.Context(), s.options)
 	s.start("northd", daemon, err)
 
 	var log bytes.Buffer
-	guard, err := NewGuard(GuardOptions{Options: s.options, Config: s.config, Namespace: namespace, Log: slog.New(slog.NewTextHandler(&log, nil))})
+	guard, err := NewGuard(GuardOptions{Options: s.options, Log: slog.New(slog.NewTextHandler(&log, nil))})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -262,7 +281,7 @@ func TestCentral(t *testing.T) {
 		}
 	}()
 
-	controller, err := NewNorthbound(s.config, namespace, "host-1", time.Now())
+	controller, err := NewNorthbound(s.config, s.options.Namespace, "host-1", time.Now())
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -65,6 +65,9 @@ type Reader struct {
 	facts  *Facts
 }
 
+// Namespace returns the namespace of the installation.
+func (r *Reader) Namespace() string { return r.facts.Namespace }
+
 // Get reads one object, and reports whether it exists.
 func (r *Reader) Get(ctx context.Context, kind string, key client.ObjectKey, into client.Object) bool {
 	return r.note(kind, r.reader.Get(ctx, key, into))

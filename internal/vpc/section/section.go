@@ -4,19 +4,29 @@ package section
 import (
 	"context"
 	"fmt"
+	"slices"
 
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	kubeovn "weft.dev/weft/api/kubeovn/v1"
 	weftv1 "weft.dev/weft/api/weft/v1"
 	"weft.dev/weft/internal/status"
 )
 
+// databasesName is the StatefulSet with OVN's databases.
+const databasesName = "weft-ovn"
+
 // collected are the objects that the section judges.
 type collected struct {
 	vpcs    []kubeovn.Vpc
 	subnets []kubeovn.Subnet
+	// databases runs OVN's databases in pods; nil if they run elsewhere.
+	databases *appsv1.StatefulSet
+	servers   []corev1.Pod
 }
 
 // Counts are the section's facts for programs.
@@ -34,6 +44,7 @@ func Section() status.Section {
 		Kinds: []status.Kind{
 			{Object: &kubeovn.Vpc{}, Version: kubeovn.GroupVersion(), Name: "Vpc"},
 			{Object: &kubeovn.Subnet{}, Version: kubeovn.GroupVersion(), Name: "Subnet"},
+			{Object: &appsv1.StatefulSet{}, Version: appsv1.SchemeGroupVersion, Name: "StatefulSet", Namespaced: true},
 		},
 		Collect: collect, Judge: judge,
 	}
@@ -46,7 +57,14 @@ func collect(ctx context.Context, from *status.Reader) any {
 	}
 	var subnets kubeovn.SubnetList
 	from.List(ctx, "Subnets", &subnets)
-	return &collected{vpcs.Items, subnets.Items}
+	found := &collected{vpcs: vpcs.Items, subnets: subnets.Items}
+	var databases appsv1.StatefulSet
+	if from.Get(ctx, "StatefulSet", client.ObjectKey{Namespace: from.Namespace(), Name: databasesName}, &databases) {
+		var pods corev1.PodList
+		from.List(ctx, "Pod", &pods, client.InNamespace(from.Namespace()), client.MatchingLabels{"app.kubernetes.io/name": databasesName})
+		found.databases, found.servers = &databases, pods.Items
+	}
+	return found
 }
 
 func judge(facts any, all *status.Facts) status.SectionReport {
@@ -59,6 +77,7 @@ func judge(facts any, all *status.Facts) status.SectionReport {
 		Line:  fmt.Sprintf("VPCs: %d, with %d subnets; nodes that have joined OVN: %d of %d", counts.Vpcs, counts.Subnets, counts.Chassis, len(all.Nodes)),
 		Facts: counts,
 	}
+	c.addServers(&report, all.Namespace)
 	for i := range c.vpcs {
 		add(&report, "vpc/"+c.vpcs[i].Name, c.vpcs[i].Status.Conditions)
 	}
@@ -66,6 +85,39 @@ func judge(facts any, all *status.Facts) status.SectionReport {
 		add(&report, "subnet/"+c.subnets[i].Name, c.subnets[i].Status.Conditions)
 	}
 	return report
+}
+
+// addServers adds the servers of OVN's databases that are not ready. Of three, one may be missing.
+func (c *collected) addServers(report *status.SectionReport, namespace string) {
+	if c.databases == nil {
+		return
+	}
+	wanted := 1
+	if c.databases.Spec.Replicas != nil {
+		wanted = int(*c.databases.Spec.Replicas)
+	}
+	var missing []string
+	for i := range wanted {
+		name := fmt.Sprintf("%s-%d", databasesName, i)
+		at := slices.IndexFunc(c.servers, func(pod corev1.Pod) bool { return pod.Name == name })
+		if at < 0 || !slices.ContainsFunc(c.servers[at].Status.Conditions, func(condition corev1.PodCondition) bool {
+			return condition.Type == corev1.PodReady && condition.Status == corev1.ConditionTrue
+		}) {
+			missing = append(missing, name)
+		}
+	}
+	for _, name := range missing {
+		finding := status.Finding{
+			Object: "pod/" + name, What: "no server of OVN's databases runs there, or it is not ready: traffic goes on, and no pod can be added to a VPC",
+			Next: "kubectl -n " + namespace + " describe pod " + name + "; docs/vpc.md, Symptoms",
+		}
+		if len(missing)*2 < wanted {
+			finding.What = "this server of OVN's databases is missing, or not ready: the others serve, and none of them may fail"
+			report.Warnings = append(report.Warnings, finding)
+			continue
+		}
+		report.Problems = append(report.Problems, finding)
+	}
 }
 
 // add adds the problems in an object's conditions: an object that is not in effect is a problem, an unsupported field a warning.

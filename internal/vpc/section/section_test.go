@@ -4,6 +4,7 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
+	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -34,7 +35,7 @@ func TestJudge(t *testing.T) {
 		condition(kubeovn.ConditionReady, metav1.ConditionTrue, ""), condition(kubeovn.ConditionSupported, metav1.ConditionFalse, "enableBfd"),
 	}
 	subnet.Status.Conditions = []metav1.Condition{condition(kubeovn.ConditionReady, metav1.ConditionFalse, "cidrBlock overlaps")}
-	got := judge(&collected{[]kubeovn.Vpc{good, served}, []kubeovn.Subnet{subnet}}, all)
+	got := judge(&collected{vpcs: []kubeovn.Vpc{good, served}, subnets: []kubeovn.Subnet{subnet}}, all)
 	want := status.SectionReport{
 		Line:     "VPCs: 2, with 1 subnets; nodes that have joined OVN: 1 of 2",
 		Facts:    Counts{Vpcs: 2, Subnets: 1, Chassis: 1},
@@ -43,5 +44,40 @@ func TestJudge(t *testing.T) {
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
+	}
+}
+
+// Of three servers of OVN's databases, a missing one is a warning with its name, and two are a problem.
+func TestServers(t *testing.T) {
+	pod := func(name string, ready corev1.ConditionStatus) corev1.Pod {
+		p := corev1.Pod{Status: corev1.PodStatus{Conditions: []corev1.PodCondition{{Type: corev1.PodReady, Status: ready}}}}
+		p.Name = name
+		return p
+	}
+	up0, up1, down1, up2 := pod("weft-ovn-0", "True"), pod("weft-ovn-1", "True"), pod("weft-ovn-1", "False"), pod("weft-ovn-2", "True")
+	for name, c := range map[string]struct {
+		wanted             int32
+		pods               []corev1.Pod
+		problems, warnings []string
+	}{
+		"one":               {wanted: 1, pods: []corev1.Pod{up0}},
+		"one missing":       {wanted: 1, problems: []string{"pod/weft-ovn-0"}},
+		"three":             {wanted: 3, pods: []corev1.Pod{up0, up1, up2}},
+		"one of three":      {wanted: 3, pods: []corev1.Pod{up0, down1, up2}, warnings: []string{"pod/weft-ovn-1"}},
+		"two of three":      {wanted: 3, pods: []corev1.Pod{up0, down1}, problems: []string{"pod/weft-ovn-1", "pod/weft-ovn-2"}},
+		"two not there":     {wanted: 3, pods: []corev1.Pod{up2}, problems: []string{"pod/weft-ovn-0", "pod/weft-ovn-1"}},
+		"another's ignored": {wanted: 1, pods: []corev1.Pod{up0, pod("weft-ovn-9", "False")}},
+	} {
+		databases := &appsv1.StatefulSet{Spec: appsv1.StatefulSetSpec{Replicas: &c.wanted}}
+		report := judge(&collected{databases: databases, servers: c.pods}, &status.Facts{Namespace: "weft"})
+		objects := func(findings []status.Finding) (all []string) {
+			for _, f := range findings {
+				all = append(all, f.Object)
+			}
+			return all
+		}
+		if diff := cmp.Diff([][]string{c.problems, c.warnings}, [][]string{objects(report.Problems), objects(report.Warnings)}); diff != "" {
+			t.Errorf("%s: %s", name, diff)
+		}
 	}
 }

@@ -37,6 +37,10 @@ func Variants() []Variant {
 		{File: "weft.yaml", With: "its default values"},
 		{File: "weft-flannel.yaml", With: "flannel.enabled, without Open vSwitch", Values: map[string]any{"flannel": enabled, "ovs": map[string]any{"enabled": false}}},
 		{File: "weft-vpc.yaml", With: "vpc.enabled", Values: map[string]any{"vpc": enabled}},
+		{
+			File: "weft-vpc-three.yaml", With: "vpc.enabled and vpc.ovn.replicas=3",
+			Values: map[string]any{"vpc": map[string]any{"enabled": true, "ovn": map[string]any{"replicas": 3}}},
+		},
 		{File: "weft-neutron.yaml", With: "neutron.enabled", Values: map[string]any{"neutron": enabled}},
 	}
 }

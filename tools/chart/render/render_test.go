@@ -112,6 +112,7 @@ func TestValues(t *testing.T) {
 		"pullPolicy": {"image": map[string]any{"pullPolicy": "sometimes"}},
 		"replicas":   {"controller": map[string]any{"replicas": 0}},
 		"userCIDR":   {"neutron": map[string]any{"userCIDR": "everywhere"}},
+		"1, 3":       {"vpc": map[string]any{"enabled": true, "ovn": map[string]any{"replicas": 2}}},
 	} {
 		if _, err := Files(chartDir, values); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v: %v, want an error that names %s", values, err, want)
@@ -154,5 +155,29 @@ func TestNeutron(t *testing.T) {
 	}
 	if without["neutron-rbac.yaml"] != "" || strings.Contains(without["controller.yaml"], "neutron") {
 		t.Error("OpenStack's networks are in the chart's default")
+	}
+}
+
+// Three servers of OVN's databases run on three hosts, start together, and reach the ConfigMap that has their addresses. One is as before.
+func TestServersOfOVN(t *testing.T) {
+	vpc := func(replicas int) string {
+		files, err := Files(chartDir, map[string]any{"vpc": map[string]any{"enabled": true, "ovn": map[string]any{"replicas": replicas}}})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return files["ovn.yaml"]
+	}
+	one, three := vpc(1), vpc(3)
+	for _, only := range []string{
+		"kind: PodDisruptionBudget", "maxUnavailable: 1\n  selector", "replicas: 3\n", "podManagementPolicy: Parallel", "topologyKey: kubernetes.io/hostname",
+		"- --servers=3\n", "- --server=$(POD_NAME)\n", "command: [/weft, ovn, prepare, --servers=3, --server=$(POD_NAME)]", "command: [/weft, ovn, ready, northbound, --servers=3]",
+		"command: [/weft, ovn, ready, southbound, --servers=3]", "containerPort: 6643", "verbs: [get, list, watch, patch]",
+	} {
+		if !strings.Contains(three, only) || strings.Contains(one, only) {
+			t.Errorf("%q is not in the pods of three servers only", only)
+		}
+	}
+	if !strings.Contains(one, "replicas: 1\n") {
+		t.Error("the default is not one server")
 	}
 }
