@@ -124,21 +124,7 @@ func (c *cluster) netns(pod, node string) string {
 // upgrade applies this version's definitions and manifest while pods of one node and of two speak with each other.
 func (c *cluster) upgrade(ctx context.Context, here string) {
 	t := c.t
-	targets := map[string]netip.AddrPort{}
-	for name, node := range map[string]string{"near": "n1", "far": "n2"} {
-		address := netip.AddrPortFrom(netip.MustParseAddr(c.address(name)), echoPort)
-		echo, err := traffic.NewEcho(c.netns(name, node), address)
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { _ = echo.Close() })
-		targets[name] = address
-		waiting, cancel := context.WithTimeout(ctx, probe.Patience)
-		defer cancel()
-		if _, err := traffic.Ping(waiting, c.netns("asks", "n1"), address); err != nil {
-			t.Fatal(err)
-		}
-	}
+	targets := c.echoes(ctx, map[string]string{"near": "n1", "far": "n2"})
 	started := c.started()
 	sent, lost := c.during(targets, func() { // the time that traffic runs
 		select {
