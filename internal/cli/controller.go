@@ -3,6 +3,8 @@ package cli
 import (
 	"fmt"
 	"net/netip"
+	"runtime/debug"
+	"time"
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
@@ -36,6 +38,11 @@ func controllerCommand(common *commonFlags, environment Environment) *cobra.Comm
 			}
 			if opts.Northbound, err = northbound.config(opts.Config, opts.LeaseNamespace); err != nil {
 				return err
+			}
+			if environment.Getenv("GOGC") == "" {
+				debug.SetGCPercent(collectAt)
+				// What reading all objects took is not needed any more.
+				defer time.AfterFunc(startsWithin, debug.FreeOSMemory).Stop()
 			}
 			return controller.Run(cmd.Context(), opts)
 		},
