@@ -105,12 +105,13 @@ func costPods(ctx context.Context, c *lab.Cluster, n lab.Node, namespace string)
 	}
 	for i := range costSide {
 		address = address.Next()
+		at := address
 		g.Go(func() (err error) {
 			spec := lab.PodSpec{Node: n.Name, Namespace: namespace, Name: "to-" + strconv.Itoa(i), Labels: map[string]string{CostLabel: CostTo}}
 			pods[i], err = probe.AddPod(limited, c, spec)
 			return err
 		})
-		g.Go(func() error { return elsewhere(limited, c, namespace, i, address) })
+		g.Go(func() error { return elsewhere(limited, c, namespace, i, at) })
 	}
 	return pods, g.Wait()
 }
