@@ -53,7 +53,7 @@ func ValidHostPorts(list []HostPort) bool {
 		return false
 	}
 	for i, h := range list {
-		if h.Port == 0 || h.ContainerPort == 0 || !isProtocol(h.Protocol) || h.Address.IsValid() && (!h.Address.Is4() || h.Address.IsUnspecified()) {
+		if h.Port == 0 || h.ContainerPort == 0 || !isProtocol(h.Protocol) || h.Address.IsValid() && !validHostIP(h.Address) {
 			return false
 		}
 		if slices.ContainsFunc(list[:i], h.sameFrom) {
@@ -63,6 +63,9 @@ func ValidHostPorts(list []HostPort) bool {
 	return true
 }
 
+// validHostIP reports whether a host port can be at the address.
+func validHostIP(a netip.Addr) bool { return !a.IsUnspecified() && !a.Is4In6() && a.Zone() == "" }
+
 func isProtocol(s string) bool { return s == "tcp" || s == "udp" || s == "sctp" }
 
 // sameFrom reports whether both are the same port of the node.
@@ -71,14 +74,14 @@ func (h HostPort) sameFrom(o HostPort) bool {
 }
 
 // ParsePortMappings parses the mappings of a runtime. It leaves out mappings without a port of the node, and duplicates. An error has
-// CodeInvalidConfig, or CodeUnsupportedField, and names the field.
-func ParsePortMappings(mappings []PortMapping) ([]HostPort, error) {
+// CodeInvalidConfig, or CodeUnsupportedField, and names the field. Without ipv6, a mapping at an IPv6 address is an error.
+func ParsePortMappings(mappings []PortMapping, ipv6 bool) ([]HostPort, error) {
 	var list []HostPort
 	for i, mapping := range mappings {
 		if mapping.HostPort == 0 {
 			continue
 		}
-		port, err := mapping.parse(fmt.Sprintf("network configuration: runtimeConfig.portMappings[%d]", i))
+		port, err := mapping.parse(fmt.Sprintf("network configuration: runtimeConfig.portMappings[%d]", i), ipv6)
 		if err != nil {
 			return nil, err
 		}
@@ -97,7 +100,7 @@ func ParsePortMappings(mappings []PortMapping) ([]HostPort, error) {
 }
 
 // parse parses one mapping. field is its name in errors.
-func (m PortMapping) parse(field string) (HostPort, error) {
+func (m PortMapping) parse(field string, ipv6 bool) (HostPort, error) {
 	port := HostPort{Protocol: strings.ToLower(m.Protocol)}
 	if m.Protocol == "" {
 		port.Protocol = "tcp"
@@ -122,7 +125,9 @@ func (m PortMapping) parse(field string) (HostPort, error) {
 	switch {
 	case err != nil:
 		return port, Errorf(CodeInvalidConfig, "%s.hostIP: %.64q is not an IP address", field, m.HostIP)
-	case !address.Is4():
+	case address.Is4In6() || address.Zone() != "":
+		return port, Errorf(CodeUnsupportedField, "%s.hostIP: %s: write an IPv4 address as 192.0.2.1, and an IPv6 address without a zone", field, address)
+	case !address.Is4() && !ipv6:
 		return port, Errorf(CodeUnsupportedField, "%s.hostIP: %s: pods have IPv4 addresses only; leave it out, or name an IPv4 address of the node", field, address)
 	case address.IsLoopback() && address != netip.AddrFrom4([4]byte{127, 0, 0, 1}):
 		return port, Errorf(CodeUnsupportedField, "%s.hostIP: %s: of the loopback range, only 127.0.0.1 can have host ports", field, address)

@@ -14,7 +14,7 @@ func parsePorts(t *testing.T, list string) ([]HostPort, error) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	return ParsePortMappings(conf.RuntimeConfig.PortMappings)
+	return ParsePortMappings(conf.RuntimeConfig.PortMappings, false)
 }
 
 func TestParsePortMappings(t *testing.T) {
@@ -41,6 +41,11 @@ func TestParsePortMappings(t *testing.T) {
 	if !ValidHostPorts(got) {
 		t.Error("what was parsed is not valid")
 	}
+	six, err := ParsePortMappings([]PortMapping{{HostPort: 80, ContainerPort: 80, HostIP: "2001:db8::1"}, {HostPort: 81, ContainerPort: 80, HostIP: "::"}}, true)
+	want = []HostPort{{Address: netip.MustParseAddr("2001:db8::1"), Port: 80, Protocol: "tcp", ContainerPort: 80}, {Port: 81, Protocol: "tcp", ContainerPort: 80}}
+	if diff := cmp.Diff(want, six, cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" || err != nil || !ValidHostPorts(six) {
+		t.Errorf("IPv6: -want +got, %v:\n%s", err, diff)
+	}
 	if got, err := parsePorts(t, `null`); len(got) != 0 || err != nil {
 		t.Errorf("none: %v, %v", got, err)
 	}
@@ -66,13 +71,17 @@ func TestParsePortMappingsRefused(t *testing.T) {
 		_, err := parsePorts(t, list)
 		wantError(t, err, want.code, want.part)
 	}
+	for text, want := range map[string]string{"::1": "of the loopback range", "::ffff:192.0.2.1": "an IPv4 address as 192.0.2.1", "fe80::1%eth0": "without a zone"} {
+		_, err := ParsePortMappings([]PortMapping{{HostPort: 80, ContainerPort: 80, HostIP: text}}, true)
+		wantError(t, err, CodeUnsupportedField, want)
+	}
 	many := make([]PortMapping, maxHostPorts+1)
 	for i := range many {
 		many[i] = PortMapping{HostPort: i + 1, ContainerPort: 1}
 	}
-	_, err := ParsePortMappings(many)
+	_, err := ParsePortMappings(many, false)
 	wantError(t, err, CodeInvalidConfig, "at most 512 host ports")
-	if _, err := ParsePortMappings(many[1:]); err != nil {
+	if _, err := ParsePortMappings(many[1:], false); err != nil {
 		t.Error(err)
 	}
 }
@@ -114,7 +123,7 @@ func FuzzParsePortMappings(f *testing.F) {
 	f.Add(8080, 80, "tcp", "", 8080, 81, "TCP", "192.0.2.1")
 	f.Add(0, 0, "", "0.0.0.0", -1, 1<<20, "sctp\n", "::1%eth0")
 	f.Fuzz(func(t *testing.T, hostA, podA int, protocolA, ipA string, hostB, podB int, protocolB, ipB string) {
-		list, err := ParsePortMappings([]PortMapping{{hostA, podA, protocolA, ipA}, {hostB, podB, protocolB, ipB}})
+		list, err := ParsePortMappings([]PortMapping{{hostA, podA, protocolA, ipA}, {hostB, podB, protocolB, ipB}}, false)
 		switch {
 		case err == nil && !ValidHostPorts(list):
 			t.Fatalf("not valid: %v", list)

@@ -11,16 +11,33 @@ import (
 	"weft.dev/weft/internal/nft"
 )
 
-// Maps of the pod's port for each host port: atAll for the ports at all addresses of the node, atOne for those at one.
-const (
-	atAll = "hostports"
-	atOne = "hostports-at"
-)
+// Family is a family of addresses at which a network serves host ports: IPv4 or IPv6.
+type Family struct {
+	// atAll and atOne are maps of the pod's port for each host port: for the ports at all addresses of the node, and for those at one.
+	atAll, atOne string
+	// l3 is the family in rules, proto in conditions, and address the type of addresses in sets.
+	l3, proto, address string
+	// kept are conditions for addresses of the node that have no host ports.
+	kept []string
+}
+
+// IPv4 and IPv6 return the families. Of the loopback ranges only 127.0.0.1 has host ports: the others are left to programs of the node, and
+// the kernel routes no packet from ::1 to a pod. Neither does it route one from a link-local address.
+func IPv4() Family {
+	return Family{atAll: "hostports", atOne: "hostports-at", l3: "ip", proto: "ipv4", address: "ipv4_addr"}
+}
+
+// IPv6 is described at IPv4.
+func IPv6() Family {
+	return Family{
+		atAll: "hostports6", atOne: "hostports6-at", l3: "ip6", proto: "ipv6", address: "ipv6_addr", kept: []string{"ip6 daddr { ::1, fe80::/10 }"},
+	}
+}
 
 // maxNote bounds the note of an element (nft.Element).
 const maxNote = 120
 
-// loopback is the only address of the loopback range that has host ports. The others are left to programs of the node.
+// loopback is the only address of the loopback range that has host ports.
 const loopback = "127.0.0.1"
 
 // priority is after kube-proxy's translation, which is at -100: a Service with the same address is more specific.
@@ -30,8 +47,8 @@ const priority = -99
 type Published struct {
 	// Pod is the pod's namespace/name, for readers of the rules.
 	Pod string
-	// Address is the pod's address.
-	Address netip.Addr
+	// Addresses are the pod's addresses, one of each family at most.
+	Addresses []netip.Addr
 	// Ports are the node's ports with the pod's ports.
 	Ports []cni.HostPort
 }
@@ -42,18 +59,28 @@ func (p *Published) Note() string {
 	return note[:min(len(note), maxNote)]
 }
 
-// Elements returns an element of a table's maps for each port.
+// Elements returns an element of a table's maps for each port and each of the pod's addresses. A port at one address of the node is
+// translated to the pod's address of that family.
 func (p *Published) Elements(table string) []nft.Item {
-	items := make([]nft.Item, 0, len(p.Ports))
+	items := make([]nft.Item, 0, len(p.Ports)*len(p.Addresses))
 	for _, port := range p.Ports {
-		e := &nft.Element{
-			Family: nft.FamilyInet, Table: table, Set: atAll, Match: []string{port.Protocol, number(port.Port)},
-			Value: []string{p.Address.String(), number(port.ContainerPort)}, Owner: p.Note(),
+		for _, address := range p.Addresses {
+			if port.Address.IsValid() && port.Address.Is4() != address.Is4() {
+				continue
+			}
+			family := IPv4()
+			if !address.Is4() {
+				family = IPv6()
+			}
+			e := &nft.Element{
+				Family: nft.FamilyInet, Table: table, Set: family.atAll, Match: []string{port.Protocol, number(port.Port)},
+				Value: []string{address.String(), number(port.ContainerPort)}, Owner: p.Note(),
+			}
+			if port.Address.IsValid() {
+				e.Set, e.Match = family.atOne, append([]string{port.Address.String()}, e.Match...)
+			}
+			items = append(items, e)
 		}
-		if port.Address.IsValid() {
-			e.Set, e.Match = atOne, append([]string{port.Address.String()}, e.Match...)
-		}
-		items = append(items, e)
 	}
 	return items
 }
@@ -61,11 +88,15 @@ func (p *Published) Elements(table string) []nft.Item {
 func number(port uint16) string { return strconv.Itoa(int(port)) }
 
 // Maps returns the maps of a table.
-func Maps(table string) []nft.Item {
-	return []nft.Item{
-		&nft.Map{Family: nft.FamilyInet, Table: table, Name: atAll, Type: "inet_proto . inet_service", Value: "ipv4_addr . inet_service"},
-		&nft.Map{Family: nft.FamilyInet, Table: table, Name: atOne, Type: "ipv4_addr . inet_proto . inet_service", Value: "ipv4_addr . inet_service"},
+func Maps(table string, families ...Family) []nft.Item {
+	var items []nft.Item
+	for _, f := range families {
+		items = append(items,
+			&nft.Map{Family: nft.FamilyInet, Table: table, Name: f.atAll, Type: "inet_proto . inet_service", Value: f.address + " . inet_service"},
+			&nft.Map{Family: nft.FamilyInet, Table: table, Name: f.atOne, Type: f.address + " . inet_proto . inet_service", Value: f.address + " . inet_service"},
+		)
 	}
+	return items
 }
 
 // Chain is a base chain, and the rules in it.
@@ -78,16 +109,21 @@ type Chain struct {
 // Chains returns the chains that translate host ports: of packets that the node receives, and of its own. Only packets to an address of the
 // node itself match: a port of another machine with the same number is not the node's (CVE-2025-67499). Packets to the tunnels' UDP ports are
 // not translated, and neither are those that a rule of except, for both chains, returns. Chains have no table.
-func Chains(tunnels []uint16, except ...string) (received, own Chain) {
+func Chains(families []Family, tunnels []uint16, except ...string) (received, own Chain) {
 	var rules []string
 	for _, port := range tunnels {
 		rules = append(rules, fmt.Sprintf("udp dport %d return", port))
 	}
 	rules = append(rules, except...)
-	rules = append(rules,
-		"meta nfproto ipv4 fib daddr type local dnat ip to ip daddr . meta l4proto . th dport map @"+atOne,
-		"meta nfproto ipv4 fib daddr type local dnat ip to meta l4proto . th dport map @"+atAll,
-	)
+	for _, f := range families {
+		for _, condition := range f.kept {
+			rules = append(rules, condition+" return")
+		}
+		rules = append(rules,
+			fmt.Sprintf("meta nfproto %s fib daddr type local dnat %s to %s daddr . meta l4proto . th dport map @%s", f.proto, f.l3, f.l3, f.atOne),
+			fmt.Sprintf("meta nfproto %s fib daddr type local dnat %s to meta l4proto . th dport map @%s", f.proto, f.l3, f.atAll),
+		)
+	}
 	chain := func(name string, hook nft.Hook, first string) Chain {
 		return Chain{
 			Chain: nft.Chain{Family: nft.FamilyInet, Name: name, Type: nft.TypeNAT, Hook: hook, Priority: priority},
@@ -97,4 +133,26 @@ func Chains(tunnels []uint16, except ...string) (received, own Chain) {
 	// The node drops packets from outside to the loopback range. Translated before, they would not be dropped.
 	return chain("hostports-in", nft.HookPrerouting, "ip daddr 127.0.0.0/8 return"),
 		chain("hostports-out", nft.HookOutput, "ip daddr 127.0.0.0/8 ip daddr != "+loopback+" return")
+}
+
+// Requested returns the host ports in a runtime's request, or an error for the runtime, which names the pod. reserved says what a port of the
+// node is reserved for; "" or nil: it is not.
+func Requested(req *cni.Request, reserved func(cni.HostPort) string, ipv6 bool) ([]cni.HostPort, error) {
+	if req.NetConf == nil {
+		return nil, nil
+	}
+	pod := req.Args.PodNamespace + "/" + req.Args.PodName
+	ports, err := cni.ParsePortMappings(req.NetConf.RuntimeConfig.PortMappings, ipv6)
+	if err != nil {
+		return nil, fmt.Errorf("pod %s: %w", pod, err)
+	}
+	for _, port := range ports {
+		if reserved == nil {
+			break
+		}
+		if why := reserved(port); why != "" {
+			return nil, cni.Errorf(cni.CodeInvalidConfig, "pod %s cannot have host port %s: it is reserved for %s; use another one", pod, port, why)
+		}
+	}
+	return ports, nil
 }

@@ -282,6 +282,36 @@ func wayBack(ctx context.Context, t *testing.T, c *lab.Cluster, page func(ctx co
 	page(ctx, "delete daemonset kube-flannel-ds")
 	kubectl(ctx, t, c, "-n", "weft", "rollout", "status", "daemonset/weft-agent", "--timeout=180s")
 	inStep(ctx, t, c)
+	hostPorts(ctx, t, c, page)
+}
+
+// hostPorts: portmap, which is in flannel's manifest, serves host ports on the agent's nodes as well: those of pods that were taken over, and
+// those of the pods that replace them.
+func hostPorts(ctx context.Context, t *testing.T, c *lab.Cluster, page func(ctx context.Context, words string)) {
+	t.Helper()
+	reach := func(when string) {
+		t.Helper()
+		pods := strings.Fields(kubectl(ctx, t, c, "-n", "quickstart", "get", "pods", "-l", "app=everywhere", "-o",
+			"jsonpath={range .items[*]}{.metadata.name} {.status.hostIP} {end}"))
+		if len(pods) != 4 {
+			t.Fatalf("%s: pods and their nodes: %q", when, pods)
+		}
+		for _, pair := range [][3]string{{pods[0], pods[2], pods[3]}, {pods[2], pods[0], pods[1]}} {
+			from, to, node := pair[0], pair[1], pair[2]
+			eventually(ctx, t, when+": "+from+" reaches the host port of "+to, func() error {
+				got, err := tryKubectl(ctx, c, "-n", "quickstart", "exec", from, "--", "wget", "-T", "2", "-q", "-O", "-", "http://"+node+":8090/hostname")
+				if err == nil && got != to {
+					err = fmt.Errorf("%q answers", got)
+				}
+				return err
+			})
+		}
+	}
+	reach("taken over")
+	kubectl(ctx, t, c, "-n", "quickstart", "delete", "pods", "-l", "app=everywhere", "--wait=true")
+	kubectl(ctx, t, c, "-n", "quickstart", "rollout", "status", "daemonset/everywhere", "--timeout=120s")
+	reach("attached by the agent")
+	page(ctx, "nft list map inet weft-flannel hostports")
 }
 
 // inStep holds the operator's commands to what they say of a flannel network: `weft status` finds no problem, and `weft diff` no difference.

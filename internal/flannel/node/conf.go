@@ -52,6 +52,9 @@ func parseConf(text []byte) (*conf, error) {
 	}
 	for i, entry := range c.chain {
 		var kind string
+		if _, err := capabilitiesOf(entry); err != nil {
+			return nil, err
+		}
 		if json.Unmarshal(entry["type"], &kind) == nil && kind == pluginType {
 			if c.at >= 0 {
 				return nil, errors.New("cni-conf.json has two plugins of type flannel: leave one")
@@ -93,6 +96,9 @@ func (c *conf) conflist(add map[string]string) ([]byte, error) {
 		chain[i] = map[string]json.RawMessage{}
 		maps.Copy(chain[i], entry)
 	}
+	if err := c.passHostPorts(chain[c.at]); err != nil {
+		return nil, err
+	}
 	for key, value := range add {
 		raw, err := json.Marshal(value)
 		if err != nil {
@@ -110,6 +116,47 @@ func (c *conf) conflist(add map[string]string) ([]byte, error) {
 		return nil, fmt.Errorf("CNI configuration: %w", err)
 	}
 	return append(data, '\n'), nil
+}
+
+// capability is the runtime's name for host ports: it passes them to the entries that have it.
+const capability = "portMappings"
+
+// passHostPorts makes the runtime pass host ports to flannel's entry, unless another one, such as portmap's, has them: its rules would be left
+// behind if it did not get the DEL of a pod whose host ports it serves.
+func (c *conf) passHostPorts(entry map[string]json.RawMessage) error {
+	for _, other := range c.chain {
+		capabilities, err := capabilitiesOf(other)
+		if err != nil {
+			return err
+		}
+		if len(capabilities[capability]) > 0 {
+			return nil
+		}
+	}
+	capabilities, err := capabilitiesOf(entry)
+	if err != nil {
+		return err
+	}
+	if capabilities == nil {
+		capabilities = map[string]json.RawMessage{}
+	}
+	capabilities[capability] = json.RawMessage("true")
+	raw, err := json.Marshal(capabilities)
+	if err != nil {
+		return fmt.Errorf("CNI configuration: %w", err)
+	}
+	entry["capabilities"] = raw
+	return nil
+}
+
+func capabilitiesOf(entry map[string]json.RawMessage) (map[string]json.RawMessage, error) {
+	var capabilities map[string]json.RawMessage
+	if raw := entry["capabilities"]; len(raw) > 0 {
+		if err := json.Unmarshal(raw, &capabilities); err != nil {
+			return nil, fmt.Errorf("cni-conf.json: capabilities of the plugin %s is not an object: %w", entry["type"], err)
+		}
+	}
+	return capabilities, nil
 }
 
 // bridge is the meaning of the delegate's configuration for this node's pods.

@@ -2,6 +2,7 @@ package node
 
 import (
 	"encoding/json"
+	"errors"
 	"net/netip"
 	"strings"
 	"testing"
@@ -39,11 +40,40 @@ func TestConfOfManifest(t *testing.T) {
 		}
 		var list struct {
 			Name    string
-			Plugins []struct{ Type, Socket string }
+			Plugins []struct {
+				Type, Socket string
+				Capabilities map[string]bool
+			}
 		}
 		if err := json.Unmarshal(data, &list); err != nil || list.Name != "cbr0" || len(list.Plugins) != 2 ||
-			list.Plugins[0].Socket != "/s" || list.Plugins[1].Socket != "" || list.Plugins[1].Type != "portmap" {
+			list.Plugins[0].Socket != "/s" || list.Plugins[1].Socket != "" || list.Plugins[1].Type != "portmap" ||
+			len(list.Plugins[0].Capabilities) != 0 || !list.Plugins[1].Capabilities["portMappings"] {
 			t.Errorf("conflist %s: %v", data, err)
+		}
+	}
+}
+
+// TestConfHostPorts: without another plugin for host ports, the runtime passes them to flannel's.
+func TestConfHostPorts(t *testing.T) {
+	for text, want := range map[string]bool{
+		`{"name":"n","plugins":[{"type":"flannel","capabilities":{"ips":true}},{"type":"portmap"}]}`:                      true,
+		`{"name":"n","plugins":[{"type":"flannel"}]}`:                                                                     true,
+		`{"name":"n","type":"flannel"}`:                                                                                   true,
+		`{"name":"n","plugins":[{"type":"flannel"},{"type":"portmap","snat":true,"capabilities":{"portMappings":true}}]}`: false,
+	} {
+		c, err := parseConf([]byte(text))
+		if err != nil {
+			t.Fatal(err)
+		}
+		data, err := c.conflist(nil)
+		var list struct {
+			Plugins []struct{ Capabilities map[string]bool }
+		}
+		if err = errors.Join(err, json.Unmarshal(data, &list)); err != nil || list.Plugins[0].Capabilities["portMappings"] != want {
+			t.Errorf("%s: conflist %s, %v", text, data, err)
+		}
+		if strings.Contains(text, "ips") && !list.Plugins[0].Capabilities["ips"] {
+			t.Errorf("%s: conflist %s", text, data)
 		}
 	}
 }
@@ -57,6 +87,7 @@ func TestConfRefused(t *testing.T) {
 		`{"name":"n","plugins":3}`:         "plugins is not a list",
 		`{"plugins":[{"type":"flannel"}]}`: "name is missing",
 		`{"name":"n","plugins":[{"type":"flannel"},{"type":"flannel"}]}`: "two plugins",
+		entry(`"capabilities":["portMappings"]`):                         `capabilities of the plugin "flannel"`,
 		entry(`"delegate":{"type":"ptp"}`):                               `delegate.type "ptp"`,
 		entry(`"delegate":{"vlan":3}`):                                   "vlan",
 		entry(`"delegate":{"mtu":"x"}`):                                  "mtu",

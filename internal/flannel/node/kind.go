@@ -169,7 +169,7 @@ func open(ctx context.Context, n *machine.Node, deps network.Deps, opts KindOpti
 		return nil, nil, err
 	}
 	made, err := New(Options{
-		Node: n, Records: deps.Records, Conf: read, Leases: leases, Judge: judge, Bridge: c.bridgeName(), Results: handover.ResultsDir,
+		Node: n, Records: deps.Records, Conf: read, Leases: leases, Judge: judge, Bridge: c.bridgeName(), Closed: deps.ClosedPorts, Results: handover.ResultsDir,
 		Log: deps.Log, Changed: deps.Changed, Report: deps.Report,
 	})
 	if err != nil {

@@ -28,6 +28,7 @@ import (
 	"weft.dev/weft/internal/flannel/address"
 	"weft.dev/weft/internal/flannel/daemon"
 	"weft.dev/weft/internal/flannel/handover"
+	"weft.dev/weft/internal/flannel/published"
 	"weft.dev/weft/internal/link"
 	"weft.dev/weft/internal/network"
 	"weft.dev/weft/internal/nft/nftnl"
@@ -60,6 +61,8 @@ type Options struct {
 	// Judge enforces NetworkPolicies on the ports of Bridge; "": a bridge with any name.
 	Judge  Judge
 	Bridge string
+	// Closed are the UDP ports of tunnels between nodes, which are never translated to pods.
+	Closed []uint16
 	// Results is the container runtime's directory of ADD results, from which pods of flannel's plugin are found; "": none.
 	Results string
 	// Log receives reports about unreadable records. Nil: none.
@@ -79,6 +82,7 @@ type Network struct {
 	handed    chan struct{}
 	mac       net.HardwareAddr // the bridge's, from its first programming on
 	ends      *ends
+	published *published.Publisher
 
 	// mu guards what follows. It is not held across I/O.
 	mu     sync.Mutex
@@ -100,11 +104,16 @@ func New(opts Options) (*Network, error) {
 	if err != nil {
 		return nil, err
 	}
+	publisher, err := published.New(opts.Node.Rules, opts.Node.Reserved)
+	if err != nil {
+		engine.Close()
+		return nil, err
+	}
 	if opts.Log == nil {
 		opts.Log = slog.New(slog.DiscardHandler)
 	}
 	return &Network{
-		opts: opts, engine: engine, handed: make(chan struct{}), ends: newEnds(), why: errors.New("starting"), shut: map[attach.Key]bool{},
+		opts: opts, engine: engine, published: publisher, handed: make(chan struct{}), ends: newEnds(), why: errors.New("starting"), shut: map[attach.Key]bool{},
 		addresses: newAddresses(&opts),
 		ports:     reconcile.NewLoop(engine, reconcile.Options[nftnl.Key, nftnl.Item]{Name: "nftables " + portsTable}),
 	}, nil
@@ -174,7 +183,8 @@ func (n *Network) Plan(ctx context.Context, req *cni.Request, at placement.Decis
 	if err != nil {
 		return rec, cni.Errorf(cni.CodeInternal, "network %s: %w", Name, err)
 	}
-	return rec, nil
+	rec.HostPorts, err = n.published.Requested(req, addresses)
+	return rec, err
 }
 
 // hostName returns the name of a host veth, which depends only on the attachment.
@@ -210,6 +220,7 @@ func (n *Network) Connect(ctx context.Context, rec *attach.Record) (*types100.Re
 	})
 	group.Go(func() error { return n.ports.Apply(groupCtx, n.portFragment(rec, portItems(rec))) })
 	group.Go(func() error { return n.opts.Judge.Admit(groupCtx, []Pod{podOf(rec)}) })
+	group.Go(func() error { return n.published.Publish(groupCtx, rec) })
 	if err := group.Wait(); err != nil {
 		return nil, err
 	}
@@ -238,6 +249,7 @@ func (n *Network) Close(ctx context.Context, rec attach.Record) error {
 	n.mu.Unlock()
 	n.addresses.keep(&rec)
 	n.opts.Judge.Dismiss([]attach.Key{rec.Key()})
+	n.published.Withdraw(rec)
 	n.opts.Node.Links.Set(map[reconcile.Owner]map[link.Key]link.Item{linkOwner(&rec): nil})
 	var err error
 	select {
@@ -262,7 +274,7 @@ func (n *Network) Remove(ctx context.Context, recs []attach.Record) map[attach.K
 		links[linkOwner(&recs[i])], ports[linkOwner(&recs[i])] = nil, nil
 	}
 	n.opts.Judge.Dismiss(keys)
-	err := errors.Join(n.opts.Node.Pods.Delete(ctx, names...), n.opts.Node.Links.Apply(ctx, links), n.ports.Apply(ctx, ports))
+	err := errors.Join(n.opts.Node.Pods.Delete(ctx, names...), n.opts.Node.Links.Apply(ctx, links), n.ports.Apply(ctx, ports), n.published.Unpublish(ctx, recs))
 	for i := range recs {
 		if recs[i].BootID != n.opts.Node.BootID { // it was never closed
 			n.addresses.keep(&recs[i])

@@ -7,6 +7,7 @@ import (
 
 	"weft.dev/weft/internal/attach"
 	"weft.dev/weft/internal/flannel/host"
+	"weft.dev/weft/internal/flannel/published"
 	"weft.dev/weft/internal/nft"
 	"weft.dev/weft/internal/nft/nftnl"
 	"weft.dev/weft/internal/reconcile"
@@ -15,12 +16,10 @@ import (
 // Names in nftables. The table of the bridge family checks at each port that port, MAC and address match.
 const (
 	portsTable = "weft-flannel-ports"
-	// formerTable is the table of family inet of earlier releases, whose rule is now one of [host.Config].
-	formerTable = "weft-flannel"
-	setPorts    = "ports"
-	setPods4    = "pods4"
-	setPods6    = "pods6"
-	setARP      = "arp"
+	setPorts   = "ports"
+	setPods4   = "pods4"
+	setPods6   = "pods6"
+	setARP     = "arp"
 
 	// hostGroup is the device group of pods' host veths, set in the request that creates them.
 	hostGroup = host.PodGroup
@@ -140,7 +139,7 @@ func linkLocal(mac net.HardwareAddr) netip.Addr {
 }
 
 // Tables are the network's tables that the agent's loop maintains.
-func Tables() []nft.Table { return []nft.Table{{Family: nft.FamilyInet, Name: formerTable}} }
+func Tables() []nft.Table { return []nft.Table{{Family: nft.FamilyInet, Name: published.Table}} }
 
 // apart are the network's tables that loops of its own maintain: the tables of the judge and of the ports, and the lease's.
 func apart() []nft.Table {

@@ -14,8 +14,8 @@ import (
 	"weft.dev/weft/internal/attach"
 	"weft.dev/weft/internal/attach/plan"
 	"weft.dev/weft/internal/flannel/daemon"
+	"weft.dev/weft/internal/flannel/published"
 	"weft.dev/weft/internal/link"
-	"weft.dev/weft/internal/nft"
 	"weft.dev/weft/internal/nft/nftnl"
 	"weft.dev/weft/internal/reconcile"
 )
@@ -23,6 +23,7 @@ import (
 // Run implements network.Runner.
 func (n *Network) Run(ctx context.Context) error {
 	defer n.engine.Close()
+	defer n.published.Close()
 	group, ctx := errgroup.WithContext(ctx)
 	states := make(chan daemon.State, 1)
 	n.say(nil, nil)
@@ -147,7 +148,7 @@ func (n *Network) establish(ctx context.Context, b *bridge, again bool) error {
 		attached = n.opts.Records.Attached()
 	}
 	var pods []Pod
-	links, ports := map[reconcile.Owner]map[link.Key]link.Item{}, map[reconcile.Owner]map[nftnl.Key]nftnl.Item{}
+	links, ports, rules := map[reconcile.Owner]map[link.Key]link.Item{}, map[reconcile.Owner]map[nftnl.Key]nftnl.Item{}, map[reconcile.Owner]published.Items{}
 	for i := range attached {
 		rec := &attached[i]
 		d, err := detailsOf(rec)
@@ -157,6 +158,9 @@ func (n *Network) establish(ctx context.Context, b *bridge, again bool) error {
 		}
 		pods = append(pods, podOf(rec))
 		links[linkOwner(rec)], ports[linkOwner(rec)] = d.port(rec), portItems(rec)
+		if elements := published.Elements(rec); elements != nil {
+			rules[linkOwner(rec)] = elements
+		}
 	}
 	if err := n.opts.Judge.Admit(ctx, pods); err != nil {
 		return fmt.Errorf("have NetworkPolicies judge the pods: %w", err)
@@ -166,6 +170,7 @@ func (n *Network) establish(ctx context.Context, b *bridge, again bool) error {
 		if n.shut[attached[i].Key()] {
 			delete(links, linkOwner(&attached[i]))
 			delete(ports, linkOwner(&attached[i]))
+			delete(rules, linkOwner(&attached[i]))
 		}
 	}
 	n.mu.Unlock()
@@ -177,9 +182,10 @@ func (n *Network) establish(ctx context.Context, b *bridge, again bool) error {
 	if err := node.Pass(ctx, Name, b.Traffic); err != nil { // first, so that what an earlier process opened stays open
 		return err
 	}
-	// The lease's rules are in effect, and the former table is not needed any more.
-	if err := node.Rules.Start(ctx, map[reconcile.Owner]map[nft.Key]nft.Item{owner: nil}); err != nil {
-		return fmt.Errorf("remove table inet %s: %w", formerTable, err)
+	// The lease's rules are in effect. The table of earlier releases, which had one of them, has the same name.
+	rules[owner] = published.Static(b.Name, n.opts.Closed)
+	if err := node.Rules.Start(ctx, rules); err != nil {
+		return fmt.Errorf("program table inet %s: %w", published.Table, err)
 	}
 	if err := node.Links.Start(ctx, map[reconcile.Owner]map[link.Key]link.Item{owner: n.bridgeItems(b)}); err != nil {
 		return fmt.Errorf("program bridge %s: %w", b.Name, err)
@@ -211,8 +217,9 @@ func (n *Network) bridgeItems(b *bridge) map[link.Key]link.Item {
 	if n.mac == nil {
 		n.mac = chooseMAC(b)
 	}
+	// With RouteLocalnet, 127.0.0.1 has host ports. The bridge's rules drop what pods send to the loopback range.
 	// A pod that has sent to the gateway while another program had changed the bridge's MAC has that one in its neighbour table.
-	sysctls := link.Sysctls{Forwarding4: link.On, AcceptRA: link.Off, ARPNotify: link.On}
+	sysctls := link.Sysctls{Forwarding4: link.On, RouteLocalnet: link.On, AcceptRA: link.Off, ARPNotify: link.On}
 	if slices.ContainsFunc(list, func(p netip.Prefix) bool { return p.Addr().Is6() }) {
 		sysctls.NDiscNotify = link.On
 	}

@@ -20,7 +20,7 @@ const (
 // translates to that port opens nothing in addition.
 const toHostPort = `oifname "` + Device + `" ct direction original ct status dnat ip daddr . meta l4proto . th dport @` + published
 
-// Published are the host ports of a pod.
+// Published are the host ports of a pod with one address.
 type Published hostport.Published
 
 // Rules returns what they add to the node's rules: two elements for each port.
@@ -33,7 +33,7 @@ func (p Published) Rules() map[nft.Key]nft.Item {
 	for _, port := range p.Ports {
 		passes := &nft.Element{
 			Family: nft.FamilyInet, Table: table, Set: published, Owner: of.Note(),
-			Match: []string{p.Address.String(), port.Protocol, strconv.Itoa(int(port.ContainerPort))},
+			Match: []string{p.Addresses[0].String(), port.Protocol, strconv.Itoa(int(port.ContainerPort))},
 		}
 		fragment[passes.Key()] = passes
 	}
@@ -41,7 +41,7 @@ func (p Published) Rules() map[nft.Key]nft.Item {
 }
 
 func hostPortSets() []nft.Item {
-	return append(hostport.Maps(table),
+	return append(hostport.Maps(table, hostport.IPv4()),
 		&nft.Set{Family: nft.FamilyInet, Table: table, Name: services, Type: "ipv4_addr"},
 		&nft.Set{Family: nft.FamilyInet, Table: table, Name: published, Type: "ipv4_addr . inet_proto . inet_service"},
 	)
@@ -63,7 +63,7 @@ func Service(addresses []netip.Addr) map[nft.Key]nft.Item {
 // become the host's two addresses, because pods have a route by the host to no others.
 func hostPortChains(tunnels []uint16) []hostport.Chain {
 	// kube-proxy may put the Services' addresses on the node and translate them only later (IPVS).
-	received, own := hostport.Chains(tunnels, "ip daddr @"+services+" return")
+	received, own := hostport.Chains([]hostport.Family{hostport.IPv4()}, tunnels, "ip daddr @"+services+" return")
 	received.Rules = append([]string{fmt.Sprintf(`iifname "%s" return`, Device)}, received.Rules...)
 	sources := nft.Chain{Family: nft.FamilyInet, Name: "hostports-from", Type: nft.TypeNAT, Hook: nft.HookPostrouting, Priority: priorityFirst}
 	return []hostport.Chain{received, own, {Chain: sources, Rules: []string{

@@ -12,6 +12,7 @@ import (
 
 	"weft.dev/weft/internal/attach"
 	"weft.dev/weft/internal/cni"
+	"weft.dev/weft/internal/hostport"
 	"weft.dev/weft/internal/link"
 	"weft.dev/weft/internal/neutron/host"
 	"weft.dev/weft/internal/neutron/pipeline"
@@ -34,23 +35,7 @@ type publisher struct {
 
 // requested returns the host ports that a pod requests, unless one is reserved.
 func (p *publisher) requested(req *cni.Request) ([]cni.HostPort, error) {
-	if req.NetConf == nil {
-		return nil, nil
-	}
-	pod := req.Args.PodNamespace + "/" + req.Args.PodName
-	ports, err := cni.ParsePortMappings(req.NetConf.RuntimeConfig.PortMappings)
-	if err != nil {
-		return nil, fmt.Errorf("pod %s: %w", pod, err)
-	}
-	for _, port := range ports {
-		if p.node.Reserved == nil {
-			break
-		}
-		if why := p.node.Reserved(port); why != "" {
-			return nil, cni.Errorf(cni.CodeInvalidConfig, "pod %s cannot have host port %s: it is reserved for %s; use another one", pod, port, why)
-		}
-	}
-	return ports, nil
+	return hostport.Requested(req, p.node.Reserved, false) //nolint:wrapcheck // it names the pod
 }
 
 // address4 is the IPv4 address to which host ports are translated.
@@ -69,7 +54,7 @@ func hostPortRules(rec *attach.Record) map[nft.Key]nft.Item {
 	if len(rec.HostPorts) == 0 || !has {
 		return nil
 	}
-	return host.Published{Pod: rec.PodNamespace + "/" + rec.PodName, Address: address, Ports: rec.HostPorts}.Rules()
+	return host.Published{Pod: rec.PodNamespace + "/" + rec.PodName, Addresses: []netip.Addr{address}, Ports: rec.HostPorts}.Rules()
 }
 
 // publishedPorts returns the pod's ports to which host ports are translated, each once.

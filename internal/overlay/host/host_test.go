@@ -70,7 +70,7 @@ func TestFragments(t *testing.T) {
 }
 
 func published() host.Published {
-	return host.Published{Pod: "shop/" + strings.Repeat("w", 253), Address: netip.MustParseAddr("10.128.0.5"), Ports: []cni.HostPort{
+	return host.Published{Pod: "shop/" + strings.Repeat("w", 253), Addresses: []netip.Addr{netip.MustParseAddr("10.128.0.5")}, Ports: []cni.HostPort{
 		{Port: 8080, Protocol: "tcp", ContainerPort: 80},
 		{Address: netip.MustParseAddr("192.0.2.1"), Port: 53, Protocol: "udp", ContainerPort: 5353},
 		{Port: 9, Protocol: "sctp", ContainerPort: 9},

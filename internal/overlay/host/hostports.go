@@ -19,8 +19,8 @@ func (p Published) Rules() map[nft.Key]nft.Item {
 
 // hostPorts translates host ports to their pods. The source stays unchanged; see masquerade for the exceptions.
 func (c *Config) hostPorts(f fragment) {
-	f.add(hostport.Maps(table)...)
-	received, own := hostport.Chains(c.ClosedPorts,
+	f.add(hostport.Maps(table, hostport.IPv4())...)
+	received, own := hostport.Chains([]hostport.Family{hostport.IPv4()}, c.ClosedPorts,
 		// kube-proxy may put the Services' addresses on the node and translate them only later (IPVS).
 		fmt.Sprintf("ip daddr %s return", c.ServiceNetwork),
 		// To the kernel, egress IPs are addresses of the node. New connections to one are rejected before; this rule is for the node's own

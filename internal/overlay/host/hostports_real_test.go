@@ -36,7 +36,7 @@ const (
 func TestHostPortsLead(t *testing.T) {
 	node, neighbour := nstest.New(t), nstest.New(t)
 	want := sample().Rules()
-	maps.Copy(want, host.Published{Pod: "shop/web", Address: netip.MustParseAddr(podAddress), Ports: []cni.HostPort{{Port: 8080, Protocol: "udp", ContainerPort: 80}}}.Rules())
+	maps.Copy(want, host.Published{Pod: "shop/web", Addresses: []netip.Addr{netip.MustParseAddr(podAddress)}, Ports: []cni.HostPort{{Port: 8080, Protocol: "udp", ContainerPort: 80}}}.Rules())
 	maps.Copy(want, host.EgressIP{VNID: 42, Address: netip.MustParseAddr(egressAddress), MAC: pipeline.EgressMAC(42)}.Rules())
 	programRules(t, node, want)
 	nstest.Do(t, node, func() error { return makeNode(neighbour) })

@@ -25,7 +25,7 @@ import (
 func TestHostPortsLeadSCTP(t *testing.T) {
 	node, neighbour := nstest.New(t), nstest.New(t)
 	want := sample().Rules()
-	web := host.Published{Pod: "shop/web", Address: netip.MustParseAddr(podAddress), Ports: []cni.HostPort{
+	web := host.Published{Pod: "shop/web", Addresses: []netip.Addr{netip.MustParseAddr(podAddress)}, Ports: []cni.HostPort{
 		{Port: 8080, Protocol: "sctp", ContainerPort: 80},
 		{Port: 8081, Protocol: "sctp", ContainerPort: 81, Address: netip.MustParseAddr(nodeAddress)},
 		{Port: 8082, Protocol: "udp", ContainerPort: 82},

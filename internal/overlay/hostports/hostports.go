@@ -10,6 +10,7 @@ import (
 
 	"weft.dev/weft/internal/attach"
 	"weft.dev/weft/internal/cni"
+	"weft.dev/weft/internal/hostport"
 	"weft.dev/weft/internal/nft"
 	"weft.dev/weft/internal/overlay/host"
 	"weft.dev/weft/internal/reconcile"
@@ -43,23 +44,7 @@ type Ports struct {
 
 // Requested returns the host ports in the runtime's request, or an error if one is reserved.
 func (p *Ports) Requested(req *cni.Request) ([]cni.HostPort, error) {
-	if req.NetConf == nil {
-		return nil, nil
-	}
-	ports, err := cni.ParsePortMappings(req.NetConf.RuntimeConfig.PortMappings)
-	if err != nil {
-		return nil, err
-	}
-	if p.Reserved == nil {
-		return ports, nil
-	}
-	for _, port := range ports {
-		if why := p.Reserved(port); why != "" {
-			return nil, cni.Errorf(cni.CodeInvalidConfig, "pod %s/%s cannot have host port %s: it is reserved for %s; use another one",
-				req.Args.PodNamespace, req.Args.PodName, port, why)
-		}
-	}
-	return ports, nil
+	return hostport.Requested(req, p.Reserved, false) //nolint:wrapcheck // it names the pod
 }
 
 // Rules returns the rules for an attachment's host ports; nil if it has none.
@@ -67,7 +52,7 @@ func Rules(rec *attach.Record) map[nft.Key]nft.Item {
 	if len(rec.HostPorts) == 0 || len(rec.Addresses) == 0 {
 		return nil
 	}
-	return host.Published{Pod: rec.PodNamespace + "/" + rec.PodName, Address: rec.Addresses[0].Addr(), Ports: rec.HostPorts}.Rules()
+	return host.Published{Pod: rec.PodNamespace + "/" + rec.PodName, Addresses: []netip.Addr{rec.Addresses[0].Addr()}, Ports: rec.HostPorts}.Rules()
 }
 
 func owner(rec *attach.Record) reconcile.Owner { return reconcile.Owner(rec.Key().Owner()) }
