@@ -112,10 +112,7 @@ func uplink(t *testing.T, node ns.NetNS) (outside ns.NetNS) {
 
 func publish(t *testing.T, h *lifecycle.Handler, name string, pod ns.NetNS, ports ...cni.PortMapping) (*types100.Result, error) {
 	t.Helper()
-	return h.Add(t.Context(), &cni.Request{
-		Command: cni.CommandAdd, ContainerID: name, IfName: "eth0", Netns: pod.Path(), Args: cni.Args{PodNamespace: "default", PodName: name},
-		NetConf: &cni.NetConf{RuntimeConfig: cni.RuntimeConfig{PortMappings: ports}},
-	})
+	return addWith(t, h, name, pod, cni.RuntimeConfig{PortMappings: ports})
 }
 
 // TestHostPorts: host ports lead to the pod from outside, from the node, from another pod and from the pod itself, by IPv4 and IPv6, also

@@ -84,9 +84,15 @@ func eventually(t *testing.T, what string, condition func() error) {
 
 func add(t *testing.T, h *lifecycle.Handler, name string, pod ns.NetNS, ips ...string) (*types100.Result, error) {
 	t.Helper()
+	return addWith(t, h, name, pod, cni.RuntimeConfig{IPs: ips})
+}
+
+// addWith adds a pod with what the runtime passes by capabilities.
+func addWith(t *testing.T, h *lifecycle.Handler, name string, pod ns.NetNS, passed cni.RuntimeConfig) (*types100.Result, error) {
+	t.Helper()
 	return h.Add(t.Context(), &cni.Request{
 		Command: cni.CommandAdd, ContainerID: name, IfName: "eth0", Netns: pod.Path(), Args: cni.Args{PodNamespace: "default", PodName: name},
-		NetConf: &cni.NetConf{RuntimeConfig: cni.RuntimeConfig{IPs: ips}},
+		NetConf: &cni.NetConf{RuntimeConfig: passed},
 	})
 }
 
