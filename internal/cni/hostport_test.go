@@ -121,14 +121,17 @@ func TestHostPortsOverlap(t *testing.T) {
 // Whatever a runtime passes: a parsed mapping is valid, and every other one has an error for the runtime.
 func FuzzParsePortMappings(f *testing.F) {
 	f.Add(8080, 80, "tcp", "", 8080, 81, "TCP", "192.0.2.1")
+	f.Add(53, 53, "udp", "2001:db8::1", 53, 5353, "udp", "::")
 	f.Add(0, 0, "", "0.0.0.0", -1, 1<<20, "sctp\n", "::1%eth0")
 	f.Fuzz(func(t *testing.T, hostA, podA int, protocolA, ipA string, hostB, podB int, protocolB, ipB string) {
-		list, err := ParsePortMappings([]PortMapping{{hostA, podA, protocolA, ipA}, {hostB, podB, protocolB, ipB}}, false)
-		switch {
-		case err == nil && !ValidHostPorts(list):
-			t.Fatalf("not valid: %v", list)
-		case err != nil && !strings.Contains(AsError(err).Msg, "portMappings["):
-			t.Fatalf("the error names no field: %v", err)
+		for _, ipv6 := range []bool{false, true} {
+			list, err := ParsePortMappings([]PortMapping{{hostA, podA, protocolA, ipA}, {hostB, podB, protocolB, ipB}}, ipv6)
+			switch {
+			case err == nil && !ValidHostPorts(list):
+				t.Fatalf("not valid: %v", list)
+			case err != nil && !strings.Contains(AsError(err).Msg, "portMappings["):
+				t.Fatalf("the error names no field: %v", err)
+			}
 		}
 	})
 }
