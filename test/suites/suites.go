@@ -1,6 +1,6 @@
 // Package suites decides which of the lab's test suites a change can reach: one suite for each network. A file below a network's own folders
 // reaches that network only; a shared package reaches the networks that import it; everything else, such as wiring, the lab or the chart,
-// reaches all.
+// reaches all. Documentation, and the record of the revision that CI has passed, reach none.
 package suites
 
 import (
@@ -55,9 +55,13 @@ func Select(all []Suite, changed []string, imports map[string][]string) []string
 	return names
 }
 
+// passed is the file that names the revision which CI has passed last. Each change since then contains it, because it can only be written
+// after that revision.
+const passed = ".ci/base"
+
 // reach returns the suites that one changed file can reach.
 func reach(all []Suite, file string, imports map[string][]string) []string {
-	if path.Ext(file) == ".md" {
+	if path.Ext(file) == ".md" || file == passed {
 		return nil
 	}
 	folder := path.Dir(file)

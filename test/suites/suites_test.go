@@ -16,6 +16,8 @@ func TestSelect(t *testing.T) {
 	for name, test := range map[string]struct{ changed, want []string }{
 		"nothing":                {nil, nil},
 		"documentation":          {[]string{"README.md", "docs/vpc.md"}, nil},
+		"the revision passed":    {[]string{".ci/base"}, nil},
+		"continuous integration": {[]string{".ci/run"}, every},
 		"a network's own":        {[]string{"internal/flannel/lease/lease.go"}, []string{"flannel"}},
 		"a network's root":       {[]string{"internal/vpc/vpc.go"}, []string{"vpc"}},
 		"two networks' own":      {[]string{"internal/neutron/conf/conf.go", "api/kubeovn/v1/vpc.go"}, []string{"vpc", "neutron"}},
