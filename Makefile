@@ -17,8 +17,8 @@ TAGS = grpcnotrace
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 20
 
-build: ## build weft, weft-cni, weft-flannel and weft-lab into bin/
-	@GO=$(GO); for program in weft weft-cni weft-flannel weft-lab; do \
+build: ## build weft, weft-cni, weft-flannel, weft-provider and weft-lab into bin/
+	@GO=$(GO); for program in weft weft-cni weft-flannel weft-provider weft-lab; do \
 	  CGO_ENABLED=0 $$GO build -trimpath -buildvcs=false -tags $(TAGS) -ldflags '$(LDFLAGS)' -o $(BIN)/ ./cmd/$$program || exit 1; done
 
 image: build ## write Weft's image as an OCI archive, out/weft-image.tar; needs nft and Open vSwitch

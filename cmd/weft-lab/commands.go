@@ -54,7 +54,7 @@ func up(name *string) *cobra.Command {
 	f.BoolVar(&cfg.DualStack, "dual-stack", false, "IPv6 beside IPv4 for nodes and pods; network flannel and runtime cni only")
 	f.BoolVar(&cfg.VPC, "vpc", false, "OVN, and an outside network for the NAT gateways of VPCs: 192.168.100.0/24, on every node's ens37")
 	f.StringVar(&cfg.OpenStack, "openstack", "", "ovn: an OpenStack (Keystone, Neutron with OVN, Octavia) whose Neutron serves the nodes, with an external network for routers and floating IPs (build/prepare --openstack); openvswitch: Neutron with neutron-openvswitch-agent instead, without Octavia (build/prepare --openstack openvswitch)")
-	f.StringVar(&cfg.WeftBin, "weft-bin", "", "folder with weft, weft-cni, weft-flannel and weft-lab (default: that of this program)")
+	f.StringVar(&cfg.WeftBin, "weft-bin", "", "folder with weft, weft-cni, weft-flannel, weft-provider and weft-lab (default: that of this program)")
 	f.StringVar(&cfg.DeployDir, "deploy", "", "folder with Weft's manifests (default: deploy/ above the programs)")
 	f.StringVar(&cfg.KubernetesModule, "kubernetes-module", "", "folder with the go.mod that Kubernetes is built from (default: lab/kubernetes above the programs)")
 	f.StringVar(&cfg.PluginName, "plugin-name", "", "ClusterNetwork's pluginName (default redhat/openshift-ovs-subnet)")

@@ -18,7 +18,7 @@ func imageCmd() *cobra.Command {
 	var output, bin, ref string
 	cmd := &cobra.Command{
 		Use: "image", Short: "Write Weft's image as an OCI archive, without a container engine", Args: cobra.NoArgs,
-		Long: "Writes Weft's image as an OCI archive, which is a docker-archive as well. It holds weft, weft-cni and weft-flannel as\n" +
+		Long: "Writes Weft's image as an OCI archive, which is a docker-archive as well. It holds weft, weft-cni, weft-flannel and weft-provider as\n" +
 			"they were built, and nft and Open vSwitch of this machine. The same files make the same archive.",
 		Example: "  weft-lab image --output out/weft-image.tar\n" +
 			"  skopeo copy oci-archive:out/weft-image.tar docker://registry.example/weft:v1\n" +
@@ -45,7 +45,7 @@ func imageCmd() *cobra.Command {
 		},
 	}
 	cmd.Flags().StringVar(&output, "output", "out/weft-image.tar", "the archive to write")
-	cmd.Flags().StringVar(&bin, "weft-bin", "", "folder with weft, weft-cni and weft-flannel (default: that of this program)")
+	cmd.Flags().StringVar(&bin, "weft-bin", "", "folder with weft, weft-cni, weft-flannel and weft-provider (default: that of this program)")
 	cmd.Flags().StringVar(&ref, "ref", image.Ref, "the image's name and tag")
 	return cmd
 }

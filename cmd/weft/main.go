@@ -10,6 +10,7 @@ import (
 	"syscall"
 
 	"weft.dev/weft/internal/cli"
+	"weft.dev/weft/internal/command"
 )
 
 // version is the release.
@@ -26,6 +27,6 @@ func main() {
 		if err.Error() != "" { // empty: everything is already printed
 			fmt.Fprintln(os.Stderr, "weft:", err)
 		}
-		os.Exit(cli.ExitCode(err))
+		os.Exit(command.ExitCode(err))
 	}
 }

@@ -16,6 +16,7 @@ import (
 
 	"weft.dev/weft/internal/agent"
 	"weft.dev/weft/internal/cni"
+	"weft.dev/weft/internal/command"
 	"weft.dev/weft/internal/flannel/netconf"
 	"weft.dev/weft/internal/tracing"
 )
@@ -170,7 +171,7 @@ func installPluginCommand() *cobra.Command {
 // afterDash accepts arguments after -- only.
 func afterDash(cmd *cobra.Command, args []string) error {
 	if before := cmd.ArgsLenAtDash(); before > 0 || before < 0 && len(args) > 0 {
-		return unknown(nil, fmt.Errorf("argument %q: flags of flanneld follow after --", args[0]))
+		return command.Refuse(nil, fmt.Errorf("argument %q: flags of flanneld follow after --", args[0]))
 	}
 	return nil
 }
@@ -179,7 +180,7 @@ func afterDash(cmd *cobra.Command, args []string) error {
 func flannelFlags(serve bool, args []string, environment Environment, usage io.Writer) (*netconf.Flags, error) {
 	switch {
 	case !serve && len(args) > 0:
-		return nil, unknown(nil, errors.New("flags after -- are flanneld's: give --flannel before them"))
+		return nil, command.Refuse(nil, errors.New("flags after -- are flanneld's: give --flannel before them"))
 	case !serve:
 		return nil, nil //nolint:nilnil // no flags is how the agent is told not to serve flannel
 	case len(args) == 0:
@@ -191,10 +192,10 @@ func flannelFlags(serve bool, args []string, environment Environment, usage io.W
 	}
 	flags, err := netconf.ParseFlags(append([]string{"--kube-subnet-mgr"}, args...), getenv, usage)
 	if err != nil {
-		return nil, unknown(nil, fmt.Errorf("flags of flanneld after --: %w", err))
+		return nil, command.Refuse(nil, fmt.Errorf("flags of flanneld after --: %w", err))
 	}
 	if !flags.Kube.Enabled {
-		return nil, unknown(nil, errors.New("flags of flanneld after --: the agent keeps leases in Kubernetes; for etcd run `weft flanneld`"))
+		return nil, command.Refuse(nil, errors.New("flags of flanneld after --: the agent keeps leases in Kubernetes; for etcd run `weft flanneld`"))
 	}
 	return flags, nil
 }

@@ -7,6 +7,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"weft.dev/weft/internal/agent"
+	"weft.dev/weft/internal/command"
 )
 
 // Programs that the init containers of flannel's manifest run. In Weft's image, these names are links to weft.
@@ -24,7 +25,7 @@ func copyCommand(program string) *cobra.Command {
 		Args: func(_ *cobra.Command, args []string) error {
 			const fromAndTo = 2
 			if len(args) != fromAndTo {
-				return unknown(nil, fmt.Errorf("%s: %d arguments: it copies one file, and takes its path and that of the copy", program, len(args)))
+				return command.Refuse(nil, fmt.Errorf("%s: %d arguments: it copies one file, and takes its path and that of the copy", program, len(args)))
 			}
 			return nil
 		},
@@ -35,7 +36,7 @@ func copyCommand(program string) *cobra.Command {
 		cmd.Flags().BoolVarP(&force, "force", "f", false, "replace the copy; it is always replaced")
 	}
 	cmd.SetFlagErrorFunc(func(_ *cobra.Command, err error) error {
-		return unknown(nil, errors.Join(fmt.Errorf("%s copies one file", program), err))
+		return command.Refuse(nil, errors.Join(fmt.Errorf("%s copies one file", program), err))
 	})
 	return cmd
 }

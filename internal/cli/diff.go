@@ -10,6 +10,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"weft.dev/weft/internal/admin"
+	"weft.dev/weft/internal/command"
 )
 
 func diffCommand() *cobra.Command {
@@ -31,13 +32,13 @@ func diffCommand() *cobra.Command {
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			if err := checkFormat(output); err != nil {
-				return &exitError{code: exitUnknown, err: err}
+				return &command.Exit{Code: command.Unknown, Err: err}
 			}
 			ctx, cancel := context.WithTimeout(cmd.Context(), timeout)
 			defer cancel()
 			diff, err := flags.client().Diff(ctx)
 			if err != nil {
-				return &exitError{code: exitUnknown, err: err}
+				return &command.Exit{Code: command.Unknown, Err: err}
 			}
 			return printDiff(cmd.OutOrStdout(), output, &diff)
 		},
@@ -67,17 +68,17 @@ func printDiff(w io.Writer, output string, diff *admin.Diff) error {
 	code := 0
 	for _, e := range diff.Engines {
 		if len(e.Differences) > 0 {
-			code = max(code, exitDiffers)
+			code = max(code, command.Differs)
 		}
 		if e.Error != "" {
-			code = exitUnknown
+			code = command.Unknown
 		}
 	}
 	if err != nil {
-		return &exitError{code: exitUnknown, err: err}
+		return &command.Exit{Code: command.Unknown, Err: err}
 	}
 	if code != 0 {
-		return &exitError{code: code}
+		return &command.Exit{Code: code}
 	}
 	return nil
 }

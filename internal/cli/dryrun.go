@@ -9,6 +9,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"weft.dev/weft/internal/agent"
+	"weft.dev/weft/internal/command"
 )
 
 // dryRunFlags are the flags with which weft agent compares and does not start.
@@ -32,7 +33,7 @@ func (f *dryRunFlags) register(cmd *cobra.Command) {
 func (f *dryRunFlags) check(cmd *cobra.Command) error {
 	for _, flag := range []string{"output", "timeout"} {
 		if !f.run && cmd.Flags().Changed(flag) {
-			return &exitError{code: exitUnknown, err: fmt.Errorf("--%s is for --dry-run: add --dry-run to compare, or leave --%[1]s out to start the agent", flag)}
+			return &command.Exit{Code: command.Unknown, Err: fmt.Errorf("--%s is for --dry-run: add --dry-run to compare, or leave --%[1]s out to start the agent", flag)}
 		}
 	}
 	return nil
@@ -41,7 +42,7 @@ func (f *dryRunFlags) check(cmd *cobra.Command) error {
 // print prints what a start with the options would change. Its error carries the program's exit code.
 func (f *dryRunFlags) print(cmd *cobra.Command, opts agent.Options) error {
 	if err := checkFormat(f.output); err != nil {
-		return &exitError{code: exitUnknown, err: err}
+		return &command.Exit{Code: command.Unknown, Err: err}
 	}
 	ctx, cancel := context.WithTimeout(cmd.Context(), f.timeout)
 	defer cancel()
@@ -50,7 +51,7 @@ func (f *dryRunFlags) print(cmd *cobra.Command, opts agent.Options) error {
 		err = fmt.Errorf("not known after %s: check that Open vSwitch runs and that the API server answers: %w", f.timeout, err)
 	}
 	if err != nil {
-		return &exitError{code: exitUnknown, err: err}
+		return &command.Exit{Code: command.Unknown, Err: err}
 	}
 	return printDiff(cmd.OutOrStdout(), f.output, &diff)
 }

@@ -13,6 +13,7 @@ import (
 	"k8s.io/client-go/kubernetes"
 	"k8s.io/client-go/tools/clientcmd"
 
+	"weft.dev/weft/internal/command"
 	"weft.dev/weft/internal/flannel/daemon"
 	"weft.dev/weft/internal/flannel/etcdstore"
 	"weft.dev/weft/internal/flannel/kubestore"
@@ -47,14 +48,14 @@ func flanneldCommand(common *commonFlags, environment Environment) *cobra.Comman
 				return nil
 			}
 			if err != nil {
-				return unknown(nil, err)
+				return command.Refuse(nil, err)
 			}
 			if flags.Version {
 				_, err := fmt.Fprintln(cmd.ErrOrStderr(), environment.Version)
 				return err
 			}
 			if flags.Verbosity >= detailVerbosity {
-				common.logLevel = "debug"
+				common.log.Level = "debug"
 			}
 			log, _, err := common.logger(cmd.ErrOrStderr())
 			if err != nil {

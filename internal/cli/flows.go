@@ -12,6 +12,7 @@ import (
 	"github.com/spf13/cobra"
 
 	"weft.dev/weft/internal/agent"
+	"weft.dev/weft/internal/command"
 	"weft.dev/weft/internal/flows"
 	"weft.dev/weft/internal/status"
 )
@@ -54,7 +55,7 @@ func flowsCommand(common *commonFlags, uid int) *cobra.Command {
 		RunE: func(cmd *cobra.Command, _ []string) error {
 			err := errors.Join(checkFormat(opts.output), opts.filter.Validate())
 			if err != nil {
-				return &exitError{code: exitUnknown, err: err}
+				return &command.Exit{Code: command.Unknown, Err: err}
 			}
 			ctx, cancel := context.WithTimeout(cmd.Context(), opts.timeout)
 			defer cancel()
@@ -64,7 +65,7 @@ func flowsCommand(common *commonFlags, uid int) *cobra.Command {
 			return opts.run(ctx, cmd)
 		},
 	}
-	asRoot(uid, func() bool { return opts.node != "" }, cmd)
+	command.AsRoot(uid, func() bool { return opts.node != "" }, cmd)
 	opts.admin.register(cmd)
 	set := cmd.Flags()
 	set.StringVar(&opts.runDir, "ovs-run-dir", agent.DefaultOVSRunDir, "directory with Open vSwitch's sockets")
@@ -86,23 +87,23 @@ func flowsCommand(common *commonFlags, uid int) *cobra.Command {
 func (o *flowsOptions) run(ctx context.Context, cmd *cobra.Command) error {
 	report, err := flows.Attribute(ctx, o.runDir, o.admin.client(), o.filter)
 	if err != nil {
-		return &exitError{code: exitUnknown, err: fmt.Errorf("the flows cannot be read: %w", err)}
+		return &command.Exit{Code: command.Unknown, Err: fmt.Errorf("the flows cannot be read: %w", err)}
 	}
 	if report.OwnersUnknown != "" {
 		// an error of this write cannot be reported
 		_, _ = fmt.Fprintf(cmd.ErrOrStderr(), "weft: owners of the flows not known: %s\n", report.OwnersUnknown)
 	}
 	if err := report.Apply(o.filter); err != nil {
-		return &exitError{code: exitUnknown, err: err}
+		return &command.Exit{Code: command.Unknown, Err: err}
 	}
 	if err := o.print(cmd.OutOrStdout(), &report); err != nil {
-		return &exitError{code: exitUnknown, err: err}
+		return &command.Exit{Code: command.Unknown, Err: err}
 	}
 	switch {
 	case report.OwnersUnknown != "":
-		return &exitError{code: exitUnknown}
+		return &command.Exit{Code: command.Unknown}
 	case report.Unowned > 0:
-		return &exitError{code: exitDiffers, err: fmt.Errorf("%d of %d flows have no owner: another program added them", report.Unowned, report.Total)}
+		return &command.Exit{Code: command.Differs, Err: fmt.Errorf("%d of %d flows have no owner: another program added them", report.Unowned, report.Total)}
 	}
 	return nil
 }
@@ -135,11 +136,11 @@ func (o *flowsOptions) onNode(ctx context.Context, cmd *cobra.Command, common *c
 	find.Stderr = &errs
 	found, err := find.Output()
 	if err != nil {
-		return &exitError{code: exitUnknown, err: fmt.Errorf("--node %s: looking for its agent: %w: %s", o.node, err, strings.TrimSpace(errs.String()))}
+		return &command.Exit{Code: command.Unknown, Err: fmt.Errorf("--node %s: looking for its agent: %w: %s", o.node, err, strings.TrimSpace(errs.String()))}
 	}
 	pods := strings.Fields(string(found))
 	if len(pods) == 0 {
-		return &exitError{code: exitUnknown, err: fmt.Errorf("--node %s: no agent runs there in namespace %s: kubectl get nodes has the nodes' names, weft status which agents run", o.node, o.namespace)}
+		return &command.Exit{Code: command.Unknown, Err: fmt.Errorf("--node %s: no agent runs there in namespace %s: kubectl get nodes has the nodes' names, weft status which agents run", o.node, o.namespace)}
 	}
 	there := exec.CommandContext(ctx, o.kubectl, append(append(base, "exec", pods[0], "--container", "agent", "--", "/weft"), o.args()...)...) //nolint:gosec // the same
 	errs.Reset()
@@ -150,12 +151,12 @@ func (o *flowsOptions) onNode(ctx context.Context, cmd *cobra.Command, common *c
 	case err == nil:
 		return nil
 	case ctx.Err() != nil:
-		return &exitError{code: exitUnknown, err: fmt.Errorf("--node %s: no answer within %s", o.node, o.timeout)}
+		return &command.Exit{Code: command.Unknown, Err: fmt.Errorf("--node %s: no answer within %s", o.node, o.timeout)}
 	case errors.As(err, &exit) && strings.Contains(errs.String(), fmt.Sprintf("command terminated with exit code %d", exit.ExitCode())):
-		return &exitError{code: exit.ExitCode()} // the reason is already on standard error
+		return &command.Exit{Code: exit.ExitCode()} // the reason is already on standard error
 	}
 	// kubectl's own failures also exit with 1
-	return &exitError{code: exitUnknown, err: fmt.Errorf("--node %s: kubectl exec: %w", o.node, err)}
+	return &command.Exit{Code: command.Unknown, Err: fmt.Errorf("--node %s: kubectl exec: %w", o.node, err)}
 }
 
 // args returns the arguments of the same request on another node.

@@ -13,6 +13,7 @@ import (
 	"testing"
 
 	"weft.dev/weft/internal/admin"
+	"weft.dev/weft/internal/command"
 	"weft.dev/weft/internal/flows"
 	"weft.dev/weft/internal/openflow"
 	"weft.dev/weft/internal/overlay/pipeline"
@@ -161,7 +162,7 @@ func TestFlowsAskedForWrongly(t *testing.T) {
 		}
 	}
 	_, code, err := weft(t, Environment{}, "flows", "--ovs-run-dir", t.TempDir(), "--socket", agent)
-	if code != exitUnknown || err == nil || !strings.Contains(err.Error(), "the flows cannot be read: connect to the switch") {
+	if code != command.Unknown || err == nil || !strings.Contains(err.Error(), "the flows cannot be read: connect to the switch") {
 		t.Errorf("without a switch: code %d, %v", code, err)
 	}
 }
@@ -192,15 +193,15 @@ func TestFlowsOfAnotherNode(t *testing.T) {
 	}
 	t.Setenv("SAYS", "Error from server (Forbidden): pods is forbidden")
 	_, code, err = weft(t, Environment{}, "flows", "--kubectl", kubectl, "--node", "n2")
-	if code != exitUnknown || err == nil || !strings.Contains(err.Error(), "--node n2: kubectl exec") {
+	if code != command.Unknown || err == nil || !strings.Contains(err.Error(), "--node n2: kubectl exec") {
 		t.Errorf("kubectl may not: code %d, %v", code, err)
 	}
 	_, code, err = weft(t, Environment{}, "flows", "--kubectl", kubectl, "--node", "n3")
-	if code != exitUnknown || err == nil || !strings.Contains(err.Error(), "--node n3: no agent runs there in namespace weft") {
+	if code != command.Unknown || err == nil || !strings.Contains(err.Error(), "--node n3: no agent runs there in namespace weft") {
 		t.Errorf("a node without agent: code %d, %v", code, err)
 	}
 	_, code, err = weft(t, Environment{}, "flows", "--kubectl", filepath.Join(dir, "none"), "--node", "n2")
-	if code != exitUnknown || err == nil || !strings.Contains(err.Error(), "looking for its agent") {
+	if code != command.Unknown || err == nil || !strings.Contains(err.Error(), "looking for its agent") {
 		t.Errorf("without kubectl: code %d, %v", code, err)
 	}
 }

@@ -12,6 +12,7 @@ import (
 	"testing"
 
 	"weft.dev/weft/internal/admin"
+	"weft.dev/weft/internal/command"
 )
 
 var update = flag.Bool("update", false, "write golden files anew")
@@ -50,7 +51,7 @@ func weft(t *testing.T, environment Environment, args ...string) (out string, co
 	cmd.SetErr(&errs)
 	cmd.SetArgs(args)
 	err = cmd.ExecuteContext(t.Context())
-	return text.String() + errs.String(), ExitCode(err), err
+	return text.String() + errs.String(), command.ExitCode(err), err
 }
 
 func inStep() admin.Diff {
@@ -124,7 +125,7 @@ func TestExitCodes(t *testing.T) {
 			t.Errorf("%v: code %d, %v", test.args, code, err)
 		}
 	}
-	if code := ExitCode(errors.New("another")); code != 1 {
+	if code := command.ExitCode(errors.New("another")); code != 1 {
 		t.Errorf("another error: code %d", code)
 	}
 }

@@ -8,6 +8,7 @@ import (
 
 	"github.com/spf13/cobra"
 
+	"weft.dev/weft/internal/command"
 	"weft.dev/weft/internal/realised"
 )
 
@@ -36,7 +37,7 @@ func realisedCommand(common *commonFlags) *cobra.Command {
 			"  # For scripts: the nodes where it is not\n  weft realised networkpolicy shop/deny-all -o json | jq -r '.notRealised[]?.name'",
 		Args: func(_ *cobra.Command, args []string) error {
 			if len(args) != 2 {
-				return &exitError{code: exitUnknown, err: errors.New("give a kind and an object: networkpolicy NAMESPACE/NAME, egressnetworkpolicy NAMESPACE/NAME or netnamespace NAME")}
+				return &command.Exit{Code: command.Unknown, Err: errors.New("give a kind and an object: networkpolicy NAMESPACE/NAME, egressnetworkpolicy NAMESPACE/NAME or netnamespace NAME")}
 			}
 			return nil
 		},
@@ -44,9 +45,9 @@ func realisedCommand(common *commonFlags) *cobra.Command {
 			all, err := runRealised(cmd, common, &opts, args)
 			switch {
 			case err != nil:
-				return &exitError{code: exitUnknown, err: err}
+				return &command.Exit{Code: command.Unknown, Err: err}
 			case !all:
-				return &exitError{code: exitDiffers}
+				return &command.Exit{Code: command.Differs}
 			}
 			return nil
 		},

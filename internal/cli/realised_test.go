@@ -3,6 +3,8 @@ package cli
 import (
 	"strings"
 	"testing"
+
+	"weft.dev/weft/internal/command"
 )
 
 // Invalid arguments are refused with an error that names the valid ones.
@@ -11,7 +13,7 @@ func TestRealisedFlags(t *testing.T) {
 		"give a kind and an object": {"networkpolicy"}, `on kind "pod"`: {"pod", "shop/web"}, `--output "table"`: {"netnamespace", "shop", "-o", "table"},
 		"unknown flag: --all": {"netnamespace", "shop", "--all"},
 	} {
-		if out, code, err := weft(t, Environment{}, append([]string{"realised"}, args...)...); err == nil || code != exitUnknown || !strings.Contains(err.Error(), words) {
+		if out, code, err := weft(t, Environment{}, append([]string{"realised"}, args...)...); err == nil || code != command.Unknown || !strings.Contains(err.Error(), words) {
 			t.Errorf("%v: %q, code %d, %v; want %q", args, out, code, err, words)
 		}
 	}

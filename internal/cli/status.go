@@ -13,13 +13,8 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 	"sigs.k8s.io/yaml"
 
+	"weft.dev/weft/internal/command"
 	"weft.dev/weft/internal/status"
-)
-
-// Exit codes of commands that compare, the same as those of diff(1) and kubectl diff.
-const (
-	exitDiffers = 1
-	exitUnknown = 2
 )
 
 const (
@@ -54,9 +49,9 @@ func statusCommand(common *commonFlags) *cobra.Command {
 			ok, err := runStatus(cmd, common, &opts)
 			switch {
 			case err != nil:
-				return &exitError{code: exitUnknown, err: err}
+				return &command.Exit{Code: command.Unknown, Err: err}
 			case !ok:
-				return &exitError{code: exitDiffers}
+				return &command.Exit{Code: command.Differs}
 			}
 			return nil
 		},

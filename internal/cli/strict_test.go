@@ -6,6 +6,8 @@ import (
 
 	"github.com/spf13/cobra"
 	"github.com/spf13/pflag"
+
+	"weft.dev/weft/internal/command"
 )
 
 // each calls do with every command below root, and with the command's path.
@@ -22,7 +24,7 @@ func TestUnexpectedArguments(t *testing.T) {
 		if cmd.HasSubCommands() || cmd.Name() == "log-level" || cmd.Parent().Name() == "tenant" || cmd.Name() == "realised" {
 			return // they take arguments, or have subcommands
 		}
-		if _, code, err := weft(t, Environment{}, append(path, "nonsense")...); code != exitUnknown || err == nil || !strings.Contains(err.Error(), "nonsense") {
+		if _, code, err := weft(t, Environment{}, append(path, "nonsense")...); code != command.Unknown || err == nil || !strings.Contains(err.Error(), "nonsense") {
 			t.Errorf("weft %s nonsense: %d %v", strings.Join(path, " "), code, err)
 		}
 	})
@@ -31,16 +33,16 @@ func TestUnexpectedArguments(t *testing.T) {
 		"agent --nonsense", "controller --nonsense", "tenant join --nonsense", "version --nonsense", "--nonsense",
 	} {
 		_, code, err := weft(t, Environment{}, strings.Fields(args)...)
-		if code != exitUnknown || err == nil || args != "realised networkpolicy" && !strings.Contains(err.Error(), "nonsense") {
+		if code != command.Unknown || err == nil || args != "realised networkpolicy" && !strings.Contains(err.Error(), "nonsense") {
 			t.Errorf("weft %s: %d %v", args, code, err)
 		}
 	}
 	for _, args := range []string{"log-level debug nonsense", "realised networkpolicy shop/a nonsense", "realised netnamespace shop nonsense"} {
-		if _, code, err := weft(t, Environment{}, strings.Fields(args)...); code != exitUnknown || err == nil {
+		if _, code, err := weft(t, Environment{}, strings.Fields(args)...); code != command.Unknown || err == nil {
 			t.Errorf("weft %s: %d %v", args, code, err)
 		}
 	}
-	if _, code, err := weft(t, Environment{}, "stat"); code != exitUnknown || !strings.Contains(err.Error(), "status") {
+	if _, code, err := weft(t, Environment{}, "stat"); code != command.Unknown || !strings.Contains(err.Error(), "status") {
 		t.Errorf("a command that is nearly one: %d %v", code, err)
 	}
 	for _, args := range []string{"", "tenant", "openvswitch"} {
@@ -61,7 +63,7 @@ func TestTimeoutsAreGreaterThanZero(t *testing.T) {
 			found++
 			for _, wrong := range []string{"0", "0s", "-1s"} {
 				_, code, err := weft(t, Environment{}, append(path, "--"+flag.Name+"="+wrong)...)
-				if code != exitUnknown || err == nil || !strings.Contains(err.Error(), "--"+flag.Name) || !strings.Contains(err.Error(), "more than 0") {
+				if code != command.Unknown || err == nil || !strings.Contains(err.Error(), "--"+flag.Name) || !strings.Contains(err.Error(), "more than 0") {
 					t.Errorf("weft %s --%s=%s: %d %v", strings.Join(path, " "), flag.Name, wrong, code, err)
 				}
 			}
@@ -70,7 +72,7 @@ func TestTimeoutsAreGreaterThanZero(t *testing.T) {
 	if found < 7 { // agent, diff, flows, realised, status, and two or three of tenant
 		t.Errorf("%d flags of a duration found", found)
 	}
-	if _, code, err := weft(t, Environment{}, "status", "--timeout=5m", "--kubeconfig=/nope"); code != exitUnknown || strings.Contains(err.Error(), "--timeout") {
+	if _, code, err := weft(t, Environment{}, "status", "--timeout=5m", "--kubeconfig=/nope"); code != command.Unknown || strings.Contains(err.Error(), "--timeout") {
 		t.Errorf("a good one: %d %v", code, err)
 	}
 }
@@ -87,7 +89,7 @@ func TestVersion(t *testing.T) {
 func TestFlagsOfTheDryRun(t *testing.T) {
 	for _, flags := range []string{"-o json", "--output=text", "--timeout=3s"} {
 		_, code, err := weft(t, Environment{}, append([]string{"agent", "--node-name=n1"}, strings.Fields(flags)...)...)
-		if code != exitUnknown || err == nil || !strings.Contains(err.Error(), "--dry-run") {
+		if code != command.Unknown || err == nil || !strings.Contains(err.Error(), "--dry-run") {
 			t.Errorf("weft agent %s: %d %v", flags, code, err)
 		}
 	}
@@ -101,7 +103,7 @@ func TestUsersThatAreNotRoot(t *testing.T) {
 		"openvswitch database --ovs-run-dir /dev/null/a --database /dev/null/b", "openvswitch switch --ovs-run-dir /dev/null/a", "install-plugin --from /nope --to /dev/null/a",
 	} {
 		out, code, err := weft(t, user, strings.Fields(args)...)
-		if code != exitUnknown || err == nil || !strings.Contains(err.Error(), "needs root") || strings.Count(out, "\n") > 1 {
+		if code != command.Unknown || err == nil || !strings.Contains(err.Error(), "needs root") || strings.Count(out, "\n") > 1 {
 			t.Errorf("weft %s: %d %v %q", args, code, err, out)
 		}
 	}

@@ -11,6 +11,7 @@ import (
 	"github.com/spf13/cobra"
 	"k8s.io/apimachinery/pkg/labels"
 
+	"weft.dev/weft/internal/command"
 	"weft.dev/weft/internal/tenant"
 )
 
@@ -65,14 +66,14 @@ func tenantAction(common *commonFlags, use, short, example string, request func(
 		Example: example,
 		RunE: func(cmd *cobra.Command, names []string) error {
 			if cmd.Name() == "join" && opts.to == "" {
-				return unknown(cmd, errors.New("--to: name the namespace whose network the others join"))
+				return command.Refuse(cmd, errors.New("--to: name the namespace whose network the others join"))
 			}
 			r := request(&opts)
 			r.Namespaces = names
 			if opts.selector != "" {
 				var err error
 				if r.Selector, err = labels.Parse(opts.selector); err != nil {
-					return unknown(cmd, fmt.Errorf("--selector: %w", err))
+					return command.Refuse(cmd, fmt.Errorf("--selector: %w", err))
 				}
 			}
 			return runTenant(cmd, common, &opts, r)
@@ -92,7 +93,7 @@ func tenantAction(common *commonFlags, use, short, example string, request func(
 
 func runTenant(cmd *cobra.Command, common *commonFlags, opts *tenantOptions, request tenant.Request) error {
 	if err := checkFormat(opts.output); err != nil {
-		return unknown(cmd, err)
+		return command.Refuse(cmd, err)
 	}
 	config, err := common.operatorConfig(opts.context)
 	if err != nil {

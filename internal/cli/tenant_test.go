@@ -5,6 +5,7 @@ import (
 	"strings"
 	"testing"
 
+	"weft.dev/weft/internal/command"
 	"weft.dev/weft/internal/tenant"
 )
 
@@ -15,7 +16,7 @@ func TestTenantFlags(t *testing.T) {
 		"unknown flag: --to": {"isolate", "--to", "a", "b"},
 	} {
 		out, code, err := weft(t, Environment{}, append([]string{"tenant"}, args...)...)
-		if err == nil || code != exitUnknown || !strings.Contains(err.Error(), words) {
+		if err == nil || code != command.Unknown || !strings.Contains(err.Error(), words) {
 			t.Errorf("%v: %q, code %d, %v; want %q", args, out, code, err, words)
 		}
 	}

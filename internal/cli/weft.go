@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
-	"strings"
 
 	"github.com/go-logr/logr"
 	"github.com/spf13/cobra"
@@ -14,6 +13,8 @@ import (
 	"k8s.io/client-go/tools/clientcmd"
 	"k8s.io/klog/v2" //nolint:depguard // client-go logs by it: what it says goes into our own log
 	ctrllog "sigs.k8s.io/controller-runtime/pkg/log"
+
+	"weft.dev/weft/internal/command"
 )
 
 // Environment holds the values from the program's environment. Flags take precedence over them.
@@ -34,9 +35,6 @@ type Environment struct {
 
 // Weft returns the command weft with all its commands.
 func Weft(environment Environment) *cobra.Command {
-	if environment.Program == kubestackProgram {
-		return kubestackCommand(environment)
-	}
 	if environment.Program == flanneldProgram {
 		return alone(environment)
 	}
@@ -56,12 +54,12 @@ func Weft(environment Environment) *cobra.Command {
 	common.register(root)
 	agents, plugin, ovs, clean, diff, level := agentCommand(common, environment), installPluginCommand(), openvswitchCommand(environment.Node),
 		cleanupCommand(), diffCommand(), logLevelCommand()
-	provider, ovnDaemons := providerCommand(common), ovnCommand(common, environment.Node)
-	asRoot(environment.UID, nil, agents, plugin, clean, diff, level, provider)
-	asRoot(environment.UID, nil, append(ovs.Commands(), ovnDaemons.Commands()...)...)
+	provider, ovnDaemons := providerCommand(), ovnCommand(common, environment.Node)
+	command.AsRoot(environment.UID, nil, agents, plugin, clean, diff, level, provider)
+	command.AsRoot(environment.UID, nil, append(ovs.Commands(), ovnDaemons.Commands()...)...)
 	root.AddCommand(agents, controllerCommand(common, environment), plugin, ovs, ovnDaemons, clean, statusCommand(common), tenantCommand(common), diff,
 		flowsCommand(common, environment.UID), realisedCommand(common), level, versionCommand(), provider, flanneldCommand(common, environment))
-	strict(root)
+	command.Strict(root)
 	if environment.Program == pluginProgram {
 		root.Annotations = map[string]string{cobra.CommandDisplayNameAnnotation: "kubectl weft"}
 	}
@@ -70,7 +68,7 @@ func Weft(environment Environment) *cobra.Command {
 
 // alone returns flannel's daemon as a separate program.
 func alone(environment Environment) *cobra.Command {
-	cmd := flanneldCommand(&commonFlags{logLevel: "info", logFormat: "text"}, environment)
+	cmd := flanneldCommand(&commonFlags{log: command.DefaultLog()}, environment)
 	cmd.Use, cmd.SilenceUsage, cmd.SilenceErrors = flanneldProgram+" [flags]", true, true
 	return cmd
 }
@@ -83,15 +81,13 @@ type commonFlags struct {
 	kubeconfig string
 	// environment is the kubeconfig from the environment.
 	environment string
-	logLevel    string
-	logFormat   string
+	log         command.Log
 }
 
 func (f *commonFlags) register(root *cobra.Command) {
 	flags := root.PersistentFlags()
 	flags.StringVar(&f.kubeconfig, "kubeconfig", f.kubeconfig, "path of the kubeconfig; empty: the pod's service account")
-	flags.StringVar(&f.logLevel, "log-level", "info", "least severe messages to log: debug, info, warn or error")
-	flags.StringVar(&f.logFormat, "log-format", "text", "format of log lines: text or json")
+	f.log.Register(flags)
 }
 
 // config returns the configuration of the API server's client.
@@ -110,33 +106,26 @@ func (f *commonFlags) config() (*rest.Config, error) {
 	return config, nil
 }
 
-// logger returns the log that the flags describe, and its level. A change of the level takes effect at the next log line. The libraries of
-// Kubernetes log there as well.
+// logger returns the log that the flags describe, and its level. The libraries of Kubernetes log there as well.
 func (f *commonFlags) logger(w io.Writer) (*slog.Logger, *slog.LevelVar, error) {
-	level := &slog.LevelVar{}
-	if err := level.UnmarshalText([]byte(strings.ToUpper(f.logLevel))); err != nil {
-		return nil, nil, fmt.Errorf("--log-level %q: it is one of debug, info, warn, error", f.logLevel)
+	log, level, err := f.log.Open(w)
+	if err != nil {
+		return nil, nil, err
 	}
-	options := &slog.HandlerOptions{Level: level, ReplaceAttr: oneErrorKey}
-	var handler slog.Handler
-	switch f.logFormat {
-	case "text":
-		handler = slog.NewTextHandler(w, options)
-	case "json":
-		handler = slog.NewJSONHandler(w, options)
-	default:
-		return nil, nil, fmt.Errorf("--log-format %q: it is one of text, json", f.logFormat)
-	}
-	libraries := logr.FromSlogHandler(handler.WithAttrs([]slog.Attr{slog.String("library", "kubernetes")}))
+	libraries := logr.FromSlogHandler(log.Handler().WithAttrs([]slog.Attr{slog.String("library", "kubernetes")}))
 	ctrllog.SetLogger(libraries)
 	klog.SetLoggerWithOptions(libraries, klog.ContextualLogger(true))
-	return slog.New(handler), level, nil
+	return log, level, nil
 }
 
-// oneErrorKey logs all errors under one key; logr's key is err.
-func oneErrorKey(_ []string, attr slog.Attr) slog.Attr {
-	if attr.Key == "err" {
-		attr.Key = "error"
+func versionCommand() *cobra.Command {
+	return &cobra.Command{
+		Use: "version", Short: "Print the program's release", Args: cobra.NoArgs,
+		Long:    "Prints the program's release. The releases that run in a cluster are in weft status.",
+		Example: "  weft version",
+		RunE: func(cmd *cobra.Command, _ []string) error {
+			_, err := fmt.Fprintf(cmd.OutOrStdout(), "%s version %s\n", cmd.Root().Name(), cmd.Root().Version)
+			return err
+		},
 	}
-	return attr
 }

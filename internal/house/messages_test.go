@@ -16,7 +16,7 @@ var update = flag.Bool("update", false, "write docs/messages.md anew")
 func messages(t *testing.T) map[string][]string {
 	t.Helper()
 	all := map[string][]string{}
-	for _, folder := range []string{"internal", "cmd/weft", "cmd/weft-cni", "cmd/weft-flannel"} {
+	for _, folder := range []string{"internal", "cmd/weft", "cmd/weft-cni", "cmd/weft-flannel", "cmd/weft-provider"} {
 		found, err := Messages("../..", folder)
 		if err != nil {
 			t.Fatal(err)

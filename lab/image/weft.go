@@ -40,11 +40,18 @@ var data = []struct{ path, pkg string }{ //nolint:gochecknoglobals // a constant
 	{"/etc/ssl/certs/ca-certificates.crt", "ca-certificates"},
 }
 
+// Programs returns the names of Weft's own programs in its image.
+func Programs() []string { return []string{"weft", "weft-cni", "weft-flannel", "weft-provider"} }
+
 // Weft describes Weft's image: its programs from the directory bin, and the programs that they run from this machine.
 func Weft(ctx context.Context, run Runner, bin string) (Image, error) {
-	weft, plugin, flannel := filepath.Join(bin, "weft"), filepath.Join(bin, "weft-cni"), filepath.Join(bin, "weft-flannel")
-	files := map[string]string{"/weft": weft, "/weft-cni": plugin, "/weft-flannel": flannel}
-	programs := []string{weft, plugin, flannel}
+	files := map[string]string{}
+	var programs []string
+	for _, own := range Programs() {
+		program := filepath.Join(bin, own)
+		files["/"+own] = program
+		programs = append(programs, program)
+	}
 	for _, b := range borrowed {
 		found, err := exec.LookPath(b.program)
 		if err != nil {

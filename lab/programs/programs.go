@@ -12,7 +12,7 @@ import (
 const FolderVariable = "WEFT_LAB_BIN"
 
 // All returns the names of the programs that a lab runs.
-func All() []string { return []string{"weft", "weft-cni", "weft-flannel", "weft-lab"} }
+func All() []string { return []string{"weft", "weft-cni", "weft-flannel", "weft-provider", "weft-lab"} }
 
 // Build builds the named programs of the source tree at root into dir.
 func Build(ctx context.Context, root, dir string, names ...string) error {

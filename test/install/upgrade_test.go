@@ -18,6 +18,7 @@ import (
 
 	"weft.dev/weft/internal/attach"
 	"weft.dev/weft/lab"
+	"weft.dev/weft/lab/image"
 	"weft.dev/weft/lab/pages"
 	"weft.dev/weft/test/probe"
 	"weft.dev/weft/test/traffic"
@@ -48,7 +49,7 @@ func TestUpgradeAndUninstall(t *testing.T) {
 	for _, n := range c.Nodes() {
 		traces[n.Name] = traceOf(ctx, t, n)
 	}
-	c.load(build(t, before, "weft", "weft-cni", "weft-flannel"), previousImage)
+	c.load(buildPrevious(t, before, c.Config.WeftBin), previousImage)
 	c.load(c.Config.WeftBin, thisImage)
 
 	c.apply(filepath.Join(before, "deploy/weft.yaml"), previousImage)
@@ -67,6 +68,26 @@ func TestUpgradeAndUninstall(t *testing.T) {
 			}
 		}
 	})
+}
+
+// buildPrevious builds the image's programs of an earlier tree. Those that the tree lacks are this tree's.
+func buildPrevious(t *testing.T, tree, current string) string {
+	t.Helper()
+	var has, lacks []string
+	for _, program := range image.Programs() {
+		if _, err := os.Stat(filepath.Join(tree, "cmd", program)); err == nil {
+			has = append(has, program)
+		} else {
+			lacks = append(lacks, program)
+		}
+	}
+	bin := build(t, tree, has...)
+	for _, program := range lacks {
+		if err := os.Symlink(filepath.Join(current, program), filepath.Join(bin, program)); err != nil {
+			t.Fatal(err)
+		}
+	}
+	return bin
 }
 
 // previous is the tree of the commit before this one.

@@ -64,12 +64,21 @@ func wanted(project string) cloud.Network {
 	}}}
 }
 
+// ensureNetwork makes a network, and reads it.
+func ensureNetwork(ctx context.Context, c *cloud.Cloud, want cloud.Network) (*cloud.HeldNetwork, error) {
+	id, err := c.EnsureNetwork(ctx, want)
+	if err != nil {
+		return nil, err
+	}
+	return c.FindNetwork(ctx, "", "", id)
+}
+
 func TestNetwork(t *testing.T) {
 	ctx, client := connect(t)
 	c := cloud.New(client, cloud.Config{Cluster: "test-network"})
 	id := project(ctx, t, client, "weft-test-network")
 	want := wanted(id)
-	first, err := c.EnsureNetwork(ctx, want)
+	first, err := ensureNetwork(ctx, c, want)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -78,7 +87,7 @@ func TestNetwork(t *testing.T) {
 	}
 	// The same again, with other name servers: nothing is made twice.
 	want.Subnets[0].DNS = []netip.Addr{netip.MustParseAddr("10.244.0.54")}
-	again, err := c.EnsureNetwork(ctx, want)
+	again, err := ensureNetwork(ctx, c, want)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -156,7 +165,7 @@ func TestSameNameInTwoProjects(t *testing.T) {
 	c := cloud.New(client, cloud.Config{Cluster: "test-same-name"})
 	var nets []*cloud.HeldNetwork
 	for _, name := range []string{"weft-test-one", "weft-test-two"} {
-		n, err := c.EnsureNetwork(ctx, wanted(project(ctx, t, client, name)))
+		n, err := ensureNetwork(ctx, c, wanted(project(ctx, t, client, name)))
 		if err != nil {
 			t.Fatal(err)
 		}

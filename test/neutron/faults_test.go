@@ -75,7 +75,7 @@ func (e *everything) ensure(ctx context.Context, t *testing.T) {
 		return err
 	})
 	untilDone(ctx, t, "network", func(ctx context.Context) (err error) {
-		e.network, err = e.c.EnsureNetwork(ctx, wanted(e.project))
+		e.network, err = ensureNetwork(ctx, e.c, wanted(e.project))
 		return err
 	})
 	// As the controller does: what there is is read before anything is made.

@@ -31,7 +31,7 @@ func All() []Suite {
 		{Name: "flannel", Roof: []string{"cmd/weft-flannel", "internal/flannel", "lab/flanneld", "test/flannel"}, Tests: []string{"./test/flannel/..."}},
 		{Name: "vpc", Roof: []string{"api/kubeovn", "internal/vpc", "internal/ovn", "internal/ovnd", "test/vpc"}, Tests: []string{"./test/vpc/..."}},
 		{
-			Name: "neutron", Roof: []string{"api/kubestack", "api/stackube", "internal/neutron", "lab/stack/openstack", "test/ml2ovs", "test/neutron"},
+			Name: "neutron", Roof: []string{"api/kubestack", "cmd/weft-provider", "api/stackube", "internal/neutron", "lab/stack/openstack", "test/ml2ovs", "test/neutron"},
 			Tests: []string{"./test/neutron/..."}, Full: []string{"./test/ml2ovs/..."},
 		},
 	}

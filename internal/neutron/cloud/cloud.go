@@ -123,6 +123,13 @@ func makeOnce[T any](
 	if object, err = look(ctx); err != nil || object != nil {
 		return object, false, err
 	}
+	return makeAbsent(ctx, what, id, look, create)
+}
+
+// makeAbsent is makeOnce for an object that does not exist.
+func makeAbsent[T any](
+	ctx context.Context, what string, id func(*T) string, look func(context.Context) (*T, error), create func(context.Context) (*T, error),
+) (object *T, made bool, err error) {
 	object, err = create(ctx)
 	if err == nil && (object == nil || id(object) == "") {
 		err = ErrAnswer

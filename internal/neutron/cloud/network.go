@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
+	"sync"
 
 	"github.com/gophercloud/gophercloud/v2"
 	"github.com/gophercloud/gophercloud/v2/openstack/networking/v2/extensions/external"
@@ -110,42 +111,89 @@ func (t *topology) lookNetwork(ctx context.Context, what string, by networks.Lis
 	return only(what, found, err)
 }
 
-// EnsureNetwork creates what is missing of a network, and updates what may change (name servers, routes). If it fails, what it created is
-// removed.
-func (t *topology) EnsureNetwork(ctx context.Context, want Network) (held *HeldNetwork, err error) {
+// EnsureNetwork creates what is missing of a network, and updates what may change (name servers, routes). It returns the network's id. If it
+// fails, what it created is removed.
+//
+// Network and router do not depend on each other: each pair of requests is sent at once. What this call created is not searched for
+// subnets and interfaces.
+func (t *topology) EnsureNetwork(ctx context.Context, want Network) (id string, err error) {
 	var made undo
 	defer func() {
 		if err != nil {
 			err = errors.Join(err, made.run(ctx))
 		}
 	}()
-	id, err := t.ensureNetwork(ctx, want, &made)
-	if err != nil {
-		return nil, err
+	network, router := t.networkOf(want), t.routerOf(want)
+	if err := together(ctx, network.find, router.find); err != nil {
+		return "", err
 	}
-	router, err := t.ensureRouter(ctx, want, &made)
+	err = together(ctx, network.create, router.create)
+	made.add(router.made, func(ctx context.Context) error {
+		return gone(router.what, routers.Delete(ctx, t.client.Network, router.held.ID).ExtractErr())
+	})
+	made.add(network.made, func(ctx context.Context) error {
+		return gone(network.what, networks.Delete(ctx, t.client.Network, network.held.ID).ExtractErr())
+	})
 	if err != nil {
-		return nil, err
+		return "", err
 	}
+	at := place{network: network.held.ID, router: router.held.ID, empty: network.made}
 	for _, subnet := range want.Subnets {
-		if err := t.ensureSubnet(ctx, want, subnet, place{network: id, router: router}, &made); err != nil {
-			return nil, err
+		if err := t.ensureSubnet(ctx, want, subnet, at, &made); err != nil {
+			return "", err
 		}
 	}
-	return t.FindNetwork(ctx, "", "", id)
+	return network.held.ID, nil
 }
 
-func (t *topology) ensureNetwork(ctx context.Context, want Network, made *undo) (string, error) {
+// together runs steps at once, and waits for all of them even if one fails: the outcome of a request that is broken off is unknown.
+func together(ctx context.Context, steps ...func(context.Context) error) error {
+	errs := make([]error, len(steps))
+	var group sync.WaitGroup
+	for i, step := range steps {
+		group.Go(func() { errs[i] = step(ctx) })
+	}
+	group.Wait()
+	return errors.Join(errs...)
+}
+
+// single is an object that a call finds, or else creates.
+type single[T any] struct {
+	what string
+	id   func(*T) string
+	look func(context.Context) (*T, error)
+	// send sends the request that creates it.
+	send func(context.Context) (*T, error)
+
+	held *T
+	// made reports whether this call created it.
+	made bool
+}
+
+func (s *single[T]) find(ctx context.Context) (err error) {
+	s.held, err = s.look(ctx)
+	return err
+}
+
+func (s *single[T]) create(ctx context.Context) (err error) {
+	if s.held == nil {
+		s.held, s.made, err = makeAbsent(ctx, s.what, s.id, s.look, s.send)
+	}
+	return err
+}
+
+func (t *topology) networkOf(want Network) *single[HeldNetwork] {
 	what := fmt.Sprintf("network %q", want.Name)
-	held, fresh, err := makeOnce(ctx, what, func(n *HeldNetwork) string { return n.ID },
-		func(ctx context.Context) (*HeldNetwork, error) {
+	return &single[HeldNetwork]{
+		what: what, id: func(n *HeldNetwork) string { return n.ID },
+		look: func(ctx context.Context) (*HeldNetwork, error) {
 			held, err := t.lookNetwork(ctx, what, networks.ListOpts{Name: want.Name, ProjectID: want.Project})
 			if err == nil && held != nil && held.Description != t.mark(want.Owner) {
 				return nil, fmt.Errorf("%s of project %s: %w", what, want.Project, ErrForeign)
 			}
 			return held, err
 		},
-		func(ctx context.Context) (*HeldNetwork, error) {
+		send: func(ctx context.Context) (*HeldNetwork, error) {
 			n, err := whole(networks.Create(ctx, t.client.Network, networks.CreateOpts{
 				Name: want.Name, ProjectID: want.Project, Description: t.mark(want.Owner), AdminStateUp: yes(),
 			}).Extract())
@@ -153,43 +201,36 @@ func (t *topology) ensureNetwork(ctx context.Context, want Network, made *undo) 
 				return nil, err
 			}
 			return &HeldNetwork{Network: *n}, nil
-		})
-	if err != nil {
-		return "", err
+		},
 	}
-	made.add(fresh, func(ctx context.Context) error {
-		return gone(what, networks.Delete(ctx, t.client.Network, held.ID).ExtractErr())
-	})
-	return held.ID, nil
 }
 
-func (t *topology) ensureRouter(ctx context.Context, want Network, made *undo) (string, error) {
+func (t *topology) routerOf(want Network) *single[routers.Router] {
 	what := fmt.Sprintf("router %q", want.Name)
 	opts := routers.CreateOpts{Name: want.Name, ProjectID: want.Project, Description: t.mark(want.Owner), AdminStateUp: yes()}
 	if t.external != "" {
 		opts.GatewayInfo = &routers.GatewayInfo{NetworkID: t.external}
 	}
-	held, fresh, err := makeOnce(ctx, what, func(r *routers.Router) string { return r.ID },
-		func(ctx context.Context) (*routers.Router, error) {
+	return &single[routers.Router]{
+		what: what, id: func(r *routers.Router) string { return r.ID },
+		look: func(ctx context.Context) (*routers.Router, error) {
 			found, err := list(ctx, routers.List(t.client.Network, routers.ListOpts{
 				Name: want.Name, ProjectID: want.Project, Description: t.mark(want.Owner),
 			}), routers.ExtractRouters)
 			return only(what, found, err)
 		},
-		func(ctx context.Context) (*routers.Router, error) {
+		send: func(ctx context.Context) (*routers.Router, error) {
 			return routers.Create(ctx, t.client.Network, opts).Extract()
-		})
-	if err != nil {
-		return "", err
+		},
 	}
-	made.add(fresh, func(ctx context.Context) error {
-		return gone(what, routers.Delete(ctx, t.client.Network, held.ID).ExtractErr())
-	})
-	return held.ID, nil
 }
 
 // place has the ids of a subnet's network and router.
-type place struct{ network, router string }
+type place struct {
+	network, router string
+	// empty reports that the network was just created.
+	empty bool
+}
 
 // ErrFixed is returned if an object exists with other values of fields that cannot change.
 var ErrFixed = errors.New("cannot change: delete the network and make it anew")
@@ -198,6 +239,9 @@ func (t *topology) ensureSubnet(ctx context.Context, want Network, s Subnet, at 
 	what := fmt.Sprintf("subnet %q", s.Name)
 	held, fresh, err := makeOnce(ctx, what, func(s *subnets.Subnet) string { return s.ID },
 		func(ctx context.Context) (*subnets.Subnet, error) {
+			if at.empty {
+				return nil, nil //nolint:nilnil // nothing is found, as by only
+			}
 			found, err := list(ctx, subnets.List(t.client.Network, subnets.ListOpts{NetworkID: at.network, Name: s.Name}), subnets.ExtractSubnets)
 			return only(what, found, err)
 		},
@@ -215,7 +259,7 @@ func (t *topology) ensureSubnet(ctx context.Context, want Network, s Subnet, at 
 			return err
 		}
 	}
-	return t.ensureInterface(ctx, what, at.router, held, made)
+	return t.ensureInterface(ctx, what, at.router, held, fresh, made)
 }
 
 func (t *topology) subnetOptions(want Network, s Subnet, network string) subnets.CreateOpts {
@@ -268,7 +312,8 @@ func (t *topology) updateSubnet(ctx context.Context, what string, want Subnet, h
 	return nil
 }
 
-func (t *topology) ensureInterface(ctx context.Context, what, router string, s *subnets.Subnet, made *undo) error {
+// ensureInterface connects a subnet to its router. A fresh one is not connected yet.
+func (t *topology) ensureInterface(ctx context.Context, what, router string, s *subnets.Subnet, fresh bool, made *undo) error {
 	has := func(ctx context.Context) (bool, error) {
 		found, err := list(ctx, ports.List(t.client.Network, ports.ListOpts{NetworkID: s.NetworkID, DeviceID: router}), ports.ExtractPorts)
 		for _, p := range found {
@@ -278,8 +323,10 @@ func (t *topology) ensureInterface(ctx context.Context, what, router string, s *
 		}
 		return false, err
 	}
-	if there, err := has(ctx); err != nil || there {
-		return err
+	if !fresh {
+		if there, err := has(ctx); err != nil || there {
+			return err
+		}
 	}
 	_, err := routers.AddInterface(ctx, t.client.Network, router, routers.AddInterfaceOpts{SubnetID: s.ID}).Extract()
 	if err != nil {

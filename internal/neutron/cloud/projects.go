@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"regexp"
+	"slices"
 
 	"github.com/gophercloud/gophercloud/v2/openstack/identity/v3/projects"
 	"github.com/gophercloud/gophercloud/v2/openstack/identity/v3/roles"
@@ -23,25 +25,44 @@ type tenants struct {
 	client *openstack.Client
 }
 
-// Project finds a project by its id or its name.
+// Project finds a project by its id or its name. What has the form of an id is looked up as an id first, anything else as a name first.
 func (t *tenants) Project(ctx context.Context, idOrName string) (id string, err error) {
 	if idOrName == "" {
 		return "", fmt.Errorf("project with an empty name: %w", ErrNotFound)
 	}
-	p, err := whole(projects.Get(ctx, t.client.Identity, idOrName).Extract())
-	if err == nil && p.ID == idOrName {
-		return p.ID, nil
+	looks := []func(context.Context, string) (string, error){t.projectOfID, t.projectOfName}
+	if !hexadecimal.MatchString(idOrName) {
+		slices.Reverse(looks)
+	}
+	for _, look := range looks {
+		if id, err := look(ctx, idOrName); err != nil || id != "" {
+			return id, err
+		}
+	}
+	return "", fmt.Errorf("project %q: %w", idOrName, ErrNotFound)
+}
+
+// hexadecimal matches the ids that Keystone gives to projects.
+var hexadecimal = regexp.MustCompile(`^[0-9a-f]{32}$`)
+
+// projectOfID returns "" if there is no such project.
+func (t *tenants) projectOfID(ctx context.Context, id string) (string, error) {
+	p, err := whole(projects.Get(ctx, t.client.Identity, id).Extract())
+	if err == nil && p.ID == id {
+		return id, nil
 	}
 	if err != nil && !openstack.NotFound(err) {
-		return "", fmt.Errorf("look for project %q: %w", idOrName, openstack.Explain(err))
+		return "", fmt.Errorf("look for project %q: %w", id, openstack.Explain(err))
 	}
-	found, err := list(ctx, projects.List(t.client.Identity, projects.ListOpts{Name: idOrName}), projects.ExtractProjects)
-	one, err := only(fmt.Sprintf("project %q", idOrName), found, err)
-	if err != nil {
+	return "", nil
+}
+
+// projectOfName returns "" if there is no such project.
+func (t *tenants) projectOfName(ctx context.Context, name string) (string, error) {
+	found, err := list(ctx, projects.List(t.client.Identity, projects.ListOpts{Name: name}), projects.ExtractProjects)
+	one, err := only(fmt.Sprintf("project %q", name), found, err)
+	if err != nil || one == nil {
 		return "", err
-	}
-	if one == nil {
-		return "", fmt.Errorf("project %q: %w", idOrName, ErrNotFound)
 	}
 	return one.ID, nil
 }

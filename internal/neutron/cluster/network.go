@@ -123,10 +123,14 @@ func (r *networkReconciler) ensureNetwork(ctx context.Context, os *session, n *s
 		wrong := outcome{state: stackubev1.StateFailed, reason: reasonInvalid, message: invalid.Error()}
 		return wrong, nil //nolint:nilerr // trying again does not help: the object has to change
 	}
-	held, err := os.EnsureNetwork(ctx, want)
+	id, err := os.EnsureNetwork(ctx, want)
 	if errors.Is(err, cloud.ErrFixed) || errors.Is(err, cloud.ErrForeign) {
 		return outcome{state: stackubev1.StateFailed, reason: "Conflict", message: err.Error()}, err
 	}
+	if err != nil {
+		return outcome{state: stackubev1.StateFailed, reason: reasonOpenStack, message: err.Error()}, err
+	}
+	held, err := os.FindNetwork(ctx, "", "", id)
 	if err != nil {
 		return outcome{state: stackubev1.StateFailed, reason: reasonOpenStack, message: err.Error()}, err
 	}

@@ -1,4 +1,4 @@
-package cli
+package command
 
 import (
 	"errors"
@@ -10,10 +10,10 @@ import (
 	"github.com/spf13/pflag"
 )
 
-// strict makes all commands below root refuse the same mistakes with exitUnknown: unexpected arguments and flags, and durations of zero or
+// Strict makes all commands below root refuse the same mistakes with Unknown: unexpected arguments and flags, and durations of zero or
 // less.
-func strict(root *cobra.Command) {
-	root.SetFlagErrorFunc(unknown)
+func Strict(root *cobra.Command) {
+	root.SetFlagErrorFunc(Refuse)
 	root.PersistentFlags().VisitAll(refuseNoTime)
 	if root.HasSubCommands() && !root.Runnable() {
 		root.Args = knownCommand
@@ -21,15 +21,15 @@ func strict(root *cobra.Command) {
 	} else if check := root.Args; check != nil {
 		root.Args = func(cmd *cobra.Command, args []string) error {
 			err := check(cmd, args)
-			if exit := (*exitError)(nil); err == nil || errors.As(err, &exit) {
+			if exit := (*Exit)(nil); err == nil || errors.As(err, &exit) {
 				return err
 			}
-			return &exitError{code: exitUnknown, err: fmt.Errorf("%w: see %s --help", err, cmd.CommandPath())}
+			return &Exit{Code: Unknown, Err: fmt.Errorf("%w: see %s --help", err, cmd.CommandPath())}
 		}
 	}
 	root.Flags().VisitAll(refuseNoTime)
 	for _, cmd := range root.Commands() {
-		strict(cmd)
+		Strict(cmd)
 	}
 }
 
@@ -45,7 +45,7 @@ func knownCommand(cmd *cobra.Command, args []string) error {
 	if near := cmd.SuggestionsFor(args[0]); len(near) > 0 {
 		err = fmt.Errorf("unknown command %q for %q: did you mean %s?", args[0], cmd.CommandPath(), strings.Join(near, " or "))
 	}
-	return &exitError{code: exitUnknown, err: err}
+	return &Exit{Code: Unknown, Err: err}
 }
 
 // refuseNoTime makes a duration flag refuse zero and negative values.
@@ -66,27 +66,15 @@ func (s *someTime) Set(text string) error {
 	return s.Value.Set(text) //nolint:wrapcheck // pflag names flag and value
 }
 
-// asRoot makes commands refuse every user but root, with a one-line error. unless, if not nil, reports when the command needs no root.
-func asRoot(uid int, unless func() bool, commands ...*cobra.Command) {
+// AsRoot makes commands refuse every user but root, with a one-line error. unless, if not nil, reports when the command needs no root.
+func AsRoot(uid int, unless func() bool, commands ...*cobra.Command) {
 	for _, cmd := range commands {
 		run := cmd.RunE
 		cmd.RunE = func(cmd *cobra.Command, args []string) error {
 			if uid != 0 && (unless == nil || !unless()) {
-				return &exitError{code: exitUnknown, err: fmt.Errorf("%s needs root: run it with sudo on the node, or in the agent's pod (kubectl exec)", cmd.CommandPath())}
+				return &Exit{Code: Unknown, Err: fmt.Errorf("%s needs root: run it with sudo on the node, or in the agent's pod (kubectl exec)", cmd.CommandPath())}
 			}
 			return run(cmd, args)
 		}
-	}
-}
-
-func versionCommand() *cobra.Command {
-	return &cobra.Command{
-		Use: "version", Short: "Print the program's release", Args: cobra.NoArgs,
-		Long:    "Prints the program's release. The releases that run in a cluster are in weft status.",
-		Example: "  weft version",
-		RunE: func(cmd *cobra.Command, _ []string) error {
-			_, err := fmt.Fprintf(cmd.OutOrStdout(), "%s version %s\n", cmd.Root().Name(), cmd.Root().Version)
-			return err
-		},
 	}
 }
