@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"slices"
 	"strings"
+	"sync"
 	"time"
 
 	"github.com/gophercloud/gophercloud/v2"
@@ -143,6 +144,17 @@ func makeAbsent[T any](
 		}
 	}
 	return nil, false, fmt.Errorf("create %s: %w", what, openstack.Explain(err))
+}
+
+// together runs steps at once, and waits for all of them even if one fails: the outcome of a request that is broken off is unknown.
+func together(ctx context.Context, steps ...func(context.Context) error) error {
+	errs := make([]error, len(steps))
+	var group sync.WaitGroup
+	for i, step := range steps {
+		group.Go(func() { errs[i] = step(ctx) })
+	}
+	group.Wait()
+	return errors.Join(errs...)
 }
 
 // undo collects the steps that remove what a call created, and runs them in reverse order.

@@ -23,13 +23,26 @@ const (
 
 // readListeners reads a load balancer's listeners with their pools, without members.
 func (b *balancers) readListeners(ctx context.Context, held *HeldBalancer) error {
-	below, err := list(ctx, listeners.List(b.client.LoadBalancer, listeners.ListOpts{LoadbalancerID: held.ID}), listeners.ExtractListeners)
+	var below []listeners.Listener
+	var all []pools.Pool
+	err := together(ctx,
+		func(ctx context.Context) (err error) {
+			below, err = list(ctx, listeners.List(b.client.LoadBalancer, listeners.ListOpts{LoadbalancerID: held.ID}), listeners.ExtractListeners)
+			if err != nil {
+				return fmt.Errorf("list the listeners of load balancer %q: %w", held.Name, err)
+			}
+			return nil
+		},
+		func(ctx context.Context) (err error) {
+			all, err = list(ctx, pools.List(b.client.LoadBalancer, pools.ListOpts{LoadbalancerID: held.ID}), pools.ExtractPools)
+			if err != nil {
+				return fmt.Errorf("list the pools of load balancer %q: %w", held.Name, err)
+			}
+			return nil
+		},
+	)
 	if err != nil {
-		return fmt.Errorf("list the listeners of load balancer %q: %w", held.Name, err)
-	}
-	all, err := list(ctx, pools.List(b.client.LoadBalancer, pools.ListOpts{LoadbalancerID: held.ID}), pools.ExtractPools)
-	if err != nil {
-		return fmt.Errorf("list the pools of load balancer %q: %w", held.Name, err)
+		return err
 	}
 	for _, l := range below {
 		h := HeldListener{Listener: l}

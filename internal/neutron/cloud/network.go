@@ -7,7 +7,6 @@ import (
 	"net/netip"
 	"slices"
 	"strings"
-	"sync"
 
 	"github.com/gophercloud/gophercloud/v2"
 	"github.com/gophercloud/gophercloud/v2/openstack/networking/v2/extensions/external"
@@ -66,26 +65,45 @@ type HeldNetwork struct {
 // FindNetwork looks a network up by id, or else by name; project "" means any. It returns ErrNotFound and ErrMultiple.
 func (t *topology) FindNetwork(ctx context.Context, project, name, id string) (*HeldNetwork, error) {
 	what := fmt.Sprintf("network %q", name+id)
-	one, err := t.lookNetwork(ctx, what, networks.ListOpts{ID: id, Name: ifElse(id == "", name, ""), ProjectID: project})
+	if id == "" {
+		one, err := t.lookNetwork(ctx, what, networks.ListOpts{Name: name, ProjectID: project})
+		if err == nil && one == nil {
+			err = fmt.Errorf("%s: %w", what, ErrNotFound)
+		}
+		if err != nil {
+			return nil, err
+		}
+		one.Held, err = t.subnetsOf(ctx, what, one.ID)
+		return one, err
+	}
+	var one *HeldNetwork
+	var held []subnets.Subnet
+	err := together(ctx,
+		func(ctx context.Context) (err error) {
+			one, err = t.lookNetwork(ctx, what, networks.ListOpts{ID: id, ProjectID: project})
+			return err
+		},
+		func(ctx context.Context) (err error) {
+			held, err = t.subnetsOf(ctx, what, id)
+			return err
+		},
+	)
+	if err == nil && one == nil {
+		err = fmt.Errorf("%s: %w", what, ErrNotFound)
+	}
 	if err != nil {
 		return nil, err
 	}
-	if one == nil {
-		return nil, fmt.Errorf("%s: %w", what, ErrNotFound)
-	}
-	found, err := list(ctx, subnets.List(t.client.Network, subnets.ListOpts{NetworkID: one.ID}), subnets.ExtractSubnets)
-	if err != nil {
-		return nil, fmt.Errorf("list the subnets of %s: %w", what, err)
-	}
-	one.Held = found
+	one.Held = held
 	return one, nil
 }
 
-func ifElse(condition bool, yes, no string) string {
-	if condition {
-		return yes
+func (t *topology) subnetsOf(ctx context.Context, what, network string) ([]subnets.Subnet, error) {
+	found, err := list(ctx, subnets.List(t.client.Network, subnets.ListOpts{NetworkID: network}), subnets.ExtractSubnets)
+	if err != nil {
+		return nil, fmt.Errorf("list the subnets of %s: %w", what, err)
 	}
-	return no
+	return found, nil
 }
 
 // FindOwn looks up the network that Weft created for an owner, in any project. It returns ErrNotFound and ErrMultiple.
@@ -144,17 +162,6 @@ func (t *topology) EnsureNetwork(ctx context.Context, want Network) (id string, 
 		}
 	}
 	return network.held.ID, nil
-}
-
-// together runs steps at once, and waits for all of them even if one fails: the outcome of a request that is broken off is unknown.
-func together(ctx context.Context, steps ...func(context.Context) error) error {
-	errs := make([]error, len(steps))
-	var group sync.WaitGroup
-	for i, step := range steps {
-		group.Go(func() { errs[i] = step(ctx) })
-	}
-	group.Wait()
-	return errors.Join(errs...)
 }
 
 // single is an object that a call finds, or else creates.
