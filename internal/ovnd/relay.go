@@ -65,8 +65,9 @@ const (
 )
 
 var (
-	errNoPeer   = errors.New("its guard has not published its address yet")
-	errProtocol = errors.New("no protocol of the relay")
+	errNoPeer     = errors.New("its guard has not published its address yet")
+	errProtocol   = errors.New("no protocol of the relay")
+	errHandshakes = errors.New("too many unfinished handshakes")
 )
 
 // relay connects the servers of a cluster, from one guard to the others, with TLS. ovsdb-server has one list of trusted certificates for its
@@ -76,6 +77,8 @@ type relay struct {
 	own     tls.Certificate
 	log     *slog.Logger
 	group   sync.WaitGroup
+	// unfinished are the handshakes of other guards, and of clients that are none.
+	unfinished handshakes
 
 	mu    sync.Mutex
 	peers map[int]peer
@@ -205,8 +208,15 @@ func (r *relay) serve(ctx context.Context, conn net.Conn) error {
 	})
 	limited, cancel := context.WithTimeout(ctx, relayConnect)
 	defer cancel()
-	if err := secured.HandshakeContext(limited); err != nil {
-		r.log.WarnContext(ctx, "a connection of no server is refused", "from", conn.RemoteAddr().String(), "error", err)
+	client, err := clientOf(conn), errHandshakes
+	if r.unfinished.begin(client) {
+		err = secured.HandshakeContext(limited)
+		r.unfinished.end(client)
+	}
+	if err != nil {
+		if count := r.unfinished.refuse(time.Now()); count > 0 {
+			r.log.WarnContext(ctx, "a connection of no server is refused", "from", client.String(), "error", err, "since-last-message", count)
+		}
 		return nil
 	}
 	for _, c := range channels() {
