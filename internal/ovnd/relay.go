@@ -215,7 +215,7 @@ func (r *relay) serve(ctx context.Context, conn net.Conn) error {
 	}
 	if err != nil {
 		if count := r.unfinished.refuse(time.Now()); count > 0 {
-			r.log.WarnContext(ctx, "a connection of no server is refused", "from", client.String(), "error", err, "since-last-message", count)
+			r.log.WarnContext(ctx, "a connection of no server is refused", "from", client.String(), "error", err, "since_last_message", count)
 		}
 		return nil
 	}

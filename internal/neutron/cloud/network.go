@@ -261,12 +261,13 @@ func (t *topology) ensureSubnet(ctx context.Context, want Network, s Subnet, at 
 	made.add(fresh, func(ctx context.Context) error {
 		return gone(what, subnets.Delete(ctx, t.client.Network, held.ID).ExtractErr())
 	})
-	if !fresh {
-		if err := t.updateSubnet(ctx, what, s, held); err != nil {
-			return err
-		}
+	if fresh { // it is not connected yet
+		return t.connect(ctx, what, at.router, held, made)
 	}
-	return t.ensureInterface(ctx, what, at.router, held, fresh, made)
+	if err := t.updateSubnet(ctx, what, s, held); err != nil {
+		return err
+	}
+	return t.ensureInterface(ctx, what, at.router, held, made)
 }
 
 func (t *topology) subnetOptions(want Network, s Subnet, network string) subnets.CreateOpts {
@@ -319,30 +320,33 @@ func (t *topology) updateSubnet(ctx context.Context, what string, want Subnet, h
 	return nil
 }
 
-// ensureInterface connects a subnet to its router. A fresh one is not connected yet.
-func (t *topology) ensureInterface(ctx context.Context, what, router string, s *subnets.Subnet, fresh bool, made *undo) error {
-	has := func(ctx context.Context) (bool, error) {
-		found, err := list(ctx, ports.List(t.client.Network, ports.ListOpts{NetworkID: s.NetworkID, DeviceID: router}), ports.ExtractPorts)
-		for _, p := range found {
-			if slices.ContainsFunc(p.FixedIPs, func(ip ports.IP) bool { return ip.SubnetID == s.ID }) {
-				return true, err
-			}
-		}
-		return false, err
+// ensureInterface connects a subnet to its router, unless it is connected.
+func (t *topology) ensureInterface(ctx context.Context, what, router string, s *subnets.Subnet, made *undo) error {
+	if there, err := t.connected(ctx, router, s); err != nil || there {
+		return err
 	}
-	if !fresh {
-		if there, err := has(ctx); err != nil || there {
-			return err
-		}
-	}
+	return t.connect(ctx, what, router, s, made)
+}
+
+func (t *topology) connect(ctx context.Context, what, router string, s *subnets.Subnet, made *undo) error {
 	_, err := routers.AddInterface(ctx, t.client.Network, router, routers.AddInterfaceOpts{SubnetID: s.ID}).Extract()
 	if err != nil {
-		if there, lookErr := has(ctx); lookErr != nil || !there {
+		if there, lookErr := t.connected(ctx, router, s); lookErr != nil || !there {
 			return fmt.Errorf("connect %s to its router: %w", what, openstack.Explain(err))
 		}
 	}
 	made.add(true, func(ctx context.Context) error { return t.disconnect(ctx, router, s.ID) })
 	return nil
+}
+
+func (t *topology) connected(ctx context.Context, router string, s *subnets.Subnet) (bool, error) {
+	found, err := list(ctx, ports.List(t.client.Network, ports.ListOpts{NetworkID: s.NetworkID, DeviceID: router}), ports.ExtractPorts)
+	for _, p := range found {
+		if slices.ContainsFunc(p.FixedIPs, func(ip ports.IP) bool { return ip.SubnetID == s.ID }) {
+			return true, err
+		}
+	}
+	return false, err
 }
 
 func (t *topology) disconnect(ctx context.Context, router, subnet string) error {
