@@ -13,6 +13,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	kubeovn "weft.dev/weft/api/kubeovn/v1"
+	"weft.dev/weft/internal/vpc/cluster/plan/report"
 	"weft.dev/weft/internal/vpc/nat"
 	"weft.dev/weft/internal/vpc/objects"
 )
@@ -65,7 +66,7 @@ func (c *compiler) gateways() {
 		problems[name] = state
 		c.eipStatus(e, g, state.problem)
 		gone := g == nil || pods[e.Value.Gateway].pods == 0 || g.Hash != "" && !g.Has(name) && pods[e.Value.Gateway].has(g.Hash)
-		if c.addressOf(e) != "" || held(e.Object) {
+		if c.addressOf(e) != "" || report.Held(e.Object) {
 			c.finalize(e.Object, len(e.Rules) == 0 && gone)
 		}
 	}
@@ -96,15 +97,15 @@ func (c *compiler) gatewayPods() map[string]running {
 
 // finalize adds an object's finalizer, and removes it when the object is being deleted and nothing of it is left.
 func (c *compiler) finalize(object Object, free bool) {
-	has := slices.Contains(object.GetFinalizers(), kubeovn.Finalizer)
+	has := report.Held(object)
 	changed, ok := object.DeepCopyObject().(Object)
 	switch {
 	case !ok:
 		return
 	case object.GetDeletionTimestamp() == nil && !has:
-		changed.SetFinalizers(append(changed.GetFinalizers(), kubeovn.Finalizer))
+		report.Hold(changed)
 	case object.GetDeletionTimestamp() != nil && has && free:
-		changed.SetFinalizers(without(changed.GetFinalizers()))
+		report.Release(changed)
 	default:
 		return
 	}
@@ -112,11 +113,11 @@ func (c *compiler) finalize(object Object, free bool) {
 }
 
 // ready sets condition Ready of an object, and returns whether it is True.
-func (c *compiler) ready(conditions *[]metav1.Condition, generation int64, problem nat.Problem) bool {
+func ready(conditions report.Conditions, problem nat.Problem) bool {
 	if problem == (nat.Problem{}) {
 		problem.Reason = kubeovn.ReasonReady
 	}
-	c.condition(conditions, generation, kubeovn.ConditionReady, problem.Reason, problem.Message)
+	conditions.Ready(problem.Reason, problem.Message)
 	return problem.Reason == kubeovn.ReasonReady
 }
 
@@ -173,8 +174,9 @@ func (c *compiler) gatewayStatus(g *nat.Gateway, r running) {
 	if problem == (nat.Problem{}) {
 		problem = c.behind(g, r, false)
 	}
-	s.Ready = c.ready(&s.Conditions, object.Generation, problem)
-	c.supported(&s.Conditions, object.Generation, g.Value.Unsupported)
+	conditions := c.conditions(&s.Conditions, object.Generation)
+	s.Ready = ready(conditions, problem)
+	conditions.Supported(g.Value.Unsupported)
 	c.keepStatus(object, object.Status, g.Object.Status)
 	c.assigns(object, s.IP != g.Object.Status.IP)
 }
@@ -234,8 +236,9 @@ func (c *compiler) eipStatus(e *nat.EIP, g *nat.Gateway, problem nat.Problem) {
 	if g != nil {
 		s.Nat = strings.Join(g.Result.Uses[e.Value.Name], ",")
 	}
-	s.Ready = c.ready(&s.Conditions, object.Generation, problem)
-	c.supported(&s.Conditions, object.Generation, e.Value.Unsupported)
+	conditions := c.conditions(&s.Conditions, object.Generation)
+	s.Ready = ready(conditions, problem)
+	conditions.Supported(e.Value.Unsupported)
 	c.keepStatus(object, object.Status, e.Object.Status)
 	c.assigns(object, s.IP != e.Object.Status.IP && !e.Value.Wanted.IsValid()) // a requested address is assigned by the finalizer
 }
@@ -282,8 +285,9 @@ func (c *compiler) ruleStatuses(problems map[string]eipState) {
 		var problem nat.Problem
 		problem, s.V4ip, s.NatGwDp = c.ruleProblem(&ruleObject{name, object.Spec.EIP, s.V4ip, s.Conditions, object.Generation}, problems)
 		s.InternalCIDR = object.Spec.InternalCIDR
-		s.Ready = c.ready(&s.Conditions, object.Generation, problem)
-		c.matched(&s.Conditions, object.Generation, name, s.NatGwDp)
+		conditions := c.conditions(&s.Conditions, object.Generation)
+		s.Ready = ready(conditions, problem)
+		c.matched(conditions, name, s.NatGwDp)
 		c.keepStatus(object, object.Status, before.Status)
 	}
 	for i := range c.listed.FIPs {
@@ -293,7 +297,8 @@ func (c *compiler) ruleStatuses(problems map[string]eipState) {
 		var problem nat.Problem
 		problem, s.V4ip, s.NatGwDp = c.ruleProblem(&ruleObject{name, object.Spec.EIP, s.V4ip, s.Conditions, object.Generation}, problems)
 		s.InternalIP = object.Spec.InternalIP
-		s.Ready = c.ready(&s.Conditions, object.Generation, problem)
+		conditions := c.conditions(&s.Conditions, object.Generation)
+		s.Ready = ready(conditions, problem)
 		c.keepStatus(object, object.Status, before.Status)
 	}
 	for i := range c.listed.DNATs {
@@ -303,22 +308,23 @@ func (c *compiler) ruleStatuses(problems map[string]eipState) {
 		var problem nat.Problem
 		problem, s.V4ip, s.NatGwDp = c.ruleProblem(&ruleObject{name, spec.EIP, s.V4ip, s.Conditions, object.Generation}, problems)
 		s.Protocol, s.InternalIP, s.InternalPort, s.ExternalPort = cmp.Or(strings.ToLower(spec.Protocol), "tcp"), spec.InternalIP, spec.InternalPort, spec.ExternalPort
-		s.Ready = c.ready(&s.Conditions, object.Generation, problem)
+		conditions := c.conditions(&s.Conditions, object.Generation)
+		s.Ready = ready(conditions, problem)
 		c.keepStatus(object, object.Status, before.Status)
 	}
 }
 
 // matched sets condition Matched of an SNAT rule, if its gateway is known.
-func (c *compiler) matched(conditions *[]metav1.Condition, generation int64, owner, gateway string) {
+func (c *compiler) matched(conditions report.Conditions, owner, gateway string) {
 	g := c.compiled.Gateways[gateway]
 	if g == nil || g.Hash == "" {
-		meta.RemoveStatusCondition(conditions, kubeovn.ConditionMatched)
+		conditions.Remove(kubeovn.ConditionMatched)
 		return
 	}
 	if !slices.Contains(g.Result.Unmatched, owner) {
-		c.condition(conditions, generation, kubeovn.ConditionMatched, kubeovn.ReasonMatched, "")
+		conditions.Set(kubeovn.ConditionMatched, kubeovn.ReasonMatched, "")
 		return
 	}
-	c.condition(conditions, generation, kubeovn.ConditionMatched, kubeovn.ReasonNoSubnet,
+	conditions.Set(kubeovn.ConditionMatched, kubeovn.ReasonNoSubnet,
 		fmt.Sprintf("spec.internalCIDR overlaps no Subnet of Vpc %s, so that no packet matches; its Subnets are %s", g.Value.VPC, strings.Join(g.Inside(), ", ")))
 }

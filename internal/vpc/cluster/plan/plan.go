@@ -19,11 +19,11 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 
 	kubeovn "weft.dev/weft/api/kubeovn/v1"
 	"weft.dev/weft/internal/vpc/binding"
+	"weft.dev/weft/internal/vpc/cluster/plan/report"
 	"weft.dev/weft/internal/vpc/nat"
 	"weft.dev/weft/internal/vpc/northbound"
 	"weft.dev/weft/internal/vpc/objects"
@@ -59,10 +59,7 @@ type Objects struct {
 }
 
 // Object is any object of the API server.
-type Object interface {
-	metav1.Object
-	runtime.Object
-}
+type Object = report.Object
 
 // Plan is what follows from the objects.
 type Plan struct {
@@ -174,16 +171,16 @@ func (p *Planner) Plan(now metav1.Time) *Plan {
 // finalizers adds the finalizers of chosen objects.
 func (c *compiler) finalizers() {
 	for v := range c.chosenVPCs {
-		if v.object.DeletionTimestamp == nil && v.object.Name != kubeovn.DefaultVpc && !held(v.object) {
+		if v.object.DeletionTimestamp == nil && v.object.Name != kubeovn.DefaultVpc && !report.Held(v.object) {
 			changed := v.object.DeepCopy()
-			changed.Finalizers = append(changed.Finalizers, kubeovn.Finalizer)
+			report.Hold(changed)
 			c.plan.Vpcs = append(c.plan.Vpcs, changed)
 		}
 	}
 	for s := range c.chosen {
-		if s.object.DeletionTimestamp == nil && !held(s.object) {
+		if s.object.DeletionTimestamp == nil && !report.Held(s.object) {
 			changed := s.object.DeepCopy()
-			changed.Finalizers = append(changed.Finalizers, kubeovn.Finalizer)
+			report.Hold(changed)
 			c.plan.Subnets = append(c.plan.Subnets, changed)
 		}
 	}
@@ -191,11 +188,11 @@ func (c *compiler) finalizers() {
 
 // sort sorts what was computed in any order.
 func (c *compiler) sort() {
-	slices.SortFunc(c.plan.Delete, compareNames)
-	slices.SortFunc(c.plan.Vpcs, compareNames)
-	slices.SortFunc(c.plan.Subnets, compareNames)
-	slices.SortFunc(c.plan.VpcStatus, compareNames)
-	slices.SortFunc(c.plan.SubnetStatus, compareNames)
+	slices.SortFunc(c.plan.Delete, report.CompareNames)
+	slices.SortFunc(c.plan.Vpcs, report.CompareNames)
+	slices.SortFunc(c.plan.Subnets, report.CompareNames)
+	slices.SortFunc(c.plan.VpcStatus, report.CompareNames)
+	slices.SortFunc(c.plan.SubnetStatus, report.CompareNames)
 }
 
 // retire removes the rows of objects that are being deleted and that nothing uses any more, and their finalizers.
@@ -210,9 +207,9 @@ func (c *compiler) retire() {
 			v.subnets = slices.DeleteFunc(v.subnets, func(other *subnet) bool { return other == s })
 			c.chooseVPC(v)
 		}
-		if held(s.object) {
+		if report.Held(s.object) {
 			changed := s.object.DeepCopy()
-			changed.Finalizers = without(changed.Finalizers)
+			report.Release(changed)
 			c.plan.Subnets = append(c.plan.Subnets, changed)
 		}
 	}
@@ -225,16 +222,12 @@ func (c *compiler) retire() {
 		for _, peer := range c.peersOf[v.object.Name] {
 			c.chooseVPC(peer)
 		}
-		if held(v.object) {
+		if report.Held(v.object) {
 			changed := v.object.DeepCopy()
-			changed.Finalizers = without(changed.Finalizers)
+			report.Release(changed)
 			c.plan.Vpcs = append(c.plan.Vpcs, changed)
 		}
 	}
-}
-
-func without(finalizers []string) []string {
-	return slices.DeleteFunc(finalizers, func(f string) bool { return f == kubeovn.Finalizer })
 }
 
 // rows compiles what is chosen and exists.

@@ -17,6 +17,7 @@ import (
 
 	kubeovn "weft.dev/weft/api/kubeovn/v1"
 	"weft.dev/weft/internal/ipam"
+	"weft.dev/weft/internal/vpc/cluster/plan/report"
 	"weft.dev/weft/internal/vpc/northbound"
 	"weft.dev/weft/internal/vpc/objects"
 )
@@ -65,7 +66,7 @@ func (c *compiler) pods(waiting []placed) {
 			why = err.Error()
 		}
 		if why != "" {
-			c.waiting[key] = bounded(why, maxWaiting)
+			c.waiting[key] = report.Bounded(why, maxWaiting)
 		}
 	}
 }
@@ -86,7 +87,7 @@ func rank(pod *corev1.Pod) int {
 
 // attach assigns the pod an address of the subnet, and creates its IP object.
 func (c *compiler) attach(pod *corev1.Pod, s *subnet) error {
-	if v := c.vpcs[s.value.VPC]; !s.exists || s.object.DeletionTimestamp != nil || !held(s.object) || v == nil || !held(v.object) {
+	if v := c.vpcs[s.value.VPC]; !s.exists || s.object.DeletionTimestamp != nil || !report.Held(s.object) || v == nil || !report.Held(v.object) {
 		return fmt.Errorf("subnet %s or its Vpc is not in effect, or is being deleted", s.value.Name)
 	}
 	holder := objects.PodKey(pod.Namespace, pod.Name)

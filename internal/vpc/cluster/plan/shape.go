@@ -11,6 +11,7 @@ import (
 	kubeovn "weft.dev/weft/api/kubeovn/v1"
 	"weft.dev/weft/internal/ipam"
 	"weft.dev/weft/internal/vpc/binding"
+	"weft.dev/weft/internal/vpc/cluster/plan/report"
 	"weft.dev/weft/internal/vpc/nat"
 	"weft.dev/weft/internal/vpc/objects"
 )
@@ -184,11 +185,8 @@ func specVPC(o *kubeovn.Subnet) string {
 	return o.Spec.Vpc
 }
 
-// held reports whether an object has its finalizer.
-func held(object Object) bool { return slices.Contains(object.GetFinalizers(), kubeovn.Finalizer) }
-
 // hasRows reports whether an object has rows: it is not being deleted, or its finalizer keeps it until nothing uses it any more.
-func hasRows(object Object) bool { return object.GetDeletionTimestamp() == nil || held(object) }
+func hasRows(object Object) bool { return object.GetDeletionTimestamp() == nil || report.Held(object) }
 
 func (c *compiler) parseVPC(object *kubeovn.Vpc, before *vpc) *vpc {
 	v := &vpc{object: object, named: len(c.objects.subnetsOf[object.Name])}
@@ -375,7 +373,7 @@ func sameVPC(a, b *vpc) bool {
 	if a == nil || b == nil {
 		return a == b
 	}
-	return a.object.UID == b.object.UID && a.exists == b.exists && held(a.object) == held(b.object) && slices.Equal(a.value.Peerings, b.value.Peerings)
+	return a.object.UID == b.object.UID && a.exists == b.exists && report.Held(a.object) == report.Held(b.object) && slices.Equal(a.value.Peerings, b.value.Peerings)
 }
 
 // sameSubnets reports whether a VPC's subnets are the same for its router.

@@ -1,44 +1,21 @@
 package plan
 
 import (
-	"cmp"
 	"reflect"
 	"slices"
 	"strings"
 
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	kubeovn "weft.dev/weft/api/kubeovn/v1"
+	"weft.dev/weft/internal/vpc/cluster/plan/report"
 	"weft.dev/weft/internal/vpc/northbound"
 	"weft.dev/weft/internal/vpc/objects"
 )
 
-// maxMessage is the longest message of a condition (metav1.Condition).
-const maxMessage = 32768
-
-func compareNames[T metav1.Object](a, b T) int { return cmp.Compare(a.GetName(), b.GetName()) }
-
-// condition sets a condition of an object.
-func (c *compiler) condition(conditions *[]metav1.Condition, generation int64, kind, reason, message string) {
-	status := metav1.ConditionFalse
-	switch reason {
-	case kubeovn.ReasonReady, kubeovn.ReasonSupported, kubeovn.ReasonMatched, kubeovn.ReasonDefaultRoute:
-		status = metav1.ConditionTrue
-	}
-	meta.SetStatusCondition(conditions, metav1.Condition{
-		Type: kind, Status: status, Reason: reason, Message: bounded(message, maxMessage), ObservedGeneration: generation,
-		LastTransitionTime: c.now,
-	})
-}
-
-func (c *compiler) supported(conditions *[]metav1.Condition, generation int64, fields []string) {
-	if len(fields) == 0 {
-		c.condition(conditions, generation, kubeovn.ConditionSupported, kubeovn.ReasonSupported, "")
-		return
-	}
-	c.condition(conditions, generation, kubeovn.ConditionSupported, kubeovn.ReasonUnsupported,
-		"not served, and without effect: "+strings.Join(fields, ", "))
+// conditions returns the conditions of an object, to be set.
+func (c *compiler) conditions(list *[]metav1.Condition, generation int64) report.Conditions {
+	return report.Conditions{List: list, Generation: generation, Now: c.now}
 }
 
 // vpcStatus writes the status of a VPC that exists.
@@ -51,31 +28,32 @@ func (c *compiler) vpcStatus(v *vpc, result *northbound.Result) {
 		s.Subnets = append(s.Subnets, subnet.value.Name)
 	}
 	slices.Sort(s.Subnets)
-	c.vpcConditions(object, v)
+	conditions := c.vpcConditions(object, v)
 	if len(result.Shadowed) > 0 {
-		c.condition(&s.Conditions, object.Generation, kubeovn.ConditionShadowed, kubeovn.ReasonDefaultRoute,
+		conditions.Set(kubeovn.ConditionShadowed, kubeovn.ReasonDefaultRoute,
 			"a route to 0.0.0.0/0 of the same table takes all packets, so these routes by source have no effect: "+strings.Join(result.Shadowed, ", "))
 	} else {
-		meta.RemoveStatusCondition(&s.Conditions, kubeovn.ConditionShadowed)
+		conditions.Remove(kubeovn.ConditionShadowed)
 	}
 	c.keepVPC(v, object)
 }
 
-func (c *compiler) vpcConditions(object *kubeovn.Vpc, v *vpc) {
-	conditions := &object.Status.Conditions
+func (c *compiler) vpcConditions(object *kubeovn.Vpc, v *vpc) report.Conditions {
+	conditions := c.conditions(&object.Status.Conditions, object.Generation)
 	switch {
 	case object.Name == kubeovn.DefaultVpc:
-		c.condition(conditions, object.Generation, kubeovn.ConditionReady, kubeovn.ReasonDefaultVpc, v.problems.Error())
+		conditions.Ready(kubeovn.ReasonDefaultVpc, v.problems.Error())
 	case object.DeletionTimestamp != nil && v.named > 0:
-		c.condition(conditions, object.Generation, kubeovn.ConditionReady, kubeovn.ReasonInUse, "Subnets name the Vpc; delete them")
+		conditions.Ready(kubeovn.ReasonInUse, "Subnets name the Vpc; delete them")
 	case c.refusals[v.value.Owner()] != "":
-		c.condition(conditions, object.Generation, kubeovn.ConditionReady, kubeovn.ReasonRefused, c.refusals[v.value.Owner()])
+		conditions.Ready(kubeovn.ReasonRefused, c.refusals[v.value.Owner()])
 	case len(v.problems) > 0:
-		c.condition(conditions, object.Generation, kubeovn.ConditionReady, kubeovn.ReasonInvalid, v.problems.Error())
+		conditions.Ready(kubeovn.ReasonInvalid, v.problems.Error())
 	default:
-		c.condition(conditions, object.Generation, kubeovn.ConditionReady, kubeovn.ReasonReady, "")
+		conditions.Ready(kubeovn.ReasonReady, "")
 	}
-	c.supported(conditions, object.Generation, v.value.Unsupported)
+	conditions.Supported(v.value.Unsupported)
+	return conditions
 }
 
 func (c *compiler) keepVPC(v *vpc, object *kubeovn.Vpc) {
@@ -116,7 +94,7 @@ func (c *compiler) statuses() {
 }
 
 func (c *compiler) subnetStatus(object *kubeovn.Subnet, s *subnet) {
-	status := &object.Status
+	status, conditions := &object.Status, c.conditions(&object.Status.Conditions, object.Generation)
 	if s.pool != nil {
 		status.V4AvailableIPs, status.V4UsingIPs = s.pool.Available(), s.pool.Using()
 		status.V4AvailableIPRange, status.V4UsingIPRange = s.pool.Ranges()
@@ -131,15 +109,15 @@ func (c *compiler) subnetStatus(object *kubeovn.Subnet, s *subnet) {
 	}
 	switch {
 	case s.reason != "":
-		c.condition(&status.Conditions, object.Generation, kubeovn.ConditionReady, s.reason, s.message)
+		conditions.Ready(s.reason, s.message)
 	case object.DeletionTimestamp != nil:
-		c.condition(&status.Conditions, object.Generation, kubeovn.ConditionReady, kubeovn.ReasonInUse, "addresses are in use: "+status.V4UsingIPRange)
+		conditions.Ready(kubeovn.ReasonInUse, "addresses are in use: "+status.V4UsingIPRange)
 	case c.refusals[s.value.Owner()] != "":
-		c.condition(&status.Conditions, object.Generation, kubeovn.ConditionReady, kubeovn.ReasonRefused, c.refusals[s.value.Owner()])
+		conditions.Ready(kubeovn.ReasonRefused, c.refusals[s.value.Owner()])
 	case len(problems) > 0:
-		c.condition(&status.Conditions, object.Generation, kubeovn.ConditionReady, kubeovn.ReasonInvalid, problems.Error())
+		conditions.Ready(kubeovn.ReasonInvalid, problems.Error())
 	default:
-		c.condition(&status.Conditions, object.Generation, kubeovn.ConditionReady, kubeovn.ReasonReady, "")
+		conditions.Ready(kubeovn.ReasonReady, "")
 	}
-	c.supported(&status.Conditions, object.Generation, s.value.Unsupported)
+	conditions.Supported(s.value.Unsupported)
 }
