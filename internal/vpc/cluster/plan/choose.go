@@ -6,9 +6,11 @@ import (
 	"slices"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/labels"
 
 	"weft.dev/weft/internal/placement"
 	"weft.dev/weft/internal/vpc/binding"
+	"weft.dev/weft/internal/vpc/cluster/plan/topology"
 	"weft.dev/weft/internal/vpc/nat"
 )
 
@@ -18,33 +20,23 @@ type placed struct {
 	bound binding.Bound
 }
 
-func (c *compiler) chooseSubnet(s *subnet) { c.chosen[s] = struct{}{} }
-
-func (c *compiler) chooseVPC(v *vpc) { c.chosenVPCs[v] = struct{}{} }
-
 // choose completes what this plan computes: the subnets that changes name, those of pods to be placed, and with a subnet the pods that want
 // one of its addresses. It returns these pods in the order in which they get addresses.
 func (c *compiler) choose() []placed {
 	for uid := range c.ranges {
-		if s := c.byUID[uid]; s != nil {
-			c.chooseSubnet(s)
-		}
+		c.chosen.Subnet(c.network.SubnetOf(uid))
 	}
 	for name := range c.named {
-		if s := c.byName[name]; s != nil {
-			c.chooseSubnet(s)
-		}
+		c.chosen.Subnet(c.network.Subnet(name))
 	}
 	for name := range c.routers {
-		if v := c.vpcs[name]; v != nil {
-			c.chooseVPC(v)
-		}
+		c.chosen.VPC(c.network.VPC(name))
 	}
 	c.readGateways()
 	b := &placer{compiler: c, seen: map[string]placed{}}
 	c.changedPods(b.place)
-	b.more = slices.AppendSeq(b.more, maps.Keys(c.chosen))
-	done := map[*subnet]bool{} // pods that want such a subnet since then are placed already
+	b.more = slices.AppendSeq(b.more, maps.Keys(c.chosen.Subnets))
+	done := map[*topology.Subnet]bool{} // pods that want such a subnet since then are placed already
 	for len(b.more) > 0 {
 		s := b.more[len(b.more)-1]
 		b.more = b.more[:len(b.more)-1]
@@ -52,15 +44,15 @@ func (c *compiler) choose() []placed {
 			continue
 		}
 		done[s] = true
-		c.chooseSubnet(s)
-		for _, pod := range maps.Clone(c.wants[s.object.Name]) {
+		c.chosen.Subnet(s)
+		for _, pod := range maps.Clone(c.wants[s.Object.Name]) {
 			b.place(pod)
 		}
 	}
-	for s := range c.chosen {
-		s.open()
-		if v := c.vpcs[s.object.Spec.Vpc]; v != nil && s.object.DeletionTimestamp != nil {
-			c.chooseVPC(v)
+	for s := range c.chosen.Subnets {
+		s.Open()
+		if s.Object.DeletionTimestamp != nil {
+			c.chosen.VPC(c.network.VPC(s.Object.Spec.Vpc))
 		}
 	}
 	return b.pods()
@@ -69,8 +61,8 @@ func (c *compiler) choose() []placed {
 // placer collects the pods to place, and the subnets that may give them addresses.
 type placer struct {
 	*compiler
-	seen map[string]placed // by "<namespace>/<name>"
-	more []*subnet         // to choose
+	seen map[string]placed  // by "<namespace>/<name>"
+	more []*topology.Subnet // to choose
 }
 
 // place records a pod's binding. The address that the pod wanted before may now be assigned to another pod.
@@ -79,7 +71,7 @@ func (b *placer) place(pod *corev1.Pod) {
 	if _, done := b.seen[key]; done {
 		return
 	}
-	bound, is := b.bindings.Of(placement.Pod{Namespace: pod.Namespace, Name: pod.Name, Annotations: pod.Annotations}, b.namespace(pod.Namespace))
+	bound, is := b.network.Bindings().Of(placement.Pod{Namespace: pod.Namespace, Name: pod.Name, Annotations: pod.Annotations}, b.namespace(pod.Namespace))
 	delete(b.waiting, key)
 	for _, name := range b.unwant(key) {
 		b.add(name)
@@ -100,7 +92,7 @@ func (b *placer) place(pod *corev1.Pod) {
 }
 
 func (b *placer) add(name string) {
-	if s := b.byName[name]; s != nil {
+	if s := b.network.Subnet(name); s != nil {
 		b.more = append(b.more, s)
 	}
 }
@@ -143,7 +135,7 @@ func (c *compiler) changedPods(visit func(*corev1.Pod)) {
 		}
 	}
 	for name, pods := range c.objects.open {
-		if _, bound := c.bindings.Of(placement.Pod{Namespace: name}, c.namespace(name)); !bound {
+		if _, bound := c.network.Bindings().Of(placement.Pod{Namespace: name}, c.namespace(name)); !bound {
 			continue
 		}
 		for _, pod := range pods {
@@ -164,15 +156,15 @@ func (c *compiler) readGateways() {
 		c.nameForNAT()
 	}
 	external := c.natChanged
-	for s := range c.chosen {
-		external = external || s.value.Definition != ""
+	for s := range c.chosen.Subnets {
+		external = external || s.Value.Definition != ""
 	}
 	if c.natChanged = external; !external {
 		return
 	}
 	c.gatewaysChanged = true
-	for _, s := range c.external {
-		c.chooseSubnet(s)
+	for _, s := range c.network.External() {
+		c.chosen.Subnet(s)
 	}
 }
 
@@ -187,8 +179,54 @@ func (c *compiler) nameForNAT() {
 		c.natNames.subnets[e.Value.External] = struct{}{}
 	}
 	for name := range c.natNames.subnets {
-		if s := c.objects.subnets[name]; s != nil {
-			c.natNames.vpcs[s.Spec.Vpc] = struct{}{}
+		if vpc, there := c.network.VPCNamedBy(name); there {
+			c.natNames.vpcs[vpc] = struct{}{}
+		}
+	}
+}
+
+// natConcerned reports whether gateways or EIPs depend on something in the part.
+func (c *compiler) natConcerned(p *topology.Part) bool {
+	for name := range p.VPCs {
+		if _, named := c.natNames.vpcs[name]; named {
+			return true
+		}
+	}
+	for name, s := range p.Subnets {
+		_, named := c.natNames.subnets[name]
+		_, beside := c.natNames.vpcs[s.Object.Spec.Vpc]
+		if named || beside || s.Value.Definition != "" {
+			return true
+		}
+	}
+	return false
+}
+
+// placeRebound makes the plan place the pods whose binding may have changed: those that name the Subnet, and those of namespaces that it
+// names, or that name it.
+func (c *compiler) placeRebound(r topology.Rebound) {
+	maps.Copy(c.podsChanged, c.objects.asking[r.Name])
+	for namespace := range c.objects.choosing[r.Name] {
+		maps.Copy(c.podsChanged, c.objects.open[namespace])
+	}
+	for _, b := range []*binding.Subnet{r.Before, r.Now} {
+		if b == nil {
+			continue
+		}
+		for _, namespace := range b.Namespaces {
+			maps.Copy(c.podsChanged, c.objects.open[namespace])
+		}
+		c.placeSelected(b.Selectors)
+	}
+}
+
+// placeSelected makes the plan place the pods of the namespaces that one of the selectors selects.
+func (c *compiler) placeSelected(selectors []labels.Selector) {
+	for _, selector := range selectors {
+		for namespace, pods := range c.objects.open {
+			if n := c.objects.namespaces[namespace]; n != nil && selector.Matches(labels.Set(n.Labels)) {
+				maps.Copy(c.podsChanged, pods)
+			}
 		}
 	}
 }

@@ -11,6 +11,7 @@ import (
 
 	kubeovn "weft.dev/weft/api/kubeovn/v1"
 	"weft.dev/weft/internal/ipam"
+	"weft.dev/weft/internal/vpc/cluster/plan/topology"
 	"weft.dev/weft/internal/vpc/nat"
 	"weft.dev/weft/internal/vpc/objects"
 )
@@ -20,7 +21,8 @@ func (c *compiler) natObjects() *nat.Objects {
 	o := &c.objects
 	listed := &nat.Objects{Gateways: list(o.gateways), EIPs: list(o.eips), SNATs: list(o.snats), DNATs: list(o.dnats), FIPs: list(o.fips)}
 	if len(o.gateways)+len(o.eips)+len(o.snats)+len(o.dnats)+len(o.fips) > 0 {
-		listed.Vpcs, listed.Subnets, listed.Definitions = list(o.vpcs), list(o.subnets), o.definitions
+		listed.Vpcs, listed.Subnets = c.network.Objects()
+		listed.Definitions = o.definitions
 	}
 	return listed
 }
@@ -104,8 +106,8 @@ func (c *compiler) lanIPs() {
 		maps.DeleteFunc(c.lanRefused, func(owner string, _ nat.Problem) bool { return !there[owner] })
 	}
 	for _, g := range c.gatesByAge {
-		if s := c.byName[g.Value.Subnet]; s != nil {
-			if _, chosen := c.chosen[s]; !chosen {
+		if s := c.network.Subnet(g.Value.Subnet); s != nil {
+			if _, chosen := c.chosen.Subnets[s]; !chosen {
 				continue
 			}
 		}
@@ -126,73 +128,73 @@ func (c *compiler) refusal(owner string) nat.Problem {
 
 // lanIP reserves a gateway's address in its VPC, before any pod can get it.
 func (c *compiler) lanIP(g *nat.Gateway) {
-	s := c.byName[g.Value.Subnet]
-	if s == nil || s.pool == nil || s.value.Definition != "" || !g.Value.LanIP.IsValid() || s.value.VPC != g.Value.VPC {
+	s := c.network.Subnet(g.Value.Subnet)
+	if s == nil || s.Pool == nil || s.Value.Definition != "" || !g.Value.LanIP.IsValid() || s.Value.VPC != g.Value.VPC {
 		return
 	}
-	if err := s.pool.Use(g.Value.LanIP, holder(g.Value.Name)); err != nil {
-		c.lanRefused[g.Value.Owner()] = nat.Problem{Reason: reasonOf(err), Message: "spec.lanIp: " + err.Error() + "; write another address of " + s.value.Prefix.String()}
+	if err := s.Pool.Use(g.Value.LanIP, holder(g.Value.Name)); err != nil {
+		c.lanRefused[g.Value.Owner()] = nat.Problem{Reason: reasonOf(err), Message: "spec.lanIp: " + err.Error() + "; write another address of " + s.Value.Prefix.String()}
 		return
 	}
-	if s.pool.Owner(g.Value.LanIP) == holder(g.Value.Name) {
-		s.holders++
-		s.lanIPs = append(s.lanIPs, g.Value.LanIP)
+	if s.Pool.Owner(g.Value.LanIP) == holder(g.Value.Name) {
+		s.Holders++
+		s.LanIPs = append(s.LanIPs, g.Value.LanIP)
 	}
 }
 
 // hold keeps the address that an object has.
 func (c *compiler) hold(external string, addr netip.Addr, owner string) {
-	s := c.byName[external]
-	if s != nil && s.pool != nil && s.value.Definition != "" && addr.IsValid() && s.pool.Use(addr, owner) == nil {
-		s.holders++
+	s := c.network.Subnet(external)
+	if s != nil && s.Pool != nil && s.Value.Definition != "" && addr.IsValid() && s.Pool.Use(addr, owner) == nil {
+		s.Holders++
 	}
 }
 
 // give assigns an address to an object, unless it has one that it owns, or the object is being deleted (lives). The plan also has the
 // object's finalizer, which is written first (Plan.Withhold).
 func (c *compiler) give(external string, wanted netip.Addr, owner string, have netip.Addr, lives bool) {
-	s := c.byName[external]
+	s := c.network.Subnet(external)
 	switch {
-	case s == nil || s.pool == nil:
+	case s == nil || s.Pool == nil:
 		c.refused[owner] = nat.Problem{Reason: kubeovn.ReasonMissing, Message: fmt.Sprintf("there is no external Subnet %.64q that can be used; create it", external)}
 		return
-	case s.value.Definition == "":
+	case s.Value.Definition == "":
 		c.refused[owner] = nat.Problem{Reason: kubeovn.ReasonInvalid, Message: fmt.Sprintf(
-			"spec.externalSubnet: Subnet %s is a switch of Vpc %s; name a Subnet whose provider is a NetworkAttachmentDefinition", external, s.value.VPC)}
+			"spec.externalSubnet: Subnet %s is a switch of Vpc %s; name a Subnet whose provider is a NetworkAttachmentDefinition", external, s.Value.VPC)}
 		return
 	}
-	if have.IsValid() && s.pool.Owner(have) == owner {
+	if have.IsValid() && s.Pool.Owner(have) == owner {
 		if wanted.IsValid() && wanted != have {
 			c.refused[owner] = nat.Problem{Reason: kubeovn.ReasonConflict, Message: fmt.Sprintf(
 				"spec.v4ip: the EIP has %s, which stays; to have %s, delete the EIP and create it anew", have, wanted)}
 		}
 		return
 	}
-	if lives && s.object.DeletionTimestamp == nil {
+	if lives && s.Object.DeletionTimestamp == nil {
 		c.giveNew(s, wanted, owner)
 	}
 }
 
 // giveNew assigns the wanted address of an external subnet, or the next one.
-func (c *compiler) giveNew(s *subnet, wanted netip.Addr, owner string) {
-	last := s.pool.Last()
+func (c *compiler) giveNew(s *topology.Subnet, wanted netip.Addr, owner string) {
+	last := s.Pool.Last()
 	if wanted.IsValid() {
-		if err := s.pool.Use(wanted, owner); err != nil {
-			c.refused[owner] = nat.Problem{Reason: reasonOf(err), Message: "spec.v4ip: " + err.Error() + "; write another address of " + s.value.Prefix.String()}
+		if err := s.Pool.Use(wanted, owner); err != nil {
+			c.refused[owner] = nat.Problem{Reason: reasonOf(err), Message: "spec.v4ip: " + err.Error() + "; write another address of " + s.Value.Prefix.String()}
 			return
 		}
-		s.pool.Resume(last)
+		s.Pool.Resume(last)
 	} else {
-		next, err := s.pool.Next(owner)
+		next, err := s.Pool.Next(owner)
 		if err != nil {
 			c.refused[owner] = nat.Problem{
-				Reason: kubeovn.ReasonExhausted, Message: fmt.Sprintf("Subnet %s: %v; delete EIPs, or extend its range", s.value.Name, err),
+				Reason: kubeovn.ReasonExhausted, Message: fmt.Sprintf("Subnet %s: %v; delete EIPs, or extend its range", s.Value.Name, err),
 			}
 			return
 		}
 		wanted = next
 	}
-	s.holders++
+	s.Holders++
 	c.given[owner] = wanted.String()
 }
 

@@ -24,6 +24,7 @@ import (
 	kubeovn "weft.dev/weft/api/kubeovn/v1"
 	"weft.dev/weft/internal/vpc/binding"
 	"weft.dev/weft/internal/vpc/cluster/plan/report"
+	"weft.dev/weft/internal/vpc/cluster/plan/topology"
 	"weft.dev/weft/internal/vpc/nat"
 	"weft.dev/weft/internal/vpc/northbound"
 	"weft.dev/weft/internal/vpc/objects"
@@ -32,9 +33,6 @@ import (
 // readyPorts is how many logical ports of each subnet are in the database before a pod needs them. A pod that uses one waits only for
 // ovn-controller, not for a computation of northd.
 const readyPorts = 8
-
-// maxTunnelKey is the highest key of a datapath in OVN (ovn-nb(5), requested-tnl-key).
-const maxTunnelKey = 1<<24 - 1
 
 // Objects are the input of a complete plan. They are not changed.
 type Objects struct {
@@ -120,10 +118,19 @@ func Compile(o *Objects) *Plan {
 
 // Bindings returns the Subnets for binding pods.
 func Bindings(vpcs []kubeovn.Vpc, subnets []kubeovn.Subnet, gateways []kubeovn.VpcNatGateway) *binding.Subnets {
-	p := NewPlanner()
-	p.Load(&Objects{Vpcs: vpcs, Subnets: subnets, Gateways: gateways})
-	newCompiler(p, metav1.Time{}).shape()
-	return p.bindings
+	network := topology.New()
+	for i := range vpcs {
+		network.SetVPC(&vpcs[i])
+	}
+	for i := range subnets {
+		network.SetSubnet(&subnets[i])
+	}
+	for i := range gateways {
+		network.SetGateway(nil, &gateways[i])
+	}
+	chosen := newChosen()
+	network.Shape(&chosen)
+	return network.Bindings()
 }
 
 // compiler makes one plan: it computes what is chosen, and can read everything.
@@ -131,17 +138,20 @@ type compiler struct {
 	*Planner
 	plan *Plan
 	now  metav1.Time
-	// chosen and chosenVPCs are computed, and ips are the IP objects of chosen subnets, kept and created, by name.
-	chosen     map[*subnet]struct{}
-	chosenVPCs map[*vpc]struct{}
-	ips        map[string]*kubeovn.IP
+	// chosen are computed, and ips are the IP objects of chosen subnets, kept and created, by name.
+	chosen topology.Chosen
+	ips    map[string]*kubeovn.IP
 }
 
 func newCompiler(p *Planner, now metav1.Time) *compiler {
 	return &compiler{
-		Planner: p, now: now, ips: map[string]*kubeovn.IP{}, chosen: map[*subnet]struct{}{}, chosenVPCs: map[*vpc]struct{}{},
+		Planner: p, now: now, ips: map[string]*kubeovn.IP{}, chosen: newChosen(),
 		plan: &Plan{Fragments: map[string]northbound.Rows{}, Waiting: p.waiting, Closed: p.closed, assigning: map[Object]struct{}{}},
 	}
+}
+
+func newChosen() topology.Chosen {
+	return topology.Chosen{VPCs: map[*topology.VPC]struct{}{}, Subnets: map[*topology.Subnet]struct{}{}}
 }
 
 // Plan makes the plan for the changes since the last plan, which it assumes to be executed. If it was not, Again has to be called.
@@ -149,9 +159,7 @@ func newCompiler(p *Planner, now metav1.Time) *compiler {
 // It computes only the Subnets and the VPCs that a change concerns.
 func (p *Planner) Plan(now metav1.Time) *Plan {
 	c := newCompiler(p, now)
-	if len(p.reshaped.vpcs)+len(p.reshaped.subnets) > 0 {
-		c.shape()
-	}
+	c.shape()
 	pods := c.choose()
 	c.pools()
 	c.gatewayAddresses()
@@ -170,16 +178,16 @@ func (p *Planner) Plan(now metav1.Time) *Plan {
 
 // finalizers adds the finalizers of chosen objects.
 func (c *compiler) finalizers() {
-	for v := range c.chosenVPCs {
-		if v.object.DeletionTimestamp == nil && v.object.Name != kubeovn.DefaultVpc && !report.Held(v.object) {
-			changed := v.object.DeepCopy()
+	for v := range c.chosen.VPCs {
+		if v.Object.DeletionTimestamp == nil && v.Object.Name != kubeovn.DefaultVpc && !report.Held(v.Object) {
+			changed := v.Object.DeepCopy()
 			report.Hold(changed)
 			c.plan.Vpcs = append(c.plan.Vpcs, changed)
 		}
 	}
-	for s := range c.chosen {
-		if s.object.DeletionTimestamp == nil && !report.Held(s.object) {
-			changed := s.object.DeepCopy()
+	for s := range c.chosen.Subnets {
+		if s.Object.DeletionTimestamp == nil && !report.Held(s.Object) {
+			changed := s.Object.DeepCopy()
 			report.Hold(changed)
 			c.plan.Subnets = append(c.plan.Subnets, changed)
 		}
@@ -195,35 +203,29 @@ func (c *compiler) sort() {
 	slices.SortFunc(c.plan.SubnetStatus, report.CompareNames)
 }
 
+// shape decides which VPCs and subnets exist, and what else the plan has to compute therefore.
+func (c *compiler) shape() {
+	change := c.network.Shape(&c.chosen)
+	c.gone = append(c.gone, change.Gone...)
+	for _, r := range change.Rebound {
+		c.placeRebound(r)
+	}
+	c.natChanged = c.natChanged || c.natConcerned(&change.Before) || c.natConcerned(&change.Now)
+}
+
 // retire removes the rows of objects that are being deleted and that nothing uses any more, and their finalizers.
 func (c *compiler) retire() {
-	for s := range c.chosen {
-		if s.object.DeletionTimestamp == nil || s.holders > 0 {
-			continue
-		}
-		s.exists = false
-		c.retired.subnets[s.object.Name] = struct{}{}
-		if v := c.vpcs[s.value.VPC]; v != nil {
-			v.subnets = slices.DeleteFunc(v.subnets, func(other *subnet) bool { return other == s })
-			c.chooseVPC(v)
-		}
-		if report.Held(s.object) {
-			changed := s.object.DeepCopy()
+	vpcs, subnets := c.network.Retire(&c.chosen)
+	for _, s := range subnets {
+		if report.Held(s.Object) {
+			changed := s.Object.DeepCopy()
 			report.Release(changed)
 			c.plan.Subnets = append(c.plan.Subnets, changed)
 		}
 	}
-	for v := range c.chosenVPCs {
-		if v.object.DeletionTimestamp == nil || v.named > 0 {
-			continue
-		}
-		v.exists = false
-		c.retired.vpcs[v.object.Name] = struct{}{}
-		for _, peer := range c.peersOf[v.object.Name] {
-			c.chooseVPC(peer)
-		}
-		if report.Held(v.object) {
-			changed := v.object.DeepCopy()
+	for _, v := range vpcs {
+		if report.Held(v.Object) {
+			changed := v.Object.DeepCopy()
 			report.Release(changed)
 			c.plan.Vpcs = append(c.plan.Vpcs, changed)
 		}
@@ -232,12 +234,12 @@ func (c *compiler) retire() {
 
 // rows compiles what is chosen and exists.
 func (c *compiler) rows() {
-	for s := range c.chosen {
-		c.plan.Fragments[s.value.Owner()] = c.switchOf(s)
+	for s := range c.chosen.Subnets {
+		c.plan.Fragments[s.Value.Owner()] = c.switchOf(s)
 	}
-	for v := range c.chosenVPCs {
-		c.plan.Fragments[v.value.Owner()] = nil
-		if v.exists {
+	for v := range c.chosen.VPCs {
+		c.plan.Fragments[v.Value.Owner()] = nil
+		if v.Exists {
 			c.router(v)
 		}
 	}
@@ -250,28 +252,28 @@ func (c *compiler) rows() {
 }
 
 // router compiles a VPC, and its status, which reports the result.
-func (c *compiler) router(v *vpc) {
-	n := &northbound.Network{VPC: v.value, Remotes: map[string]objects.VPC{}}
-	for _, s := range v.subnets {
-		n.Subnets = append(n.Subnets, s.value)
+func (c *compiler) router(v *topology.VPC) {
+	n := &northbound.Network{VPC: v.Value, Remotes: map[string]objects.VPC{}}
+	for _, s := range v.Subnets {
+		n.Subnets = append(n.Subnets, s.Value)
 	}
-	for _, peering := range v.value.Peerings {
-		if remote := c.vpcs[peering.Remote]; remote != nil && remote.exists {
-			n.Remotes[peering.Remote] = remote.value
+	for _, peering := range v.Value.Peerings {
+		if remote := c.network.VPC(peering.Remote); remote != nil && remote.Exists {
+			n.Remotes[peering.Remote] = remote.Value
 		}
 	}
 	result := northbound.Router(n)
-	c.plan.Fragments[v.value.Owner()] = result.Rows
-	v.problems = append(slices.Clone(v.parsed), result.Problems...)
+	c.plan.Fragments[v.Value.Owner()] = result.Rows
+	v.Report(result.Problems)
 	c.vpcStatus(v, &result)
 }
 
 // ports compiles the ports of pods.
 func (c *compiler) ports() {
 	for _, ip := range c.ips {
-		s := c.byUID[ip.Spec.SubnetUID]
+		s := c.network.SubnetOf(ip.Spec.SubnetUID)
 		addr, err := netip.ParseAddr(ip.Spec.V4IPAddress)
-		if err != nil || s == nil || !s.switched() {
+		if err != nil || s == nil || !s.Switched() {
 			continue
 		}
 		port := northbound.Port{Addr: addr, Gateway: ip.Spec.NATGateway != ""}
@@ -284,7 +286,7 @@ func (c *compiler) ports() {
 }
 
 // isolate closes the address of a pod that NetworkPolicies isolate.
-func (c *compiler) isolate(s *subnet, ip *kubeovn.IP, addr netip.Addr) {
+func (c *compiler) isolate(s *topology.Subnet, ip *kubeovn.IP, addr netip.Addr) {
 	pod := c.objects.pods[types.UID(ip.Spec.PodUID)]
 	if pod == nil {
 		return
@@ -293,33 +295,30 @@ func (c *compiler) isolate(s *subnet, ip *kubeovn.IP, addr netip.Addr) {
 	delete(c.closed, key)
 	if closed != (northbound.Closed{}) {
 		c.closed[key] = closed
-		maps.Copy(c.plan.Fragments[s.value.Owner()], northbound.Isolation(&s.value, addr, closed))
+		maps.Copy(c.plan.Fragments[s.Value.Owner()], northbound.Isolation(&s.Value, addr, closed))
 	}
 }
 
-// switched reports whether the subnet has a switch.
-func (s *subnet) switched() bool { return s.exists && s.value.Definition == "" }
-
 // switchOf compiles a subnet without the ports of its pods.
-func (c *compiler) switchOf(s *subnet) northbound.Rows {
-	if !s.switched() {
+func (c *compiler) switchOf(s *topology.Subnet) northbound.Rows {
+	if !s.Switched() {
 		return nil
 	}
-	rows := northbound.Switch(&s.value, c.vpcs[s.value.VPC].value.Meta)
+	rows := northbound.Switch(&s.Value, c.network.VPC(s.Value.VPC).Value.Meta)
 	put := func(port northbound.Port) {
-		key, row := northbound.SwitchPort(&s.value, port)
+		key, row := northbound.SwitchPort(&s.Value, port)
 		rows[key] = row
 	}
-	for _, addr := range s.pool.Ahead(readyPorts) {
+	for _, addr := range s.Pool.Ahead(readyPorts) {
 		put(northbound.Port{Addr: addr})
 	}
-	for _, addr := range s.lanIPs { // ready before the gateways' pods
+	for _, addr := range s.LanIPs { // ready before the gateways' pods
 		put(northbound.Port{Addr: addr, Gateway: true})
 	}
 	return rows
 }
 
-func (c *compiler) port(s *subnet, port northbound.Port) {
-	key, row := northbound.SwitchPort(&s.value, port)
-	c.plan.Fragments[s.value.Owner()][key] = row
+func (c *compiler) port(s *topology.Subnet, port northbound.Port) {
+	key, row := northbound.SwitchPort(&s.Value, port)
+	c.plan.Fragments[s.Value.Owner()][key] = row
 }

@@ -3,7 +3,6 @@ package plan
 import (
 	"cmp"
 	"maps"
-	"reflect"
 	"slices"
 	"strings"
 
@@ -14,6 +13,7 @@ import (
 
 	kubeovn "weft.dev/weft/api/kubeovn/v1"
 	"weft.dev/weft/internal/vpc/binding"
+	"weft.dev/weft/internal/vpc/cluster/plan/topology"
 	"weft.dev/weft/internal/vpc/nat"
 	"weft.dev/weft/internal/vpc/northbound"
 	"weft.dev/weft/internal/vpc/objects"
@@ -25,7 +25,7 @@ import (
 // Objects that are passed to it must not be changed afterwards. It is not safe for concurrent use.
 type Planner struct {
 	objects store
-	network // as of the last plan
+	network *topology.Network // as of the last plan
 	// nat has the specifications of gateways, EIPs and rules, and gatesByAge and eipsByAge are its gateways and EIPs. compiled is the same
 	// with the gateways' state, and listed the objects from which it is compiled.
 	nat, compiled *nat.Network
@@ -53,9 +53,6 @@ type Planner struct {
 
 // changes are what the next plan has to compute.
 type changes struct {
-	// reshaped are the VPCs and Subnets that have changed, or on whose change others depend. retired are those whose rows this plan removes,
-	// because their objects are being deleted: the next plan shapes them.
-	reshaped, retired names
 	// gatewaysChanged: objects of NAT gateways, their pods or workloads have changed. natChanged: specifications of gateways and EIPs have
 	// changed. everyPod: all pods have to be placed.
 	gatewaysChanged, natChanged, everyPod bool
@@ -73,11 +70,7 @@ func newNames() names { return names{map[string]struct{}{}, map[string]struct{}{
 
 // store has all objects, by name.
 type store struct {
-	vpcs        map[string]*kubeovn.Vpc
-	subnets     map[string]*kubeovn.Subnet
-	subnetsOf   map[string]map[string]struct{} // their names, by the Vpc that they name
 	gateways    map[string]*kubeovn.VpcNatGateway
-	gatewaysIn  map[string]map[string]*kubeovn.VpcNatGateway // by the Subnet that they name
 	eips        map[string]*kubeovn.IptablesEIP
 	snats       map[string]*kubeovn.IptablesSnatRule
 	dnats       map[string]*kubeovn.IptablesDnatRule
@@ -107,11 +100,10 @@ type store struct {
 
 // NewPlanner returns a Planner without objects.
 func NewPlanner() *Planner {
-	p := &Planner{network: newNetwork(), waiting: map[string]string{}, wants: map[string]map[string]*corev1.Pod{}, wanted: map[string][]string{}, closed: map[string]northbound.Closed{}}
+	p := &Planner{network: topology.New(), waiting: map[string]string{}, wants: map[string]map[string]*corev1.Pod{}, wanted: map[string][]string{}, closed: map[string]northbound.Closed{}}
 	p.objects = store{
-		vpcs: map[string]*kubeovn.Vpc{}, subnets: map[string]*kubeovn.Subnet{}, subnetsOf: map[string]map[string]struct{}{},
-		gateways: map[string]*kubeovn.VpcNatGateway{}, gatewaysIn: map[string]map[string]*kubeovn.VpcNatGateway{},
-		eips: map[string]*kubeovn.IptablesEIP{}, snats: map[string]*kubeovn.IptablesSnatRule{}, dnats: map[string]*kubeovn.IptablesDnatRule{},
+		gateways: map[string]*kubeovn.VpcNatGateway{},
+		eips:     map[string]*kubeovn.IptablesEIP{}, snats: map[string]*kubeovn.IptablesSnatRule{}, dnats: map[string]*kubeovn.IptablesDnatRule{},
 		fips: map[string]*kubeovn.IptablesFIPRule{}, workloads: map[string]*appsv1.StatefulSet{}, namespaces: map[string]*corev1.Namespace{},
 		choosing: map[string]map[string]struct{}{}, definitions: map[string]string{}, ips: map[string]*kubeovn.IP{},
 		ipsOf: map[string]map[string]*kubeovn.IP{}, ipsOfPod: map[string]map[string]*kubeovn.IP{},
@@ -126,22 +118,10 @@ func NewPlanner() *Planner {
 
 // Again makes the next plan compute everything.
 func (p *Planner) Again() {
-	gone := p.gone
-	for _, s := range p.byName {
-		gone = append(gone, s.value.Owner())
-	}
-	for _, v := range p.vpcs {
-		gone = append(gone, v.value.Owner())
-	}
+	gone := append(p.gone, p.network.Again()...)
 	p.done()
-	p.gone, p.network, p.nat = gone, newNetwork(), nil
+	p.gone, p.nat = gone, nil
 	p.gatewaysChanged, p.natChanged, p.everyPod = true, true, true
-	for name := range p.objects.vpcs {
-		p.reshaped.vpcs[name] = struct{}{}
-	}
-	for name := range p.objects.subnets {
-		p.reshaped.subnets[name] = struct{}{}
-	}
 	p.lanRefused, p.refused, p.given = map[string]nat.Problem{}, map[string]nat.Problem{}, map[string]string{}
 	clear(p.waiting)
 	clear(p.wants)
@@ -154,13 +134,15 @@ func (p *Planner) Again() {
 
 // done resets the changes for the next plan.
 func (p *Planner) done() {
-	retired := p.retired
-	p.changes = changes{
-		reshaped: newNames(), retired: newNames(), ranges: map[string]struct{}{}, named: map[string]struct{}{}, routers: map[string]struct{}{},
-		podsChanged: map[types.UID]*corev1.Pod{},
+	p.changes = changes{ranges: fresh(p.ranges), named: fresh(p.named), routers: fresh(p.routers), podsChanged: fresh(p.podsChanged)}
+}
+
+// fresh returns an empty map: the same one if it is empty. To clear a map that was large once takes long each time.
+func fresh[K comparable, V any](m map[K]V) map[K]V {
+	if m != nil && len(m) == 0 {
+		return m
 	}
-	maps.Copy(p.reshaped.vpcs, retired.vpcs)
-	maps.Copy(p.reshaped.subnets, retired.subnets)
+	return map[K]V{}
 }
 
 // Retry makes the next plan compute again what an object of the last plan depends on, because it was not written.
@@ -204,14 +186,14 @@ func (p *Planner) Refuse(reasons map[string]string) (changed map[string]bool) {
 	}
 	maps.DeleteFunc(changed, func(_ string, has bool) bool { return !has })
 	p.refusals = refusals
-	for _, v := range p.vpcs {
-		if changed[v.value.Owner()] {
-			p.routers[v.object.Name] = struct{}{}
+	for name, v := range p.network.VPCs() {
+		if changed[v.Value.Owner()] {
+			p.routers[name] = struct{}{}
 		}
 	}
-	for _, s := range p.byName {
-		if changed[s.value.Owner()] {
-			p.named[s.object.Name] = struct{}{}
+	for name, s := range p.network.Subnets() {
+		if changed[s.Value.Owner()] {
+			p.named[name] = struct{}{}
 		}
 	}
 	return changed
@@ -263,8 +245,8 @@ func (p *Planner) SetDefinition(name, config string) {
 // defined makes the next plan compute the gateways if the NetworkAttachmentDefinition of a Subnet has changed. For a new Subnet this
 // happens anyway.
 func (p *Planner) defined(name string, changed bool) {
-	for _, s := range p.external {
-		p.gatewaysChanged = p.gatewaysChanged || changed && s.value.Definition == name
+	for _, s := range p.network.External() {
+		p.gatewaysChanged = p.gatewaysChanged || changed && s.Value.Definition == name
 	}
 }
 
@@ -279,10 +261,11 @@ func (p *Planner) RemoveDefinition(name string) {
 func (p *Planner) Set(object Object) {
 	switch o := object.(type) {
 	case *kubeovn.Vpc:
-		p.objects.vpcs[o.Name] = o
-		p.reshaped.vpcs[o.Name] = struct{}{}
+		p.network.SetVPC(o)
 	case *kubeovn.Subnet:
-		p.setSubnet(o)
+		if s := p.network.SetSubnet(o); s != nil {
+			p.named[o.Name] = struct{}{}
+		}
 	case *kubeovn.VpcNatGateway:
 		p.setGateway(o.Name, o)
 	case *kubeovn.IptablesEIP:
@@ -315,12 +298,9 @@ func (p *Planner) Remove(object Object) {
 	name := object.GetName()
 	switch object.(type) {
 	case *kubeovn.Vpc:
-		delete(p.objects.vpcs, name)
-		p.reshaped.vpcs[name] = struct{}{}
+		p.network.RemoveVPC(name)
 	case *kubeovn.Subnet:
-		p.nameVPC(p.objects.subnets[name], false)
-		delete(p.objects.subnets, name)
-		p.reshaped.subnets[name] = struct{}{}
+		p.network.RemoveSubnet(name)
 	case *kubeovn.VpcNatGateway:
 		p.setGateway(name, nil)
 	case *kubeovn.IptablesEIP:
@@ -356,31 +336,6 @@ func (p *Planner) Remove(object Object) {
 func (p *Planner) Knows(g *kubeovn.VpcNatGateway) bool {
 	have := p.objects.gateways[g.Name]
 	return have != nil && have.UID == g.UID && have.ResourceVersion == g.ResourceVersion
-}
-
-// setSubnet sets a Subnet. If only its status changed, as with each address, the network's shape does not change.
-func (p *Planner) setSubnet(o *kubeovn.Subnet) {
-	before := p.objects.subnets[o.Name]
-	p.nameVPC(before, false)
-	p.nameVPC(o, true)
-	p.objects.subnets[o.Name] = o
-	s := p.byName[o.Name]
-	if before == nil || s == nil || s.object != before || before.UID != o.UID || before.Generation != o.Generation ||
-		!before.DeletionTimestamp.Equal(o.DeletionTimestamp) || !slices.Equal(before.Finalizers, o.Finalizers) ||
-		s.value.TunnelKey != o.Status.TunnelKey || !reflect.DeepEqual(before.Spec, o.Spec) {
-		p.reshaped.subnets[o.Name] = struct{}{}
-		return
-	}
-	s.object, s.read.TunnelKey = o, o.Status.TunnelKey
-	p.keys.stored(&s.value.TunnelKey)
-	p.named[o.Name] = struct{}{}
-}
-
-// nameVPC records which Vpc a Subnet names, or that it does not any more. Nil names none.
-func (p *Planner) nameVPC(o *kubeovn.Subnet, names bool) {
-	if o != nil {
-		index(p.objects.subnetsOf, o.Spec.Vpc, o.Name, struct{}{}, names)
-	}
 }
 
 // index adds an entry to an index, or removes it.
@@ -428,14 +383,10 @@ func (p *Planner) setGateway(name string, o *kubeovn.VpcNatGateway) {
 		p.objects.gateways[name] = o
 	}
 	p.natChanged = true
-	binds := before == nil || o == nil || before.Spec.Subnet != o.Spec.Subnet || before.Spec.Vpc != o.Spec.Vpc
+	p.network.SetGateway(before, o)
 	for _, g := range []*kubeovn.VpcNatGateway{before, o} {
-		if g == nil {
-			continue
-		}
-		index(p.objects.gatewaysIn, g.Spec.Subnet, name, g, g == o)
-		if p.named[g.Spec.Subnet] = struct{}{}; binds {
-			p.reshaped.subnets[g.Spec.Subnet] = struct{}{}
+		if g != nil {
+			p.named[g.Spec.Subnet] = struct{}{}
 		}
 	}
 }

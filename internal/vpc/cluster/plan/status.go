@@ -9,6 +9,7 @@ import (
 
 	kubeovn "weft.dev/weft/api/kubeovn/v1"
 	"weft.dev/weft/internal/vpc/cluster/plan/report"
+	"weft.dev/weft/internal/vpc/cluster/plan/topology"
 	"weft.dev/weft/internal/vpc/northbound"
 	"weft.dev/weft/internal/vpc/objects"
 )
@@ -19,13 +20,13 @@ func (c *compiler) conditions(list *[]metav1.Condition, generation int64) report
 }
 
 // vpcStatus writes the status of a VPC that exists.
-func (c *compiler) vpcStatus(v *vpc, result *northbound.Result) {
-	object := v.object.DeepCopy()
+func (c *compiler) vpcStatus(v *topology.VPC, result *northbound.Result) {
+	object := v.Object.DeepCopy()
 	s := &object.Status
-	s.Standby, s.Router, s.TunnelKey = true, object.Name, v.value.TunnelKey
+	s.Standby, s.Router, s.TunnelKey = true, object.Name, v.Value.TunnelKey
 	s.Subnets, s.VpcPeerings, s.ExtraExternalSubnets = []string{}, append([]string{}, result.Peers...), []string{}
-	for _, subnet := range v.subnets {
-		s.Subnets = append(s.Subnets, subnet.value.Name)
+	for _, subnet := range v.Subnets {
+		s.Subnets = append(s.Subnets, subnet.Value.Name)
 	}
 	slices.Sort(s.Subnets)
 	conditions := c.vpcConditions(object, v)
@@ -38,28 +39,28 @@ func (c *compiler) vpcStatus(v *vpc, result *northbound.Result) {
 	c.keepVPC(v, object)
 }
 
-func (c *compiler) vpcConditions(object *kubeovn.Vpc, v *vpc) report.Conditions {
+func (c *compiler) vpcConditions(object *kubeovn.Vpc, v *topology.VPC) report.Conditions {
 	conditions := c.conditions(&object.Status.Conditions, object.Generation)
 	switch {
 	case object.Name == kubeovn.DefaultVpc:
-		conditions.Ready(kubeovn.ReasonDefaultVpc, v.problems.Error())
-	case object.DeletionTimestamp != nil && v.named > 0:
+		conditions.Ready(kubeovn.ReasonDefaultVpc, v.Problems.Error())
+	case object.DeletionTimestamp != nil && v.Named > 0:
 		conditions.Ready(kubeovn.ReasonInUse, "Subnets name the Vpc; delete them")
-	case c.refusals[v.value.Owner()] != "":
-		conditions.Ready(kubeovn.ReasonRefused, c.refusals[v.value.Owner()])
-	case len(v.problems) > 0:
-		conditions.Ready(kubeovn.ReasonInvalid, v.problems.Error())
+	case c.refusals[v.Value.Owner()] != "":
+		conditions.Ready(kubeovn.ReasonRefused, c.refusals[v.Value.Owner()])
+	case len(v.Problems) > 0:
+		conditions.Ready(kubeovn.ReasonInvalid, v.Problems.Error())
 	default:
 		conditions.Ready(kubeovn.ReasonReady, "")
 	}
-	conditions.Supported(v.value.Unsupported)
+	conditions.Supported(v.Value.Unsupported)
 	return conditions
 }
 
-func (c *compiler) keepVPC(v *vpc, object *kubeovn.Vpc) {
-	if !reflect.DeepEqual(object.Status, v.object.Status) {
+func (c *compiler) keepVPC(v *topology.VPC, object *kubeovn.Vpc) {
+	if !reflect.DeepEqual(object.Status, v.Object.Status) {
 		c.plan.VpcStatus = append(c.plan.VpcStatus, object)
-		c.assigns(object, object.Status.TunnelKey != v.object.Status.TunnelKey)
+		c.assigns(object, object.Status.TunnelKey != v.Object.Status.TunnelKey)
 	}
 }
 
@@ -72,52 +73,52 @@ func (c *compiler) assigns(object Object, does bool) {
 
 // statuses writes the status of all other objects.
 func (c *compiler) statuses() {
-	for v := range c.chosenVPCs {
-		if !v.exists && v.object.Name == kubeovn.DefaultVpc {
-			object := v.object.DeepCopy()
+	for v := range c.chosen.VPCs {
+		if !v.Exists && v.Object.Name == kubeovn.DefaultVpc {
+			object := v.Object.DeepCopy()
 			c.vpcConditions(object, v)
 			c.keepVPC(v, object)
 		}
 	}
-	for s := range c.chosen {
-		if s.object.DeletionTimestamp != nil && !s.exists {
+	for s := range c.chosen.Subnets {
+		if s.Object.DeletionTimestamp != nil && !s.Exists {
 			continue
 		}
-		object := s.object.DeepCopy()
+		object := s.Object.DeepCopy()
 		c.subnetStatus(object, s)
-		if !reflect.DeepEqual(object.Status, s.object.Status) {
+		if !reflect.DeepEqual(object.Status, s.Object.Status) {
 			c.plan.SubnetStatus = append(c.plan.SubnetStatus, object)
-			now, before := &object.Status, &s.object.Status
+			now, before := &object.Status, &s.Object.Status
 			c.assigns(object, now.TunnelKey != before.TunnelKey || now.LastIP != before.LastIP)
 		}
 	}
 }
 
-func (c *compiler) subnetStatus(object *kubeovn.Subnet, s *subnet) {
+func (c *compiler) subnetStatus(object *kubeovn.Subnet, s *topology.Subnet) {
 	status, conditions := &object.Status, c.conditions(&object.Status.Conditions, object.Generation)
-	if s.pool != nil {
-		status.V4AvailableIPs, status.V4UsingIPs = s.pool.Available(), s.pool.Using()
-		status.V4AvailableIPRange, status.V4UsingIPRange = s.pool.Ranges()
-		status.LastIP = s.pool.Last().String()
+	if s.Pool != nil {
+		status.V4AvailableIPs, status.V4UsingIPs = s.Pool.Available(), s.Pool.Using()
+		status.V4AvailableIPRange, status.V4UsingIPRange = s.Pool.Ranges()
+		status.LastIP = s.Pool.Last().String()
 	}
-	if s.value.Definition == "" && s.exists {
-		status.TunnelKey = s.value.TunnelKey
+	if s.Value.Definition == "" && s.Exists {
+		status.TunnelKey = s.Value.TunnelKey
 	}
 	var problems objects.Problems
-	if s.reason == "" {
-		problems = s.problems
+	if s.Reason == "" {
+		problems = s.Problems
 	}
 	switch {
-	case s.reason != "":
-		conditions.Ready(s.reason, s.message)
+	case s.Reason != "":
+		conditions.Ready(s.Reason, s.Message)
 	case object.DeletionTimestamp != nil:
 		conditions.Ready(kubeovn.ReasonInUse, "addresses are in use: "+status.V4UsingIPRange)
-	case c.refusals[s.value.Owner()] != "":
-		conditions.Ready(kubeovn.ReasonRefused, c.refusals[s.value.Owner()])
+	case c.refusals[s.Value.Owner()] != "":
+		conditions.Ready(kubeovn.ReasonRefused, c.refusals[s.Value.Owner()])
 	case len(problems) > 0:
 		conditions.Ready(kubeovn.ReasonInvalid, problems.Error())
 	default:
 		conditions.Ready(kubeovn.ReasonReady, "")
 	}
-	conditions.Supported(s.value.Unsupported)
+	conditions.Supported(s.Value.Unsupported)
 }
