@@ -11,7 +11,6 @@ import (
 	"weft.dev/weft/internal/placement"
 	"weft.dev/weft/internal/vpc/binding"
 	"weft.dev/weft/internal/vpc/cluster/plan/topology"
-	"weft.dev/weft/internal/vpc/nat"
 )
 
 // placed is a pod without an address, with its binding.
@@ -32,7 +31,7 @@ func (c *compiler) choose() []placed {
 	for name := range c.routers {
 		c.chosen.VPC(c.network.VPC(name))
 	}
-	c.readGateways()
+	c.gateways.Read(&c.chosen)
 	b := &placer{compiler: c, seen: map[string]placed{}}
 	c.changedPods(b.place)
 	b.more = slices.AppendSeq(b.more, maps.Keys(c.chosen.Subnets))
@@ -142,64 +141,6 @@ func (c *compiler) changedPods(visit func(*corev1.Pod)) {
 			visit(pod)
 		}
 	}
-}
-
-// readGateways reads the specifications of gateways, EIPs and rules, and chooses the external subnets, whose addresses only these objects
-// get.
-func (c *compiler) readGateways() {
-	if c.natChanged {
-		c.gatewaysChanged = true
-		c.listed = c.natObjects()
-		c.nat = nat.Parse(c.listed)
-		c.gatesByAge = slices.SortedFunc(maps.Values(c.nat.Gateways), func(a, b *nat.Gateway) int { return a.Age.Compare(b.Age) })
-		c.eipsByAge = slices.SortedFunc(maps.Values(c.nat.EIPs), func(a, b *nat.EIP) int { return a.Value.Compare(b.Value.Age) })
-		c.nameForNAT()
-	}
-	external := c.natChanged
-	for s := range c.chosen.Subnets {
-		external = external || s.Value.Definition != ""
-	}
-	if c.natChanged = external; !external {
-		return
-	}
-	c.gatewaysChanged = true
-	for _, s := range c.network.External() {
-		c.chosen.Subnet(s)
-	}
-}
-
-// nameForNAT records the VPCs and Subnets that gateways and EIPs name, and the VPCs of these Subnets.
-func (c *compiler) nameForNAT() {
-	c.natNames = newNames()
-	for _, g := range c.gatesByAge {
-		c.natNames.vpcs[g.Value.VPC] = struct{}{}
-		c.natNames.subnets[g.Value.Subnet], c.natNames.subnets[g.Value.External] = struct{}{}, struct{}{}
-	}
-	for _, e := range c.eipsByAge {
-		c.natNames.subnets[e.Value.External] = struct{}{}
-	}
-	for name := range c.natNames.subnets {
-		if vpc, there := c.network.VPCNamedBy(name); there {
-			c.natNames.vpcs[vpc] = struct{}{}
-		}
-	}
-}
-
-// natConcerned reports whether gateways or EIPs depend on something in the part.
-func (c *compiler) natConcerned(p *topology.Part) bool {
-	for name := range p.VPCs {
-		if _, named := c.natNames.vpcs[name]; named {
-			return true
-		}
-	}
-	for name, s := range p.Subnets {
-		_, named := c.natNames.subnets[name]
-		_, beside := c.natNames.vpcs[s.Object.Spec.Vpc]
-		if named || beside || s.Value.Definition != "" {
-			return true
-		}
-	}
-	return false
 }
 
 // placeRebound makes the plan place the pods whose binding may have changed: those that name the Subnet, and those of namespaces that it

@@ -106,7 +106,7 @@ func (p *Plan) Assigns() bool {
 
 // Needs reports whether the pod needs the address that the IP object assigns to it.
 func Needs(pod *corev1.Pod, ip *kubeovn.IP) bool {
-	return string(pod.UID) == ip.Spec.PodUID && !ended(pod) && pod.Namespace == ip.Spec.Namespace && pod.Name == ip.Spec.PodName
+	return string(pod.UID) == ip.Spec.PodUID && !objects.Ended(pod) && pod.Namespace == ip.Spec.Namespace && pod.Name == ip.Spec.PodName
 }
 
 // Compile makes the plan of all objects.
@@ -162,18 +162,28 @@ func (p *Planner) Plan(now metav1.Time) *Plan {
 	c.shape()
 	pods := c.choose()
 	c.pools()
-	c.gatewayAddresses()
+	c.gateways.Assign(&c.chosen)
 	c.pods(pods)
 	c.retire()
 	c.rows()
 	c.statuses()
 	c.finalizers()
-	if p.gatewaysChanged {
-		c.gateways()
+	if p.gateways.Changed() {
+		c.reportGateways()
 	}
 	c.sort()
 	p.done()
 	return c.plan
+}
+
+// reportGateways plans the workloads of NAT gateways, and what to report on their objects.
+func (c *compiler) reportGateways() {
+	r := c.gateways.Report(c.now)
+	c.plan.Updates, c.plan.Statuses = r.Updates, r.Statuses
+	c.plan.CreateWorkloads, c.plan.UpdateWorkloads, c.plan.DeleteWorkloads = r.Workloads.Create, r.Workloads.Update, r.Workloads.Delete
+	for _, object := range r.Assigning {
+		c.assigns(object, true)
+	}
 }
 
 // finalizers adds the finalizers of chosen objects.
@@ -210,7 +220,7 @@ func (c *compiler) shape() {
 	for _, r := range change.Rebound {
 		c.placeRebound(r)
 	}
-	c.natChanged = c.natChanged || c.natConcerned(&change.Before) || c.natConcerned(&change.Now)
+	c.gateways.Shaped(&change)
 }
 
 // retire removes the rows of objects that are being deleted and that nothing uses any more, and their finalizers.

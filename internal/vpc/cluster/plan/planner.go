@@ -4,17 +4,15 @@ import (
 	"cmp"
 	"maps"
 	"slices"
-	"strings"
 
-	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	"k8s.io/apimachinery/pkg/types"
 
 	kubeovn "weft.dev/weft/api/kubeovn/v1"
 	"weft.dev/weft/internal/vpc/binding"
+	"weft.dev/weft/internal/vpc/cluster/plan/gateways"
 	"weft.dev/weft/internal/vpc/cluster/plan/topology"
-	"weft.dev/weft/internal/vpc/nat"
 	"weft.dev/weft/internal/vpc/northbound"
 	"weft.dev/weft/internal/vpc/objects"
 )
@@ -24,20 +22,9 @@ import (
 //
 // Objects that are passed to it must not be changed afterwards. It is not safe for concurrent use.
 type Planner struct {
-	objects store
-	network *topology.Network // as of the last plan
-	// nat has the specifications of gateways, EIPs and rules, and gatesByAge and eipsByAge are its gateways and EIPs. compiled is the same
-	// with the gateways' state, and listed the objects from which it is compiled.
-	nat, compiled *nat.Network
-	listed        *nat.Objects
-	compiles      nat.Compiler
-	natNames      names // named by objects of NAT gateways
-	gatesByAge    []*nat.Gateway
-	eipsByAge     []*nat.EIP
-	// lanRefused and refused have the reasons why objects of NAT gateways have no address, inside and outside, and given has the addresses
-	// that they get; all by Owner.
-	lanRefused, refused map[string]nat.Problem
-	given               map[string]string
+	objects  store
+	network  *topology.Network // as of the last plan
+	gateways *gateways.Gateways
 	// waiting has the reasons why pods wait, by "<namespace>/<name>". wants has the pods without an address that are bound to a Subnet, by its
 	// name.
 	waiting map[string]string
@@ -53,9 +40,8 @@ type Planner struct {
 
 // changes are what the next plan has to compute.
 type changes struct {
-	// gatewaysChanged: objects of NAT gateways, their pods or workloads have changed. natChanged: specifications of gateways and EIPs have
-	// changed. everyPod: all pods have to be placed.
-	gatewaysChanged, natChanged, everyPod bool
+	// everyPod: all pods have to be placed.
+	everyPod bool
 	// ranges are the UIDs of Subnets whose addresses changed, named the names of Subnets to compute, routers those of VPCs, podsChanged the
 	// pods to place.
 	ranges, named, routers map[string]struct{}
@@ -63,29 +49,15 @@ type changes struct {
 	gone                   []string // owners of rows whose objects were deleted
 }
 
-// names are names of VPCs and Subnets.
-type names struct{ vpcs, subnets map[string]struct{} }
-
-func newNames() names { return names{map[string]struct{}{}, map[string]struct{}{}} }
-
 // store has all objects, by name.
 type store struct {
-	gateways    map[string]*kubeovn.VpcNatGateway
-	eips        map[string]*kubeovn.IptablesEIP
-	snats       map[string]*kubeovn.IptablesSnatRule
-	dnats       map[string]*kubeovn.IptablesDnatRule
-	fips        map[string]*kubeovn.IptablesFIPRule
-	workloads   map[string]*appsv1.StatefulSet
-	namespaces  map[string]*corev1.Namespace
-	choosing    map[string]map[string]struct{} // names of namespaces, by a Subnet that their annotation names
-	definitions map[string]string
-	config      objects.NATConfig
-	ips         map[string]*kubeovn.IP
-	ipsOf       map[string]map[string]*kubeovn.IP // by the UID of the Subnet
-	pods        map[types.UID]*corev1.Pod
-	podOf       map[string]*corev1.Pod            // by PodKey
-	ipsOfPod    map[string]map[string]*kubeovn.IP // by PodKey, and their names
-	gates       map[types.UID]*corev1.Pod
+	namespaces map[string]*corev1.Namespace
+	choosing   map[string]map[string]struct{} // names of namespaces, by a Subnet that their annotation names
+	ips        map[string]*kubeovn.IP
+	ipsOf      map[string]map[string]*kubeovn.IP // by the UID of the Subnet
+	pods       map[types.UID]*corev1.Pod
+	podOf      map[string]*corev1.Pod            // by PodKey
+	ipsOfPod   map[string]map[string]*kubeovn.IP // by PodKey, and their names
 	// open are pods that may need an address and have none, by namespace, without those that name a Subnet themselves: askingIn has these by
 	// namespace, and asking by Subnet.
 	open, askingIn, asking map[string]map[types.UID]*corev1.Pod
@@ -100,14 +72,13 @@ type store struct {
 
 // NewPlanner returns a Planner without objects.
 func NewPlanner() *Planner {
-	p := &Planner{network: topology.New(), waiting: map[string]string{}, wants: map[string]map[string]*corev1.Pod{}, wanted: map[string][]string{}, closed: map[string]northbound.Closed{}}
+	network := topology.New()
+	p := &Planner{network: network, gateways: gateways.New(network), waiting: map[string]string{}, wants: map[string]map[string]*corev1.Pod{}, wanted: map[string][]string{}, closed: map[string]northbound.Closed{}}
 	p.objects = store{
-		gateways: map[string]*kubeovn.VpcNatGateway{},
-		eips:     map[string]*kubeovn.IptablesEIP{}, snats: map[string]*kubeovn.IptablesSnatRule{}, dnats: map[string]*kubeovn.IptablesDnatRule{},
-		fips: map[string]*kubeovn.IptablesFIPRule{}, workloads: map[string]*appsv1.StatefulSet{}, namespaces: map[string]*corev1.Namespace{},
-		choosing: map[string]map[string]struct{}{}, definitions: map[string]string{}, ips: map[string]*kubeovn.IP{},
+		namespaces: map[string]*corev1.Namespace{},
+		choosing:   map[string]map[string]struct{}{}, ips: map[string]*kubeovn.IP{},
 		ipsOf: map[string]map[string]*kubeovn.IP{}, ipsOfPod: map[string]map[string]*kubeovn.IP{},
-		pods: map[types.UID]*corev1.Pod{}, podOf: map[string]*corev1.Pod{}, gates: map[types.UID]*corev1.Pod{},
+		pods: map[types.UID]*corev1.Pod{}, podOf: map[string]*corev1.Pod{},
 		open: map[string]map[types.UID]*corev1.Pod{}, askingIn: map[string]map[types.UID]*corev1.Pod{}, asking: map[string]map[types.UID]*corev1.Pod{},
 		policies: map[string]map[string]isolation{}, verdicts: map[string]map[string]*verdict{}, verdictOf: map[types.UID]*verdict{},
 		holdersOf: map[string]map[string]int{},
@@ -120,9 +91,8 @@ func NewPlanner() *Planner {
 func (p *Planner) Again() {
 	gone := append(p.gone, p.network.Again()...)
 	p.done()
-	p.gone, p.nat = gone, nil
-	p.gatewaysChanged, p.natChanged, p.everyPod = true, true, true
-	p.lanRefused, p.refused, p.given = map[string]nat.Problem{}, map[string]nat.Problem{}, map[string]string{}
+	p.gone, p.everyPod = gone, true
+	p.gateways.Again()
 	clear(p.waiting)
 	clear(p.wants)
 	clear(p.wanted)
@@ -156,7 +126,7 @@ func (p *Planner) Retry(object Object) {
 	case *kubeovn.Vpc:
 		p.routers[o.Name] = struct{}{}
 	default:
-		p.natChanged = true
+		p.gateways.Reassign()
 	}
 }
 
@@ -167,7 +137,7 @@ func (p *Planner) Postpone(object Object) {
 	case *kubeovn.Subnet, *kubeovn.Vpc:
 		p.Retry(object)
 	default:
-		p.gatewaysChanged = true
+		p.gateways.Repeat()
 	}
 }
 
@@ -230,32 +200,13 @@ func setAll[T any, P interface {
 }
 
 // SetNAT sets the content of the ConfigMaps.
-func (p *Planner) SetNAT(config objects.NATConfig) {
-	p.gatewaysChanged = p.gatewaysChanged || p.objects.config != config
-	p.objects.config = config
-}
+func (p *Planner) SetNAT(config objects.NATConfig) { p.gateways.SetConfig(config) }
 
 // SetDefinition sets the configuration of a NetworkAttachmentDefinition, "<name>.<namespace>".
-func (p *Planner) SetDefinition(name, config string) {
-	before, there := p.objects.definitions[name]
-	p.objects.definitions[name] = config
-	p.defined(name, !there || before != config)
-}
-
-// defined makes the next plan compute the gateways if the NetworkAttachmentDefinition of a Subnet has changed. For a new Subnet this
-// happens anyway.
-func (p *Planner) defined(name string, changed bool) {
-	for _, s := range p.network.External() {
-		p.gatewaysChanged = p.gatewaysChanged || changed && s.Value.Definition == name
-	}
-}
+func (p *Planner) SetDefinition(name, config string) { p.gateways.SetDefinition(name, config) }
 
 // RemoveDefinition removes a NetworkAttachmentDefinition that was deleted.
-func (p *Planner) RemoveDefinition(name string) {
-	_, there := p.objects.definitions[name]
-	delete(p.objects.definitions, name)
-	p.defined(name, there)
-}
+func (p *Planner) RemoveDefinition(name string) { p.gateways.RemoveDefinition(name) }
 
 // Set sets an object that is new or has changed.
 func (p *Planner) Set(object Object) {
@@ -267,17 +218,7 @@ func (p *Planner) Set(object Object) {
 			p.named[o.Name] = struct{}{}
 		}
 	case *kubeovn.VpcNatGateway:
-		p.setGateway(o.Name, o)
-	case *kubeovn.IptablesEIP:
-		p.objects.eips[o.Name], p.natChanged = o, true
-	case *kubeovn.IptablesSnatRule:
-		p.objects.snats[o.Name], p.natChanged = o, true
-	case *kubeovn.IptablesDnatRule:
-		p.objects.dnats[o.Name], p.natChanged = o, true
-	case *kubeovn.IptablesFIPRule:
-		p.objects.fips[o.Name], p.natChanged = o, true
-	case *appsv1.StatefulSet:
-		p.objects.workloads[o.Name], p.gatewaysChanged = o, true
+		p.setGateway(o, o)
 	case *corev1.Namespace:
 		p.setNamespace(o.Name, o)
 	case *networkingv1.NetworkPolicy:
@@ -290,6 +231,8 @@ func (p *Planner) Set(object Object) {
 			p.forget(before.UID)
 		}
 		p.addPod(o)
+	default:
+		p.gateways.Set(object)
 	}
 }
 
@@ -302,22 +245,7 @@ func (p *Planner) Remove(object Object) {
 	case *kubeovn.Subnet:
 		p.network.RemoveSubnet(name)
 	case *kubeovn.VpcNatGateway:
-		p.setGateway(name, nil)
-	case *kubeovn.IptablesEIP:
-		delete(p.objects.eips, name)
-		p.natChanged = true
-	case *kubeovn.IptablesSnatRule:
-		delete(p.objects.snats, name)
-		p.natChanged = true
-	case *kubeovn.IptablesDnatRule:
-		delete(p.objects.dnats, name)
-		p.natChanged = true
-	case *kubeovn.IptablesFIPRule:
-		delete(p.objects.fips, name)
-		p.natChanged = true
-	case *appsv1.StatefulSet:
-		delete(p.objects.workloads, name)
-		p.gatewaysChanged = true
+		p.setGateway(object, nil)
 	case *corev1.Namespace:
 		p.setNamespace(name, nil)
 	case *networkingv1.NetworkPolicy:
@@ -329,12 +257,14 @@ func (p *Planner) Remove(object Object) {
 			p.removePod(pod)
 			p.forget(pod.UID)
 		}
+	default:
+		p.gateways.Remove(object)
 	}
 }
 
 // Knows reports whether the planner has the given version of a gateway.
 func (p *Planner) Knows(g *kubeovn.VpcNatGateway) bool {
-	have := p.objects.gateways[g.Name]
+	have := p.gateways.Gateway(g.Name)
 	return have != nil && have.UID == g.UID && have.ResourceVersion == g.ResourceVersion
 }
 
@@ -374,15 +304,14 @@ func (p *Planner) setNamespace(name string, o *corev1.Namespace) {
 	}
 }
 
-// setGateway sets a gateway; nil: it was deleted.
-func (p *Planner) setGateway(name string, o *kubeovn.VpcNatGateway) {
-	before := p.objects.gateways[name]
+// setGateway sets a gateway, named by the object; o is nil: it was deleted.
+func (p *Planner) setGateway(named Object, o *kubeovn.VpcNatGateway) {
+	before := p.gateways.Gateway(named.GetName())
 	if o == nil {
-		delete(p.objects.gateways, name)
+		p.gateways.Remove(named)
 	} else {
-		p.objects.gateways[name] = o
+		p.gateways.Set(o)
 	}
-	p.natChanged = true
 	p.network.SetGateway(before, o)
 	for _, g := range []*kubeovn.VpcNatGateway{before, o} {
 		if g != nil {
@@ -445,9 +374,7 @@ func (p *Planner) ipOf(pod *corev1.Pod) *kubeovn.IP {
 func (p *Planner) addPod(pod *corev1.Pod) {
 	p.objects.pods[pod.UID] = pod
 	p.objects.podOf[objects.PodKey(pod.Namespace, pod.Name)] = pod
-	if isGate(pod) {
-		p.objects.gates[pod.UID], p.gatewaysChanged = pod, true
-	}
+	p.gateways.Set(pod)
 	p.touchIP(pod)
 	p.place(pod)
 }
@@ -462,10 +389,7 @@ func (p *Planner) removePod(pod *corev1.Pod) {
 	delete(p.objects.pods, pod.UID)
 	delete(p.objects.podOf, objects.PodKey(pod.Namespace, pod.Name))
 	delete(p.podsChanged, pod.UID)
-	if isGate(pod) {
-		delete(p.objects.gates, pod.UID)
-		p.gatewaysChanged = true
-	}
+	p.gateways.Remove(pod)
 }
 
 // touchIP makes the next plan compute the Subnets of a pod's IP objects.
@@ -475,15 +399,10 @@ func (p *Planner) touchIP(pod *corev1.Pod) {
 	}
 }
 
-// isGate reports whether a pod has the name of a NAT gateway's pod.
-func isGate(pod *corev1.Pod) bool {
-	return pod.Namespace == kubeovn.ConfigNamespace && strings.HasPrefix(pod.Name, nat.PodPrefix)
-}
-
 // place makes the next plan place a pod, if it needs an address and has none.
 func (p *Planner) place(pod *corev1.Pod) {
 	p.close(pod)
-	if pod.Spec.NodeName == "" || pod.Spec.HostNetwork || ended(pod) || pod.DeletionTimestamp != nil || p.ipOf(pod) != nil {
+	if pod.Spec.NodeName == "" || pod.Spec.HostNetwork || objects.Ended(pod) || pod.DeletionTimestamp != nil || p.ipOf(pod) != nil {
 		return
 	}
 	p.index(pod, true)

@@ -49,11 +49,6 @@ func (c *compiler) takeOver(s *topology.Subnet, ips map[string]*kubeovn.IP) {
 	}
 }
 
-// ended reports whether the pod's containers have ended for good, so that its address is free.
-func ended(pod *corev1.Pod) bool {
-	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
-}
-
 // pods assigns an address to each pod that is bound to a subnet and has a node, fixed ones first, so that none of these is assigned to
 // another pod.
 func (c *compiler) pods(waiting []placed) {
@@ -112,7 +107,7 @@ func (c *compiler) attach(pod *corev1.Pod, s *topology.Subnet) error {
 		PodName: pod.Name, Namespace: pod.Namespace, PodUID: string(pod.UID), NodeName: pod.Spec.NodeName,
 		Subnet: s.Value.Name, SubnetUID: s.Value.UID, IPAddress: addr.String(), V4IPAddress: addr.String(), MacAddress: mac,
 		LogicalPort: northbound.PortName(s.Value.Name, addr), CIDR: s.Value.Prefix.String(), Gateway: s.Value.Gateway.String(),
-		NATGateway: gatewayOf(pod, s.Value.Name, c.nat), Mtu: int32(s.Value.MTU), //nolint:gosec // at most 65535
+		NATGateway: c.gateways.Of(pod, s.Value.Name), Mtu: int32(s.Value.MTU), //nolint:gosec // at most 65535
 	}}
 	c.ips[ip.Name] = ip
 	c.plan.Create = append(c.plan.Create, ip)

@@ -77,8 +77,8 @@ func TestDefinitionsOfOthers(t *testing.T) {
 				p.SetDefinition(name, "{}")
 				p.Plan(metav1.Now())
 			}
-			if change(); p.gatewaysChanged != (want && what != "set again") {
-				t.Errorf("%s, %s: gateways are computed: %v", name, what, p.gatewaysChanged)
+			if change(); p.gateways.Changed() != (want && what != "set again") {
+				t.Errorf("%s, %s: gateways are computed: %v", name, what, p.gateways.Changed())
 			}
 		}
 	}
