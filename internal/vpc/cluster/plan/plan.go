@@ -10,8 +10,6 @@
 package plan
 
 import (
-	"maps"
-	"net/netip"
 	"reflect"
 	"slices"
 
@@ -19,7 +17,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 
 	kubeovn "weft.dev/weft/api/kubeovn/v1"
 	"weft.dev/weft/internal/vpc/binding"
@@ -29,10 +26,6 @@ import (
 	"weft.dev/weft/internal/vpc/northbound"
 	"weft.dev/weft/internal/vpc/objects"
 )
-
-// readyPorts is how many logical ports of each subnet are in the database before a pod needs them. A pod that uses one waits only for
-// ovn-controller, not for a computation of northd.
-const readyPorts = 8
 
 // Objects are the input of a complete plan. They are not changed.
 type Objects struct {
@@ -128,207 +121,6 @@ func Bindings(vpcs []kubeovn.Vpc, subnets []kubeovn.Subnet, gateways []kubeovn.V
 	for i := range gateways {
 		network.SetGateway(nil, &gateways[i])
 	}
-	chosen := newChosen()
-	network.Shape(&chosen)
+	network.Shape(topology.NewChosen())
 	return network.Bindings()
-}
-
-// compiler makes one plan: it computes what is chosen, and can read everything.
-type compiler struct {
-	*Planner
-	plan *Plan
-	now  metav1.Time
-	// chosen are computed, and ips are the IP objects of chosen subnets, kept and created, by name.
-	chosen topology.Chosen
-	ips    map[string]*kubeovn.IP
-}
-
-func newCompiler(p *Planner, now metav1.Time) *compiler {
-	return &compiler{
-		Planner: p, now: now, ips: map[string]*kubeovn.IP{}, chosen: newChosen(),
-		plan: &Plan{Fragments: map[string]northbound.Rows{}, Waiting: p.waiting, Closed: p.closed, assigning: map[Object]struct{}{}},
-	}
-}
-
-func newChosen() topology.Chosen {
-	return topology.Chosen{VPCs: map[*topology.VPC]struct{}{}, Subnets: map[*topology.Subnet]struct{}{}}
-}
-
-// Plan makes the plan for the changes since the last plan, which it assumes to be executed. If it was not, Again has to be called.
-//
-// It computes only the Subnets and the VPCs that a change concerns.
-func (p *Planner) Plan(now metav1.Time) *Plan {
-	c := newCompiler(p, now)
-	c.shape()
-	pods := c.choose()
-	c.pools()
-	c.gateways.Assign(&c.chosen)
-	c.pods(pods)
-	c.retire()
-	c.rows()
-	c.statuses()
-	c.finalizers()
-	if p.gateways.Changed() {
-		c.reportGateways()
-	}
-	c.sort()
-	p.done()
-	return c.plan
-}
-
-// reportGateways plans the workloads of NAT gateways, and what to report on their objects.
-func (c *compiler) reportGateways() {
-	r := c.gateways.Report(c.now)
-	c.plan.Updates, c.plan.Statuses = r.Updates, r.Statuses
-	c.plan.CreateWorkloads, c.plan.UpdateWorkloads, c.plan.DeleteWorkloads = r.Workloads.Create, r.Workloads.Update, r.Workloads.Delete
-	for _, object := range r.Assigning {
-		c.assigns(object, true)
-	}
-}
-
-// finalizers adds the finalizers of chosen objects.
-func (c *compiler) finalizers() {
-	for v := range c.chosen.VPCs {
-		if v.Object.DeletionTimestamp == nil && v.Object.Name != kubeovn.DefaultVpc && !report.Held(v.Object) {
-			changed := v.Object.DeepCopy()
-			report.Hold(changed)
-			c.plan.Vpcs = append(c.plan.Vpcs, changed)
-		}
-	}
-	for s := range c.chosen.Subnets {
-		if s.Object.DeletionTimestamp == nil && !report.Held(s.Object) {
-			changed := s.Object.DeepCopy()
-			report.Hold(changed)
-			c.plan.Subnets = append(c.plan.Subnets, changed)
-		}
-	}
-}
-
-// sort sorts what was computed in any order.
-func (c *compiler) sort() {
-	slices.SortFunc(c.plan.Delete, report.CompareNames)
-	slices.SortFunc(c.plan.Vpcs, report.CompareNames)
-	slices.SortFunc(c.plan.Subnets, report.CompareNames)
-	slices.SortFunc(c.plan.VpcStatus, report.CompareNames)
-	slices.SortFunc(c.plan.SubnetStatus, report.CompareNames)
-}
-
-// shape decides which VPCs and subnets exist, and what else the plan has to compute therefore.
-func (c *compiler) shape() {
-	change := c.network.Shape(&c.chosen)
-	c.gone = append(c.gone, change.Gone...)
-	for _, r := range change.Rebound {
-		c.placeRebound(r)
-	}
-	c.gateways.Shaped(&change)
-}
-
-// retire removes the rows of objects that are being deleted and that nothing uses any more, and their finalizers.
-func (c *compiler) retire() {
-	vpcs, subnets := c.network.Retire(&c.chosen)
-	for _, s := range subnets {
-		if report.Held(s.Object) {
-			changed := s.Object.DeepCopy()
-			report.Release(changed)
-			c.plan.Subnets = append(c.plan.Subnets, changed)
-		}
-	}
-	for _, v := range vpcs {
-		if report.Held(v.Object) {
-			changed := v.Object.DeepCopy()
-			report.Release(changed)
-			c.plan.Vpcs = append(c.plan.Vpcs, changed)
-		}
-	}
-}
-
-// rows compiles what is chosen and exists.
-func (c *compiler) rows() {
-	for s := range c.chosen.Subnets {
-		c.plan.Fragments[s.Value.Owner()] = c.switchOf(s)
-	}
-	for v := range c.chosen.VPCs {
-		c.plan.Fragments[v.Value.Owner()] = nil
-		if v.Exists {
-			c.router(v)
-		}
-	}
-	c.ports()
-	for _, owner := range c.gone {
-		if _, there := c.plan.Fragments[owner]; !there {
-			c.plan.Fragments[owner] = nil
-		}
-	}
-}
-
-// router compiles a VPC, and its status, which reports the result.
-func (c *compiler) router(v *topology.VPC) {
-	n := &northbound.Network{VPC: v.Value, Remotes: map[string]objects.VPC{}}
-	for _, s := range v.Subnets {
-		n.Subnets = append(n.Subnets, s.Value)
-	}
-	for _, peering := range v.Value.Peerings {
-		if remote := c.network.VPC(peering.Remote); remote != nil && remote.Exists {
-			n.Remotes[peering.Remote] = remote.Value
-		}
-	}
-	result := northbound.Router(n)
-	c.plan.Fragments[v.Value.Owner()] = result.Rows
-	v.Report(result.Problems)
-	c.vpcStatus(v, &result)
-}
-
-// ports compiles the ports of pods.
-func (c *compiler) ports() {
-	for _, ip := range c.ips {
-		s := c.network.SubnetOf(ip.Spec.SubnetUID)
-		addr, err := netip.ParseAddr(ip.Spec.V4IPAddress)
-		if err != nil || s == nil || !s.Switched() {
-			continue
-		}
-		port := northbound.Port{Addr: addr, Gateway: ip.Spec.NATGateway != ""}
-		if ip.Spec.MacAddress != northbound.MAC(addr) { // not one of the ready ports
-			port.MAC = ip.Spec.MacAddress
-		}
-		c.port(s, port)
-		c.isolate(s, ip, addr)
-	}
-}
-
-// isolate closes the address of a pod that NetworkPolicies isolate.
-func (c *compiler) isolate(s *topology.Subnet, ip *kubeovn.IP, addr netip.Addr) {
-	pod := c.objects.pods[types.UID(ip.Spec.PodUID)]
-	if pod == nil {
-		return
-	}
-	key, closed := pod.Namespace+"/"+pod.Name, c.isolated(pod, ip)
-	delete(c.closed, key)
-	if closed != (northbound.Closed{}) {
-		c.closed[key] = closed
-		maps.Copy(c.plan.Fragments[s.Value.Owner()], northbound.Isolation(&s.Value, addr, closed))
-	}
-}
-
-// switchOf compiles a subnet without the ports of its pods.
-func (c *compiler) switchOf(s *topology.Subnet) northbound.Rows {
-	if !s.Switched() {
-		return nil
-	}
-	rows := northbound.Switch(&s.Value, c.network.VPC(s.Value.VPC).Value.Meta)
-	put := func(port northbound.Port) {
-		key, row := northbound.SwitchPort(&s.Value, port)
-		rows[key] = row
-	}
-	for _, addr := range s.Pool.Ahead(readyPorts) {
-		put(northbound.Port{Addr: addr})
-	}
-	for _, addr := range s.LanIPs { // ready before the gateways' pods
-		put(northbound.Port{Addr: addr, Gateway: true})
-	}
-	return rows
-}
-
-func (c *compiler) port(s *topology.Subnet, port northbound.Port) {
-	key, row := northbound.SwitchPort(&s.Value, port)
-	c.plan.Fragments[s.Value.Owner()][key] = row
 }

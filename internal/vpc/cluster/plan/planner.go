@@ -3,14 +3,11 @@ package plan
 import (
 	"cmp"
 	"maps"
-	"slices"
 
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
-	"k8s.io/apimachinery/pkg/types"
 
 	kubeovn "weft.dev/weft/api/kubeovn/v1"
-	"weft.dev/weft/internal/vpc/binding"
 	"weft.dev/weft/internal/vpc/cluster/plan/gateways"
 	"weft.dev/weft/internal/vpc/cluster/plan/topology"
 	"weft.dev/weft/internal/vpc/northbound"
@@ -20,68 +17,59 @@ import (
 // Planner makes successive plans. Set and Remove report changes; a plan computes only the Subnets and VPCs that the changes name. Its plans
 // are those that Compile would make from all objects (TestPlannerAgreesWithCompile).
 //
+// Each part has the objects that it needs: network has Vpcs and Subnets, gateways those of NAT gateways, assigned has pods and IP objects,
+// pending has namespaces and the pods without an address, isolations has NetworkPolicies.
+//
 // Objects that are passed to it must not be changed afterwards. It is not safe for concurrent use.
 type Planner struct {
-	objects  store
-	network  *topology.Network // as of the last plan
-	gateways *gateways.Gateways
-	// waiting has the reasons why pods wait, by "<namespace>/<name>". wants has the pods without an address that are bound to a Subnet, by its
-	// name.
-	waiting map[string]string
+	network    *topology.Network
+	gateways   *gateways.Gateways
+	assigned   assigned
+	pending    pending
+	isolations isolations
 	// closed has the directions in which pods are closed, by "<namespace>/<name>".
 	closed map[string]northbound.Closed
 	// refusals are why rows of an owner were refused.
 	refusals map[string]string
-	wants    map[string]map[string]*corev1.Pod
-	wanted   map[string][]string // the Subnets in wants, by pod
-
-	changes
+	dirty    dirty
 }
 
-// changes are what the next plan has to compute.
-type changes struct {
-	// everyPod: all pods have to be placed.
-	everyPod bool
-	// ranges are the UIDs of Subnets whose addresses changed, named the names of Subnets to compute, routers those of VPCs, podsChanged the
-	// pods to place.
-	ranges, named, routers map[string]struct{}
-	podsChanged            map[types.UID]*corev1.Pod
-	gone                   []string // owners of rows whose objects were deleted
+// dirty is what the next plan has to compute, beside what network, gateways and pending have to.
+type dirty struct {
+	// ranges are the UIDs of Subnets whose addresses changed, subnets the names of Subnets to compute, vpcs those of VPCs.
+	ranges, subnets, vpcs map[string]struct{}
+	gone                  []string // owners of rows whose objects were deleted
 }
 
-// store has all objects, by name.
-type store struct {
-	namespaces map[string]*corev1.Namespace
-	choosing   map[string]map[string]struct{} // names of namespaces, by a Subnet that their annotation names
-	ips        map[string]*kubeovn.IP
-	ipsOf      map[string]map[string]*kubeovn.IP // by the UID of the Subnet
-	pods       map[types.UID]*corev1.Pod
-	podOf      map[string]*corev1.Pod            // by PodKey
-	ipsOfPod   map[string]map[string]*kubeovn.IP // by PodKey, and their names
-	// open are pods that may need an address and have none, by namespace, without those that name a Subnet themselves: askingIn has these by
-	// namespace, and asking by Subnet.
-	open, askingIn, asking map[string]map[types.UID]*corev1.Pod
-	// policies are NetworkPolicies, by namespace and name.
-	policies map[string]map[string]isolation
-	// verdicts has the policies that select the pods with the same labels, by namespace and labels, and verdictOf has the verdicts of pods.
-	verdicts  map[string]map[string]*verdict
-	verdictOf map[types.UID]*verdict
-	// holdersOf has the UIDs of Subnets of which pods have IP objects, with their number, by the pods' namespace.
-	holdersOf map[string]map[string]int
+func newDirty() dirty {
+	return dirty{ranges: map[string]struct{}{}, subnets: map[string]struct{}{}, vpcs: map[string]struct{}{}}
 }
+
+// done resets the changes for the next plan.
+func (d *dirty) done() {
+	*d = dirty{ranges: fresh(d.ranges), subnets: fresh(d.subnets), vpcs: fresh(d.vpcs)}
+}
+
+// fresh returns an empty map: the same one if it is empty. To clear a map that was large once takes long each time.
+func fresh[K comparable, V any](m map[K]V) map[K]V {
+	if len(m) == 0 {
+		return m
+	}
+	return map[K]V{}
+}
+
+func (d *dirty) addresses(of *kubeovn.IP) { d.ranges[of.Spec.SubnetUID] = struct{}{} }
+
+func (d *dirty) subnet(name string) { d.subnets[name] = struct{}{} }
+
+func (d *dirty) vpc(name string) { d.vpcs[name] = struct{}{} }
 
 // NewPlanner returns a Planner without objects.
 func NewPlanner() *Planner {
 	network := topology.New()
-	p := &Planner{network: network, gateways: gateways.New(network), waiting: map[string]string{}, wants: map[string]map[string]*corev1.Pod{}, wanted: map[string][]string{}, closed: map[string]northbound.Closed{}}
-	p.objects = store{
-		namespaces: map[string]*corev1.Namespace{},
-		choosing:   map[string]map[string]struct{}{}, ips: map[string]*kubeovn.IP{},
-		ipsOf: map[string]map[string]*kubeovn.IP{}, ipsOfPod: map[string]map[string]*kubeovn.IP{},
-		pods: map[types.UID]*corev1.Pod{}, podOf: map[string]*corev1.Pod{},
-		open: map[string]map[types.UID]*corev1.Pod{}, askingIn: map[string]map[types.UID]*corev1.Pod{}, asking: map[string]map[types.UID]*corev1.Pod{},
-		policies: map[string]map[string]isolation{}, verdicts: map[string]map[string]*verdict{}, verdictOf: map[types.UID]*verdict{},
-		holdersOf: map[string]map[string]int{},
+	p := &Planner{
+		network: network, gateways: gateways.New(network), assigned: newAssigned(), pending: newPending(), isolations: newIsolations(),
+		closed: map[string]northbound.Closed{}, dirty: newDirty(),
 	}
 	p.Again()
 	return p
@@ -89,42 +77,27 @@ func NewPlanner() *Planner {
 
 // Again makes the next plan compute everything.
 func (p *Planner) Again() {
-	gone := append(p.gone, p.network.Again()...)
-	p.done()
-	p.gone, p.everyPod = gone, true
+	gone := append(p.dirty.gone, p.network.Again()...)
+	p.dirty.done()
+	p.dirty.gone = gone
 	p.gateways.Again()
-	clear(p.waiting)
-	clear(p.wants)
-	clear(p.wanted)
+	p.pending.again()
 	clear(p.closed)
-	for uid := range p.objects.ipsOf {
-		p.ranges[uid] = struct{}{}
+	for uid := range p.assigned.ipsIn {
+		p.dirty.ranges[uid] = struct{}{}
 	}
-}
-
-// done resets the changes for the next plan.
-func (p *Planner) done() {
-	p.changes = changes{ranges: fresh(p.ranges), named: fresh(p.named), routers: fresh(p.routers), podsChanged: fresh(p.podsChanged)}
-}
-
-// fresh returns an empty map: the same one if it is empty. To clear a map that was large once takes long each time.
-func fresh[K comparable, V any](m map[K]V) map[K]V {
-	if m != nil && len(m) == 0 {
-		return m
-	}
-	return map[K]V{}
 }
 
 // Retry makes the next plan compute again what an object of the last plan depends on, because it was not written.
 func (p *Planner) Retry(object Object) {
 	switch o := object.(type) {
 	case *kubeovn.IP:
-		p.ranges[o.Spec.SubnetUID] = struct{}{}
-		delete(p.closed, o.Spec.Namespace+"/"+o.Spec.PodName)
+		p.dirty.addresses(o)
+		delete(p.closed, podName(o))
 	case *kubeovn.Subnet:
-		p.named[o.Name] = struct{}{}
+		p.dirty.subnet(o.Name)
 	case *kubeovn.Vpc:
-		p.routers[o.Name] = struct{}{}
+		p.dirty.vpc(o.Name)
 	default:
 		p.gateways.Reassign()
 	}
@@ -158,12 +131,12 @@ func (p *Planner) Refuse(reasons map[string]string) (changed map[string]bool) {
 	p.refusals = refusals
 	for name, v := range p.network.VPCs() {
 		if changed[v.Value.Owner()] {
-			p.routers[name] = struct{}{}
+			p.dirty.vpc(name)
 		}
 	}
 	for name, s := range p.network.Subnets() {
 		if changed[s.Value.Owner()] {
-			p.named[name] = struct{}{}
+			p.dirty.subnet(name)
 		}
 	}
 	return changed
@@ -214,23 +187,20 @@ func (p *Planner) Set(object Object) {
 	case *kubeovn.Vpc:
 		p.network.SetVPC(o)
 	case *kubeovn.Subnet:
-		if s := p.network.SetSubnet(o); s != nil {
-			p.named[o.Name] = struct{}{}
+		if onlyStatus := p.network.SetSubnet(o); onlyStatus {
+			p.dirty.subnet(o.Name)
 		}
 	case *kubeovn.VpcNatGateway:
 		p.setGateway(o, o)
 	case *corev1.Namespace:
-		p.setNamespace(o.Name, o)
+		p.pending.setNamespace(o.Name, o)
 	case *networkingv1.NetworkPolicy:
 		p.setPolicy(o.Namespace, o.Name, o)
 	case *kubeovn.IP:
-		p.setIP(o.Name, o)
+		p.removeIP(o.Name)
+		p.addIP(o)
 	case *corev1.Pod:
-		before := p.objects.podOf[objects.PodKey(o.Namespace, o.Name)]
-		if p.removePod(before); before != nil && before.UID != o.UID {
-			p.forget(before.UID)
-		}
-		p.addPod(o)
+		p.setPod(o)
 	default:
 		p.gateways.Set(object)
 	}
@@ -247,15 +217,15 @@ func (p *Planner) Remove(object Object) {
 	case *kubeovn.VpcNatGateway:
 		p.setGateway(object, nil)
 	case *corev1.Namespace:
-		p.setNamespace(name, nil)
+		p.pending.setNamespace(name, nil)
 	case *networkingv1.NetworkPolicy:
 		p.setPolicy(object.GetNamespace(), name, nil)
 	case *kubeovn.IP:
-		p.setIP(name, nil)
+		p.removeIP(name)
 	case *corev1.Pod:
-		if pod := p.objects.podOf[objects.PodKey(object.GetNamespace(), name)]; pod != nil {
+		if pod := p.assigned.podNamed(object.GetNamespace(), name); pod != nil {
 			p.removePod(pod)
-			p.forget(pod.UID)
+			p.isolations.forget(pod.UID)
 		}
 	default:
 		p.gateways.Remove(object)
@@ -266,42 +236,6 @@ func (p *Planner) Remove(object Object) {
 func (p *Planner) Knows(g *kubeovn.VpcNatGateway) bool {
 	have := p.gateways.Gateway(g.Name)
 	return have != nil && have.UID == g.UID && have.ResourceVersion == g.ResourceVersion
-}
-
-// index adds an entry to an index, or removes it.
-func index[A, B comparable, V any](of map[A]map[B]V, at A, key B, value V, add bool) {
-	if add {
-		if of[at] == nil {
-			of[at] = map[B]V{}
-		}
-		of[at][key] = value
-		return
-	}
-	if delete(of[at], key); len(of[at]) == 0 {
-		delete(of, at)
-	}
-}
-
-// setNamespace sets a namespace; nil: it was deleted.
-func (p *Planner) setNamespace(name string, o *corev1.Namespace) {
-	before := p.objects.namespaces[name]
-	same := before != nil && o != nil && maps.Equal(before.Labels, o.Labels) &&
-		before.Annotations[kubeovn.AnnotationLogicalSwitch] == o.Annotations[kubeovn.AnnotationLogicalSwitch]
-	for _, namespace := range []*corev1.Namespace{before, o} {
-		if namespace == nil {
-			continue
-		}
-		for _, subnet := range binding.Listed(namespace.Annotations) {
-			index(p.objects.choosing, subnet, name, struct{}{}, namespace == o)
-		}
-	}
-	if p.objects.namespaces[name] = o; o == nil {
-		delete(p.objects.namespaces, name)
-	}
-	if !same {
-		maps.Copy(p.podsChanged, p.objects.open[name])
-		maps.Copy(p.podsChanged, p.objects.askingIn[name])
-	}
 }
 
 // setGateway sets a gateway, named by the object; o is nil: it was deleted.
@@ -315,129 +249,90 @@ func (p *Planner) setGateway(named Object, o *kubeovn.VpcNatGateway) {
 	p.network.SetGateway(before, o)
 	for _, g := range []*kubeovn.VpcNatGateway{before, o} {
 		if g != nil {
-			p.named[g.Spec.Subnet] = struct{}{}
+			p.dirty.subnet(g.Spec.Subnet)
 		}
 	}
 }
 
-// setIP sets an IP object; nil: it was deleted.
-func (p *Planner) setIP(name string, o *kubeovn.IP) {
-	if before := p.objects.ips[name]; before != nil {
-		uid := before.Spec.SubnetUID
-		p.ranges[uid] = struct{}{}
-		delete(p.closed, before.Spec.Namespace+"/"+before.Spec.PodName)
-		delete(p.objects.ipsOf[uid], name)
-		if len(p.objects.ipsOf[uid]) == 0 {
-			delete(p.objects.ipsOf, uid)
-		}
-		delete(p.objects.ips, name)
-		p.hold(before, -1)
-		p.touchPod(objects.HolderOf(before), func(all map[string]*kubeovn.IP) { delete(all, name) })
-	}
-	if o != nil {
-		uid := o.Spec.SubnetUID
-		p.ranges[uid] = struct{}{}
-		p.touchPod(objects.HolderOf(o), func(all map[string]*kubeovn.IP) { all[name] = o })
-		if p.objects.ipsOf[uid] == nil {
-			p.objects.ipsOf[uid] = map[string]*kubeovn.IP{}
-		}
-		p.objects.ipsOf[uid][name], p.objects.ips[name] = o, o
-		p.hold(o, 1)
+// setPolicy sets a NetworkPolicy; nil: it was deleted.
+func (p *Planner) setPolicy(namespace, name string, o *networkingv1.NetworkPolicy) {
+	p.isolations.set(namespace, name, o)
+	for uid := range p.isolations.holders[namespace] {
+		p.dirty.ranges[uid] = struct{}{}
 	}
 }
 
-// touchPod changes the IP objects of a pod, and makes the next plan place the pod and compute the Subnets of the others.
-func (p *Planner) touchPod(holder string, change func(map[string]*kubeovn.IP)) {
-	all := p.objects.ipsOfPod[holder]
-	if all == nil {
-		all = map[string]*kubeovn.IP{}
-		p.objects.ipsOfPod[holder] = all
+func (p *Planner) addIP(ip *kubeovn.IP) {
+	p.assigned.addIP(ip)
+	p.isolations.hold(ip, 1)
+	p.reassigned(ip)
+}
+
+// removeIP removes an IP object, if there is one of this name.
+func (p *Planner) removeIP(name string) {
+	if ip := p.assigned.ips[name]; ip != nil {
+		p.assigned.removeIP(ip)
+		p.isolations.hold(ip, -1)
+		delete(p.closed, podName(ip))
+		p.reassigned(ip)
 	}
-	change(all)
-	if len(all) == 0 {
-		delete(p.objects.ipsOfPod, holder)
+}
+
+// reassigned makes the next plan compute the Subnet of an IP object that is new or was removed, and those of the other IP objects that name
+// the same pod, and bind that pod if it has no address.
+func (p *Planner) reassigned(ip *kubeovn.IP) {
+	p.dirty.addresses(ip)
+	for _, other := range p.assigned.ipsOfPod[objects.HolderOf(ip)] {
+		p.dirty.addresses(other)
 	}
-	for _, ip := range all {
-		p.ranges[ip.Spec.SubnetUID] = struct{}{}
-	}
-	if pod := p.objects.podOf[holder]; pod != nil {
+	if pod := p.assigned.podNamed(ip.Spec.Namespace, ip.Spec.PodName); pod != nil {
 		p.place(pod)
 	}
 }
 
-// ipOf returns the IP object that assigns a pod its address; nil if there is none.
-func (p *Planner) ipOf(pod *corev1.Pod) *kubeovn.IP {
-	all := slices.Collect(maps.Values(p.objects.ipsOfPod[objects.PodKey(pod.Namespace, pod.Name)]))
-	return objects.FirstIP(all, func(ip *kubeovn.IP) bool { return Needs(pod, ip) })
-}
+// podName returns "<namespace>/<name>" of the pod that an IP object names.
+func podName(ip *kubeovn.IP) string { return ip.Spec.Namespace + "/" + ip.Spec.PodName }
 
-func (p *Planner) addPod(pod *corev1.Pod) {
-	p.objects.pods[pod.UID] = pod
-	p.objects.podOf[objects.PodKey(pod.Namespace, pod.Name)] = pod
+// setPod sets a pod. The verdict on a former pod of its name is not needed any more; that on the same pod is, while its labels are the same.
+func (p *Planner) setPod(pod *corev1.Pod) {
+	if before := p.assigned.podNamed(pod.Namespace, pod.Name); before != nil {
+		p.removePod(before)
+		if before.UID != pod.UID {
+			p.isolations.forget(before.UID)
+		}
+	}
+	p.assigned.addPod(pod)
 	p.gateways.Set(pod)
-	p.touchIP(pod)
+	p.readdress(pod)
 	p.place(pod)
 }
 
 func (p *Planner) removePod(pod *corev1.Pod) {
-	if pod == nil {
-		return
-	}
-	p.touchIP(pod)
-	p.close(pod)
-	delete(p.closed, pod.Namespace+"/"+pod.Name)
-	delete(p.objects.pods, pod.UID)
-	delete(p.objects.podOf, objects.PodKey(pod.Namespace, pod.Name))
-	delete(p.podsChanged, pod.UID)
+	p.readdress(pod)
+	p.settle(pod)
+	delete(p.closed, nameOf(pod))
+	p.assigned.removePod(pod)
 	p.gateways.Remove(pod)
 }
 
-// touchIP makes the next plan compute the Subnets of a pod's IP objects.
-func (p *Planner) touchIP(pod *corev1.Pod) {
-	for _, ip := range p.objects.ipsOfPod[objects.PodKey(pod.Namespace, pod.Name)] {
-		p.ranges[ip.Spec.SubnetUID] = struct{}{}
+// readdress makes the next plan compute the Subnets of a pod's IP objects.
+func (p *Planner) readdress(pod *corev1.Pod) {
+	for _, ip := range p.assigned.named(pod) {
+		p.dirty.addresses(ip)
 	}
 }
 
-// place makes the next plan place a pod, if it needs an address and has none.
+// place makes the next plan bind a pod, if it needs an address and has none.
 func (p *Planner) place(pod *corev1.Pod) {
-	p.close(pod)
-	if pod.Spec.NodeName == "" || pod.Spec.HostNetwork || objects.Ended(pod) || pod.DeletionTimestamp != nil || p.ipOf(pod) != nil {
-		return
-	}
-	p.index(pod, true)
-	p.podsChanged[pod.UID] = pod
-}
-
-// index adds a pod to those without an address, or removes it from them.
-func (p *Planner) index(pod *corev1.Pod, without bool) {
-	if name := binding.Asked(pod.Annotations); name != "" {
-		index(p.objects.asking, name, pod.UID, pod, without)
-		index(p.objects.askingIn, pod.Namespace, pod.UID, pod, without)
-		return
-	}
-	index(p.objects.open, pod.Namespace, pod.UID, pod, without)
-}
-
-// close removes a pod from those without an address. The address that it would have got is free for others.
-func (p *Planner) close(pod *corev1.Pod) {
-	p.index(pod, false)
-	delete(p.podsChanged, pod.UID)
-	key := pod.Namespace + "/" + pod.Name
-	delete(p.waiting, key)
-	for _, name := range p.unwant(key) {
-		p.named[name] = struct{}{}
+	p.settle(pod)
+	if pod.Spec.NodeName != "" && !pod.Spec.HostNetwork && !objects.Ended(pod) && pod.DeletionTimestamp == nil && p.assigned.ipOf(pod) == nil {
+		p.pending.add(pod)
 	}
 }
 
-// unwant removes a pod from those that want an address, and returns the Subnets that might have assigned it one.
-func (p *Planner) unwant(key string) []string {
-	names := p.wanted[key]
-	delete(p.wanted, key)
-	for _, name := range names {
-		if delete(p.wants[name], key); len(p.wants[name]) == 0 {
-			delete(p.wants, name)
-		}
+// settle removes a pod from those without an address. The address that it would have got is free for others.
+func (p *Planner) settle(pod *corev1.Pod) {
+	for _, name := range p.pending.remove(pod) {
+		p.dirty.subnet(name)
 	}
-	return names
 }

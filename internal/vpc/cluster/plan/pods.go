@@ -13,58 +13,56 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 
 	kubeovn "weft.dev/weft/api/kubeovn/v1"
 	"weft.dev/weft/internal/ipam"
+	"weft.dev/weft/internal/vpc/cluster/plan/gateways"
 	"weft.dev/weft/internal/vpc/cluster/plan/report"
 	"weft.dev/weft/internal/vpc/cluster/plan/topology"
 	"weft.dev/weft/internal/vpc/northbound"
 	"weft.dev/weft/internal/vpc/objects"
 )
 
-// pools keeps the IP objects of existing pods. Other IP objects are deleted, and their addresses are free with the next plan.
-func (c *compiler) pools() {
-	for s := range c.chosen.Subnets {
-		c.ranges[string(s.Object.UID)] = struct{}{}
-	}
-	for uid := range c.ranges {
-		c.takeOver(c.network.SubnetOf(uid), c.objects.ipsOf[uid])
-	}
+// addresser keeps the addresses that pods have in a plan, and assigns new ones.
+type addresser struct {
+	network  *topology.Network
+	gateways *gateways.Gateways
+	assigned *assigned
+	// ips are the IP objects of chosen Subnets, kept and created, by name.
+	ips map[string]*kubeovn.IP
+	// created are IP objects that assign addresses. removed are those of pods that do not exist any more: their addresses are free with the
+	// next plan.
+	created, removed []*kubeovn.IP
 }
 
-func (c *compiler) takeOver(s *topology.Subnet, ips map[string]*kubeovn.IP) {
-	for _, ip := range slices.SortedFunc(maps.Values(ips), objects.CompareIPs) {
-		delete(c.closed, ip.Spec.Namespace+"/"+ip.Spec.PodName)
+// keep keeps the IP objects of existing pods in a Subnet, by its UID, and removes others.
+func (a *addresser) keep(uid string) {
+	s := a.network.SubnetOf(uid)
+	for _, ip := range slices.SortedFunc(maps.Values(a.assigned.ipsIn[uid]), objects.CompareIPs) {
 		addr, err := netip.ParseAddr(ip.Spec.V4IPAddress)
 		if s != nil && s.Pool != nil && err == nil && s.Pool.Use(addr, objects.HolderOf(ip)) == nil {
 			s.Holders++
 			s.MACs[ip.Spec.MacAddress] = objects.HolderOf(ip)
 		}
-		if pod := c.objects.pods[types.UID(ip.Spec.PodUID)]; pod == nil || c.ipOf(pod) != ip {
-			c.plan.Delete = append(c.plan.Delete, ip)
+		if a.assigned.podOfIP(ip) == nil {
+			a.removed = append(a.removed, ip)
 			continue
 		}
-		c.ips[ip.Name] = ip
+		a.ips[ip.Name] = ip
 	}
 }
 
-// pods assigns an address to each pod that is bound to a subnet and has a node, fixed ones first, so that none of these is assigned to
-// another pod.
-func (c *compiler) pods(waiting []placed) {
-	for _, p := range waiting {
-		key, why := p.pod.Namespace+"/"+p.pod.Name, p.bound.Refuse
-		for _, name := range p.bound.Names {
-			err := c.attach(p.pod, c.network.Subnet(name))
-			if why = ""; err == nil {
-				break
-			}
-			why = err.Error()
+// assign assigns an address to a bound pod that has a node, and returns why it could not; empty: it has one.
+func (a *addresser) assign(p bound) (why string) {
+	why = p.Refuse
+	for _, name := range p.Names {
+		err := a.attach(p.pod, a.network.Subnet(name))
+		if err == nil {
+			return ""
 		}
-		if why != "" {
-			c.waiting[key] = report.Bounded(why, maxWaiting)
-		}
+		why = err.Error()
 	}
+	return report.Bounded(why, maxWaiting)
 }
 
 // maxPool is how many addresses of its annotation ip_pool are tried for a pod.
@@ -73,21 +71,13 @@ const maxPool = 256
 // maxWaiting is the maximum length of the reason why a pod waits: that of an event's note.
 const maxWaiting = 1024
 
-// rank is 0 for pods that request a specific address.
-func rank(pod *corev1.Pod) int {
-	if pod.Annotations[kubeovn.AnnotationIPAddress] != "" || pod.Annotations[kubeovn.AnnotationIPPool] != "" {
-		return 0
-	}
-	return 1
-}
-
 // attach assigns the pod an address of the subnet, and creates its IP object.
-func (c *compiler) attach(pod *corev1.Pod, s *topology.Subnet) error {
-	if v := c.network.VPC(s.Value.VPC); !s.Exists || s.Object.DeletionTimestamp != nil || !report.Held(s.Object) || v == nil || !report.Held(v.Object) {
+func (a *addresser) attach(pod *corev1.Pod, s *topology.Subnet) error {
+	if v := a.network.VPC(s.Value.VPC); !s.Exists || s.Object.DeletionTimestamp != nil || !report.Held(s.Object) || v == nil || !report.Held(v.Object) {
 		return fmt.Errorf("subnet %s or its Vpc is not in effect, or is being deleted", s.Value.Name)
 	}
 	holder := objects.PodKey(pod.Namespace, pod.Name)
-	if slices.ContainsFunc(c.plan.Delete, func(ip *kubeovn.IP) bool { return objects.HolderOf(ip) == holder }) {
+	if slices.ContainsFunc(a.removed, func(ip *kubeovn.IP) bool { return objects.HolderOf(ip) == holder }) {
 		return errors.New("the address of a former pod of this name is not free yet")
 	}
 	last := s.Pool.Last()
@@ -107,10 +97,10 @@ func (c *compiler) attach(pod *corev1.Pod, s *topology.Subnet) error {
 		PodName: pod.Name, Namespace: pod.Namespace, PodUID: string(pod.UID), NodeName: pod.Spec.NodeName,
 		Subnet: s.Value.Name, SubnetUID: s.Value.UID, IPAddress: addr.String(), V4IPAddress: addr.String(), MacAddress: mac,
 		LogicalPort: northbound.PortName(s.Value.Name, addr), CIDR: s.Value.Prefix.String(), Gateway: s.Value.Gateway.String(),
-		NATGateway: c.gateways.Of(pod, s.Value.Name), Mtu: int32(s.Value.MTU), //nolint:gosec // at most 65535
+		NATGateway: a.gateways.Of(pod, s.Value.Name), Mtu: int32(s.Value.MTU), //nolint:gosec // at most 65535
 	}}
-	c.ips[ip.Name] = ip
-	c.plan.Create = append(c.plan.Create, ip)
+	a.ips[ip.Name] = ip
+	a.created = append(a.created, ip)
 	return nil
 }
 

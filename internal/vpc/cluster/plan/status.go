@@ -14,13 +14,20 @@ import (
 	"weft.dev/weft/internal/vpc/objects"
 )
 
-// conditions returns the conditions of an object, to be set.
-func (c *compiler) conditions(list *[]metav1.Condition, generation int64) report.Conditions {
-	return report.Conditions{List: list, Generation: generation, Now: c.now}
+// reporter plans the status of Vpcs and Subnets.
+type reporter struct {
+	plan     *Plan
+	refusals map[string]string // why rows of an owner were refused
+	now      metav1.Time
 }
 
-// vpcStatus writes the status of a VPC that exists.
-func (c *compiler) vpcStatus(v *topology.VPC, result *northbound.Result) {
+// conditions returns the conditions of an object, to be set.
+func (r *reporter) conditions(list *[]metav1.Condition, generation int64) report.Conditions {
+	return report.Conditions{List: list, Generation: generation, Now: r.now}
+}
+
+// router plans the status of a VPC with rows, which the result has.
+func (r *reporter) router(v *topology.VPC, result *northbound.Result) {
 	object := v.Object.DeepCopy()
 	s := &object.Status
 	s.Standby, s.Router, s.TunnelKey = true, object.Name, v.Value.TunnelKey
@@ -29,25 +36,25 @@ func (c *compiler) vpcStatus(v *topology.VPC, result *northbound.Result) {
 		s.Subnets = append(s.Subnets, subnet.Value.Name)
 	}
 	slices.Sort(s.Subnets)
-	conditions := c.vpcConditions(object, v)
+	conditions := r.vpcConditions(object, v)
 	if len(result.Shadowed) > 0 {
 		conditions.Set(kubeovn.ConditionShadowed, kubeovn.ReasonDefaultRoute,
 			"a route to 0.0.0.0/0 of the same table takes all packets, so these routes by source have no effect: "+strings.Join(result.Shadowed, ", "))
 	} else {
 		conditions.Remove(kubeovn.ConditionShadowed)
 	}
-	c.keepVPC(v, object)
+	r.keepVPC(v, object)
 }
 
-func (c *compiler) vpcConditions(object *kubeovn.Vpc, v *topology.VPC) report.Conditions {
-	conditions := c.conditions(&object.Status.Conditions, object.Generation)
+func (r *reporter) vpcConditions(object *kubeovn.Vpc, v *topology.VPC) report.Conditions {
+	conditions := r.conditions(&object.Status.Conditions, object.Generation)
 	switch {
 	case object.Name == kubeovn.DefaultVpc:
 		conditions.Ready(kubeovn.ReasonDefaultVpc, v.Problems.Error())
 	case object.DeletionTimestamp != nil && v.Named > 0:
 		conditions.Ready(kubeovn.ReasonInUse, "Subnets name the Vpc; delete them")
-	case c.refusals[v.Value.Owner()] != "":
-		conditions.Ready(kubeovn.ReasonRefused, c.refusals[v.Value.Owner()])
+	case r.refusals[v.Value.Owner()] != "":
+		conditions.Ready(kubeovn.ReasonRefused, r.refusals[v.Value.Owner()])
 	case len(v.Problems) > 0:
 		conditions.Ready(kubeovn.ReasonInvalid, v.Problems.Error())
 	default:
@@ -57,45 +64,38 @@ func (c *compiler) vpcConditions(object *kubeovn.Vpc, v *topology.VPC) report.Co
 	return conditions
 }
 
-func (c *compiler) keepVPC(v *topology.VPC, object *kubeovn.Vpc) {
-	if !reflect.DeepEqual(object.Status, v.Object.Status) {
-		c.plan.VpcStatus = append(c.plan.VpcStatus, object)
-		c.assigns(object, object.Status.TunnelKey != v.Object.Status.TunnelKey)
+func (r *reporter) keepVPC(v *topology.VPC, object *kubeovn.Vpc) {
+	if reflect.DeepEqual(object.Status, v.Object.Status) {
+		return
+	}
+	r.plan.VpcStatus = append(r.plan.VpcStatus, object)
+	if object.Status.TunnelKey != v.Object.Status.TunnelKey {
+		r.plan.assigning[object] = struct{}{}
 	}
 }
 
-// assigns records whether the new status of an object assigns something.
-func (c *compiler) assigns(object Object, does bool) {
-	if does {
-		c.plan.assigning[object] = struct{}{}
+// defaultVPC plans the status of the Vpc of Kube-OVN's pod network, which is not served.
+func (r *reporter) defaultVPC(v *topology.VPC) {
+	object := v.Object.DeepCopy()
+	r.vpcConditions(object, v)
+	r.keepVPC(v, object)
+}
+
+// subnet plans the status of a Subnet.
+func (r *reporter) subnet(s *topology.Subnet) {
+	object := s.Object.DeepCopy()
+	r.subnetStatus(object, s)
+	if reflect.DeepEqual(object.Status, s.Object.Status) {
+		return
+	}
+	r.plan.SubnetStatus = append(r.plan.SubnetStatus, object)
+	if now, before := &object.Status, &s.Object.Status; now.TunnelKey != before.TunnelKey || now.LastIP != before.LastIP {
+		r.plan.assigning[object] = struct{}{}
 	}
 }
 
-// statuses writes the status of all other objects.
-func (c *compiler) statuses() {
-	for v := range c.chosen.VPCs {
-		if !v.Exists && v.Object.Name == kubeovn.DefaultVpc {
-			object := v.Object.DeepCopy()
-			c.vpcConditions(object, v)
-			c.keepVPC(v, object)
-		}
-	}
-	for s := range c.chosen.Subnets {
-		if s.Object.DeletionTimestamp != nil && !s.Exists {
-			continue
-		}
-		object := s.Object.DeepCopy()
-		c.subnetStatus(object, s)
-		if !reflect.DeepEqual(object.Status, s.Object.Status) {
-			c.plan.SubnetStatus = append(c.plan.SubnetStatus, object)
-			now, before := &object.Status, &s.Object.Status
-			c.assigns(object, now.TunnelKey != before.TunnelKey || now.LastIP != before.LastIP)
-		}
-	}
-}
-
-func (c *compiler) subnetStatus(object *kubeovn.Subnet, s *topology.Subnet) {
-	status, conditions := &object.Status, c.conditions(&object.Status.Conditions, object.Generation)
+func (r *reporter) subnetStatus(object *kubeovn.Subnet, s *topology.Subnet) {
+	status, conditions := &object.Status, r.conditions(&object.Status.Conditions, object.Generation)
 	if s.Pool != nil {
 		status.V4AvailableIPs, status.V4UsingIPs = s.Pool.Available(), s.Pool.Using()
 		status.V4AvailableIPRange, status.V4UsingIPRange = s.Pool.Ranges()
@@ -113,8 +113,8 @@ func (c *compiler) subnetStatus(object *kubeovn.Subnet, s *topology.Subnet) {
 		conditions.Ready(s.Reason, s.Message)
 	case object.DeletionTimestamp != nil:
 		conditions.Ready(kubeovn.ReasonInUse, "addresses are in use: "+status.V4UsingIPRange)
-	case c.refusals[s.Value.Owner()] != "":
-		conditions.Ready(kubeovn.ReasonRefused, c.refusals[s.Value.Owner()])
+	case r.refusals[s.Value.Owner()] != "":
+		conditions.Ready(kubeovn.ReasonRefused, r.refusals[s.Value.Owner()])
 	case len(problems) > 0:
 		conditions.Ready(kubeovn.ReasonInvalid, problems.Error())
 	default:

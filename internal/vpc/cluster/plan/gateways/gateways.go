@@ -259,8 +259,8 @@ func (g *Gateways) Of(pod *corev1.Pod, subnet string) string {
 	return ""
 }
 
-// Assign keeps the addresses that gateways and EIPs have, and then assigns those that they want, fixed ones first. Chosen Subnets are open:
-// the addresses of existing IP objects are taken, and no address is assigned to another pod yet.
+// Assign keeps the addresses that gateways and EIPs have, and then assigns those that they want, fixed ones first. Before it, the plan takes
+// the addresses of existing IP objects from the pools of chosen Subnets; after it, it assigns addresses to other pods.
 func (g *Gateways) Assign(chosen *topology.Chosen) {
 	a := assigner{network: g.topology, specs: &g.specs, addresses: &g.addresses}
 	if g.respecified {

@@ -146,7 +146,7 @@ func (j *judge) eip(e *nat.EIP, g *nat.Gateway, r running) nat.Problem {
 }
 
 // rule returns why a rule is not in effect, with its EIP's address and gateway.
-func (j *judge) rule(rule *ruleObject, problems map[string]eipState) (problem nat.Problem, address, gateway string) {
+func (j *judge) rule(rule *ruleObject, states map[string]eipState) (problem nat.Problem, address, gateway string) {
 	owner, eip := rule.owner, rule.eip
 	if wrong := j.compiled.Problems[owner]; len(wrong) > 0 {
 		return nat.Problem{Reason: kubeovn.ReasonInvalid, Message: wrong.Error()}, "", ""
@@ -162,12 +162,12 @@ func (j *judge) rule(rule *ruleObject, problems map[string]eipState) (problem na
 			return nat.Problem{Reason: kubeovn.ReasonConflict, Message: wrong.Error()}, address, gateway
 		}
 	}
-	problem = problems[eip].problem
+	problem = states[eip].problem
 	switch problem.Reason {
 	case "", kubeovn.ReasonInUse: // an EIP that is being deleted serves its rules
 		problem = nat.Problem{}
 		if g != nil {
-			problem = behind(g, problems[eip].running, rule.address == address && stays(rule.conditions, rule.generation))
+			problem = behind(g, states[eip].running, rule.address == address && stays(rule.conditions, rule.generation))
 		}
 	case kubeovn.ReasonDisabled:
 	default:

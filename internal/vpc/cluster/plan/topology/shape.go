@@ -31,11 +31,15 @@ type Change struct {
 	Rebound []Rebound
 }
 
-// Rebound is a Subnet whose pods may be bound differently.
-type Rebound struct {
-	Name string
-	// Before and Now are the Subnet as pods are bound to it; nil: there was, or is, none.
-	Before, Now *binding.Subnet
+// Rebound is a Subnet whose pods may be bound differently, as pods are bound to it before and now; nil: there was, or is, none.
+type Rebound struct{ Before, Now *binding.Subnet }
+
+// Name returns the Subnet's name.
+func (r Rebound) Name() string {
+	if r.Now != nil {
+		return r.Now.Name
+	}
+	return r.Before.Name
 }
 
 // shaper makes one Shape.
@@ -294,7 +298,7 @@ func (s *shaper) rebound() (changed []Rebound) {
 		if sameBinding(before, now) && (now == nil || s.old.Subnets[name].Object == s.byName[name].Object) {
 			continue
 		}
-		changed = append(changed, Rebound{name, before, now})
+		changed = append(changed, Rebound{before, now})
 	}
 	return changed
 }

@@ -64,6 +64,11 @@ type Chosen struct {
 	Subnets map[*Subnet]struct{}
 }
 
+// NewChosen returns no VPCs and Subnets.
+func NewChosen() *Chosen {
+	return &Chosen{VPCs: map[*VPC]struct{}{}, Subnets: map[*Subnet]struct{}{}}
+}
+
 // Subnet adds a Subnet; nil adds none.
 func (c *Chosen) Subnet(s *Subnet) {
 	if s != nil {
@@ -158,9 +163,9 @@ func (n *Network) RemoveVPC(name string) {
 	n.reshaped.vpcs[name] = struct{}{}
 }
 
-// SetSubnet sets a Subnet. If only its status changed, as with each address, the network's shape does not change: SetSubnet returns the
-// Subnet, which the plan has to compute.
-func (n *Network) SetSubnet(o *kubeovn.Subnet) *Subnet {
+// SetSubnet sets a Subnet. If only its status changed, as with each address, the network's shape does not change, and SetSubnet
+// returns true.
+func (n *Network) SetSubnet(o *kubeovn.Subnet) (onlyStatus bool) {
 	before, s := n.objects.subnets[o.Name], n.byName[o.Name]
 	n.unname(before)
 	n.objects.subnetsOf.Put(o.Spec.Vpc, o.Name, struct{}{})
@@ -169,11 +174,11 @@ func (n *Network) SetSubnet(o *kubeovn.Subnet) *Subnet {
 		!before.DeletionTimestamp.Equal(o.DeletionTimestamp) || !slices.Equal(before.Finalizers, o.Finalizers) ||
 		s.Value.TunnelKey != o.Status.TunnelKey || !reflect.DeepEqual(before.Spec, o.Spec) {
 		n.reshaped.subnets[o.Name] = struct{}{}
-		return nil
+		return false
 	}
 	s.Object, s.read.TunnelKey = o, o.Status.TunnelKey
 	n.keys.stored(&s.Value.TunnelKey)
-	return s
+	return true
 }
 
 // RemoveSubnet removes a Subnet that was deleted.
