@@ -7,6 +7,10 @@
 // An object has rows as soon as it exists: rows whose owner was deleted are removed, by this controller or by the next one, which reads all
 // rows first. A Subnet assigns addresses to pods once it and its Vpc have their finalizers. An object that is being deleted keeps its rows while other
 // objects use it, and loses its finalizer in the plan that removes its rows; the writer commits rows before it writes objects.
+//
+// A Planner distributes objects to the parts of a plan. A plan has the steps of Planner.Plan: package topology decides which routers and
+// switches exist; chooser completes what has to be computed; addresser and package gateways assign addresses; rows compiles rows, and
+// reporter and package gateways plan what to write to the objects.
 package plan
 
 import (
