@@ -25,7 +25,6 @@ func exceptions() (methods, fields, lines map[string]int) {
 		"internal/openflow.Conn":               38,
 		"internal/overlay.life":                52,
 		"internal/overlay/pipeline.program":    38,
-		"internal/policy.Index":                43,
 		"internal/reconcile.Loop":              27,
 		"internal/vpc/cluster/plan_test.world": 26,
 		"lab/stack/openstack.Stack":            37,
