@@ -29,19 +29,19 @@ func (x *Index) Allows(pod Key, d Direction, c Connection) bool {
 	}
 	return slices.ContainsFunc(x.Policies(pod), func(key Key) bool {
 		return slices.ContainsFunc(x.Rules(key), func(r Rule) bool {
-			return r.Direction == d && x.Has(r.Subjects, pod) && x.offers(&r, c) && x.names(&r, peer)
+			return r.Direction == d && x.Has(r.Subjects, pod) && offers(&r, c) && x.names(&r, peer)
 		})
 	})
 }
 
-func (x *Index) offers(r *Rule, c Connection) bool {
+func offers(r *Rule, c Connection) bool {
 	return r.AnyService || slices.ContainsFunc(r.Services, func(s Service) bool { return s.Contains(c.Protocol, c.Port) })
 }
 
 func (x *Index) names(r *Rule, peer netip.Addr) bool {
 	return r.AnyPeer || slices.ContainsFunc(r.PeerBlocks, func(b netip.Prefix) bool { return b.Contains(peer) }) ||
 		slices.ContainsFunc(r.PeerSets, func(name SetName) bool {
-			v, named := x.views[name]
-			return named && x.hasAddress(v, peer)
+			v, named := x.sets.views[name]
+			return named && x.cluster.hasAddress(v, peer)
 		})
 }

@@ -10,7 +10,8 @@ import (
 
 // change finds the effect of a change of the index on sets. It compares the addresses and pods that may be affected, before and after.
 type change struct {
-	index    *Index
+	cluster  *cluster
+	sets     *sets
 	views    map[view]*touched
 	policies map[Key]struct{}
 	pods     map[Key]struct{}
@@ -23,7 +24,7 @@ type touched struct {
 }
 
 func (x *Index) begin() *change {
-	return &change{index: x, views: map[view]*touched{}, policies: map[Key]struct{}{}, pods: map[Key]struct{}{}}
+	return &change{cluster: x.cluster, sets: x.sets, views: map[view]*touched{}, policies: map[Key]struct{}{}, pods: map[Key]struct{}{}}
 }
 
 // touch notes that a change may add this pod to a set or remove it.
@@ -56,15 +57,15 @@ func (c *change) note(v view, p *Pod) {
 // before records the noted addresses and pods before the change. Views that do not exist yet get no delta.
 func (c *change) before() {
 	for v, t := range c.views {
-		if _, there := c.index.views[v.name()]; !there {
+		if _, there := c.sets.views[v.name()]; !there {
 			delete(c.views, v)
 			continue
 		}
 		for ip := range t.addresses {
-			t.addresses[ip] = c.index.hasAddress(v, ip)
+			t.addresses[ip] = c.cluster.hasAddress(v, ip)
 		}
 		for pod := range t.pods {
-			t.pods[pod] = c.index.hasPod(v, pod)
+			t.pods[pod] = c.cluster.hasPod(v, pod)
 		}
 	}
 }
@@ -84,7 +85,7 @@ func (c *change) countSet(s *set, p *Pod, by int) {
 			continue
 		}
 		for _, number := range port.numbers(p) {
-			if c.index.countNumber(split, number, by) {
+			if c.sets.countNumber(split, number, by) {
 				for user := range split.users {
 					c.policies[user] = struct{}{}
 				}
@@ -93,37 +94,19 @@ func (c *change) countSet(s *set, p *Pod, by int) {
 	}
 }
 
-// countNumber counts a pod that has a number, and reports whether the number is new or no longer used.
-func (x *Index) countNumber(s *split, number uint16, by int) bool {
-	v := view{s.set, s.port, number}
-	old := s.numbers[number]
-	s.numbers[number] = old + by
-	switch {
-	case old == 0:
-		x.views[v.name()] = v
-		return true
-	case old+by == 0:
-		delete(s.numbers, number)
-		delete(x.views, v.name())
-		return true
-	default:
-		return false
-	}
-}
-
 // effect compares with the state after the change.
 func (c *change) effect() Effect {
 	e := Effect{Policies: sortedKeys(c.policies), Pods: sortedKeys(c.pods)}
 	for v, t := range c.views {
 		d := Delta{Set: v.name()}
-		if _, there := c.index.views[d.Set]; !there {
+		if _, there := c.sets.views[d.Set]; !there {
 			continue
 		}
 		for ip, was := range t.addresses {
-			sift(was, c.index.hasAddress(v, ip), ip, &d.Added, &d.Removed)
+			sift(was, c.cluster.hasAddress(v, ip), ip, &d.Added, &d.Removed)
 		}
 		for pod, was := range t.pods {
-			sift(was, c.index.hasPod(v, pod), pod, &d.Joined, &d.Left)
+			sift(was, c.cluster.hasPod(v, pod), pod, &d.Joined, &d.Left)
 		}
 		if len(d.Added)+len(d.Removed)+len(d.Joined)+len(d.Left) == 0 {
 			continue
@@ -148,14 +131,5 @@ func sift[T any](was, is bool, item T, came, went *[]T) {
 }
 
 func sortedKeys(m map[Key]struct{}) []Key { return slices.SortedFunc(maps.Keys(m), compareKeys) }
-
-func (x *Index) hasPod(v view, pod Key) bool {
-	g, ok := x.groups[pod]
-	return ok && v.selects(g) && v.has(x.pods[pod])
-}
-
-func (x *Index) hasAddress(v view, ip netip.Addr) bool {
-	return v.set.has(ip) && slices.ContainsFunc(x.at[ip], func(p *Pod) bool { return x.hasPod(v, p.Key) })
-}
 
 func decimal(number uint16) string { return strconv.Itoa(int(number)) }

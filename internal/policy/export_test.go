@@ -2,8 +2,8 @@ package policy
 
 // Sets returns the numbers of sets, names of sets and scopes.
 func (x *Index) Sets() int {
-	n := len(x.sets) + len(x.views) + len(x.scopes) + len(x.seeking.selectors) + len(x.seeking.pairs) + len(x.seeking.rest)
-	if x.any != nil {
+	n := len(x.sets.byName) + len(x.sets.views) + len(x.sets.scopes) + len(x.sets.seeking.selectors) + len(x.sets.seeking.pairs) + len(x.sets.seeking.rest)
+	if x.sets.any != nil {
 		n++
 	}
 	return n
@@ -11,7 +11,7 @@ func (x *Index) Sets() int {
 
 // Size returns the total number of elements in an index.
 func (x *Index) Size() int {
-	return x.Sets() + len(x.spaces) + len(x.known.all) + len(x.known.pairs) + len(x.pods) + len(x.groups) + len(x.at) + len(x.policies)
+	return x.Sets() + len(x.cluster.spaces) + len(x.cluster.known.all) + len(x.cluster.known.pairs) + len(x.cluster.pods) + len(x.cluster.groups) + len(x.cluster.at) + len(x.policies.bound)
 }
 
 // Split splits a range of ports as rules do.

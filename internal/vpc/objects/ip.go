@@ -7,6 +7,7 @@ import (
 	"net/netip"
 	"strings"
 
+	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/util/resourceversion"
 
 	kubeovn "weft.dev/weft/api/kubeovn/v1"
@@ -21,6 +22,11 @@ func IPName(subnet string, addr netip.Addr) string { return shortened(subnet + "
 
 // PodKey returns the holder of an address: "<pod>.<namespace>".
 func PodKey(namespace, pod string) string { return shortened(pod + "." + namespace) }
+
+// Ended reports whether the pod's containers have ended for good, so that its address is free.
+func Ended(pod *corev1.Pod) bool {
+	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
+}
 
 // HolderOf returns the PodKey of the pod that an IP object names.
 func HolderOf(ip *kubeovn.IP) string { return PodKey(ip.Spec.Namespace, ip.Spec.PodName) }

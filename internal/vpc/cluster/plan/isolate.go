@@ -10,6 +10,7 @@ import (
 
 	kubeovn "weft.dev/weft/api/kubeovn/v1"
 	"weft.dev/weft/internal/policy"
+	"weft.dev/weft/internal/vpc/cluster/plan/index"
 	"weft.dev/weft/internal/vpc/northbound"
 )
 
@@ -28,21 +29,37 @@ func readPolicy(o *networkingv1.NetworkPolicy) isolation {
 	return isolation{read.Pods, northbound.Closed{Ingress: read.Sides[policy.Ingress].Isolates, Egress: read.Sides[policy.Egress].Isolates}}
 }
 
-// setPolicy sets a NetworkPolicy; nil: it was deleted.
-func (p *Planner) setPolicy(namespace, name string, o *networkingv1.NetworkPolicy) {
-	var now isolation
-	if o != nil {
-		now = readPolicy(o)
+// isolations has the NetworkPolicies, and which of them select which pods.
+type isolations struct {
+	policies index.Index[string, string, isolation] // by namespace and name
+	// verdicts has the policies that select the pods with the same labels, by namespace and labels, and verdictOf has the verdicts of pods.
+	verdicts  index.Index[string, string, *verdict]
+	verdictOf map[types.UID]*verdict
+	// holders has the UIDs of Subnets of which pods have IP objects, with their number, by the pods' namespace.
+	holders map[string]map[string]int
+}
+
+func newIsolations() isolations {
+	return isolations{
+		policies: index.Index[string, string, isolation]{}, verdicts: index.Index[string, string, *verdict]{},
+		verdictOf: map[types.UID]*verdict{}, holders: map[string]map[string]int{},
 	}
-	index(p.objects.policies, namespace, name, now, o != nil)
-	for _, v := range p.objects.verdicts[namespace] {
+}
+
+// set sets a NetworkPolicy; nil: it was deleted.
+func (s *isolations) set(namespace, name string, o *networkingv1.NetworkPolicy) {
+	var now isolation
+	if o == nil {
+		s.policies.Remove(namespace, name)
+	} else {
+		now = readPolicy(o)
+		s.policies.Put(namespace, name, now)
+	}
+	for _, v := range s.verdicts[namespace] {
 		delete(v.by, name)
 		if o != nil && now.selector.Matches(v.labels) {
 			v.by[name] = now.closed
 		}
-	}
-	for uid := range p.objects.holdersOf[namespace] {
-		p.ranges[uid] = struct{}{}
 	}
 }
 
@@ -54,63 +71,63 @@ type verdict struct {
 	pods           int
 }
 
-// verdictOf returns the verdict on a pod.
-func (p *Planner) verdictOf(pod *corev1.Pod) *verdict {
-	v := p.objects.verdictOf[pod.UID]
+// verdict returns the verdict on a pod.
+func (s *isolations) verdict(pod *corev1.Pod) *verdict {
+	v := s.verdictOf[pod.UID]
 	if v != nil && maps.Equal(v.labels, pod.Labels) {
 		return v
 	}
-	p.forget(pod.UID)
+	s.forget(pod.UID)
 	key := labels.Set(pod.Labels).String()
-	if v = p.objects.verdicts[pod.Namespace][key]; v == nil {
+	if v = s.verdicts[pod.Namespace][key]; v == nil {
 		v = &verdict{namespace: pod.Namespace, key: key, labels: pod.Labels, by: map[string]northbound.Closed{}}
-		for name, one := range p.objects.policies[pod.Namespace] {
+		for name, one := range s.policies[pod.Namespace] {
 			if one.selector.Matches(pod.Labels) {
 				v.by[name] = one.closed
 			}
 		}
-		index(p.objects.verdicts, pod.Namespace, key, v, true)
+		s.verdicts.Put(pod.Namespace, key, v)
 	}
 	v.pods++
-	p.objects.verdictOf[pod.UID] = v
+	s.verdictOf[pod.UID] = v
 	return v
 }
 
 // forget deletes the verdict on a pod that was deleted, or whose labels have changed.
-func (p *Planner) forget(uid types.UID) {
-	v := p.objects.verdictOf[uid]
+func (s *isolations) forget(uid types.UID) {
+	v := s.verdictOf[uid]
 	if v == nil {
 		return
 	}
-	delete(p.objects.verdictOf, uid)
+	delete(s.verdictOf, uid)
 	if v.pods--; v.pods == 0 {
-		index(p.objects.verdicts, v.namespace, v.key, v, false)
+		s.verdicts.Remove(v.namespace, v.key)
 	}
 }
 
 // hold counts the IP objects of a Subnet that pods of a namespace have: one more, or one less.
-func (p *Planner) hold(ip *kubeovn.IP, change int) {
-	held := p.objects.holdersOf[ip.Spec.Namespace]
+func (s *isolations) hold(ip *kubeovn.IP, change int) {
+	held := s.holders[ip.Spec.Namespace]
 	if held == nil {
 		held = map[string]int{}
-		p.objects.holdersOf[ip.Spec.Namespace] = held
+		s.holders[ip.Spec.Namespace] = held
 	}
 	if held[ip.Spec.SubnetUID] += change; held[ip.Spec.SubnetUID] > 0 {
 		return
 	}
 	if delete(held, ip.Spec.SubnetUID); len(held) == 0 {
-		delete(p.objects.holdersOf, ip.Spec.Namespace)
+		delete(s.holders, ip.Spec.Namespace)
 	}
 }
 
-// isolated returns the directions in which NetworkPolicies isolate a pod. The pods of NAT gateways carry other pods' packets, and are
+// of returns the directions in which NetworkPolicies isolate a pod. The pods of NAT gateways carry other pods' packets, and are
 // exempt.
-func (p *Planner) isolated(pod *corev1.Pod, ip *kubeovn.IP) northbound.Closed {
+func (s *isolations) of(pod *corev1.Pod, ip *kubeovn.IP) northbound.Closed {
 	var closed northbound.Closed
 	if ip.Spec.NATGateway != "" {
 		return closed
 	}
-	for _, by := range p.verdictOf(pod).by {
+	for _, by := range s.verdict(pod).by {
 		closed.Ingress = closed.Ingress || by.Ingress
 		closed.Egress = closed.Egress || by.Egress
 	}

@@ -7,11 +7,13 @@
 // An object has rows as soon as it exists: rows whose owner was deleted are removed, by this controller or by the next one, which reads all
 // rows first. A Subnet assigns addresses to pods once it and its Vpc have their finalizers. An object that is being deleted keeps its rows while other
 // objects use it, and loses its finalizer in the plan that removes its rows; the writer commits rows before it writes objects.
+//
+// A Planner distributes objects to the parts of a plan. A plan has the steps of Planner.Plan: package topology decides which routers and
+// switches exist; chooser completes what has to be computed; addresser and package gateways assign addresses; rows compiles rows, and
+// reporter and package gateways plan what to write to the objects.
 package plan
 
 import (
-	"maps"
-	"net/netip"
 	"reflect"
 	"slices"
 
@@ -19,22 +21,15 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/types"
 
 	kubeovn "weft.dev/weft/api/kubeovn/v1"
 	"weft.dev/weft/internal/vpc/binding"
+	"weft.dev/weft/internal/vpc/cluster/plan/report"
+	"weft.dev/weft/internal/vpc/cluster/plan/topology"
 	"weft.dev/weft/internal/vpc/nat"
 	"weft.dev/weft/internal/vpc/northbound"
 	"weft.dev/weft/internal/vpc/objects"
 )
-
-// readyPorts is how many logical ports of each subnet are in the database before a pod needs them. A pod that uses one waits only for
-// ovn-controller, not for a computation of northd.
-const readyPorts = 8
-
-// maxTunnelKey is the highest key of a datapath in OVN (ovn-nb(5), requested-tnl-key).
-const maxTunnelKey = 1<<24 - 1
 
 // Objects are the input of a complete plan. They are not changed.
 type Objects struct {
@@ -59,10 +54,7 @@ type Objects struct {
 }
 
 // Object is any object of the API server.
-type Object interface {
-	metav1.Object
-	runtime.Object
-}
+type Object = report.Object
 
 // Plan is what follows from the objects.
 type Plan struct {
@@ -111,7 +103,7 @@ func (p *Plan) Assigns() bool {
 
 // Needs reports whether the pod needs the address that the IP object assigns to it.
 func Needs(pod *corev1.Pod, ip *kubeovn.IP) bool {
-	return string(pod.UID) == ip.Spec.PodUID && !ended(pod) && pod.Namespace == ip.Spec.Namespace && pod.Name == ip.Spec.PodName
+	return string(pod.UID) == ip.Spec.PodUID && !objects.Ended(pod) && pod.Namespace == ip.Spec.Namespace && pod.Name == ip.Spec.PodName
 }
 
 // Compile makes the plan of all objects.
@@ -123,210 +115,16 @@ func Compile(o *Objects) *Plan {
 
 // Bindings returns the Subnets for binding pods.
 func Bindings(vpcs []kubeovn.Vpc, subnets []kubeovn.Subnet, gateways []kubeovn.VpcNatGateway) *binding.Subnets {
-	p := NewPlanner()
-	p.Load(&Objects{Vpcs: vpcs, Subnets: subnets, Gateways: gateways})
-	newCompiler(p, metav1.Time{}).shape()
-	return p.bindings
-}
-
-// compiler makes one plan: it computes what is chosen, and can read everything.
-type compiler struct {
-	*Planner
-	plan *Plan
-	now  metav1.Time
-	// chosen and chosenVPCs are computed, and ips are the IP objects of chosen subnets, kept and created, by name.
-	chosen     map[*subnet]struct{}
-	chosenVPCs map[*vpc]struct{}
-	ips        map[string]*kubeovn.IP
-}
-
-func newCompiler(p *Planner, now metav1.Time) *compiler {
-	return &compiler{
-		Planner: p, now: now, ips: map[string]*kubeovn.IP{}, chosen: map[*subnet]struct{}{}, chosenVPCs: map[*vpc]struct{}{},
-		plan: &Plan{Fragments: map[string]northbound.Rows{}, Waiting: p.waiting, Closed: p.closed, assigning: map[Object]struct{}{}},
+	network := topology.New()
+	for i := range vpcs {
+		network.SetVPC(&vpcs[i])
 	}
-}
-
-// Plan makes the plan for the changes since the last plan, which it assumes to be executed. If it was not, Again has to be called.
-//
-// It computes only the Subnets and the VPCs that a change concerns.
-func (p *Planner) Plan(now metav1.Time) *Plan {
-	c := newCompiler(p, now)
-	if len(p.reshaped.vpcs)+len(p.reshaped.subnets) > 0 {
-		c.shape()
+	for i := range subnets {
+		network.SetSubnet(&subnets[i])
 	}
-	pods := c.choose()
-	c.pools()
-	c.gatewayAddresses()
-	c.pods(pods)
-	c.retire()
-	c.rows()
-	c.statuses()
-	c.finalizers()
-	if p.gatewaysChanged {
-		c.gateways()
+	for i := range gateways {
+		network.SetGateway(nil, &gateways[i])
 	}
-	c.sort()
-	p.done()
-	return c.plan
-}
-
-// finalizers adds the finalizers of chosen objects.
-func (c *compiler) finalizers() {
-	for v := range c.chosenVPCs {
-		if v.object.DeletionTimestamp == nil && v.object.Name != kubeovn.DefaultVpc && !held(v.object) {
-			changed := v.object.DeepCopy()
-			changed.Finalizers = append(changed.Finalizers, kubeovn.Finalizer)
-			c.plan.Vpcs = append(c.plan.Vpcs, changed)
-		}
-	}
-	for s := range c.chosen {
-		if s.object.DeletionTimestamp == nil && !held(s.object) {
-			changed := s.object.DeepCopy()
-			changed.Finalizers = append(changed.Finalizers, kubeovn.Finalizer)
-			c.plan.Subnets = append(c.plan.Subnets, changed)
-		}
-	}
-}
-
-// sort sorts what was computed in any order.
-func (c *compiler) sort() {
-	slices.SortFunc(c.plan.Delete, compareNames)
-	slices.SortFunc(c.plan.Vpcs, compareNames)
-	slices.SortFunc(c.plan.Subnets, compareNames)
-	slices.SortFunc(c.plan.VpcStatus, compareNames)
-	slices.SortFunc(c.plan.SubnetStatus, compareNames)
-}
-
-// retire removes the rows of objects that are being deleted and that nothing uses any more, and their finalizers.
-func (c *compiler) retire() {
-	for s := range c.chosen {
-		if s.object.DeletionTimestamp == nil || s.holders > 0 {
-			continue
-		}
-		s.exists = false
-		c.retired.subnets[s.object.Name] = struct{}{}
-		if v := c.vpcs[s.value.VPC]; v != nil {
-			v.subnets = slices.DeleteFunc(v.subnets, func(other *subnet) bool { return other == s })
-			c.chooseVPC(v)
-		}
-		if held(s.object) {
-			changed := s.object.DeepCopy()
-			changed.Finalizers = without(changed.Finalizers)
-			c.plan.Subnets = append(c.plan.Subnets, changed)
-		}
-	}
-	for v := range c.chosenVPCs {
-		if v.object.DeletionTimestamp == nil || v.named > 0 {
-			continue
-		}
-		v.exists = false
-		c.retired.vpcs[v.object.Name] = struct{}{}
-		for _, peer := range c.peersOf[v.object.Name] {
-			c.chooseVPC(peer)
-		}
-		if held(v.object) {
-			changed := v.object.DeepCopy()
-			changed.Finalizers = without(changed.Finalizers)
-			c.plan.Vpcs = append(c.plan.Vpcs, changed)
-		}
-	}
-}
-
-func without(finalizers []string) []string {
-	return slices.DeleteFunc(finalizers, func(f string) bool { return f == kubeovn.Finalizer })
-}
-
-// rows compiles what is chosen and exists.
-func (c *compiler) rows() {
-	for s := range c.chosen {
-		c.plan.Fragments[s.value.Owner()] = c.switchOf(s)
-	}
-	for v := range c.chosenVPCs {
-		c.plan.Fragments[v.value.Owner()] = nil
-		if v.exists {
-			c.router(v)
-		}
-	}
-	c.ports()
-	for _, owner := range c.gone {
-		if _, there := c.plan.Fragments[owner]; !there {
-			c.plan.Fragments[owner] = nil
-		}
-	}
-}
-
-// router compiles a VPC, and its status, which reports the result.
-func (c *compiler) router(v *vpc) {
-	n := &northbound.Network{VPC: v.value, Remotes: map[string]objects.VPC{}}
-	for _, s := range v.subnets {
-		n.Subnets = append(n.Subnets, s.value)
-	}
-	for _, peering := range v.value.Peerings {
-		if remote := c.vpcs[peering.Remote]; remote != nil && remote.exists {
-			n.Remotes[peering.Remote] = remote.value
-		}
-	}
-	result := northbound.Router(n)
-	c.plan.Fragments[v.value.Owner()] = result.Rows
-	v.problems = append(slices.Clone(v.parsed), result.Problems...)
-	c.vpcStatus(v, &result)
-}
-
-// ports compiles the ports of pods.
-func (c *compiler) ports() {
-	for _, ip := range c.ips {
-		s := c.byUID[ip.Spec.SubnetUID]
-		addr, err := netip.ParseAddr(ip.Spec.V4IPAddress)
-		if err != nil || s == nil || !s.switched() {
-			continue
-		}
-		port := northbound.Port{Addr: addr, Gateway: ip.Spec.NATGateway != ""}
-		if ip.Spec.MacAddress != northbound.MAC(addr) { // not one of the ready ports
-			port.MAC = ip.Spec.MacAddress
-		}
-		c.port(s, port)
-		c.isolate(s, ip, addr)
-	}
-}
-
-// isolate closes the address of a pod that NetworkPolicies isolate.
-func (c *compiler) isolate(s *subnet, ip *kubeovn.IP, addr netip.Addr) {
-	pod := c.objects.pods[types.UID(ip.Spec.PodUID)]
-	if pod == nil {
-		return
-	}
-	key, closed := pod.Namespace+"/"+pod.Name, c.isolated(pod, ip)
-	delete(c.closed, key)
-	if closed != (northbound.Closed{}) {
-		c.closed[key] = closed
-		maps.Copy(c.plan.Fragments[s.value.Owner()], northbound.Isolation(&s.value, addr, closed))
-	}
-}
-
-// switched reports whether the subnet has a switch.
-func (s *subnet) switched() bool { return s.exists && s.value.Definition == "" }
-
-// switchOf compiles a subnet without the ports of its pods.
-func (c *compiler) switchOf(s *subnet) northbound.Rows {
-	if !s.switched() {
-		return nil
-	}
-	rows := northbound.Switch(&s.value, c.vpcs[s.value.VPC].value.Meta)
-	put := func(port northbound.Port) {
-		key, row := northbound.SwitchPort(&s.value, port)
-		rows[key] = row
-	}
-	for _, addr := range s.pool.Ahead(readyPorts) {
-		put(northbound.Port{Addr: addr})
-	}
-	for _, addr := range s.lanIPs { // ready before the gateways' pods
-		put(northbound.Port{Addr: addr, Gateway: true})
-	}
-	return rows
-}
-
-func (c *compiler) port(s *subnet, port northbound.Port) {
-	key, row := northbound.SwitchPort(&s.value, port)
-	c.plan.Fragments[s.value.Owner()][key] = row
+	network.Shape(topology.NewChosen())
+	return network.Bindings()
 }

@@ -3,18 +3,13 @@ package plan
 import (
 	"cmp"
 	"maps"
-	"reflect"
-	"slices"
-	"strings"
 
-	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
-	"k8s.io/apimachinery/pkg/types"
 
 	kubeovn "weft.dev/weft/api/kubeovn/v1"
-	"weft.dev/weft/internal/vpc/binding"
-	"weft.dev/weft/internal/vpc/nat"
+	"weft.dev/weft/internal/vpc/cluster/plan/gateways"
+	"weft.dev/weft/internal/vpc/cluster/plan/topology"
 	"weft.dev/weft/internal/vpc/northbound"
 	"weft.dev/weft/internal/vpc/objects"
 )
@@ -22,103 +17,59 @@ import (
 // Planner makes successive plans. Set and Remove report changes; a plan computes only the Subnets and VPCs that the changes name. Its plans
 // are those that Compile would make from all objects (TestPlannerAgreesWithCompile).
 //
+// Each part has the objects that it needs: network has Vpcs and Subnets, gateways those of NAT gateways, assigned has pods and IP objects,
+// pending has namespaces and the pods without an address, isolations has NetworkPolicies.
+//
 // Objects that are passed to it must not be changed afterwards. It is not safe for concurrent use.
 type Planner struct {
-	objects store
-	network // as of the last plan
-	// nat has the specifications of gateways, EIPs and rules, and gatesByAge and eipsByAge are its gateways and EIPs. compiled is the same
-	// with the gateways' state, and listed the objects from which it is compiled.
-	nat, compiled *nat.Network
-	listed        *nat.Objects
-	compiles      nat.Compiler
-	natNames      names // named by objects of NAT gateways
-	gatesByAge    []*nat.Gateway
-	eipsByAge     []*nat.EIP
-	// lanRefused and refused have the reasons why objects of NAT gateways have no address, inside and outside, and given has the addresses
-	// that they get; all by Owner.
-	lanRefused, refused map[string]nat.Problem
-	given               map[string]string
-	// waiting has the reasons why pods wait, by "<namespace>/<name>". wants has the pods without an address that are bound to a Subnet, by its
-	// name.
-	waiting map[string]string
+	network    *topology.Network
+	gateways   *gateways.Gateways
+	assigned   assigned
+	pending    pending
+	isolations isolations
 	// closed has the directions in which pods are closed, by "<namespace>/<name>".
 	closed map[string]northbound.Closed
 	// refusals are why rows of an owner were refused.
 	refusals map[string]string
-	wants    map[string]map[string]*corev1.Pod
-	wanted   map[string][]string // the Subnets in wants, by pod
-
-	changes
+	dirty    dirty
 }
 
-// changes are what the next plan has to compute.
-type changes struct {
-	// reshaped are the VPCs and Subnets that have changed, or on whose change others depend. retired are those whose rows this plan removes,
-	// because their objects are being deleted: the next plan shapes them.
-	reshaped, retired names
-	// gatewaysChanged: objects of NAT gateways, their pods or workloads have changed. natChanged: specifications of gateways and EIPs have
-	// changed. everyPod: all pods have to be placed.
-	gatewaysChanged, natChanged, everyPod bool
-	// ranges are the UIDs of Subnets whose addresses changed, named the names of Subnets to compute, routers those of VPCs, podsChanged the
-	// pods to place.
-	ranges, named, routers map[string]struct{}
-	podsChanged            map[types.UID]*corev1.Pod
-	gone                   []string // owners of rows whose objects were deleted
+// dirty is what the next plan has to compute, beside what network, gateways and pending have to.
+type dirty struct {
+	// ranges are the UIDs of Subnets whose addresses changed, subnets the names of Subnets to compute, vpcs those of VPCs.
+	ranges, subnets, vpcs map[string]struct{}
+	gone                  []string // owners of rows whose objects were deleted
 }
 
-// names are names of VPCs and Subnets.
-type names struct{ vpcs, subnets map[string]struct{} }
-
-func newNames() names { return names{map[string]struct{}{}, map[string]struct{}{}} }
-
-// store has all objects, by name.
-type store struct {
-	vpcs        map[string]*kubeovn.Vpc
-	subnets     map[string]*kubeovn.Subnet
-	subnetsOf   map[string]map[string]struct{} // their names, by the Vpc that they name
-	gateways    map[string]*kubeovn.VpcNatGateway
-	gatewaysIn  map[string]map[string]*kubeovn.VpcNatGateway // by the Subnet that they name
-	eips        map[string]*kubeovn.IptablesEIP
-	snats       map[string]*kubeovn.IptablesSnatRule
-	dnats       map[string]*kubeovn.IptablesDnatRule
-	fips        map[string]*kubeovn.IptablesFIPRule
-	workloads   map[string]*appsv1.StatefulSet
-	namespaces  map[string]*corev1.Namespace
-	choosing    map[string]map[string]struct{} // names of namespaces, by a Subnet that their annotation names
-	definitions map[string]string
-	config      objects.NATConfig
-	ips         map[string]*kubeovn.IP
-	ipsOf       map[string]map[string]*kubeovn.IP // by the UID of the Subnet
-	pods        map[types.UID]*corev1.Pod
-	podOf       map[string]*corev1.Pod            // by PodKey
-	ipsOfPod    map[string]map[string]*kubeovn.IP // by PodKey, and their names
-	gates       map[types.UID]*corev1.Pod
-	// open are pods that may need an address and have none, by namespace, without those that name a Subnet themselves: askingIn has these by
-	// namespace, and asking by Subnet.
-	open, askingIn, asking map[string]map[types.UID]*corev1.Pod
-	// policies are NetworkPolicies, by namespace and name.
-	policies map[string]map[string]isolation
-	// verdicts has the policies that select the pods with the same labels, by namespace and labels, and verdictOf has the verdicts of pods.
-	verdicts  map[string]map[string]*verdict
-	verdictOf map[types.UID]*verdict
-	// holdersOf has the UIDs of Subnets of which pods have IP objects, with their number, by the pods' namespace.
-	holdersOf map[string]map[string]int
+func newDirty() dirty {
+	return dirty{ranges: map[string]struct{}{}, subnets: map[string]struct{}{}, vpcs: map[string]struct{}{}}
 }
+
+// done resets the changes for the next plan.
+func (d *dirty) done() {
+	*d = dirty{ranges: fresh(d.ranges), subnets: fresh(d.subnets), vpcs: fresh(d.vpcs)}
+}
+
+// fresh returns an empty map: the same one if it is empty. To clear a map that was large once takes long each time.
+func fresh[K comparable, V any](m map[K]V) map[K]V {
+	if len(m) == 0 {
+		return m
+	}
+	return map[K]V{}
+}
+
+func (d *dirty) addresses(of *kubeovn.IP) { d.ranges[of.Spec.SubnetUID] = struct{}{} }
+
+func (d *dirty) subnet(name string) { d.subnets[name] = struct{}{} }
+
+func (d *dirty) vpc(name string) { d.vpcs[name] = struct{}{} }
 
 // NewPlanner returns a Planner without objects.
 func NewPlanner() *Planner {
-	p := &Planner{network: newNetwork(), waiting: map[string]string{}, wants: map[string]map[string]*corev1.Pod{}, wanted: map[string][]string{}, closed: map[string]northbound.Closed{}}
-	p.objects = store{
-		vpcs: map[string]*kubeovn.Vpc{}, subnets: map[string]*kubeovn.Subnet{}, subnetsOf: map[string]map[string]struct{}{},
-		gateways: map[string]*kubeovn.VpcNatGateway{}, gatewaysIn: map[string]map[string]*kubeovn.VpcNatGateway{},
-		eips: map[string]*kubeovn.IptablesEIP{}, snats: map[string]*kubeovn.IptablesSnatRule{}, dnats: map[string]*kubeovn.IptablesDnatRule{},
-		fips: map[string]*kubeovn.IptablesFIPRule{}, workloads: map[string]*appsv1.StatefulSet{}, namespaces: map[string]*corev1.Namespace{},
-		choosing: map[string]map[string]struct{}{}, definitions: map[string]string{}, ips: map[string]*kubeovn.IP{},
-		ipsOf: map[string]map[string]*kubeovn.IP{}, ipsOfPod: map[string]map[string]*kubeovn.IP{},
-		pods: map[types.UID]*corev1.Pod{}, podOf: map[string]*corev1.Pod{}, gates: map[types.UID]*corev1.Pod{},
-		open: map[string]map[types.UID]*corev1.Pod{}, askingIn: map[string]map[types.UID]*corev1.Pod{}, asking: map[string]map[types.UID]*corev1.Pod{},
-		policies: map[string]map[string]isolation{}, verdicts: map[string]map[string]*verdict{}, verdictOf: map[types.UID]*verdict{},
-		holdersOf: map[string]map[string]int{},
+	network := topology.New()
+	p := &Planner{
+		network: network, gateways: gateways.New(network), assigned: newAssigned(), pending: newPending(), isolations: newIsolations(),
+		closed: map[string]northbound.Closed{}, dirty: newDirty(),
 	}
 	p.Again()
 	return p
@@ -126,55 +77,29 @@ func NewPlanner() *Planner {
 
 // Again makes the next plan compute everything.
 func (p *Planner) Again() {
-	gone := p.gone
-	for _, s := range p.byName {
-		gone = append(gone, s.value.Owner())
-	}
-	for _, v := range p.vpcs {
-		gone = append(gone, v.value.Owner())
-	}
-	p.done()
-	p.gone, p.network, p.nat = gone, newNetwork(), nil
-	p.gatewaysChanged, p.natChanged, p.everyPod = true, true, true
-	for name := range p.objects.vpcs {
-		p.reshaped.vpcs[name] = struct{}{}
-	}
-	for name := range p.objects.subnets {
-		p.reshaped.subnets[name] = struct{}{}
-	}
-	p.lanRefused, p.refused, p.given = map[string]nat.Problem{}, map[string]nat.Problem{}, map[string]string{}
-	clear(p.waiting)
-	clear(p.wants)
-	clear(p.wanted)
+	gone := append(p.dirty.gone, p.network.Again()...)
+	p.dirty.done()
+	p.dirty.gone = gone
+	p.gateways.Again()
+	p.pending.again()
 	clear(p.closed)
-	for uid := range p.objects.ipsOf {
-		p.ranges[uid] = struct{}{}
+	for uid := range p.assigned.ipsIn {
+		p.dirty.ranges[uid] = struct{}{}
 	}
-}
-
-// done resets the changes for the next plan.
-func (p *Planner) done() {
-	retired := p.retired
-	p.changes = changes{
-		reshaped: newNames(), retired: newNames(), ranges: map[string]struct{}{}, named: map[string]struct{}{}, routers: map[string]struct{}{},
-		podsChanged: map[types.UID]*corev1.Pod{},
-	}
-	maps.Copy(p.reshaped.vpcs, retired.vpcs)
-	maps.Copy(p.reshaped.subnets, retired.subnets)
 }
 
 // Retry makes the next plan compute again what an object of the last plan depends on, because it was not written.
 func (p *Planner) Retry(object Object) {
 	switch o := object.(type) {
 	case *kubeovn.IP:
-		p.ranges[o.Spec.SubnetUID] = struct{}{}
-		delete(p.closed, o.Spec.Namespace+"/"+o.Spec.PodName)
+		p.dirty.addresses(o)
+		delete(p.closed, podName(o))
 	case *kubeovn.Subnet:
-		p.named[o.Name] = struct{}{}
+		p.dirty.subnet(o.Name)
 	case *kubeovn.Vpc:
-		p.routers[o.Name] = struct{}{}
+		p.dirty.vpc(o.Name)
 	default:
-		p.natChanged = true
+		p.gateways.Reassign()
 	}
 }
 
@@ -185,7 +110,7 @@ func (p *Planner) Postpone(object Object) {
 	case *kubeovn.Subnet, *kubeovn.Vpc:
 		p.Retry(object)
 	default:
-		p.gatewaysChanged = true
+		p.gateways.Repeat()
 	}
 }
 
@@ -204,14 +129,14 @@ func (p *Planner) Refuse(reasons map[string]string) (changed map[string]bool) {
 	}
 	maps.DeleteFunc(changed, func(_ string, has bool) bool { return !has })
 	p.refusals = refusals
-	for _, v := range p.vpcs {
-		if changed[v.value.Owner()] {
-			p.routers[v.object.Name] = struct{}{}
+	for name, v := range p.network.VPCs() {
+		if changed[v.Value.Owner()] {
+			p.dirty.vpc(name)
 		}
 	}
-	for _, s := range p.byName {
-		if changed[s.value.Owner()] {
-			p.named[s.object.Name] = struct{}{}
+	for name, s := range p.network.Subnets() {
+		if changed[s.Value.Owner()] {
+			p.dirty.subnet(name)
 		}
 	}
 	return changed
@@ -248,65 +173,36 @@ func setAll[T any, P interface {
 }
 
 // SetNAT sets the content of the ConfigMaps.
-func (p *Planner) SetNAT(config objects.NATConfig) {
-	p.gatewaysChanged = p.gatewaysChanged || p.objects.config != config
-	p.objects.config = config
-}
+func (p *Planner) SetNAT(config objects.NATConfig) { p.gateways.SetConfig(config) }
 
 // SetDefinition sets the configuration of a NetworkAttachmentDefinition, "<name>.<namespace>".
-func (p *Planner) SetDefinition(name, config string) {
-	before, there := p.objects.definitions[name]
-	p.objects.definitions[name] = config
-	p.defined(name, !there || before != config)
-}
-
-// defined makes the next plan compute the gateways if the NetworkAttachmentDefinition of a Subnet has changed. For a new Subnet this
-// happens anyway.
-func (p *Planner) defined(name string, changed bool) {
-	for _, s := range p.external {
-		p.gatewaysChanged = p.gatewaysChanged || changed && s.value.Definition == name
-	}
-}
+func (p *Planner) SetDefinition(name, config string) { p.gateways.SetDefinition(name, config) }
 
 // RemoveDefinition removes a NetworkAttachmentDefinition that was deleted.
-func (p *Planner) RemoveDefinition(name string) {
-	_, there := p.objects.definitions[name]
-	delete(p.objects.definitions, name)
-	p.defined(name, there)
-}
+func (p *Planner) RemoveDefinition(name string) { p.gateways.RemoveDefinition(name) }
 
 // Set sets an object that is new or has changed.
 func (p *Planner) Set(object Object) {
 	switch o := object.(type) {
 	case *kubeovn.Vpc:
-		p.objects.vpcs[o.Name] = o
-		p.reshaped.vpcs[o.Name] = struct{}{}
+		p.network.SetVPC(o)
 	case *kubeovn.Subnet:
-		p.setSubnet(o)
+		if onlyStatus := p.network.SetSubnet(o); onlyStatus {
+			p.dirty.subnet(o.Name)
+		}
 	case *kubeovn.VpcNatGateway:
-		p.setGateway(o.Name, o)
-	case *kubeovn.IptablesEIP:
-		p.objects.eips[o.Name], p.natChanged = o, true
-	case *kubeovn.IptablesSnatRule:
-		p.objects.snats[o.Name], p.natChanged = o, true
-	case *kubeovn.IptablesDnatRule:
-		p.objects.dnats[o.Name], p.natChanged = o, true
-	case *kubeovn.IptablesFIPRule:
-		p.objects.fips[o.Name], p.natChanged = o, true
-	case *appsv1.StatefulSet:
-		p.objects.workloads[o.Name], p.gatewaysChanged = o, true
+		p.setGateway(o, o)
 	case *corev1.Namespace:
-		p.setNamespace(o.Name, o)
+		p.pending.setNamespace(o.Name, o)
 	case *networkingv1.NetworkPolicy:
 		p.setPolicy(o.Namespace, o.Name, o)
 	case *kubeovn.IP:
-		p.setIP(o.Name, o)
+		p.removeIP(o.Name)
+		p.addIP(o)
 	case *corev1.Pod:
-		before := p.objects.podOf[objects.PodKey(o.Namespace, o.Name)]
-		if p.removePod(before); before != nil && before.UID != o.UID {
-			p.forget(before.UID)
-		}
-		p.addPod(o)
+		p.setPod(o)
+	default:
+		p.gateways.Set(object)
 	}
 }
 
@@ -315,259 +211,128 @@ func (p *Planner) Remove(object Object) {
 	name := object.GetName()
 	switch object.(type) {
 	case *kubeovn.Vpc:
-		delete(p.objects.vpcs, name)
-		p.reshaped.vpcs[name] = struct{}{}
+		p.network.RemoveVPC(name)
 	case *kubeovn.Subnet:
-		p.nameVPC(p.objects.subnets[name], false)
-		delete(p.objects.subnets, name)
-		p.reshaped.subnets[name] = struct{}{}
+		p.network.RemoveSubnet(name)
 	case *kubeovn.VpcNatGateway:
-		p.setGateway(name, nil)
-	case *kubeovn.IptablesEIP:
-		delete(p.objects.eips, name)
-		p.natChanged = true
-	case *kubeovn.IptablesSnatRule:
-		delete(p.objects.snats, name)
-		p.natChanged = true
-	case *kubeovn.IptablesDnatRule:
-		delete(p.objects.dnats, name)
-		p.natChanged = true
-	case *kubeovn.IptablesFIPRule:
-		delete(p.objects.fips, name)
-		p.natChanged = true
-	case *appsv1.StatefulSet:
-		delete(p.objects.workloads, name)
-		p.gatewaysChanged = true
+		p.setGateway(object, nil)
 	case *corev1.Namespace:
-		p.setNamespace(name, nil)
+		p.pending.setNamespace(name, nil)
 	case *networkingv1.NetworkPolicy:
 		p.setPolicy(object.GetNamespace(), name, nil)
 	case *kubeovn.IP:
-		p.setIP(name, nil)
+		p.removeIP(name)
 	case *corev1.Pod:
-		if pod := p.objects.podOf[objects.PodKey(object.GetNamespace(), name)]; pod != nil {
+		if pod := p.assigned.podNamed(object.GetNamespace(), name); pod != nil {
 			p.removePod(pod)
-			p.forget(pod.UID)
+			p.isolations.forget(pod.UID)
 		}
+	default:
+		p.gateways.Remove(object)
 	}
 }
 
 // Knows reports whether the planner has the given version of a gateway.
 func (p *Planner) Knows(g *kubeovn.VpcNatGateway) bool {
-	have := p.objects.gateways[g.Name]
+	have := p.gateways.Gateway(g.Name)
 	return have != nil && have.UID == g.UID && have.ResourceVersion == g.ResourceVersion
 }
 
-// setSubnet sets a Subnet. If only its status changed, as with each address, the network's shape does not change.
-func (p *Planner) setSubnet(o *kubeovn.Subnet) {
-	before := p.objects.subnets[o.Name]
-	p.nameVPC(before, false)
-	p.nameVPC(o, true)
-	p.objects.subnets[o.Name] = o
-	s := p.byName[o.Name]
-	if before == nil || s == nil || s.object != before || before.UID != o.UID || before.Generation != o.Generation ||
-		!before.DeletionTimestamp.Equal(o.DeletionTimestamp) || !slices.Equal(before.Finalizers, o.Finalizers) ||
-		s.value.TunnelKey != o.Status.TunnelKey || !reflect.DeepEqual(before.Spec, o.Spec) {
-		p.reshaped.subnets[o.Name] = struct{}{}
-		return
-	}
-	s.object, s.read.TunnelKey = o, o.Status.TunnelKey
-	p.keys.stored(&s.value.TunnelKey)
-	p.named[o.Name] = struct{}{}
-}
-
-// nameVPC records which Vpc a Subnet names, or that it does not any more. Nil names none.
-func (p *Planner) nameVPC(o *kubeovn.Subnet, names bool) {
-	if o != nil {
-		index(p.objects.subnetsOf, o.Spec.Vpc, o.Name, struct{}{}, names)
-	}
-}
-
-// index adds an entry to an index, or removes it.
-func index[A, B comparable, V any](of map[A]map[B]V, at A, key B, value V, add bool) {
-	if add {
-		if of[at] == nil {
-			of[at] = map[B]V{}
-		}
-		of[at][key] = value
-		return
-	}
-	if delete(of[at], key); len(of[at]) == 0 {
-		delete(of, at)
-	}
-}
-
-// setNamespace sets a namespace; nil: it was deleted.
-func (p *Planner) setNamespace(name string, o *corev1.Namespace) {
-	before := p.objects.namespaces[name]
-	same := before != nil && o != nil && maps.Equal(before.Labels, o.Labels) &&
-		before.Annotations[kubeovn.AnnotationLogicalSwitch] == o.Annotations[kubeovn.AnnotationLogicalSwitch]
-	for _, namespace := range []*corev1.Namespace{before, o} {
-		if namespace == nil {
-			continue
-		}
-		for _, subnet := range binding.Listed(namespace.Annotations) {
-			index(p.objects.choosing, subnet, name, struct{}{}, namespace == o)
-		}
-	}
-	if p.objects.namespaces[name] = o; o == nil {
-		delete(p.objects.namespaces, name)
-	}
-	if !same {
-		maps.Copy(p.podsChanged, p.objects.open[name])
-		maps.Copy(p.podsChanged, p.objects.askingIn[name])
-	}
-}
-
-// setGateway sets a gateway; nil: it was deleted.
-func (p *Planner) setGateway(name string, o *kubeovn.VpcNatGateway) {
-	before := p.objects.gateways[name]
+// setGateway sets a gateway, named by the object; o is nil: it was deleted.
+func (p *Planner) setGateway(named Object, o *kubeovn.VpcNatGateway) {
+	before := p.gateways.Gateway(named.GetName())
 	if o == nil {
-		delete(p.objects.gateways, name)
+		p.gateways.Remove(named)
 	} else {
-		p.objects.gateways[name] = o
+		p.gateways.Set(o)
 	}
-	p.natChanged = true
-	binds := before == nil || o == nil || before.Spec.Subnet != o.Spec.Subnet || before.Spec.Vpc != o.Spec.Vpc
+	p.network.SetGateway(before, o)
 	for _, g := range []*kubeovn.VpcNatGateway{before, o} {
-		if g == nil {
-			continue
-		}
-		index(p.objects.gatewaysIn, g.Spec.Subnet, name, g, g == o)
-		if p.named[g.Spec.Subnet] = struct{}{}; binds {
-			p.reshaped.subnets[g.Spec.Subnet] = struct{}{}
+		if g != nil {
+			p.dirty.subnet(g.Spec.Subnet)
 		}
 	}
 }
 
-// setIP sets an IP object; nil: it was deleted.
-func (p *Planner) setIP(name string, o *kubeovn.IP) {
-	if before := p.objects.ips[name]; before != nil {
-		uid := before.Spec.SubnetUID
-		p.ranges[uid] = struct{}{}
-		delete(p.closed, before.Spec.Namespace+"/"+before.Spec.PodName)
-		delete(p.objects.ipsOf[uid], name)
-		if len(p.objects.ipsOf[uid]) == 0 {
-			delete(p.objects.ipsOf, uid)
-		}
-		delete(p.objects.ips, name)
-		p.hold(before, -1)
-		p.touchPod(objects.HolderOf(before), func(all map[string]*kubeovn.IP) { delete(all, name) })
-	}
-	if o != nil {
-		uid := o.Spec.SubnetUID
-		p.ranges[uid] = struct{}{}
-		p.touchPod(objects.HolderOf(o), func(all map[string]*kubeovn.IP) { all[name] = o })
-		if p.objects.ipsOf[uid] == nil {
-			p.objects.ipsOf[uid] = map[string]*kubeovn.IP{}
-		}
-		p.objects.ipsOf[uid][name], p.objects.ips[name] = o, o
-		p.hold(o, 1)
+// setPolicy sets a NetworkPolicy; nil: it was deleted.
+func (p *Planner) setPolicy(namespace, name string, o *networkingv1.NetworkPolicy) {
+	p.isolations.set(namespace, name, o)
+	for uid := range p.isolations.holders[namespace] {
+		p.dirty.ranges[uid] = struct{}{}
 	}
 }
 
-// touchPod changes the IP objects of a pod, and makes the next plan place the pod and compute the Subnets of the others.
-func (p *Planner) touchPod(holder string, change func(map[string]*kubeovn.IP)) {
-	all := p.objects.ipsOfPod[holder]
-	if all == nil {
-		all = map[string]*kubeovn.IP{}
-		p.objects.ipsOfPod[holder] = all
+func (p *Planner) addIP(ip *kubeovn.IP) {
+	p.assigned.addIP(ip)
+	p.isolations.hold(ip, 1)
+	p.reassigned(ip)
+}
+
+// removeIP removes an IP object, if there is one of this name.
+func (p *Planner) removeIP(name string) {
+	if ip := p.assigned.ips[name]; ip != nil {
+		p.assigned.removeIP(ip)
+		p.isolations.hold(ip, -1)
+		delete(p.closed, podName(ip))
+		p.reassigned(ip)
 	}
-	change(all)
-	if len(all) == 0 {
-		delete(p.objects.ipsOfPod, holder)
+}
+
+// reassigned makes the next plan compute the Subnet of an IP object that is new or was removed, and those of the other IP objects that name
+// the same pod, and bind that pod if it has no address.
+func (p *Planner) reassigned(ip *kubeovn.IP) {
+	p.dirty.addresses(ip)
+	for _, other := range p.assigned.ipsOfPod[objects.HolderOf(ip)] {
+		p.dirty.addresses(other)
 	}
-	for _, ip := range all {
-		p.ranges[ip.Spec.SubnetUID] = struct{}{}
-	}
-	if pod := p.objects.podOf[holder]; pod != nil {
+	if pod := p.assigned.podNamed(ip.Spec.Namespace, ip.Spec.PodName); pod != nil {
 		p.place(pod)
 	}
 }
 
-// ipOf returns the IP object that assigns a pod its address; nil if there is none.
-func (p *Planner) ipOf(pod *corev1.Pod) *kubeovn.IP {
-	all := slices.Collect(maps.Values(p.objects.ipsOfPod[objects.PodKey(pod.Namespace, pod.Name)]))
-	return objects.FirstIP(all, func(ip *kubeovn.IP) bool { return Needs(pod, ip) })
-}
+// podName returns "<namespace>/<name>" of the pod that an IP object names.
+func podName(ip *kubeovn.IP) string { return ip.Spec.Namespace + "/" + ip.Spec.PodName }
 
-func (p *Planner) addPod(pod *corev1.Pod) {
-	p.objects.pods[pod.UID] = pod
-	p.objects.podOf[objects.PodKey(pod.Namespace, pod.Name)] = pod
-	if isGate(pod) {
-		p.objects.gates[pod.UID], p.gatewaysChanged = pod, true
+// setPod sets a pod. The verdict on a former pod of its name is not needed any more; that on the same pod is, while its labels are the same.
+func (p *Planner) setPod(pod *corev1.Pod) {
+	if before := p.assigned.podNamed(pod.Namespace, pod.Name); before != nil {
+		p.removePod(before)
+		if before.UID != pod.UID {
+			p.isolations.forget(before.UID)
+		}
 	}
-	p.touchIP(pod)
+	p.assigned.addPod(pod)
+	p.gateways.Set(pod)
+	p.readdress(pod)
 	p.place(pod)
 }
 
 func (p *Planner) removePod(pod *corev1.Pod) {
-	if pod == nil {
-		return
-	}
-	p.touchIP(pod)
-	p.close(pod)
-	delete(p.closed, pod.Namespace+"/"+pod.Name)
-	delete(p.objects.pods, pod.UID)
-	delete(p.objects.podOf, objects.PodKey(pod.Namespace, pod.Name))
-	delete(p.podsChanged, pod.UID)
-	if isGate(pod) {
-		delete(p.objects.gates, pod.UID)
-		p.gatewaysChanged = true
-	}
+	p.readdress(pod)
+	p.settle(pod)
+	delete(p.closed, nameOf(pod))
+	p.assigned.removePod(pod)
+	p.gateways.Remove(pod)
 }
 
-// touchIP makes the next plan compute the Subnets of a pod's IP objects.
-func (p *Planner) touchIP(pod *corev1.Pod) {
-	for _, ip := range p.objects.ipsOfPod[objects.PodKey(pod.Namespace, pod.Name)] {
-		p.ranges[ip.Spec.SubnetUID] = struct{}{}
+// readdress makes the next plan compute the Subnets of a pod's IP objects.
+func (p *Planner) readdress(pod *corev1.Pod) {
+	for _, ip := range p.assigned.named(pod) {
+		p.dirty.addresses(ip)
 	}
 }
 
-// isGate reports whether a pod has the name of a NAT gateway's pod.
-func isGate(pod *corev1.Pod) bool {
-	return pod.Namespace == kubeovn.ConfigNamespace && strings.HasPrefix(pod.Name, nat.PodPrefix)
-}
-
-// place makes the next plan place a pod, if it needs an address and has none.
+// place makes the next plan bind a pod, if it needs an address and has none.
 func (p *Planner) place(pod *corev1.Pod) {
-	p.close(pod)
-	if pod.Spec.NodeName == "" || pod.Spec.HostNetwork || ended(pod) || pod.DeletionTimestamp != nil || p.ipOf(pod) != nil {
-		return
-	}
-	p.index(pod, true)
-	p.podsChanged[pod.UID] = pod
-}
-
-// index adds a pod to those without an address, or removes it from them.
-func (p *Planner) index(pod *corev1.Pod, without bool) {
-	if name := binding.Asked(pod.Annotations); name != "" {
-		index(p.objects.asking, name, pod.UID, pod, without)
-		index(p.objects.askingIn, pod.Namespace, pod.UID, pod, without)
-		return
-	}
-	index(p.objects.open, pod.Namespace, pod.UID, pod, without)
-}
-
-// close removes a pod from those without an address. The address that it would have got is free for others.
-func (p *Planner) close(pod *corev1.Pod) {
-	p.index(pod, false)
-	delete(p.podsChanged, pod.UID)
-	key := pod.Namespace + "/" + pod.Name
-	delete(p.waiting, key)
-	for _, name := range p.unwant(key) {
-		p.named[name] = struct{}{}
+	p.settle(pod)
+	if pod.Spec.NodeName != "" && !pod.Spec.HostNetwork && !objects.Ended(pod) && pod.DeletionTimestamp == nil && p.assigned.ipOf(pod) == nil {
+		p.pending.add(pod)
 	}
 }
 
-// unwant removes a pod from those that want an address, and returns the Subnets that might have assigned it one.
-func (p *Planner) unwant(key string) []string {
-	names := p.wanted[key]
-	delete(p.wanted, key)
-	for _, name := range names {
-		if delete(p.wants[name], key); len(p.wants[name]) == 0 {
-			delete(p.wants, name)
-		}
+// settle removes a pod from those without an address. The address that it would have got is free for others.
+func (p *Planner) settle(pod *corev1.Pod) {
+	for _, name := range p.pending.remove(pod) {
+		p.dirty.subnet(name)
 	}
-	return names
 }

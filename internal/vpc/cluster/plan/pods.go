@@ -13,61 +13,56 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 
 	kubeovn "weft.dev/weft/api/kubeovn/v1"
 	"weft.dev/weft/internal/ipam"
+	"weft.dev/weft/internal/vpc/cluster/plan/gateways"
+	"weft.dev/weft/internal/vpc/cluster/plan/report"
+	"weft.dev/weft/internal/vpc/cluster/plan/topology"
 	"weft.dev/weft/internal/vpc/northbound"
 	"weft.dev/weft/internal/vpc/objects"
 )
 
-// pools keeps the IP objects of existing pods. Other IP objects are deleted, and their addresses are free with the next plan.
-func (c *compiler) pools() {
-	for s := range c.chosen {
-		c.ranges[string(s.object.UID)] = struct{}{}
-	}
-	for uid := range c.ranges {
-		c.takeOver(c.byUID[uid], c.objects.ipsOf[uid])
-	}
+// addresser keeps the addresses that pods have in a plan, and assigns new ones.
+type addresser struct {
+	network  *topology.Network
+	gateways *gateways.Gateways
+	assigned *assigned
+	// ips are the IP objects of chosen Subnets, kept and created, by name.
+	ips map[string]*kubeovn.IP
+	// created are IP objects that assign addresses. removed are those of pods that do not exist any more: their addresses are free with the
+	// next plan.
+	created, removed []*kubeovn.IP
 }
 
-func (c *compiler) takeOver(s *subnet, ips map[string]*kubeovn.IP) {
-	for _, ip := range slices.SortedFunc(maps.Values(ips), objects.CompareIPs) {
-		delete(c.closed, ip.Spec.Namespace+"/"+ip.Spec.PodName)
+// keep keeps the IP objects of existing pods in a Subnet, by its UID, and removes others.
+func (a *addresser) keep(uid string) {
+	s := a.network.SubnetOf(uid)
+	for _, ip := range slices.SortedFunc(maps.Values(a.assigned.ipsIn[uid]), objects.CompareIPs) {
 		addr, err := netip.ParseAddr(ip.Spec.V4IPAddress)
-		if s != nil && s.pool != nil && err == nil && s.pool.Use(addr, objects.HolderOf(ip)) == nil {
-			s.holders++
-			s.macs[ip.Spec.MacAddress] = objects.HolderOf(ip)
+		if s != nil && s.Pool != nil && err == nil && s.Pool.Use(addr, objects.HolderOf(ip)) == nil {
+			s.Holders++
+			s.MACs[ip.Spec.MacAddress] = objects.HolderOf(ip)
 		}
-		if pod := c.objects.pods[types.UID(ip.Spec.PodUID)]; pod == nil || c.ipOf(pod) != ip {
-			c.plan.Delete = append(c.plan.Delete, ip)
+		if a.assigned.podOfIP(ip) == nil {
+			a.removed = append(a.removed, ip)
 			continue
 		}
-		c.ips[ip.Name] = ip
+		a.ips[ip.Name] = ip
 	}
 }
 
-// ended reports whether the pod's containers have ended for good, so that its address is free.
-func ended(pod *corev1.Pod) bool {
-	return pod.Status.Phase == corev1.PodSucceeded || pod.Status.Phase == corev1.PodFailed
-}
-
-// pods assigns an address to each pod that is bound to a subnet and has a node, fixed ones first, so that none of these is assigned to
-// another pod.
-func (c *compiler) pods(waiting []placed) {
-	for _, p := range waiting {
-		key, why := p.pod.Namespace+"/"+p.pod.Name, p.bound.Refuse
-		for _, name := range p.bound.Names {
-			err := c.attach(p.pod, c.byName[name])
-			if why = ""; err == nil {
-				break
-			}
-			why = err.Error()
+// assign assigns an address to a bound pod that has a node, and returns why it could not; empty: it has one.
+func (a *addresser) assign(p bound) (why string) {
+	why = p.Refuse
+	for _, name := range p.Names {
+		err := a.attach(p.pod, a.network.Subnet(name))
+		if err == nil {
+			return ""
 		}
-		if why != "" {
-			c.waiting[key] = bounded(why, maxWaiting)
-		}
+		why = err.Error()
 	}
+	return report.Bounded(why, maxWaiting)
 }
 
 // maxPool is how many addresses of its annotation ip_pool are tried for a pod.
@@ -76,55 +71,47 @@ const maxPool = 256
 // maxWaiting is the maximum length of the reason why a pod waits: that of an event's note.
 const maxWaiting = 1024
 
-// rank is 0 for pods that request a specific address.
-func rank(pod *corev1.Pod) int {
-	if pod.Annotations[kubeovn.AnnotationIPAddress] != "" || pod.Annotations[kubeovn.AnnotationIPPool] != "" {
-		return 0
-	}
-	return 1
-}
-
 // attach assigns the pod an address of the subnet, and creates its IP object.
-func (c *compiler) attach(pod *corev1.Pod, s *subnet) error {
-	if v := c.vpcs[s.value.VPC]; !s.exists || s.object.DeletionTimestamp != nil || !held(s.object) || v == nil || !held(v.object) {
-		return fmt.Errorf("subnet %s or its Vpc is not in effect, or is being deleted", s.value.Name)
+func (a *addresser) attach(pod *corev1.Pod, s *topology.Subnet) error {
+	if v := a.network.VPC(s.Value.VPC); !s.Exists || s.Object.DeletionTimestamp != nil || !report.Held(s.Object) || v == nil || !report.Held(v.Object) {
+		return fmt.Errorf("subnet %s or its Vpc is not in effect, or is being deleted", s.Value.Name)
 	}
 	holder := objects.PodKey(pod.Namespace, pod.Name)
-	if slices.ContainsFunc(c.plan.Delete, func(ip *kubeovn.IP) bool { return objects.HolderOf(ip) == holder }) {
+	if slices.ContainsFunc(a.removed, func(ip *kubeovn.IP) bool { return objects.HolderOf(ip) == holder }) {
 		return errors.New("the address of a former pod of this name is not free yet")
 	}
-	last := s.pool.Last()
+	last := s.Pool.Last()
 	addr, err := address(pod, s, holder)
 	if err != nil {
 		return err
 	}
 	mac, err := macOf(pod, s, addr, holder)
 	if err != nil {
-		s.pool.Release(addr, holder)
-		s.pool.Resume(last) // the address was not assigned
+		s.Pool.Release(addr, holder)
+		s.Pool.Resume(last) // the address was not assigned
 		return err
 	}
-	s.macs[mac] = holder
-	s.holders++
-	ip := &kubeovn.IP{ObjectMeta: metav1.ObjectMeta{Name: objects.IPName(s.value.Name, addr)}, Spec: kubeovn.IPSpec{
+	s.MACs[mac] = holder
+	s.Holders++
+	ip := &kubeovn.IP{ObjectMeta: metav1.ObjectMeta{Name: objects.IPName(s.Value.Name, addr)}, Spec: kubeovn.IPSpec{
 		PodName: pod.Name, Namespace: pod.Namespace, PodUID: string(pod.UID), NodeName: pod.Spec.NodeName,
-		Subnet: s.value.Name, SubnetUID: s.value.UID, IPAddress: addr.String(), V4IPAddress: addr.String(), MacAddress: mac,
-		LogicalPort: northbound.PortName(s.value.Name, addr), CIDR: s.value.Prefix.String(), Gateway: s.value.Gateway.String(),
-		NATGateway: gatewayOf(pod, s.value.Name, c.nat), Mtu: int32(s.value.MTU), //nolint:gosec // at most 65535
+		Subnet: s.Value.Name, SubnetUID: s.Value.UID, IPAddress: addr.String(), V4IPAddress: addr.String(), MacAddress: mac,
+		LogicalPort: northbound.PortName(s.Value.Name, addr), CIDR: s.Value.Prefix.String(), Gateway: s.Value.Gateway.String(),
+		NATGateway: a.gateways.Of(pod, s.Value.Name), Mtu: int32(s.Value.MTU), //nolint:gosec // at most 65535
 	}}
-	c.ips[ip.Name] = ip
-	c.plan.Create = append(c.plan.Create, ip)
+	a.ips[ip.Name] = ip
+	a.created = append(a.created, ip)
 	return nil
 }
 
 // address assigns the address that the pod requests, or the next one.
-func address(pod *corev1.Pod, s *subnet, owner string) (netip.Addr, error) {
+func address(pod *corev1.Pod, s *topology.Subnet, owner string) (netip.Addr, error) {
 	if text := pod.Annotations[kubeovn.AnnotationIPAddress]; text != "" {
 		return fixed(s, owner, kubeovn.AnnotationIPAddress, text)
 	}
 	list := pod.Annotations[kubeovn.AnnotationIPPool]
 	if list == "" {
-		addr, err := s.pool.Next(owner)
+		addr, err := s.Pool.Next(owner)
 		if err != nil {
 			return addr, fmt.Errorf("%w; add a Subnet, or delete pods", err)
 		}
@@ -144,7 +131,7 @@ func address(pod *corev1.Pod, s *subnet, owner string) (netip.Addr, error) {
 }
 
 // oneOf assigns the first free address of a list.
-func oneOf(s *subnet, owner, list string, count int) (netip.Addr, error) {
+func oneOf(s *topology.Subnet, owner, list string, count int) (netip.Addr, error) {
 	var first error
 	for word := range strings.SplitSeq(list, ",") {
 		addr, err := fixed(s, owner, kubeovn.AnnotationIPPool, word)
@@ -168,14 +155,14 @@ func word(list string, at int) string {
 	return found
 }
 
-func fixed(s *subnet, owner, annotation, text string) (netip.Addr, error) {
+func fixed(s *topology.Subnet, owner, annotation, text string) (netip.Addr, error) {
 	addr, err := netip.ParseAddr(strings.TrimSpace(text))
 	if err != nil {
-		return addr, fmt.Errorf("annotation %s: %.64q is not an address; write one of %s", annotation, text, s.value.Prefix)
+		return addr, fmt.Errorf("annotation %s: %.64q is not an address; write one of %s", annotation, text, s.Value.Prefix)
 	}
-	if err := s.pool.Use(addr, owner); err != nil {
+	if err := s.Pool.Use(addr, owner); err != nil {
 		if errors.Is(err, ipam.ErrOutside) {
-			return addr, fmt.Errorf("annotation %s: %w; write another address of the Subnet %s", annotation, err, s.value.Name)
+			return addr, fmt.Errorf("annotation %s: %w; write another address of the Subnet %s", annotation, err, s.Value.Name)
 		}
 		return addr, fmt.Errorf("annotation %s: %w", annotation, err)
 	}
@@ -197,11 +184,11 @@ func ordinalOf(pod *corev1.Pod) (int, bool) {
 }
 
 // macOf returns the MAC address that the pod requests, or the one derived from its address.
-func macOf(pod *corev1.Pod, s *subnet, addr netip.Addr, owner string) (string, error) {
+func macOf(pod *corev1.Pod, s *topology.Subnet, addr netip.Addr, owner string) (string, error) {
 	text := pod.Annotations[kubeovn.AnnotationMACAddress]
 	if text == "" {
 		mac := northbound.MAC(addr)
-		if holder := s.macs[mac]; holder != "" && holder != owner {
+		if holder := s.MACs[mac]; holder != "" && holder != owner {
 			return "", fmt.Errorf("the MAC address %s is in use by %s", mac, holder)
 		}
 		return mac, nil
@@ -210,13 +197,13 @@ func macOf(pod *corev1.Pod, s *subnet, addr netip.Addr, owner string) (string, e
 	switch {
 	case err != nil || len(mac) != 6 || mac[0]&1 == 1 || mac.String() == "00:00:00:00:00:00":
 		return "", fmt.Errorf("annotation %s: %.32q is not a MAC address of one host; write one such as 02:00:00:00:01:05", kubeovn.AnnotationMACAddress, text)
-	case mac.String() == northbound.MAC(s.value.Gateway):
+	case mac.String() == northbound.MAC(s.Value.Gateway):
 		return "", fmt.Errorf("annotation %s: %s is the gateway's MAC address", kubeovn.AnnotationMACAddress, mac)
 	case northbound.Derived(mac) && mac.String() != northbound.MAC(addr):
 		return "", fmt.Errorf("annotation %s: %s belongs to another address than %s; write %s, or one such as 02:00:00:00:01:05",
 			kubeovn.AnnotationMACAddress, mac, addr, northbound.MAC(addr))
-	case s.macs[mac.String()] != "":
-		return "", fmt.Errorf("annotation %s: %s is in use by %s", kubeovn.AnnotationMACAddress, mac, s.macs[mac.String()])
+	case s.MACs[mac.String()] != "":
+		return "", fmt.Errorf("annotation %s: %s is in use by %s", kubeovn.AnnotationMACAddress, mac, s.MACs[mac.String()])
 	}
 	return mac.String(), nil
 }

@@ -1,145 +1,124 @@
 package plan
 
 import (
-	"cmp"
 	"reflect"
 	"slices"
 	"strings"
 
-	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	kubeovn "weft.dev/weft/api/kubeovn/v1"
+	"weft.dev/weft/internal/vpc/cluster/plan/report"
+	"weft.dev/weft/internal/vpc/cluster/plan/topology"
 	"weft.dev/weft/internal/vpc/northbound"
 	"weft.dev/weft/internal/vpc/objects"
 )
 
-// maxMessage is the longest message of a condition (metav1.Condition).
-const maxMessage = 32768
-
-func compareNames[T metav1.Object](a, b T) int { return cmp.Compare(a.GetName(), b.GetName()) }
-
-// condition sets a condition of an object.
-func (c *compiler) condition(conditions *[]metav1.Condition, generation int64, kind, reason, message string) {
-	status := metav1.ConditionFalse
-	switch reason {
-	case kubeovn.ReasonReady, kubeovn.ReasonSupported, kubeovn.ReasonMatched, kubeovn.ReasonDefaultRoute:
-		status = metav1.ConditionTrue
-	}
-	meta.SetStatusCondition(conditions, metav1.Condition{
-		Type: kind, Status: status, Reason: reason, Message: bounded(message, maxMessage), ObservedGeneration: generation,
-		LastTransitionTime: c.now,
-	})
+// reporter plans the status of Vpcs and Subnets.
+type reporter struct {
+	plan     *Plan
+	refusals map[string]string // why rows of an owner were refused
+	now      metav1.Time
 }
 
-func (c *compiler) supported(conditions *[]metav1.Condition, generation int64, fields []string) {
-	if len(fields) == 0 {
-		c.condition(conditions, generation, kubeovn.ConditionSupported, kubeovn.ReasonSupported, "")
-		return
-	}
-	c.condition(conditions, generation, kubeovn.ConditionSupported, kubeovn.ReasonUnsupported,
-		"not served, and without effect: "+strings.Join(fields, ", "))
+// conditions returns the conditions of an object, to be set.
+func (r *reporter) conditions(list *[]metav1.Condition, generation int64) report.Conditions {
+	return report.Conditions{List: list, Generation: generation, Now: r.now}
 }
 
-// vpcStatus writes the status of a VPC that exists.
-func (c *compiler) vpcStatus(v *vpc, result *northbound.Result) {
-	object := v.object.DeepCopy()
+// router plans the status of a VPC with rows, which the result has.
+func (r *reporter) router(v *topology.VPC, result *northbound.Result) {
+	object := v.Object.DeepCopy()
 	s := &object.Status
-	s.Standby, s.Router, s.TunnelKey = true, object.Name, v.value.TunnelKey
+	s.Standby, s.Router, s.TunnelKey = true, object.Name, v.Value.TunnelKey
 	s.Subnets, s.VpcPeerings, s.ExtraExternalSubnets = []string{}, append([]string{}, result.Peers...), []string{}
-	for _, subnet := range v.subnets {
-		s.Subnets = append(s.Subnets, subnet.value.Name)
+	for _, subnet := range v.Subnets {
+		s.Subnets = append(s.Subnets, subnet.Value.Name)
 	}
 	slices.Sort(s.Subnets)
-	c.vpcConditions(object, v)
+	conditions := r.vpcConditions(object, v)
 	if len(result.Shadowed) > 0 {
-		c.condition(&s.Conditions, object.Generation, kubeovn.ConditionShadowed, kubeovn.ReasonDefaultRoute,
+		conditions.Set(kubeovn.ConditionShadowed, kubeovn.ReasonDefaultRoute,
 			"a route to 0.0.0.0/0 of the same table takes all packets, so these routes by source have no effect: "+strings.Join(result.Shadowed, ", "))
 	} else {
-		meta.RemoveStatusCondition(&s.Conditions, kubeovn.ConditionShadowed)
+		conditions.Remove(kubeovn.ConditionShadowed)
 	}
-	c.keepVPC(v, object)
+	r.keepVPC(v, object)
 }
 
-func (c *compiler) vpcConditions(object *kubeovn.Vpc, v *vpc) {
-	conditions := &object.Status.Conditions
+func (r *reporter) vpcConditions(object *kubeovn.Vpc, v *topology.VPC) report.Conditions {
+	conditions := r.conditions(&object.Status.Conditions, object.Generation)
 	switch {
 	case object.Name == kubeovn.DefaultVpc:
-		c.condition(conditions, object.Generation, kubeovn.ConditionReady, kubeovn.ReasonDefaultVpc, v.problems.Error())
-	case object.DeletionTimestamp != nil && v.named > 0:
-		c.condition(conditions, object.Generation, kubeovn.ConditionReady, kubeovn.ReasonInUse, "Subnets name the Vpc; delete them")
-	case c.refusals[v.value.Owner()] != "":
-		c.condition(conditions, object.Generation, kubeovn.ConditionReady, kubeovn.ReasonRefused, c.refusals[v.value.Owner()])
-	case len(v.problems) > 0:
-		c.condition(conditions, object.Generation, kubeovn.ConditionReady, kubeovn.ReasonInvalid, v.problems.Error())
+		conditions.Ready(kubeovn.ReasonDefaultVpc, v.Problems.Error())
+	case object.DeletionTimestamp != nil && v.Named > 0:
+		conditions.Ready(kubeovn.ReasonInUse, "Subnets name the Vpc; delete them")
+	case r.refusals[v.Value.Owner()] != "":
+		conditions.Ready(kubeovn.ReasonRefused, r.refusals[v.Value.Owner()])
+	case len(v.Problems) > 0:
+		conditions.Ready(kubeovn.ReasonInvalid, v.Problems.Error())
 	default:
-		c.condition(conditions, object.Generation, kubeovn.ConditionReady, kubeovn.ReasonReady, "")
+		conditions.Ready(kubeovn.ReasonReady, "")
 	}
-	c.supported(conditions, object.Generation, v.value.Unsupported)
+	conditions.Supported(v.Value.Unsupported)
+	return conditions
 }
 
-func (c *compiler) keepVPC(v *vpc, object *kubeovn.Vpc) {
-	if !reflect.DeepEqual(object.Status, v.object.Status) {
-		c.plan.VpcStatus = append(c.plan.VpcStatus, object)
-		c.assigns(object, object.Status.TunnelKey != v.object.Status.TunnelKey)
+func (r *reporter) keepVPC(v *topology.VPC, object *kubeovn.Vpc) {
+	if reflect.DeepEqual(object.Status, v.Object.Status) {
+		return
 	}
-}
-
-// assigns records whether the new status of an object assigns something.
-func (c *compiler) assigns(object Object, does bool) {
-	if does {
-		c.plan.assigning[object] = struct{}{}
+	r.plan.VpcStatus = append(r.plan.VpcStatus, object)
+	if object.Status.TunnelKey != v.Object.Status.TunnelKey {
+		r.plan.assigning[object] = struct{}{}
 	}
 }
 
-// statuses writes the status of all other objects.
-func (c *compiler) statuses() {
-	for v := range c.chosenVPCs {
-		if !v.exists && v.object.Name == kubeovn.DefaultVpc {
-			object := v.object.DeepCopy()
-			c.vpcConditions(object, v)
-			c.keepVPC(v, object)
-		}
+// defaultVPC plans the status of the Vpc of Kube-OVN's pod network, which is not served.
+func (r *reporter) defaultVPC(v *topology.VPC) {
+	object := v.Object.DeepCopy()
+	r.vpcConditions(object, v)
+	r.keepVPC(v, object)
+}
+
+// subnet plans the status of a Subnet.
+func (r *reporter) subnet(s *topology.Subnet) {
+	object := s.Object.DeepCopy()
+	r.subnetStatus(object, s)
+	if reflect.DeepEqual(object.Status, s.Object.Status) {
+		return
 	}
-	for s := range c.chosen {
-		if s.object.DeletionTimestamp != nil && !s.exists {
-			continue
-		}
-		object := s.object.DeepCopy()
-		c.subnetStatus(object, s)
-		if !reflect.DeepEqual(object.Status, s.object.Status) {
-			c.plan.SubnetStatus = append(c.plan.SubnetStatus, object)
-			now, before := &object.Status, &s.object.Status
-			c.assigns(object, now.TunnelKey != before.TunnelKey || now.LastIP != before.LastIP)
-		}
+	r.plan.SubnetStatus = append(r.plan.SubnetStatus, object)
+	if now, before := &object.Status, &s.Object.Status; now.TunnelKey != before.TunnelKey || now.LastIP != before.LastIP {
+		r.plan.assigning[object] = struct{}{}
 	}
 }
 
-func (c *compiler) subnetStatus(object *kubeovn.Subnet, s *subnet) {
-	status := &object.Status
-	if s.pool != nil {
-		status.V4AvailableIPs, status.V4UsingIPs = s.pool.Available(), s.pool.Using()
-		status.V4AvailableIPRange, status.V4UsingIPRange = s.pool.Ranges()
-		status.LastIP = s.pool.Last().String()
+func (r *reporter) subnetStatus(object *kubeovn.Subnet, s *topology.Subnet) {
+	status, conditions := &object.Status, r.conditions(&object.Status.Conditions, object.Generation)
+	if s.Pool != nil {
+		status.V4AvailableIPs, status.V4UsingIPs = s.Pool.Available(), s.Pool.Using()
+		status.V4AvailableIPRange, status.V4UsingIPRange = s.Pool.Ranges()
+		status.LastIP = s.Pool.Last().String()
 	}
-	if s.value.Definition == "" && s.exists {
-		status.TunnelKey = s.value.TunnelKey
+	if s.Value.Definition == "" && s.Exists {
+		status.TunnelKey = s.Value.TunnelKey
 	}
 	var problems objects.Problems
-	if s.reason == "" {
-		problems = s.problems
+	if s.Reason == "" {
+		problems = s.Problems
 	}
 	switch {
-	case s.reason != "":
-		c.condition(&status.Conditions, object.Generation, kubeovn.ConditionReady, s.reason, s.message)
+	case s.Reason != "":
+		conditions.Ready(s.Reason, s.Message)
 	case object.DeletionTimestamp != nil:
-		c.condition(&status.Conditions, object.Generation, kubeovn.ConditionReady, kubeovn.ReasonInUse, "addresses are in use: "+status.V4UsingIPRange)
-	case c.refusals[s.value.Owner()] != "":
-		c.condition(&status.Conditions, object.Generation, kubeovn.ConditionReady, kubeovn.ReasonRefused, c.refusals[s.value.Owner()])
+		conditions.Ready(kubeovn.ReasonInUse, "addresses are in use: "+status.V4UsingIPRange)
+	case r.refusals[s.Value.Owner()] != "":
+		conditions.Ready(kubeovn.ReasonRefused, r.refusals[s.Value.Owner()])
 	case len(problems) > 0:
-		c.condition(&status.Conditions, object.Generation, kubeovn.ConditionReady, kubeovn.ReasonInvalid, problems.Error())
+		conditions.Ready(kubeovn.ReasonInvalid, problems.Error())
 	default:
-		c.condition(&status.Conditions, object.Generation, kubeovn.ConditionReady, kubeovn.ReasonReady, "")
+		conditions.Ready(kubeovn.ReasonReady, "")
 	}
-	c.supported(&status.Conditions, object.Generation, s.value.Unsupported)
+	conditions.Supported(s.Value.Unsupported)
 }

@@ -25,9 +25,9 @@ func (c counted) Matches(labels map[string]string) bool {
 func TestVerdictIsKept(t *testing.T) {
 	p, asked := NewPlanner(), 0
 	closed := northbound.Closed{Ingress: true}
-	p.objects.policies["ns1"] = map[string]isolation{}
+	p.isolations.policies["ns1"] = map[string]isolation{}
 	for i := range 200 {
-		p.objects.policies["ns1"][fmt.Sprint(i)] = isolation{counted{&asked}, closed}
+		p.isolations.policies["ns1"][fmt.Sprint(i)] = isolation{counted{&asked}, closed}
 	}
 	pod := func(name, app, version string) *corev1.Pod {
 		return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{
@@ -49,14 +49,14 @@ func TestVerdictIsKept(t *testing.T) {
 	} {
 		now := pod(c.pod, c.app, fmt.Sprint(i))
 		p.Set(now)
-		if have := p.isolated(now, &kubeovn.IP{}); have != c.want || asked != c.asked {
+		if have := p.isolations.of(now, &kubeovn.IP{}); have != c.want || asked != c.asked {
 			t.Errorf("step %d: %+v after %d questions, want %+v after %d", i, have, asked, c.want, c.asked)
 		}
 	}
 	p.Remove(pod("p", "web", ""))
 	p.Remove(pod("q", "web", ""))
-	if len(p.objects.verdicts)+len(p.objects.verdictOf) > 0 {
-		t.Errorf("verdicts are left: %v %v", p.objects.verdicts, p.objects.verdictOf)
+	if len(p.isolations.verdicts)+len(p.isolations.verdictOf) > 0 {
+		t.Errorf("verdicts are left: %v %v", p.isolations.verdicts, p.isolations.verdictOf)
 	}
 }
 
@@ -77,8 +77,8 @@ func TestDefinitionsOfOthers(t *testing.T) {
 				p.SetDefinition(name, "{}")
 				p.Plan(metav1.Now())
 			}
-			if change(); p.gatewaysChanged != (want && what != "set again") {
-				t.Errorf("%s, %s: gateways are computed: %v", name, what, p.gatewaysChanged)
+			if change(); p.gateways.Changed() != (want && what != "set again") {
+				t.Errorf("%s, %s: gateways are computed: %v", name, what, p.gateways.Changed())
 			}
 		}
 	}

@@ -1,4 +1,4 @@
-package plan
+package topology
 
 import (
 	"maps"
@@ -7,6 +7,9 @@ import (
 	"weft.dev/weft/internal/vpc/objects"
 )
 
+// maxTunnelKey is the highest key of a datapath in OVN (ovn-nb(5), requested-tnl-key).
+const maxTunnelKey = 1<<24 - 1
+
 // keyHolder is the holder of a datapath's tunnel key: a VPC's router, or a subnet's switch.
 type keyHolder struct {
 	age objects.Age
@@ -14,8 +17,8 @@ type keyHolder struct {
 	has int
 	key *int
 	// Exactly one of them is the holder.
-	vpc    *vpc
-	subnet *subnet
+	vpc    *VPC
+	subnet *Subnet
 }
 
 // keys assigns each router's and switch's datapath its tunnel key. A key in an object's status is kept; of two objects with the same key,

@@ -1,4 +1,4 @@
-package plan
+package gateways
 
 import (
 	"crypto/sha256"
@@ -14,6 +14,7 @@ import (
 
 	kubeovn "weft.dev/weft/api/kubeovn/v1"
 	"weft.dev/weft/internal/vpc/nat"
+	"weft.dev/weft/internal/vpc/objects"
 )
 
 // specAnnotation holds the digest of a StatefulSet's spec as written. The API server adds defaults, so that specs cannot be compared.
@@ -22,39 +23,37 @@ const specAnnotation = "weft.dev/spec"
 // appLabel is on the gateways' StatefulSets and pods.
 const appLabel = "app"
 
-func (c *compiler) hasWorkload(gateway string) bool {
-	return c.objects.workloads[nat.WorkloadName(gateway)] != nil
-}
+// Workloads are the StatefulSets to create, update and delete.
+type Workloads struct{ Create, Update, Delete []*appsv1.StatefulSet }
 
-// workload plans the StatefulSet of a gateway. An existing one stays unchanged while its gateway cannot be compiled.
-func (c *compiler) workload(g *nat.Gateway) {
-	have := c.objects.workloads[nat.WorkloadName(g.Value.Name)]
-	wanted := g.Object.DeletionTimestamp == nil && c.objects.config.Enabled
-	if !wanted || g.Problem != (nat.Problem{}) || c.objects.config.Image == "" {
+// plan plans the StatefulSet of a gateway; have is the existing one, or nil. It stays unchanged while its gateway cannot be compiled.
+func (w *Workloads) plan(g *nat.Gateway, have *appsv1.StatefulSet, config *objects.NATConfig) {
+	wanted := g.Object.DeletionTimestamp == nil && config.Enabled
+	if !wanted || g.Problem != (nat.Problem{}) || config.Image == "" {
 		if have != nil && !wanted && have.DeletionTimestamp == nil {
-			c.plan.DeleteWorkloads = append(c.plan.DeleteWorkloads, have)
+			w.Delete = append(w.Delete, have)
 		}
 		return
 	}
-	want := Workload(g, c.objects.config.Image)
+	want := Workload(g, config.Image)
 	switch {
 	case have == nil:
-		c.plan.CreateWorkloads = append(c.plan.CreateWorkloads, want)
+		w.Create = append(w.Create, want)
 	case have.DeletionTimestamp != nil:
 	case have.Annotations[specAnnotation] != want.Annotations[specAnnotation]:
 		changed := have.DeepCopy()
 		changed.Labels, changed.Annotations, changed.Spec.Template = want.Labels, want.Annotations, want.Spec.Template
 		changed.Spec.Replicas = want.Spec.Replicas
-		c.plan.UpdateWorkloads = append(c.plan.UpdateWorkloads, changed)
+		w.Update = append(w.Update, changed)
 	}
 }
 
-// strayWorkloads deletes StatefulSets whose gateway was deleted.
-func (c *compiler) strayWorkloads() {
-	for _, name := range slices.Sorted(maps.Keys(c.objects.workloads)) {
-		set := c.objects.workloads[name]
-		if c.objects.gateways[strings.TrimPrefix(name, nat.PodPrefix)] == nil && set.DeletionTimestamp == nil {
-			c.plan.DeleteWorkloads = append(c.plan.DeleteWorkloads, set)
+// strays deletes StatefulSets whose gateway was deleted.
+func (w *Workloads) strays(o *store) {
+	for _, name := range slices.Sorted(maps.Keys(o.workloads)) {
+		set := o.workloads[name]
+		if o.gateways[strings.TrimPrefix(name, nat.PodPrefix)] == nil && set.DeletionTimestamp == nil {
+			w.Delete = append(w.Delete, set)
 		}
 	}
 }

@@ -1,13 +1,13 @@
-package plan
+package report
 
 import (
 	"strings"
 	"unicode/utf8"
 )
 
-// bounded returns a text of at most the given number of bytes that the API server stores unchanged: without invalid characters, which it
+// Bounded returns a text of at most the given number of bytes that the API server stores unchanged: without invalid characters, which it
 // would replace. It holds no memory of a longer text.
-func bounded(text string, most int) string {
+func Bounded(text string, most int) string {
 	if len(text) <= most && utf8.ValidString(text) {
 		return text
 	}

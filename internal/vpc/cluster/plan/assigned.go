@@ -1,0 +1,74 @@
+package plan
+
+import (
+	"maps"
+	"slices"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/types"
+
+	kubeovn "weft.dev/weft/api/kubeovn/v1"
+	"weft.dev/weft/internal/vpc/cluster/plan/index"
+	"weft.dev/weft/internal/vpc/objects"
+)
+
+// ipIndex has IP objects by a name and their own.
+type ipIndex = index.Index[string, string, *kubeovn.IP]
+
+// assigned has all pods, and the IP objects that assign them addresses.
+type assigned struct {
+	pods     map[types.UID]*corev1.Pod
+	podOf    map[string]*corev1.Pod // by PodKey
+	ips      map[string]*kubeovn.IP
+	ipsIn    ipIndex // by the UID of the Subnet
+	ipsOfPod ipIndex // by PodKey
+}
+
+func newAssigned() assigned {
+	return assigned{pods: map[types.UID]*corev1.Pod{}, podOf: map[string]*corev1.Pod{}, ips: map[string]*kubeovn.IP{}, ipsIn: ipIndex{}, ipsOfPod: ipIndex{}}
+}
+
+func (a *assigned) addPod(pod *corev1.Pod) {
+	a.pods[pod.UID] = pod
+	a.podOf[objects.PodKey(pod.Namespace, pod.Name)] = pod
+}
+
+func (a *assigned) removePod(pod *corev1.Pod) {
+	delete(a.pods, pod.UID)
+	delete(a.podOf, objects.PodKey(pod.Namespace, pod.Name))
+}
+
+// podNamed returns the pod of a name; nil: there is none.
+func (a *assigned) podNamed(namespace, name string) *corev1.Pod {
+	return a.podOf[objects.PodKey(namespace, name)]
+}
+
+func (a *assigned) addIP(ip *kubeovn.IP) {
+	a.ips[ip.Name] = ip
+	a.ipsIn.Put(ip.Spec.SubnetUID, ip.Name, ip)
+	a.ipsOfPod.Put(objects.HolderOf(ip), ip.Name, ip)
+}
+
+func (a *assigned) removeIP(ip *kubeovn.IP) {
+	delete(a.ips, ip.Name)
+	a.ipsIn.Remove(ip.Spec.SubnetUID, ip.Name)
+	a.ipsOfPod.Remove(objects.HolderOf(ip), ip.Name)
+}
+
+// named returns the IP objects that name a pod, by name. They may be of a former pod of this name.
+func (a *assigned) named(pod *corev1.Pod) map[string]*kubeovn.IP {
+	return a.ipsOfPod[objects.PodKey(pod.Namespace, pod.Name)]
+}
+
+// ipOf returns the IP object that assigns a pod its address; nil if there is none.
+func (a *assigned) ipOf(pod *corev1.Pod) *kubeovn.IP {
+	return objects.FirstIP(slices.Collect(maps.Values(a.named(pod))), func(ip *kubeovn.IP) bool { return Needs(pod, ip) })
+}
+
+// podOfIP returns the pod to which an IP object assigns its address; nil: there is none, and the address is free.
+func (a *assigned) podOfIP(ip *kubeovn.IP) *corev1.Pod {
+	if pod := a.pods[types.UID(ip.Spec.PodUID)]; pod != nil && a.ipOf(pod) == ip {
+		return pod
+	}
+	return nil
+}

@@ -1,0 +1,216 @@
+package gateways
+
+import (
+	"cmp"
+	"fmt"
+	"maps"
+	"reflect"
+	"slices"
+	"strings"
+
+	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	kubeovn "weft.dev/weft/api/kubeovn/v1"
+	"weft.dev/weft/internal/vpc/cluster/plan/report"
+	"weft.dev/weft/internal/vpc/nat"
+	"weft.dev/weft/internal/vpc/objects"
+)
+
+// Report is what to write to the objects of NAT gateways.
+type Report struct {
+	// Updates are objects whose finalizers change, and Statuses those whose status changes.
+	Updates, Statuses []report.Object
+	// Assigning are the objects whose new status assigns an address.
+	Assigning []report.Object
+	Workloads Workloads
+}
+
+// reporter makes a Report.
+type reporter struct {
+	Report
+	judge
+	now metav1.Time
+}
+
+// Report plans the gateways' workloads, and the status of gateways, EIPs and rules, after the steps Read and Assign.
+func (g *Gateways) Report(now metav1.Time) Report {
+	g.changed, g.respecified = false, false
+	network, listed, o := g.specs.network, g.specs.listed, &g.objects
+	if len(network.Gateways)+len(network.EIPs)+len(listed.SNATs)+len(listed.DNATs)+len(listed.FIPs)+len(o.workloads) == 0 {
+		return Report{}
+	}
+	listed.Definitions = o.definitions
+	r := reporter{now: now, judge: judge{
+		config: &o.config, compiled: g.compiles.Compile(listed), addresses: &g.addresses, running: runningOf(o.pods),
+	}}
+	for _, name := range slices.Sorted(maps.Keys(r.compiled.Gateways)) {
+		r.gateway(r.compiled.Gateways[name], o.workloads[nat.WorkloadName(name)])
+	}
+	r.Workloads.strays(o)
+	states := map[string]eipState{}
+	for _, name := range slices.Sorted(maps.Keys(r.compiled.EIPs)) {
+		states[name] = r.eip(r.compiled.EIPs[name])
+	}
+	r.rules(listed, states)
+	return r.Report
+}
+
+// gateway plans a gateway's workload, status and finalizer. Workload is the existing one, or nil.
+func (r *reporter) gateway(g *nat.Gateway, workload *appsv1.StatefulSet) {
+	if g.Problem == (nat.Problem{}) {
+		g.Problem = r.addresses.refusal(g.Value.Owner())
+	}
+	r.Workloads.plan(g, workload, r.config)
+	pods := r.running[g.Value.Name]
+	r.gatewayStatus(g, pods)
+	r.finalize(g.Object, pods.pods == 0 && workload == nil)
+}
+
+// eip plans an EIP's status and finalizer, and returns its state.
+func (r *reporter) eip(e *nat.EIP) eipState {
+	g, pods := r.compiled.Gateways[e.Value.Gateway], r.running[e.Value.Gateway]
+	state := eipState{running: pods, problem: r.judge.eip(e, g, pods)}
+	r.eipStatus(e, g, state.problem)
+	gone := g == nil || pods.pods == 0 || g.Hash != "" && !g.Has(e.Value.Name) && pods.has(g.Hash)
+	if r.addresses.of(e) != "" || report.Held(e.Object) {
+		r.finalize(e.Object, len(e.Rules) == 0 && gone)
+	}
+	return state
+}
+
+func (r *reporter) gatewayStatus(g *nat.Gateway, pods running) {
+	object := g.Object.DeepCopy()
+	s, spec := &object.Status, &object.Spec
+	s.ExternalSubnets, s.Selector = []string{g.Value.External}, append([]string{}, spec.Selector...)
+	s.Tolerations, s.Affinity = append([]corev1.Toleration{}, spec.Tolerations...), spec.Affinity
+	s.LanIP, s.Hash, s.Replicas = "", g.Hash, 1
+	if g.Value.LanIP.IsValid() {
+		s.LanIP = g.Value.LanIP.String()
+	}
+	if address := r.addresses.given[g.Value.Owner()]; address != "" {
+		s.IP = address
+	}
+	problem := r.judge.gateway(g, pods)
+	if problem == (nat.Problem{}) {
+		problem = behind(g, pods, false)
+	}
+	conditions := r.conditions(&s.Conditions, object.Generation)
+	s.Ready = ready(conditions, problem)
+	conditions.Supported(g.Value.Unsupported)
+	r.keepStatus(object, object.Status, g.Object.Status)
+	if s.IP != g.Object.Status.IP {
+		r.Assigning = append(r.Assigning, object)
+	}
+}
+
+func (r *reporter) eipStatus(e *nat.EIP, g *nat.Gateway, problem nat.Problem) {
+	object := e.Object.DeepCopy()
+	s := &object.Status
+	s.IP, s.Nat = r.addresses.of(e), ""
+	if g != nil {
+		s.Nat = strings.Join(g.Result.Uses[e.Value.Name], ",")
+	}
+	conditions := r.conditions(&s.Conditions, object.Generation)
+	s.Ready = ready(conditions, problem)
+	conditions.Supported(e.Value.Unsupported)
+	r.keepStatus(object, object.Status, e.Object.Status)
+	if s.IP != e.Object.Status.IP && !e.Value.Wanted.IsValid() { // a requested address is assigned by the finalizer
+		r.Assigning = append(r.Assigning, object)
+	}
+}
+
+// rules plans the status of all rules.
+func (r *reporter) rules(listed *nat.Objects, states map[string]eipState) {
+	owner := func(kind string, object metav1.Object) string {
+		return objects.Meta{Kind: kind, Name: object.GetName(), UID: string(object.GetUID())}.Owner()
+	}
+	for i := range listed.SNATs {
+		before := &listed.SNATs[i]
+		object, name := before.DeepCopy(), owner("IptablesSnatRule", before)
+		s := &object.Status
+		var problem nat.Problem
+		problem, s.V4ip, s.NatGwDp = r.rule(&ruleObject{name, object.Spec.EIP, s.V4ip, s.Conditions, object.Generation}, states)
+		s.InternalCIDR = object.Spec.InternalCIDR
+		conditions := r.conditions(&s.Conditions, object.Generation)
+		s.Ready = ready(conditions, problem)
+		r.matched(conditions, name, s.NatGwDp)
+		r.keepStatus(object, object.Status, before.Status)
+	}
+	for i := range listed.FIPs {
+		before := &listed.FIPs[i]
+		object, name := before.DeepCopy(), owner("IptablesFIPRule", before)
+		s := &object.Status
+		var problem nat.Problem
+		problem, s.V4ip, s.NatGwDp = r.rule(&ruleObject{name, object.Spec.EIP, s.V4ip, s.Conditions, object.Generation}, states)
+		s.InternalIP = object.Spec.InternalIP
+		conditions := r.conditions(&s.Conditions, object.Generation)
+		s.Ready = ready(conditions, problem)
+		r.keepStatus(object, object.Status, before.Status)
+	}
+	for i := range listed.DNATs {
+		before := &listed.DNATs[i]
+		object, name := before.DeepCopy(), owner("IptablesDnatRule", before)
+		s, spec := &object.Status, &object.Spec
+		var problem nat.Problem
+		problem, s.V4ip, s.NatGwDp = r.rule(&ruleObject{name, spec.EIP, s.V4ip, s.Conditions, object.Generation}, states)
+		s.Protocol, s.InternalIP, s.InternalPort, s.ExternalPort = cmp.Or(strings.ToLower(spec.Protocol), "tcp"), spec.InternalIP, spec.InternalPort, spec.ExternalPort
+		conditions := r.conditions(&s.Conditions, object.Generation)
+		s.Ready = ready(conditions, problem)
+		r.keepStatus(object, object.Status, before.Status)
+	}
+}
+
+// matched sets condition Matched of an SNAT rule, if its gateway is known.
+func (r *reporter) matched(conditions report.Conditions, owner, gateway string) {
+	g := r.compiled.Gateways[gateway]
+	if g == nil || g.Hash == "" {
+		conditions.Remove(kubeovn.ConditionMatched)
+		return
+	}
+	if !slices.Contains(g.Result.Unmatched, owner) {
+		conditions.Set(kubeovn.ConditionMatched, kubeovn.ReasonMatched, "")
+		return
+	}
+	conditions.Set(kubeovn.ConditionMatched, kubeovn.ReasonNoSubnet,
+		fmt.Sprintf("spec.internalCIDR overlaps no Subnet of Vpc %s, so that no packet matches; its Subnets are %s", g.Value.VPC, strings.Join(g.Inside(), ", ")))
+}
+
+// finalize adds an object's finalizer, and removes it when the object is being deleted and nothing of it is left.
+func (r *reporter) finalize(object report.Object, free bool) {
+	has := report.Held(object)
+	changed, ok := object.DeepCopyObject().(report.Object)
+	switch {
+	case !ok:
+		return
+	case object.GetDeletionTimestamp() == nil && !has:
+		report.Hold(changed)
+	case object.GetDeletionTimestamp() != nil && has && free:
+		report.Release(changed)
+	default:
+		return
+	}
+	r.Updates = append(r.Updates, changed)
+}
+
+// conditions returns the conditions of an object, to be set.
+func (r *reporter) conditions(list *[]metav1.Condition, generation int64) report.Conditions {
+	return report.Conditions{List: list, Generation: generation, Now: r.now}
+}
+
+// ready sets condition Ready of an object, and returns whether it is True.
+func ready(conditions report.Conditions, problem nat.Problem) bool {
+	if problem == (nat.Problem{}) {
+		problem.Reason = kubeovn.ReasonReady
+	}
+	conditions.Ready(problem.Reason, problem.Message)
+	return problem.Reason == kubeovn.ReasonReady
+}
+
+// keepStatus adds an object whose status has changed to the plan.
+func (r *reporter) keepStatus(changed report.Object, now, before any) {
+	if !reflect.DeepEqual(now, before) {
+		r.Statuses = append(r.Statuses, changed)
+	}
+}
