@@ -26,6 +26,8 @@ func TestReservedPorts(t *testing.T) {
 	}{
 		{DefaultHealthAddress, tcp(9469, ""), true},
 		{DefaultHealthAddress, tcp(9469, "127.0.0.1"), true},
+		{DefaultHealthAddress, tcp(9469, "0.0.0.0"), true},
+		{DefaultHealthAddress, tcp(9469, "::"), false},
 		{DefaultHealthAddress, tcp(9469, "192.0.2.1"), false}, // the agent does not listen at this address
 		{DefaultHealthAddress, tcp(9470, ""), false},
 		{DefaultHealthAddress, cni.HostPort{Port: 9469, Protocol: "udp", ContainerPort: 80}, false},

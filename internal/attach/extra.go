@@ -32,6 +32,8 @@ type extraFile struct {
 	Macvlan     *Macvlan       `json:"macvlan,omitempty"`
 	Bandwidth   cni.Bandwidth  `json:"bandwidth,omitzero"`
 	Secondary   bool           `json:"secondary,omitempty"`
+	// MoreHostPorts are host ports that the first version with host ports refuses, with all of the file: see laterForm.
+	MoreHostPorts []cni.HostPort `json:"moreHostPorts,omitempty"`
 
 	Claims  []string        `json:"claims,omitempty"`
 	Details json.RawMessage `json:"details,omitempty"`
@@ -42,7 +44,7 @@ type extraFile struct {
 
 // fields are the names of this version's fields.
 func (extraFile) fields() []string {
-	return []string{"version", "containerID", "ifName", "hostPorts", "macvlan", "bandwidth", "secondary", "claims", "details"}
+	return []string{"version", "containerID", "ifName", "hostPorts", "macvlan", "bandwidth", "secondary", "moreHostPorts", "claims", "details"}
 }
 
 // extraFields is extraFile without its methods.
@@ -98,31 +100,50 @@ func (m *Macvlan) valid() bool {
 	return m == nil || isInterfaceName(m.Parent) && m.MTU > 0 && !slices.ContainsFunc(m.Addresses, func(a netip.Addr) bool { return !a.Is4() })
 }
 
+// laterForm reports whether the first version with host ports refuses one: it has only those without an address and at an IPv4 address.
+func laterForm(port cni.HostPort) bool {
+	return port.Address.IsValid() && (port.Address.IsUnspecified() || !port.Address.Is4())
+}
+
 // extraOf returns the extra fields of a record.
 func extraOf(rec *Record) extraFile {
-	return extraFile{
+	extra := extraFile{
 		Version: Version, ContainerID: rec.ContainerID, IfName: rec.IfName,
-		HostPorts: rec.HostPorts, Macvlan: rec.Macvlan, Bandwidth: rec.Bandwidth, Secondary: rec.Secondary,
+		Macvlan: rec.Macvlan, Bandwidth: rec.Bandwidth, Secondary: rec.Secondary,
 		Claims: rec.Claims, Details: rec.Details,
 	}
+	for _, port := range rec.HostPorts {
+		if laterForm(port) {
+			extra.MoreHostPorts = append(extra.MoreHostPorts, port)
+		} else {
+			extra.HostPorts = append(extra.HostPorts, port)
+		}
+	}
+	return extra
 }
+
+// ports returns all host ports.
+func (e extraFile) ports() []cni.HostPort { return slices.Concat(e.HostPorts, e.MoreHostPorts) }
 
 // give sets the extra fields of a record.
 func (e extraFile) give(rec *Record) {
-	rec.HostPorts, rec.Macvlan, rec.Bandwidth = append([]cni.HostPort(nil), e.HostPorts...), e.Macvlan.clone(), e.Bandwidth
+	rec.HostPorts, rec.Macvlan, rec.Bandwidth = e.ports(), e.Macvlan.clone(), e.Bandwidth
 	rec.Secondary = e.Secondary
 	rec.Claims, rec.Details = append([]string(nil), e.Claims...), append(json.RawMessage(nil), e.Details...)
 }
 
 func (e extraFile) empty() bool {
-	return len(e.HostPorts) == 0 && e.Macvlan == nil && !e.Bandwidth.Limited() && !e.Secondary && len(e.Claims) == 0 && len(e.Details) == 0 && len(e.unknown) == 0
+	return len(e.ports()) == 0 && e.Macvlan == nil && !e.Bandwidth.Limited() && !e.Secondary && len(e.Claims) == 0 && len(e.Details) == 0 && len(e.unknown) == 0
 }
 
 func (e extraFile) equal(o extraFile) bool {
 	if !slices.Equal(e.Claims, o.Claims) || !bytes.Equal(e.Details, o.Details) || !maps.EqualFunc(e.unknown, o.unknown, slices.Equal[json.RawMessage]) {
 		return false
 	}
-	if e.Bandwidth != o.Bandwidth || e.Secondary != o.Secondary || (e.Macvlan == nil) != (o.Macvlan == nil) || !slices.Equal(e.HostPorts, o.HostPorts) {
+	if e.Bandwidth != o.Bandwidth || e.Secondary != o.Secondary || (e.Macvlan == nil) != (o.Macvlan == nil) {
+		return false
+	}
+	if !slices.Equal(e.HostPorts, o.HostPorts) || !slices.Equal(e.MoreHostPorts, o.MoreHostPorts) {
 		return false
 	}
 	return e.Macvlan == nil || e.Macvlan.Parent == o.Macvlan.Parent && e.Macvlan.MTU == o.Macvlan.MTU && slices.Equal(e.Macvlan.Addresses, o.Macvlan.Addresses)
@@ -226,11 +247,11 @@ func parseExtra(data []byte, key Key) (extraFile, error) {
 	if _, err := decoder.Token(); !errors.Is(err, io.EOF) {
 		return extraFile{}, fmt.Errorf("%w: data after the JSON object", errContent)
 	}
-	is, valid := Key{file.ContainerID, file.IfName}, cni.ValidHostPorts(file.HostPorts) && file.Macvlan.valid() && file.Bandwidth.Valid()
+	is, valid := Key{file.ContainerID, file.IfName}, cni.ValidHostPorts(file.ports()) && file.Macvlan.valid() && file.Bandwidth.Valid()
 	valid = valid && validClaims(file.Claims) && validDetails(file.Details)
 	if file.Version != Version || is != key || !valid {
 		return extraFile{}, fmt.Errorf("%w: version %d, of attachment %s, host ports %v, macvlan %+v, bandwidth %+v, claims %q, details %s",
-			errContent, file.Version, is, file.HostPorts, file.Macvlan, file.Bandwidth, file.Claims, file.Details)
+			errContent, file.Version, is, file.ports(), file.Macvlan, file.Bandwidth, file.Claims, file.Details)
 	}
 	return file, nil
 }

@@ -3,9 +3,11 @@ package attach
 import (
 	"encoding/json"
 	"errors"
+	"fmt"
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
@@ -99,6 +101,48 @@ func TestHostPortsOutliveARollback(t *testing.T) {
 	if exists(t, extraPath(s, b)) {
 		t.Error("host ports of a deleted pod are left")
 	}
+}
+
+// TestHostPortsOfLaterForms: an agent that has host ports only at IPv4 addresses reads the rest of the file, such as the network's details, and
+// keeps the ports that it does not have.
+func TestHostPortsOfLaterForms(t *testing.T) {
+	s := open(t, filepath.Join(t.TempDir(), "attachments"))
+	at := func(address string, port uint16) cni.HostPort {
+		return cni.HostPort{Address: netip.MustParseAddr(address), Port: port, Protocol: "tcp", ContainerPort: 80}
+	}
+	all := []cni.HostPort{web(), at("192.0.2.1", 81), at("2001:db8::1", 82), at("0.0.0.0", 83), at("::", 84)}
+	rec, later := published(1, all...), published(2, at("::", 8080))
+	rec.Details = json.RawMessage(`{"bridge":"cni0"}`)
+	put(t, s, rec)
+	if err := s.Put(t.Context(), later); err == nil {
+		t.Error("a port of another pod was written")
+	}
+	data, err := os.ReadFile(extraPath(s, rec))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var earlier struct {
+		HostPorts []cni.HostPort `json:"hostPorts"`
+	}
+	if err := json.Unmarshal(data, &earlier); err != nil || !slices.Equal(earlier.HostPorts, all[:2]) {
+		t.Errorf("an earlier agent reads %v, %v", earlier.HostPorts, err)
+	}
+	// The form of a file for a short while: all ports in one list.
+	together, err := json.Marshal(all)
+	if err != nil {
+		t.Fatal(err)
+	}
+	old := fmt.Appendf(nil, `{"version":1,"containerID":%q,"ifName":%q,"hostPorts":%s,"details":{"bridge":"cni0"}}`, rec.ContainerID, rec.IfName, together)
+	for _, content := range [][]byte{data, old} {
+		if err := os.WriteFile(extraPath(s, rec), content, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		s = reopen(t, s)
+		wantList(t, s, rec)
+	}
+	rec.HostPorts = all[4:]
+	put(t, s, rec)
+	wantList(t, reopen(t, s), rec)
 }
 
 func TestHostPortIsOnePods(t *testing.T) {

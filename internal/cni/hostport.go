@@ -16,13 +16,13 @@ type PortMapping struct {
 	ContainerPort int `json:"containerPort"`
 	// Protocol is tcp, udp or sctp, in any case; empty is tcp.
 	Protocol string `json:"protocol,omitempty"`
-	// HostIP is the node's address of the port; empty or 0.0.0.0: all of the node's addresses.
+	// HostIP is the node's address of the port; empty: all of the node's addresses; 0.0.0.0 or ::, those of one family.
 	HostIP string `json:"hostIP,omitempty"`
 }
 
 // HostPort is a port of the node that is forwarded to a port of a pod.
 type HostPort struct {
-	// Address is the node's address of the port; invalid: all of the node's addresses.
+	// Address is the node's address of the port; invalid: all of the node's addresses; 0.0.0.0 or ::, those of one family.
 	Address netip.Addr `json:"hostIP,omitzero"`
 	// Port is the node's port. Protocol is "tcp", "udp" or "sctp". ContainerPort is the pod's port.
 	Port          uint16 `json:"hostPort"`
@@ -33,19 +33,26 @@ type HostPort struct {
 // maxHostPorts is the maximum number of host ports of one pod.
 const maxHostPorts = 512
 
-// String returns the port as "8080/tcp", or "192.0.2.1:8080/tcp".
+// String returns the port as "8080/tcp", "192.0.2.1:8080/tcp", or "[2001:db8::1]:8080/tcp".
 func (h HostPort) String() string {
-	text := fmt.Sprintf("%d/%s", h.Port, h.Protocol)
 	if h.Address.IsValid() {
-		return h.Address.String() + ":" + text
+		return netip.AddrPortFrom(h.Address, h.Port).String() + "/" + h.Protocol
 	}
-	return text
+	return fmt.Sprintf("%d/%s", h.Port, h.Protocol)
 }
 
 // Overlaps reports whether a packet could match both.
 func (h HostPort) Overlaps(o HostPort) bool {
-	return h.Port == o.Port && h.Protocol == o.Protocol && (h.Address == o.Address || !h.Address.IsValid() || !o.Address.IsValid())
+	return h.Port == o.Port && h.Protocol == o.Protocol && (h.At(o.Address) || o.At(h.Address))
 }
+
+// At reports whether the port is open at all addresses for which another one stands: one address of the node, or all of a family.
+func (h HostPort) At(address netip.Addr) bool {
+	return !h.Address.IsValid() || h.Address == address || h.Address.IsUnspecified() && address.IsValid() && h.Address.Is4() == address.Is4()
+}
+
+// AtOne reports whether the port is open at one address of the node only.
+func (h HostPort) AtOne() bool { return h.Address.IsValid() && !h.Address.IsUnspecified() }
 
 // ValidHostPorts reports whether ParsePortMappings can have returned the list.
 func ValidHostPorts(list []HostPort) bool {
@@ -56,7 +63,7 @@ func ValidHostPorts(list []HostPort) bool {
 		if h.Port == 0 || h.ContainerPort == 0 || !isProtocol(h.Protocol) || h.Address.IsValid() && !validHostIP(h.Address) {
 			return false
 		}
-		if slices.ContainsFunc(list[:i], h.sameFrom) {
+		if slices.Contains(list[:i], h) || slices.ContainsFunc(list[:i], h.contradicts) {
 			return false
 		}
 	}
@@ -64,17 +71,19 @@ func ValidHostPorts(list []HostPort) bool {
 }
 
 // validHostIP reports whether a host port can be at the address.
-func validHostIP(a netip.Addr) bool { return !a.IsUnspecified() && !a.Is4In6() && a.Zone() == "" }
+func validHostIP(a netip.Addr) bool { return !a.Is4In6() && a.Zone() == "" }
 
 func isProtocol(s string) bool { return s == "tcp" || s == "udp" || s == "sctp" }
 
-// sameFrom reports whether both are the same port of the node.
-func (h HostPort) sameFrom(o HostPort) bool {
-	return h.Port == o.Port && h.Protocol == o.Protocol && h.Address == o.Address
+// contradicts reports whether both are the same port of the node, and lead to different ports of the pod. One at all addresses and one at a
+// single address differ: the latter has priority.
+func (h HostPort) contradicts(o HostPort) bool {
+	return h.ContainerPort != o.ContainerPort && h.AtOne() == o.AtOne() && h.Overlaps(o)
 }
 
 // ParsePortMappings parses the mappings of a runtime. It leaves out mappings without a port of the node, and duplicates. An error has
-// CodeInvalidConfig, or CodeUnsupportedField, and names the field. Without ipv6, a mapping at an IPv6 address is an error.
+// CodeInvalidConfig, or CodeUnsupportedField, and names the field. Without ipv6, a mapping at an IPv6 address is an error, and one at 0.0.0.0
+// is at all addresses.
 func ParsePortMappings(mappings []PortMapping, ipv6 bool) ([]HostPort, error) {
 	var list []HostPort
 	for i, mapping := range mappings {
@@ -85,16 +94,17 @@ func ParsePortMappings(mappings []PortMapping, ipv6 bool) ([]HostPort, error) {
 		if err != nil {
 			return nil, err
 		}
-		at := slices.IndexFunc(list, port.sameFrom)
-		switch {
-		case at < 0 && len(list) == maxHostPorts:
-			return nil, Errorf(CodeInvalidConfig, "network configuration: runtimeConfig.portMappings: a pod has at most %d host ports", maxHostPorts)
-		case at < 0:
-			list = append(list, port)
-		case list[at] != port:
+		if at := slices.IndexFunc(list, port.contradicts); at >= 0 {
 			return nil, Errorf(CodeInvalidConfig, "network configuration: runtimeConfig.portMappings[%d]: host port %s leads to container port %d already",
 				i, port, list[at].ContainerPort)
 		}
+		if slices.Contains(list, port) {
+			continue
+		}
+		if len(list) == maxHostPorts {
+			return nil, Errorf(CodeInvalidConfig, "network configuration: runtimeConfig.portMappings: a pod has at most %d host ports", maxHostPorts)
+		}
+		list = append(list, port)
 	}
 	return list, nil
 }
@@ -131,7 +141,7 @@ func (m PortMapping) parse(field string, ipv6 bool) (HostPort, error) {
 		return port, Errorf(CodeUnsupportedField, "%s.hostIP: %s: pods have IPv4 addresses only; leave it out, or name an IPv4 address of the node", field, address)
 	case address.IsLoopback() && address != netip.AddrFrom4([4]byte{127, 0, 0, 1}):
 		return port, Errorf(CodeUnsupportedField, "%s.hostIP: %s: of the loopback range, only 127.0.0.1 can have host ports", field, address)
-	case !address.IsUnspecified():
+	case ipv6 || !address.IsUnspecified():
 		port.Address = address
 	}
 	return port, nil

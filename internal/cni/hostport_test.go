@@ -42,7 +42,10 @@ func TestParsePortMappings(t *testing.T) {
 		t.Error("what was parsed is not valid")
 	}
 	six, err := ParsePortMappings([]PortMapping{{HostPort: 80, ContainerPort: 80, HostIP: "2001:db8::1"}, {HostPort: 81, ContainerPort: 80, HostIP: "::"}}, true)
-	want = []HostPort{{Address: netip.MustParseAddr("2001:db8::1"), Port: 80, Protocol: "tcp", ContainerPort: 80}, {Port: 81, Protocol: "tcp", ContainerPort: 80}}
+	want = []HostPort{
+		{Address: netip.MustParseAddr("2001:db8::1"), Port: 80, Protocol: "tcp", ContainerPort: 80},
+		{Address: netip.IPv6Unspecified(), Port: 81, Protocol: "tcp", ContainerPort: 80},
+	}
 	if diff := cmp.Diff(want, six, cmp.Comparer(func(a, b netip.Addr) bool { return a == b })); diff != "" || err != nil || !ValidHostPorts(six) {
 		t.Errorf("IPv6: -want +got, %v:\n%s", err, diff)
 	}
@@ -75,6 +78,17 @@ func TestParsePortMappingsRefused(t *testing.T) {
 		_, err := ParsePortMappings([]PortMapping{{HostPort: 80, ContainerPort: 80, HostIP: text}}, true)
 		wantError(t, err, CodeUnsupportedField, want)
 	}
+	for _, pair := range [][2]string{{"", "0.0.0.0"}, {"::", ""}, {"0.0.0.0", "0.0.0.0"}} {
+		both := []PortMapping{{HostPort: 80, ContainerPort: 80, HostIP: pair[0]}, {HostPort: 80, ContainerPort: 81, HostIP: pair[1]}}
+		_, err := ParsePortMappings(both, true)
+		wantError(t, err, CodeInvalidConfig, "leads to container port 80 already")
+	}
+	for _, pair := range [][2]string{{"::", "0.0.0.0"}, {"0.0.0.0", "192.0.2.1"}, {"192.0.2.1", ""}} {
+		both := []PortMapping{{HostPort: 80, ContainerPort: 80, HostIP: pair[0]}, {HostPort: 80, ContainerPort: 81, HostIP: pair[1]}}
+		if list, err := ParsePortMappings(both, true); err != nil || !ValidHostPorts(list) {
+			t.Errorf("%q: %v, %v", pair, list, err)
+		}
+	}
 	many := make([]PortMapping, maxHostPorts+1)
 	for i := range many {
 		many[i] = PortMapping{HostPort: i + 1, ContainerPort: 1}
@@ -100,7 +114,7 @@ func TestHostPortsOverlap(t *testing.T) {
 	tcp := func(address netip.Addr, port uint16) HostPort {
 		return HostPort{Address: address, Port: port, Protocol: "tcp"}
 	}
-	all := netip.Addr{}
+	all, all4, all6, one6 := netip.Addr{}, netip.IPv4Unspecified(), netip.IPv6Unspecified(), netip.MustParseAddr("2001:db8::1")
 	for _, c := range []struct {
 		a, b HostPort
 		want bool
@@ -111,6 +125,13 @@ func TestHostPortsOverlap(t *testing.T) {
 		{tcp(one, 80), tcp(other, 80), false},
 		{tcp(all, 80), tcp(all, 81), false},
 		{tcp(all, 80), HostPort{Port: 80, Protocol: "udp"}, false},
+		{tcp(all, 80), tcp(all4, 80), true},
+		{tcp(all, 80), tcp(all6, 80), true},
+		{tcp(all4, 80), tcp(one, 80), true},
+		{tcp(all6, 80), tcp(one6, 80), true},
+		{tcp(all4, 80), tcp(all6, 80), false},
+		{tcp(all4, 80), tcp(one6, 80), false},
+		{tcp(all6, 80), tcp(one, 80), false},
 	} {
 		if got := c.a.Overlaps(c.b); got != c.want || c.b.Overlaps(c.a) != got {
 			t.Errorf("%s and %s overlap: %t", c.a, c.b, got)

@@ -59,8 +59,8 @@ func (p *Published) Note() string {
 	return note[:min(len(note), maxNote)]
 }
 
-// Elements returns an element of a table's maps for each port and each of the pod's addresses. A port at one address of the node is
-// translated to the pod's address of that family.
+// Elements returns an element of a table's maps for each port and each of the pod's addresses. A port at one address of the node, or at all
+// of one family, is translated to the pod's address of that family only, as by the plugin portmap.
 func (p *Published) Elements(table string) []nft.Item {
 	items := make([]nft.Item, 0, len(p.Ports)*len(p.Addresses))
 	for _, port := range p.Ports {
@@ -76,7 +76,7 @@ func (p *Published) Elements(table string) []nft.Item {
 				Family: nft.FamilyInet, Table: table, Set: family.atAll, Match: []string{port.Protocol, number(port.Port)},
 				Value: []string{address.String(), number(port.ContainerPort)}, Owner: p.Note(),
 			}
-			if port.Address.IsValid() {
+			if port.AtOne() {
 				e.Set, e.Match = family.atOne, append([]string{port.Address.String()}, e.Match...)
 			}
 			items = append(items, e)

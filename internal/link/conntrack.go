@@ -19,6 +19,8 @@ type Tracked struct {
 	// Protocol is the number in the IP header, and Port the port of Destination, 0 for protocols without ports.
 	Protocol uint8
 	Port     uint16
+	// Original is the address and the port to which the connection was opened, before translation: the Service, not the pod behind it.
+	Original netip.AddrPort
 }
 
 // Conntrack is the kernel's connection tracking in one network namespace, without the zones, which belong to Open vSwitch.
@@ -120,26 +122,12 @@ func (c *Conntrack) Own() (map[netip.Addr]bool, error) {
 // parseTracked reads a message of the kernel, which begins with the address family. Fields that are missing in it stay empty.
 func parseTracked(message []byte) (t Tracked, zone uint16) {
 	attributes := message[min(nl.SizeofNfgenmsg, len(message)):]
-	source := func(tuple uint16) netip.Addr {
-		for _, kind := range []uint16{nl.CTA_IP_V4_SRC, nl.CTA_IP_V6_SRC} {
-			if addr, ok := netip.AddrFromSlice(attribute(attributes, tuple, nl.CTA_TUPLE_IP, kind)); ok {
-				return addr
-			}
-		}
-		return netip.Addr{}
-	}
-	t.Source, t.Destination = source(nl.CTA_TUPLE_ORIG), source(nl.CTA_TUPLE_REPLY)
-	if protocol := attribute(attributes, nl.CTA_TUPLE_ORIG, nl.CTA_TUPLE_PROTO, nl.CTA_PROTO_NUM); len(protocol) == 1 {
-		t.Protocol = protocol[0]
-	}
-	switch t.Protocol {
-	case unix.IPPROTO_TCP, unix.IPPROTO_UDP, unix.IPPROTO_SCTP:
+	c := parseConnection(attributes)
+	t = Tracked{Source: c.from, Destination: c.by, Protocol: c.protocol, Original: netip.AddrPortFrom(c.to, c.port)}
+	if p := c.protocol; p == unix.IPPROTO_TCP || p == unix.IPPROTO_UDP || p == unix.IPPROTO_SCTP {
 		if port := attribute(attributes, nl.CTA_TUPLE_REPLY, nl.CTA_TUPLE_PROTO, nl.CTA_PROTO_SRC_PORT); len(port) == 2 {
 			t.Port = binary.BigEndian.Uint16(port)
 		}
 	}
-	if of := attribute(attributes, ctaZone); len(of) == 2 {
-		zone = binary.BigEndian.Uint16(of)
-	}
-	return t, zone
+	return t, c.zone
 }

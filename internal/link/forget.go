@@ -147,10 +147,8 @@ type connection struct {
 // parseConnection reads a message of the kernel. Fields that are missing in it stay empty.
 func parseConnection(attributes []byte) connection {
 	var c connection
-	c.to, _ = netip.AddrFromSlice(attribute(attributes, nl.CTA_TUPLE_ORIG, nl.CTA_TUPLE_IP, nl.CTA_IP_V4_DST))
-	c.by, _ = netip.AddrFromSlice(attribute(attributes, nl.CTA_TUPLE_REPLY, nl.CTA_TUPLE_IP, nl.CTA_IP_V4_SRC))
-	c.from, _ = netip.AddrFromSlice(attribute(attributes, nl.CTA_TUPLE_ORIG, nl.CTA_TUPLE_IP, nl.CTA_IP_V4_SRC))
-	c.back, _ = netip.AddrFromSlice(attribute(attributes, nl.CTA_TUPLE_REPLY, nl.CTA_TUPLE_IP, nl.CTA_IP_V4_DST))
+	c.from, c.to = addresses(attributes, nl.CTA_TUPLE_ORIG)
+	c.by, c.back = addresses(attributes, nl.CTA_TUPLE_REPLY)
 	if protocol := attribute(attributes, nl.CTA_TUPLE_ORIG, nl.CTA_TUPLE_PROTO, nl.CTA_PROTO_NUM); len(protocol) == 1 {
 		c.protocol = protocol[0]
 	}
@@ -161,6 +159,20 @@ func parseConnection(attributes []byte) connection {
 		c.zone = binary.BigEndian.Uint16(zone)
 	}
 	return c
+}
+
+// addresses returns the source and the destination of a tuple, IPv4 or IPv6.
+func addresses(attributes []byte, tuple uint16) (source, destination netip.Addr) {
+	of := attribute(attributes, tuple, nl.CTA_TUPLE_IP)
+	either := func(kind4, kind6 uint16) netip.Addr {
+		data := attribute(of, kind4)
+		if data == nil {
+			data = attribute(of, kind6)
+		}
+		addr, _ := netip.AddrFromSlice(data)
+		return addr
+	}
+	return either(nl.CTA_IP_V4_SRC, nl.CTA_IP_V6_SRC), either(nl.CTA_IP_V4_DST, nl.CTA_IP_V6_DST)
 }
 
 // attribute returns the payload of the attribute at path, a sequence of nested types; nil if there is none.

@@ -104,13 +104,13 @@ func New(opts Options) (*Network, error) {
 	if err != nil {
 		return nil, err
 	}
-	publisher, err := published.New(opts.Node.Rules, opts.Node.Reserved)
+	if opts.Log == nil {
+		opts.Log = slog.New(slog.DiscardHandler)
+	}
+	publisher, err := published.New(opts.Node.Rules, opts.Node.Reserved, opts.Log)
 	if err != nil {
 		engine.Close()
 		return nil, err
-	}
-	if opts.Log == nil {
-		opts.Log = slog.New(slog.DiscardHandler)
 	}
 	return &Network{
 		opts: opts, engine: engine, published: publisher, handed: make(chan struct{}), ends: newEnds(), why: errors.New("starting"), shut: map[attach.Key]bool{},
@@ -242,19 +242,21 @@ func (n *Network) portFragment(rec *attach.Record, fragment items) map[reconcile
 }
 
 // Close implements network.Network: without its elements, the pod's port drops everything that the pod sends, and the judge drops new
-// connections to the pod. Remove deletes the link, which takes the kernel a while; if the tables do not exist yet, Close deletes it.
+// connections to the pod. No host port leads to it any more. Remove deletes the link, which takes the kernel a while; if the tables do not
+// exist yet, Close deletes it.
 func (n *Network) Close(ctx context.Context, rec attach.Record) error {
 	n.mu.Lock()
 	n.shut[rec.Key()] = true
 	n.mu.Unlock()
 	n.addresses.keep(&rec)
 	n.opts.Judge.Dismiss([]attach.Key{rec.Key()})
-	n.published.Withdraw(rec)
+	withdrawn := n.published.Withdraw(rec)
 	n.opts.Node.Links.Set(map[reconcile.Owner]map[link.Key]link.Item{linkOwner(&rec): nil})
 	var err error
 	select {
 	case <-n.handed:
-		if err = n.ports.Apply(ctx, n.portFragment(&rec, nil)); err == nil {
+		err = errors.Join(n.ports.Apply(ctx, n.portFragment(&rec, nil)), n.published.Await(ctx, withdrawn))
+		if err == nil {
 			return nil
 		}
 	default:
@@ -310,5 +312,6 @@ func (n *Network) Check(ctx context.Context, rec attach.Record) error {
 	if err != nil {
 		return err
 	}
-	return errors.Join(n.opts.Node.Pods.Check(ctx, pair), n.opts.Node.Links.Failure(linkOwner(&rec)), n.ports.Failure(linkOwner(&rec)))
+	node, owner := n.opts.Node, linkOwner(&rec)
+	return errors.Join(node.Pods.Check(ctx, pair), node.Links.Failure(owner), node.Rules.Failure(owner), n.ports.Failure(owner))
 }

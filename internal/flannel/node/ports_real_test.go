@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/netip"
 	"path/filepath"
+	"sync"
 	"testing"
 	"time"
 
@@ -26,12 +27,11 @@ import (
 // serve runs an agent's handler on a stage until the test ends.
 func serve(t *testing.T, s *stage) *lifecycle.Handler {
 	t.Helper()
-	h, stop := serveUntil(t, s)
-	t.Cleanup(stop)
+	h, _ := serveUntil(t, s)
 	return h
 }
 
-// serveUntil runs an agent's handler on a stage until stop is called.
+// serveUntil runs an agent's handler on a stage until stop is called, at most until the test ends.
 func serveUntil(t *testing.T, s *stage) (h *lifecycle.Handler, stop func()) {
 	t.Helper()
 	store, err := attach.Open(filepath.Join(s.dir, "attachments"))
@@ -51,7 +51,7 @@ func serveUntil(t *testing.T, s *stage) (h *lifecycle.Handler, stop func()) {
 	go func() { done <- h.Run(ctx) }()
 	go func() { done <- runner.Run(ctx) }()
 	eventually(t, "the network is ready", made.Ready)
-	return h, func() {
+	stop = sync.OnceFunc(func() {
 		cancel()
 		for range 2 {
 			if err := <-done; err != nil && !errors.Is(err, context.Canceled) {
@@ -60,7 +60,9 @@ func serveUntil(t *testing.T, s *stage) (h *lifecycle.Handler, stop func()) {
 		}
 		leave()
 		_ = store.Close()
-	}
+	})
+	t.Cleanup(stop)
+	return h, stop
 }
 
 func eventually(t *testing.T, what string, condition func() error) {

@@ -5,7 +5,9 @@ package published
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"net/netip"
+	"slices"
 
 	"golang.org/x/sys/unix"
 
@@ -39,15 +41,17 @@ type Publisher struct {
 	rules    *reconcile.Loop[nft.Key, nft.Item]
 	reserved func(cni.HostPort) string
 	tracked  *link.Conntrack
+	log      *slog.Logger
 }
 
 // New returns a Publisher for the caller's network namespace. reserved says what a port of the node is reserved for; "" or nil: it is not.
-func New(rules *reconcile.Loop[nft.Key, nft.Item], reserved func(cni.HostPort) string) (*Publisher, error) {
+// log gets failures that delay nothing.
+func New(rules *reconcile.Loop[nft.Key, nft.Item], reserved func(cni.HostPort) string, log *slog.Logger) (*Publisher, error) {
 	tracked, err := link.NewConntrack("")
 	if err != nil {
 		return nil, err //nolint:wrapcheck // it says what failed
 	}
-	return &Publisher{rules, reserved, tracked}, nil
+	return &Publisher{rules, reserved, tracked, log}, nil
 }
 
 // Close closes its sockets.
@@ -148,8 +152,8 @@ func (p *Publisher) Publish(ctx context.Context, rec *attach.Record) error {
 	return p.forget(rec.HostPorts)
 }
 
-// forget ends the connections to ports of the node that are not translated: a TCP client opens a new connection; with the other protocols,
-// packets of the same client would go on to the node itself.
+// forget flushes the connections to ports of the node: a TCP client opens a new connection; with the other protocols, packets of the same
+// client would follow the rules at its first packet, to the node itself or to the pod that had the port before.
 func (p *Publisher) forget(ports []cni.HostPort) error {
 	protocols := map[string]uint8{"udp": unix.IPPROTO_UDP, "sctp": unix.IPPROTO_SCTP}
 	untracked := true
@@ -164,24 +168,22 @@ func (p *Publisher) forget(ports []cni.HostPort) error {
 		return fmt.Errorf("host ports: %w", err)
 	}
 	if _, err = p.tracked.Flush(func(t link.Tracked) bool {
-		if !own[t.Destination] {
-			return false
-		}
-		for _, port := range ports {
-			if t.Protocol == protocols[port.Protocol] && t.Port == port.Port && (!port.Address.IsValid() || port.Address == t.Destination) {
-				return true
-			}
-		}
-		return false
+		to := t.Original
+		return own[to.Addr()] && slices.ContainsFunc(ports, func(port cni.HostPort) bool {
+			return t.Protocol == protocols[port.Protocol] && to.Port() == port.Port && port.At(to.Addr())
+		})
 	}); err != nil {
 		return fmt.Errorf("host ports: %w", err)
 	}
 	return nil
 }
 
-// Withdraw removes attachments' host ports, without waiting, and returns what it handed over. The judge ends the pods' connections.
-func (p *Publisher) Withdraw(recs ...attach.Record) map[reconcile.Owner]Items {
-	gone := map[reconcile.Owner]Items{}
+// Withdrawn are host ports that were withdrawn and may still be in effect.
+type Withdrawn map[reconcile.Owner]Items
+
+// Withdraw removes attachments' host ports, without waiting: see Await.
+func (p *Publisher) Withdraw(recs ...attach.Record) Withdrawn {
+	gone := Withdrawn{}
 	for i := range recs {
 		if len(recs[i].HostPorts) > 0 {
 			gone[ownerOf(&recs[i])] = nil
@@ -193,14 +195,34 @@ func (p *Publisher) Withdraw(recs ...attach.Record) map[reconcile.Owner]Items {
 	return gone
 }
 
-// Unpublish is Withdraw, and returns once it is in effect.
-func (p *Publisher) Unpublish(ctx context.Context, recs []attach.Record) error {
-	gone := p.Withdraw(recs...)
+// Await returns once no rule leads to what was withdrawn.
+func (p *Publisher) Await(ctx context.Context, gone Withdrawn) error {
 	if len(gone) == 0 {
 		return nil
 	}
 	if err := p.rules.Apply(ctx, gone); err != nil {
 		return fmt.Errorf("host ports: %w", err)
+	}
+	return nil
+}
+
+// Unpublish removes attachments' host ports, returns once no rule leads to them, and then flushes the connections that are translated to
+// the pods. The judge flushes them too, but may do so while rules still lead there: the node's own packets, which it does not judge, would
+// open such connections again.
+func (p *Publisher) Unpublish(ctx context.Context, recs []attach.Record) error {
+	gone := p.Withdraw(recs...)
+	if err := p.Await(ctx, gone); err != nil || len(gone) == 0 {
+		return err
+	}
+	former := map[netip.Addr]bool{}
+	for i := range recs {
+		for _, prefix := range recs[i].Addresses {
+			former[prefix.Addr()] = len(recs[i].HostPorts) > 0
+		}
+	}
+	_, err := p.tracked.Flush(func(t link.Tracked) bool { return former[t.Destination] && t.Original.Addr() != t.Destination })
+	if err != nil {
+		p.log.Warn("conntrack flush of host ports; their connections last until they end", "error", err)
 	}
 	return nil
 }

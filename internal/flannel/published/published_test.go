@@ -34,7 +34,9 @@ func TestHostPortsRefused(t *testing.T) {
 		{cni.PortMapping{HostPort: 9, ContainerPort: 80}, four, "reserved for probes"},
 		{cni.PortMapping{HostPort: 80, ContainerPort: 80, HostIP: "2001:db8::1"}, four, "it has no address of that family"},
 		{cni.PortMapping{HostPort: 80, ContainerPort: 80, HostIP: "2001:db8::1"}, both, ""},
-		{cni.PortMapping{HostPort: 80, ContainerPort: 80, HostIP: "::"}, four, ""},
+		{cni.PortMapping{HostPort: 80, ContainerPort: 80, HostIP: "::"}, four, "it has no address of that family"},
+		{cni.PortMapping{HostPort: 80, ContainerPort: 80, HostIP: "::"}, both, ""},
+		{cni.PortMapping{HostPort: 80, ContainerPort: 80, HostIP: "0.0.0.0"}, four, ""},
 		{cni.PortMapping{HostPort: 80}, both, "containerPort"},
 	} {
 		_, err := p.Requested(mappings(c.mapping), c.addresses)
@@ -55,12 +57,15 @@ func prefixes(texts ...string) []netip.Prefix {
 	return out
 }
 
-// TestHostPortElements: a port at all addresses leads to the pod by both families, and one at an address only by its family.
+// TestHostPortElements: a port at all addresses leads to the pod by both families, and one at an address, or at all of a family, only by
+// that family.
 func TestHostPortElements(t *testing.T) {
 	rec := &attach.Record{PodNamespace: "shop", PodName: "web", Addresses: prefixes("10.244.3.7/24", "fd00:10:244:3::7/64"), HostPorts: []cni.HostPort{
 		{Port: 8080, Protocol: "tcp", ContainerPort: 80},
 		{Address: netip.MustParseAddr("2001:db8::1"), Port: 53, Protocol: "udp", ContainerPort: 5353},
 		{Address: netip.MustParseAddr("192.0.2.1"), Port: 53, Protocol: "udp", ContainerPort: 5354},
+		{Address: netip.IPv4Unspecified(), Port: 54, Protocol: "udp", ContainerPort: 5355},
+		{Address: netip.IPv6Unspecified(), Port: 54, Protocol: "udp", ContainerPort: 5356},
 	}}
 	var got []string
 	for _, item := range Elements(rec) {
@@ -72,8 +77,8 @@ func TestHostPortElements(t *testing.T) {
 	}
 	slices.Sort(got)
 	want := []string{
-		"hostports tcp 8080 : 10.244.3.7 80", "hostports-at 192.0.2.1 udp 53 : 10.244.3.7 5354",
-		"hostports6 tcp 8080 : fd00:10:244:3::7 80", "hostports6-at 2001:db8::1 udp 53 : fd00:10:244:3::7 5353",
+		"hostports tcp 8080 : 10.244.3.7 80", "hostports udp 54 : 10.244.3.7 5355", "hostports-at 192.0.2.1 udp 53 : 10.244.3.7 5354",
+		"hostports6 tcp 8080 : fd00:10:244:3::7 80", "hostports6 udp 54 : fd00:10:244:3::7 5356", "hostports6-at 2001:db8::1 udp 53 : fd00:10:244:3::7 5353",
 		"self4 10.244.3.7 10.244.3.7 : ", "self6 fd00:10:244:3::7 fd00:10:244:3::7 : ",
 	}
 	if !slices.Equal(got, want) {
