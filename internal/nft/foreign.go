@@ -10,6 +10,8 @@ import (
 	"strings"
 
 	"sigs.k8s.io/knftables"
+
+	"weft.dev/weft/internal/nft/nfnetlink"
 )
 
 // text returns the rule's text: devices, ranges, port, counter and accept, in the order in which iptables-nft writes them, so that
@@ -65,17 +67,18 @@ func (b *build) foreign() {
 // foreignChains lists the base chains of type filter of other programs' tables, and counts all chains of each table. Chains that
 // translate see only the first packet of a connection, and are not meant for dropping. Chains of the families arp and bridge see no packets
 // of a Passage, and ForeignJumps are not possible there.
-func (e *Engine) foreignChains(ctx context.Context) (bases []chainObject, chains map[tableKey]int, err error) {
-	text, err := e.ask(ctx, "-j", "list", "chains")
-	if err != nil {
-		return nil, nil, err
-	}
-	all, err := parseObjects(text)
+func (e *Engine) foreignChains() (bases []chainObject, chains map[tableKey]int, err error) {
+	var all []nfnetlink.Chain
+	err = e.inside(func() (err error) {
+		all, err = nfnetlink.Chains()
+		return err
+	})
 	if err != nil {
 		return nil, nil, err
 	}
 	chains = map[tableKey]int{}
-	for _, chain := range all.chains {
+	for i := range all {
+		chain := newChainObject(&all[i])
 		table := tableKey{chain.Family, chain.Table}
 		chains[table]++
 		if chain.Hook != "" && chain.Type != TypeNAT && seesIP(chain.Family) && !e.cares(table) && !e.apart[table] {
@@ -83,6 +86,36 @@ func (e *Engine) foreignChains(ctx context.Context) (bases []chainObject, chains
 		}
 	}
 	return bases, chains, nil
+}
+
+// newChainObject returns a chain as nft lists it, with the devices that nft 1.0.6 omits.
+func newChainObject(chain *nfnetlink.Chain) chainObject {
+	object := chainObject{Family: familyOf(chain.Family), Table: chain.Table, Name: chain.Name}
+	if hook := chain.Hook; hook != nil {
+		object.Type, object.Hook, object.Priority = ChainType(hook.Type), hookOf(object.Family, hook.Number), hook.Priority
+		object.Policy, object.devices = PolicyAccept, hook.Devices
+		if hook.Drop {
+			object.Policy = PolicyDrop
+		}
+	}
+	return object
+}
+
+// hookOf returns the name of a hook (NF_INET_*, NF_BR_*, NF_ARP_* and NF_NETDEV_*), like nft "unknown" for one that it does not have.
+func hookOf(family Family, number uint32) Hook {
+	hooks := []Hook{HookPrerouting, HookInput, HookForward, HookOutput, HookPostrouting}
+	switch family {
+	case FamilyInet:
+		hooks = append(hooks, HookIngress)
+	case FamilyARP:
+		hooks = []Hook{HookInput, HookOutput, HookForward}
+	case FamilyNetdev:
+		hooks = []Hook{HookIngress, HookEgress}
+	}
+	if int(number) >= len(hooks) {
+		return "unknown"
+	}
+	return hooks[number]
 }
 
 // seesIP reports whether the chains of a family see packets of IP as such.
@@ -97,7 +130,7 @@ func seesIP(family Family) bool {
 
 // readForeign adds the rules with Mark. Of tables with thousands of chains, which are kube-proxy's, it lists only the base chains.
 func (e *Engine) readForeign(ctx context.Context, state map[Key]Item) error {
-	bases, counts, err := e.foreignChains(ctx)
+	bases, counts, err := e.foreignChains()
 	if err != nil {
 		return err
 	}

@@ -34,6 +34,8 @@ type chainObject struct {
 	Hook     Hook      `json:"hook"`
 	Priority int       `json:"prio"`
 	Policy   Policy    `json:"policy"`
+	// devices are those of an ingress or egress chain, if the chain was not read from JSON.
+	devices []string
 }
 
 type ruleObject struct {

@@ -100,10 +100,11 @@ func FuzzListing(f *testing.F) {
 				t.Errorf("%v under %v", item, key)
 			}
 		}
-		table := newForeignListing(objects, text)
+		table := newForeignListing(objects)
+		table.addWords(text)
 		for _, base := range objects.chains {
 			kind := Traffic{Family: FamilyIPv4, Hook: base.Hook, InDevice: "tun0"}
-			table.meets(base, kind)
+			base.meets(kind)
 			search := &dropSearch{
 				table: table, base: base, kind: kind, survey: &Survey{watched: map[Key]bool{}}, walked: map[string]walked{},
 			}

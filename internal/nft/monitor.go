@@ -10,8 +10,9 @@ import (
 	"slices"
 	"syscall"
 
-	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
+
+	"weft.dev/weft/internal/nft/nfnetlink"
 )
 
 // From linux/netfilter/nfnetlink.h and nf_tables.h.
@@ -24,13 +25,11 @@ const (
 	nftMsgNewRule    = 6
 	nftMsgDelRule    = 8
 	nftMsgNewGen     = 15
-	nftMsgGetGen     = 16
 	nftaGenID        = 1
 	nftaTableName    = 1 // also NFTA_CHAIN_TABLE, NFTA_RULE_TABLE, NFTA_SET_TABLE, NFTA_SET_ELEM_LIST_TABLE
 	nftaRuleChain    = 2
 	nftaChainName    = 3
 	nftaChainHook    = 4
-	nfgenmsgSize     = 4
 	netlinkReadLimit = 128 << 10
 )
 
@@ -66,47 +65,12 @@ const driftBuffer = 64
 const eventBuffer = 8 << 20
 
 // generation returns the namespace's generation of nftables, which every transaction increments by one.
-func (e *Engine) generation() (uint32, error) {
-	var id uint32
-	err := e.inside(func() error {
-		request := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_NFTABLES<<8|nftMsgGetGen, 0)
-		request.AddRawData([]byte{unix.AF_UNSPEC, unix.NFNETLINK_V0, 0, 0})
-		messages, err := request.Execute(unix.NETLINK_NETFILTER, 0)
-		if err != nil {
-			return err
-		}
-		for _, message := range messages {
-			attrs, err := parseAttributes(message)
-			if err == nil && len(attrs[nftaGenID]) == 4 {
-				id = binary.BigEndian.Uint32(attrs[nftaGenID])
-				return nil
-			}
-		}
-		return errors.New("the answer has no generation")
+func (e *Engine) generation() (id uint32, err error) {
+	err = e.inside(func() (err error) {
+		id, err = nfnetlink.Generation()
+		return err
 	})
-	if err != nil {
-		return 0, fmt.Errorf("asking for the generation of nftables: %w", err)
-	}
-	return id, nil
-}
-
-// parseAttributes returns the attributes after the nfgenmsg by type. It checks every length.
-func parseAttributes(message []byte) (map[uint16][]byte, error) {
-	if len(message) < nfgenmsgSize {
-		return nil, unix.EBADMSG
-	}
-	attrs := map[uint16][]byte{}
-	for rest := message[nfgenmsgSize:]; len(rest) >= unix.SizeofNlAttr; {
-		length := int(binary.NativeEndian.Uint16(rest))
-		kind := binary.NativeEndian.Uint16(rest[2:]) &^ (unix.NLA_F_NESTED | unix.NLA_F_NET_BYTEORDER)
-		if length < unix.SizeofNlAttr || length > len(rest) {
-			return nil, unix.EBADMSG
-		}
-		attrs[kind] = rest[unix.SizeofNlAttr:length]
-		aligned := (length + unix.NLA_ALIGNTO - 1) &^ (unix.NLA_ALIGNTO - 1)
-		rest = rest[min(aligned, len(rest)):]
-	}
-	return attrs, nil
+	return id, err
 }
 
 // Monitor reports what other processes change, until ctx ends; then it closes the channel. It reports changes in the managed tables and, if
@@ -184,7 +148,7 @@ func (m *monitor) events(ctx context.Context, datagram []byte) {
 		if message.Header.Type>>8 != unix.NFNL_SUBSYS_NFTABLES {
 			continue
 		}
-		attrs, err := parseAttributes(message.Data)
+		attrs, err := nfnetlink.Attributes(message.Data)
 		if err != nil || len(message.Data) == 0 {
 			m.send(Drift{All: true})
 			continue

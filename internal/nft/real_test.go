@@ -413,6 +413,29 @@ func TestRealForeignFirewalld(t *testing.T) {
 	}
 }
 
+// Ingress chains matter only on their devices.
+func TestRealForeignIngress(t *testing.T) {
+	netns := nstest.New(t)
+	for _, name := range []string{"tun0", "eth1", "eth2"} {
+		command(t, netns, "", "ip", "link", "add", name, "type", "veth", "peer", "name", "far-"+name)
+	}
+	script(t, netns, `table netdev other {
+ chain here { type filter hook ingress devices = { eth1, tun0 } priority 0; policy accept;
+  ip saddr 192.0.2.1 drop
+ }
+ chain there { type filter hook ingress device "eth2" priority 0; policy drop; }
+}
+table inet other {
+ chain here { type filter hook ingress device "tun0" priority 0; policy drop; }
+}`)
+	got := strings.Join(surveyed(t, newEngine(t, netns, true)), "\n")
+	want := `chain here of table inet other (hook ingress) drops packets from tun0: policy drop, not to be opened
+chain here of table netdev other (hook ingress) drops packets from tun0: ip saddr 192.0.2.1 drop, conditional, not to be opened`
+	if got != want {
+		t.Errorf("drops:\n%s\nwant:\n%s", got, want)
+	}
+}
+
 func BenchmarkElementAdd(b *testing.B) {
 	for _, size := range []int{0, 11000} {
 		b.Run(fmt.Sprintf("one to %d", size), func(b *testing.B) {

@@ -91,7 +91,7 @@ func (e *Engine) Prefetch(ctx context.Context) {
 	}
 	if e.foreign.Load() {
 		group.Go(func() error {
-			bases, counts, err := e.foreignChains(ctx)
+			bases, counts, err := e.foreignChains()
 			if err != nil {
 				return err
 			}

@@ -6,12 +6,9 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"regexp"
 	"slices"
 	"strconv"
 	"strings"
-
-	"golang.org/x/sync/errgroup"
 )
 
 // Traffic is a kind of packets at a hook that other programs' chains have to let pass: packets from a device, to a device, from a range of
@@ -119,7 +116,7 @@ const wholeTable = 1000
 // result. It may be called while the engine is used.
 func (e *Engine) Survey(ctx context.Context, traffic ...Traffic) (*Survey, error) {
 	survey := &Survey{watched: map[Key]bool{}, rules: map[Key]int{}}
-	bases, counts, err := e.foreignChains(ctx)
+	bases, counts, err := e.foreignChains()
 	if err != nil {
 		return nil, fmt.Errorf("looking for dropping rules: %w", err)
 	}
@@ -141,7 +138,7 @@ func (e *Engine) Survey(ctx context.Context, traffic ...Traffic) (*Survey, error
 			}
 		}
 		for _, kind := range traffic {
-			if !table.meets(base, kind) {
+			if !base.meets(kind) {
 				continue
 			}
 			search := &dropSearch{table: table, base: base, kind: kind, survey: survey, walked: map[string]walked{}}
@@ -153,78 +150,67 @@ func (e *Engine) Survey(ctx context.Context, traffic ...Traffic) (*Survey, error
 
 // foreignListing is another table, or one base chain of it.
 type foreignListing struct {
-	rules   map[string][]ruleObject
-	words   map[int]string      // of the rules, by handle
-	devices map[string][]string // of the ingress chains
+	rules map[string][]ruleObject
+	words map[int]string // of the rules, by handle; empty if no rule drops
 }
 
 // meets reports whether packets of a kind of traffic traverse a base chain.
-func (l *foreignListing) meets(base chainObject, kind Traffic) bool {
-	switch base.Family {
+func (c *chainObject) meets(kind Traffic) bool {
+	switch c.Family {
 	case FamilyInet, FamilyNetdev, kind.Family:
 	default:
 		return false
 	}
-	if base.Hook == HookIngress && !slices.Contains(l.devices[base.Name], kind.InDevice) {
+	if c.Hook == HookIngress && !slices.Contains(c.devices, kind.InDevice) {
 		return false
 	}
-	return base.Hook == kind.Hook
+	return c.Hook == kind.Hook
 }
 
-// The lines of nft's listing with the devices of an ingress chain; nft 1.0.6 omits them in the JSON.
-//
-//nolint:gochecknoglobals // constant patterns
-var (
-	chainLine   = regexp.MustCompile(`^chain (\S+) \{`)
-	ingressLine = regexp.MustCompile(`hook ingress devices? (?:= )?(.*) priority`)
-)
-
-// addWords reads from a text listing what JSON omits.
+// addWords reads the rules' words from a text listing.
 func (l *foreignListing) addWords(text string) {
-	var chain string
 	for line := range strings.Lines(text) {
-		line = strings.TrimSpace(line)
-		if match := chainLine.FindStringSubmatch(line); match != nil {
-			chain = match[1]
-		}
-		if match := ingressLine.FindStringSubmatch(line); match != nil {
-			l.devices[chain] = strings.FieldsFunc(match[1], func(r rune) bool { return strings.ContainsRune(`{}", `, r) })
-		}
-		rule, number, found := strings.Cut(line, " # handle ")
+		rule, number, found := strings.Cut(strings.TrimSpace(line), " # handle ")
 		if handle, err := strconv.Atoi(number); found && err == nil && !strings.HasSuffix(rule, "{") {
 			l.words[handle] = rule
 		}
 	}
 }
 
+// foreignListing lists the table of a base chain, or the chain alone. Only dropping rules are reported with their words: without any, the
+// text listing, which is another process, is not needed.
 func (e *Engine) foreignListing(ctx context.Context, base chainObject, whole bool) (*foreignListing, error) {
 	what := listingOf(base, whole)
-	var objects *objects
-	var text []byte
-	group, ctx := errgroup.WithContext(ctx)
-	group.Go(func() error {
-		structured, err := e.ask(ctx, append([]string{"-j", "-t"}, what...)...)
-		if err == nil {
-			objects, err = parseObjects(structured)
-		}
-		return err
-	})
-	group.Go(func() (err error) {
-		text, err = e.ask(ctx, append([]string{"-s", "-a", "-t"}, what...)...)
-		return err
-	})
-	if err := group.Wait(); err != nil {
+	structured, err := e.ask(ctx, append([]string{"-j", "-t"}, what...)...)
+	if err != nil {
 		return nil, err
 	}
-	return newForeignListing(objects, string(text)), nil
+	objects, err := parseObjects(structured)
+	if err != nil {
+		return nil, err
+	}
+	table := newForeignListing(objects)
+	if slices.ContainsFunc(objects.rules, func(rule ruleObject) bool { return drops(&rule) }) {
+		text, err := e.ask(ctx, append([]string{"-s", "-a", "-t"}, what...)...)
+		if err != nil {
+			return nil, err
+		}
+		table.addWords(string(text))
+	}
+	return table, nil
 }
 
-func newForeignListing(objects *objects, text string) *foreignListing {
-	table := &foreignListing{rules: map[string][]ruleObject{}, words: map[int]string{}, devices: map[string][]string{}}
+// drops reports whether a rule's own verdict is to drop.
+func drops(rule *ruleObject) bool {
+	verdict, _ := ruleVerdict(rule)
+	return verdict == "drop" || verdict == "reject"
+}
+
+func newForeignListing(objects *objects) *foreignListing {
+	table := &foreignListing{rules: map[string][]ruleObject{}, words: map[int]string{}}
 	for _, rule := range objects.rules {
 		table.rules[rule.Chain] = append(table.rules[rule.Chain], rule)
 	}
-	table.addWords(text)
 	return table
 }
 

@@ -1,0 +1,186 @@
+// Package nfnetlink reads nftables' generation and chains by netlink. nft(8) prints the same, but each listing is a process, which takes
+// milliseconds of processor time.
+//
+// Its functions read the network namespace of the calling thread. They need CAP_NET_ADMIN there, as nft does.
+package nfnetlink
+
+import (
+	"encoding/binary"
+	"errors"
+	"fmt"
+
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+)
+
+// From linux/netfilter/nf_tables.h; golang.org/x/sys/unix does not have them.
+const (
+	attributeChainFlags = 10 // NFTA_CHAIN_FLAGS
+	attributeHookDevs   = 4  // NFTA_HOOK_DEVS
+	attributeDeviceName = 1  // NFTA_DEVICE_NAME
+	flagBinding         = 4  // NFT_CHAIN_BINDING
+	policyDrop          = 0  // NF_DROP of linux/netfilter.h
+)
+
+const (
+	headerSize = 4 // struct nfgenmsg of linux/netfilter/nfnetlink.h
+	numberSize = 4
+)
+
+// dumpAttempts limits how often an interrupted dump is repeated. The last result is used as it is: what it missed was changing anyway, and
+// is reported by an event.
+const dumpAttempts = 10
+
+// Chain is a chain as the kernel has it.
+type Chain struct {
+	// Family is an NFPROTO number.
+	Family byte
+	Table  string
+	Name   string
+	// Hook is nil if the chain is a regular one.
+	Hook *Hook
+}
+
+// Hook is what only a base chain has.
+type Hook struct {
+	// Type is "filter", "nat" or "route".
+	Type string
+	// Number is the hook's, whose meaning depends on the family.
+	Number   uint32
+	Priority int
+	// Drop reports that the chain's policy is drop.
+	Drop bool
+	// Devices are those of an ingress or egress chain.
+	Devices []string
+}
+
+// Generation returns the generation of nftables, which every transaction increments by one.
+func Generation() (uint32, error) {
+	messages, err := request(unix.NFT_MSG_GETGEN, unix.NFT_MSG_NEWGEN, 0)
+	if err != nil {
+		return 0, fmt.Errorf("asking for the generation of nftables: %w", err)
+	}
+	for _, message := range messages {
+		attrs, err := Attributes(message)
+		if id, ok := number(attrs[unix.NFTA_GEN_ID]); ok && err == nil {
+			return id, nil
+		}
+	}
+	return 0, errors.New("asking for the generation of nftables: the answer has no generation")
+}
+
+// Chains returns all chains of all tables, without the nameless ones that rules contain, like "nft list chains".
+func Chains() ([]Chain, error) {
+	messages, err := request(unix.NFT_MSG_GETCHAIN, unix.NFT_MSG_NEWCHAIN, unix.NLM_F_DUMP)
+	for attempt := 1; errors.Is(err, nl.ErrDumpInterrupted) && attempt < dumpAttempts; attempt++ {
+		messages, err = request(unix.NFT_MSG_GETCHAIN, unix.NFT_MSG_NEWCHAIN, unix.NLM_F_DUMP)
+	}
+	if err != nil && !errors.Is(err, nl.ErrDumpInterrupted) {
+		return nil, fmt.Errorf("listing the chains of nftables: %w", err)
+	}
+	chains := make([]Chain, 0, len(messages))
+	for _, message := range messages {
+		chain, binding, err := parseChain(message)
+		if err != nil {
+			return nil, fmt.Errorf("listing the chains of nftables: %w", err)
+		}
+		if !binding {
+			chains = append(chains, chain)
+		}
+	}
+	return chains, nil
+}
+
+func request(kind, answer uint16, flags int) ([][]byte, error) {
+	const subsystem = unix.NFNL_SUBSYS_NFTABLES << 8
+	r := nl.NewNetlinkRequest(subsystem|int(kind), flags)
+	r.AddRawData([]byte{unix.AF_UNSPEC, unix.NFNETLINK_V0, 0, 0})
+	return r.Execute(unix.NETLINK_NETFILTER, subsystem|answer)
+}
+
+// parseChain reads one chain; binding reports that a rule contains it.
+func parseChain(message []byte) (chain Chain, binding bool, err error) {
+	attrs, err := Attributes(message)
+	if err != nil {
+		return Chain{}, false, err
+	}
+	flags, _ := number(attrs[attributeChainFlags])
+	chain = Chain{
+		Family: message[0], Table: unix.ByteSliceToString(attrs[unix.NFTA_CHAIN_TABLE]), Name: unix.ByteSliceToString(attrs[unix.NFTA_CHAIN_NAME]),
+	}
+	if raw, base := attrs[unix.NFTA_CHAIN_HOOK]; base {
+		if chain.Hook, err = parseHook(raw); err != nil {
+			return Chain{}, false, err
+		}
+		chain.Hook.Type = unix.ByteSliceToString(attrs[unix.NFTA_CHAIN_TYPE])
+		policy, known := number(attrs[unix.NFTA_CHAIN_POLICY])
+		chain.Hook.Drop = known && policy == policyDrop
+	}
+	return chain, flags&flagBinding != 0, nil
+}
+
+func parseHook(raw []byte) (*Hook, error) {
+	hook := &Hook{}
+	var single, all []byte
+	err := each(raw, func(kind uint16, value []byte) {
+		switch kind {
+		case unix.NFTA_HOOK_HOOKNUM:
+			hook.Number, _ = number(value)
+		case unix.NFTA_HOOK_PRIORITY:
+			priority, _ := number(value)
+			hook.Priority = int(int32(priority)) //nolint:gosec // the kernel's type
+		case unix.NFTA_HOOK_DEV: // the only form before Linux 5.5, and still there beside the other if there is one device
+			single = value
+		case attributeHookDevs:
+			all = value
+		}
+	})
+	if err != nil {
+		return nil, err
+	}
+	err = each(all, func(kind uint16, value []byte) {
+		if kind == attributeDeviceName {
+			hook.Devices = append(hook.Devices, unix.ByteSliceToString(value))
+		}
+	})
+	if len(all) == 0 && len(single) > 0 {
+		hook.Devices = []string{unix.ByteSliceToString(single)}
+	}
+	return hook, err
+}
+
+// number returns a 32-bit number of an attribute.
+func number(value []byte) (n uint32, ok bool) {
+	if len(value) != numberSize {
+		return 0, false
+	}
+	return binary.BigEndian.Uint32(value), true
+}
+
+// Attributes returns a message's attributes by type. It checks every length.
+func Attributes(message []byte) (map[uint16][]byte, error) {
+	if len(message) < headerSize {
+		return nil, unix.EBADMSG
+	}
+	attrs := map[uint16][]byte{}
+	err := each(message[headerSize:], func(kind uint16, value []byte) { attrs[kind] = value })
+	if err != nil {
+		return nil, err
+	}
+	return attrs, nil
+}
+
+// each calls take with all attributes. It checks every length.
+func each(raw []byte, take func(kind uint16, value []byte)) error {
+	for len(raw) >= unix.SizeofNlAttr {
+		length := int(binary.NativeEndian.Uint16(raw))
+		kind := binary.NativeEndian.Uint16(raw[2:]) &^ (unix.NLA_F_NESTED | unix.NLA_F_NET_BYTEORDER)
+		if length < unix.SizeofNlAttr || length > len(raw) {
+			return unix.EBADMSG
+		}
+		take(kind, raw[unix.SizeofNlAttr:length])
+		aligned := (length + unix.NLA_ALIGNTO - 1) &^ (unix.NLA_ALIGNTO - 1)
+		raw = raw[min(aligned, len(raw)):]
+	}
+	return nil
+}
