@@ -219,14 +219,9 @@ func (r *reconciler) round(ctx context.Context) (errs []error) {
 	for {
 		again, more := r.execute(ctx)
 		if errs = append(errs, more...); !again {
-			break
+			return errs
 		}
 	}
-	if r.fresh {
-		r.fresh = false
-		r.options.Loaded()
-	}
-	return errs
 }
 
 // execute makes one plan and executes it. Another one is due if it has become known that rows are refused, or are not any more: it reports
@@ -254,6 +249,10 @@ func (r *reconciler) execute(ctx context.Context) (again bool, errs []error) {
 	r.report(p)
 	errs = append(r.write(ctx, p), r.held)
 	r.held = nil
+	if r.fresh {
+		r.fresh = false
+		r.options.Loaded()
+	}
 	return again, errs
 }
 
