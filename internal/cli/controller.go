@@ -41,8 +41,9 @@ func controllerCommand(common *commonFlags, environment Environment) *cobra.Comm
 			}
 			if environment.Getenv("GOGC") == "" {
 				debug.SetGCPercent(collectAt)
-				// What reading all objects took is not needed any more.
+				// What reading all objects took is not needed any more, and would stay resident: with 10,000 pods in VPCs 50 MB.
 				defer time.AfterFunc(startsWithin, debug.FreeOSMemory).Stop()
+				opts.Loaded = func() { go debug.FreeOSMemory() }
 			}
 			return controller.Run(cmd.Context(), opts)
 		},

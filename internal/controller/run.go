@@ -82,8 +82,11 @@ type Options struct {
 	Random *rand.Rand
 	// Northbound configures the connection to OVN's northbound database. Without endpoints there is no part for VPCs.
 	Northbound ovn.Config
-	vpcs       *vpccluster.Options // nil: VPCs are not served
-	identity   string              // of this replica, in the lease
+	// Loaded is called when the part for VPCs has read all objects and brought them into effect: after the start, and after each resync. It must
+	// not block. Nil: not called.
+	Loaded   func()
+	vpcs     *vpccluster.Options // nil: VPCs are not served
+	identity string              // of this replica, in the lease
 	// Logger is the logger of the controller and of controller-runtime, for which it is set process-wide. Nil: slog.Default().
 	Logger *slog.Logger
 }

@@ -1,6 +1,7 @@
 package ovn
 
 import (
+	"maps"
 	"slices"
 
 	"github.com/ovn-kubernetes/libovsdb/model"
@@ -212,8 +213,21 @@ func (v *view) row(key, expected Key) (Row, bool) {
 	}
 	row := found.row()
 	row.Parent = v.parent(key, expected)
-	row.Text, row.Number, row.Set, row.Map = row.texts(), row.numbers(), row.sets(), row.dicts()
+	row.trim()
 	return row, true
+}
+
+// trim removes the columns that have the schema's default, and sorts sets. The row's own maps change; the values in them are the copy's.
+func (r *Row) trim() {
+	maps.DeleteFunc(r.Text, func(_, value string) bool { return value == "" })
+	maps.DeleteFunc(r.Number, func(_ string, value int) bool { return value == 0 })
+	maps.DeleteFunc(r.Set, func(_ string, value []string) bool { return len(value) == 0 })
+	maps.DeleteFunc(r.Map, func(_ string, value map[string]string) bool { return len(value) == 0 })
+	for column, set := range r.Set {
+		if len(set) > 1 {
+			r.Set[column] = sorted(set)
+		}
+	}
 }
 
 // parent returns the router or switch that refers to a row.

@@ -81,9 +81,37 @@ func (r Row) Equal(other Row) bool {
 }
 
 func (r Row) equalColumns(other Row) bool {
-	return maps.Equal(r.texts(), other.texts()) && maps.Equal(r.numbers(), other.numbers()) &&
-		maps.EqualFunc(r.sets(), other.sets(), slices.Equal) && maps.EqualFunc(r.dicts(), other.dicts(), maps.Equal)
+	return equalColumns(r.Text, other.Text, func(a, b string) bool { return a == b }) &&
+		equalColumns(r.Number, other.Number, func(a, b int) bool { return a == b }) &&
+		equalColumns(r.Set, other.Set, equalSets) && equalColumns(r.Map, other.Map, maps.Equal)
 }
+
+// equalColumns compares columns. An omitted column has the default, which is V's zero value or equal to it. It allocates nothing: at each read
+// of a database, every row is compared.
+func equalColumns[V any](a, b map[string]V, equal func(V, V) bool) bool {
+	for column, value := range a {
+		if !equal(value, b[column]) {
+			return false
+		}
+	}
+	for column, value := range b {
+		if _, compared := a[column]; !compared {
+			var omitted V
+			if !equal(value, omitted) {
+				return false
+			}
+		}
+	}
+	return true
+}
+
+// equalSets compares sets, whose order has no meaning.
+func equalSets(a, b []string) bool {
+	return slices.Equal(a, b) || slices.Equal(sorted(a), sorted(b))
+}
+
+// sorted returns the elements of a set in one order, each once.
+func sorted(set []string) []string { return slices.Compact(slices.Sorted(slices.Values(set))) }
 
 // String returns the row in one line: its owner, and its columns, sorted.
 func (r Row) String() string {
@@ -119,7 +147,7 @@ func (r Row) numbers() map[string]int { return without(r.Number, func(n int) boo
 func (r Row) sets() map[string][]string {
 	sets := without(r.Set, func(s []string) bool { return len(s) == 0 })
 	for column, set := range sets {
-		sets[column] = slices.Compact(slices.Sorted(slices.Values(set)))
+		sets[column] = sorted(set)
 	}
 	return sets
 }

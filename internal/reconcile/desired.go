@@ -4,6 +4,7 @@ import (
 	"crypto/sha256"
 	"encoding/binary"
 	"fmt"
+	"maps"
 	"slices"
 )
 
@@ -66,8 +67,13 @@ func (d *desired[K, V]) set(owner Owner, fragment map[K]V, touched func(K)) {
 			touched(key)
 		}
 	}
+	next := fragment
+	if len(old) > 0 {
+		next = maps.Clone(fragment) // the caller may still read the fragment
+	}
 	for key, value := range fragment {
 		if have, ok := old[key]; ok && value.Equal(have) {
+			next[key] = have // the one in claims, so that equal values are in memory once
 			continue
 		}
 		d.reclaim(key, owner, &value)
@@ -77,7 +83,7 @@ func (d *desired[K, V]) set(owner Owner, fragment map[K]V, touched func(K)) {
 		delete(d.fragments, owner)
 		return
 	}
-	d.fragments[owner] = fragment
+	d.fragments[owner] = next
 }
 
 // reclaim sets the owner's claim on key to value (nil removes the claim) and updates the hash.

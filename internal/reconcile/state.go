@@ -52,10 +52,15 @@ func (s *state[K, V]) replace(fragments map[Owner]map[K]V) {
 	for owner, fragment := range fragments {
 		s.desired.set(owner, fragment, func(key K) {
 			s.dirty[key] = struct{}{}
-			s.leaving[key] = slices.DeleteFunc(s.leaving[key], func(o Owner) bool { return o == owner })
+			left := slices.DeleteFunc(s.leaving[key], func(o Owner) bool { return o == owner })
 			if _, kept := fragment[key]; !kept {
-				s.leaving[key] = append(s.leaving[key], owner)
+				left = append(left, owner)
 			}
+			if len(left) == 0 { // no entry for each item of a new fragment: a map keeps the memory of its largest size
+				delete(s.leaving, key)
+				return
+			}
+			s.leaving[key] = left
 		})
 	}
 	if len(s.dirty) > 0 && s.since.IsZero() {
@@ -69,7 +74,10 @@ func (s *state[K, V]) take(actual map[K]V) due[K, V] {
 	first := s.actual == nil
 	if actual != nil {
 		s.actual, s.unreadable = actual, nil
-		d.change = s.without(Diff(s.desired.union(), actual))
+		union := s.desired.union()
+		d.change = Diff(union, actual)
+		share(union, &d.change, actual)
+		d.change = s.without(d.change)
 		if !first { // the first read finds what a former process left: that is normal, not a foreign change
 			d.drift = s.strays(d.change)
 		}
@@ -81,6 +89,15 @@ func (s *state[K, V]) take(actual map[K]V) due[K, V] {
 	d.since, s.since = s.since, time.Time{}
 	s.seal(&d)
 	return d
+}
+
+// share replaces each value that was read by the desired one if both are equal, as after a commit: they are kept in memory once.
+func share[K comparable, V any](desired map[K]V, difference *Change[K, V], actual map[K]V) {
+	for key, want := range desired {
+		if _, differs := difference.Set[key]; !differs {
+			actual[key] = want
+		}
+	}
 }
 
 // without returns a change without the removal of kept items.

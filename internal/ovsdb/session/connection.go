@@ -6,6 +6,7 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net"
 	"strconv"
 	"strings"
@@ -14,6 +15,10 @@ import (
 
 // queued bounds the messages that wait to be written.
 const queued = 64
+
+// largeMessage is the size, in bytes, above which the memory that a message was read into is not used for the next messages: a copy of a
+// whole database has several megabytes, and a json.Decoder keeps them.
+const largeMessage = 1 << 16
 
 // connection is a JSON-RPC connection to an OVSDB server (RFC 7047, 4). It handles messages in their order: notify returns before the next
 // answer is delivered.
@@ -173,6 +178,9 @@ func (c *connection) receive() error {
 		var m message
 		if err := decoder.Decode(&m); err != nil {
 			return fmt.Errorf("read: %w", err)
+		}
+		if len(m.Params)+len(m.Result) > largeMessage {
+			decoder = json.NewDecoder(io.MultiReader(decoder.Buffered(), c.conn))
 		}
 		if m.Method == "" {
 			if err := c.deliver(m); err != nil {

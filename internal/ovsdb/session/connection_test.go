@@ -84,21 +84,26 @@ func (s *script) keep(t *testing.T) *session.Keeper {
 	return k
 }
 
-// TestEcho answers the probe of a server.
+// TestEcho answers the probe of a server, also one that arrives together with large messages.
 func TestEcho(t *testing.T) {
-	s := newScript(t, `{"id": "probe", "method": "echo", "params": ["x"]}`)
-	close(s.proceed)
-	s.keep(t)
-	ctx := within(t)
-	for {
-		select {
-		case got := <-s.received:
-			if strings.Contains(got, `"id":"probe"`) && strings.Contains(got, `"result":["x"]`) && strings.Contains(got, `"error":null`) {
-				return
+	large := `{"id": null, "method": "other", "params": ["` + strings.Repeat("x", 1<<20) + `"]}`
+	for name, before := range map[string]string{"alone": "", "after large messages": large + large} {
+		t.Run(name, func(t *testing.T) {
+			s := newScript(t, before+`{"id": "probe", "method": "echo", "params": ["x"]}`)
+			close(s.proceed)
+			s.keep(t)
+			ctx := within(t)
+			for {
+				select {
+				case got := <-s.received:
+					if strings.Contains(got, `"id":"probe"`) && strings.Contains(got, `"result":["x"]`) && strings.Contains(got, `"error":null`) {
+						return
+					}
+				case <-ctx.Done():
+					t.Fatal("no answer to the probe")
+				}
 			}
-		case <-ctx.Done():
-			t.Fatal("no answer to the probe")
-		}
+		})
 	}
 }
 

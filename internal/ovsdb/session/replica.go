@@ -73,6 +73,7 @@ func (r *replica) apply(encoded json.RawMessage) ([]string, error) {
 	}
 	var changed []string
 	var versions []version
+	d := newDecoding()
 	for name, changes := range all {
 		t := r.tables[name]
 		if t == nil || len(changes) == 0 {
@@ -80,11 +81,11 @@ func (r *replica) apply(encoded json.RawMessage) ([]string, error) {
 		}
 		changed = append(changed, name)
 		for uuid, change := range changes {
-			value, err := t.changed(uuid, change)
+			value, err := t.changed(d, uuid, change)
 			if err != nil {
 				return nil, fmt.Errorf("row %s of table %s: %w", uuid, name, err)
 			}
-			versions = append(versions, version{table: t, uuid: uuid, value: value})
+			versions = append(versions, version{table: t, uuid: d.text(uuid), value: value})
 		}
 	}
 	r.mu.Lock()
@@ -111,7 +112,7 @@ func (r *replica) each(name string, do func(uuid string, row any)) {
 }
 
 // changed returns the version of a row after a change, nil if the row is deleted.
-func (t *table) changed(uuid string, change map[string]map[string]any) (any, error) {
+func (t *table) changed(d *decoding, uuid string, change map[string]map[string]any) (any, error) {
 	for kind, columns := range change {
 		switch kind {
 		case rowDelete:
@@ -119,9 +120,9 @@ func (t *table) changed(uuid string, change map[string]map[string]any) (any, err
 		case rowInitial, rowInsert:
 			next := reflect.New(t.kind)
 			if t.uuid >= 0 {
-				next.Elem().Field(t.uuid).SetString(uuid)
+				next.Elem().Field(t.uuid).SetString(d.text(uuid))
 			}
-			return next.Interface(), t.set(next.Elem(), columns, assign)
+			return next.Interface(), t.set(next.Elem(), columns, d.assign)
 		case rowModify:
 			have, ok := t.rows[uuid]
 			if !ok {
@@ -129,7 +130,7 @@ func (t *table) changed(uuid string, change map[string]map[string]any) (any, err
 			}
 			next := reflect.New(t.kind)
 			next.Elem().Set(reflect.ValueOf(have).Elem())
-			return next.Interface(), t.set(next.Elem(), columns, differ)
+			return next.Interface(), t.set(next.Elem(), columns, d.differ)
 		}
 	}
 	return nil, fmt.Errorf("the change is neither %s, %s, %s nor %s", rowInitial, rowInsert, rowModify, rowDelete)
@@ -151,27 +152,31 @@ func (t *table) set(next reflect.Value, columns map[string]any, write func(refle
 
 // assign sets a field to a <value> (RFC 7047, 5.1). A field of a slice is a set, one of a map a map, one of a pointer an optional value,
 // and others are one value.
-func assign(field reflect.Value, value any) error {
+func (d *decoding) assign(field reflect.Value, value any) error {
 	switch field.Kind() {
 	case reflect.Slice:
-		return assignSet(field, value)
+		return d.assignSet(field, value)
 	case reflect.Map:
-		return assignMap(field, value)
+		return d.assignMap(field, value)
 	case reflect.Pointer:
-		return assignOptional(field, value)
+		return d.assignOptional(field, value)
 	default:
-		return assignAtom(field, value)
+		return d.assignAtom(field, value)
 	}
 }
 
-func assignSet(field reflect.Value, value any) error {
+func (d *decoding) assignSet(field reflect.Value, value any) error {
 	atoms, err := setOf(value)
 	if err != nil {
 		return err
 	}
+	if len(atoms) == 0 {
+		field.SetZero()
+		return nil
+	}
 	set := reflect.MakeSlice(field.Type(), len(atoms), len(atoms))
 	for i, atom := range atoms {
-		if err := assignAtom(set.Index(i), atom); err != nil {
+		if err := d.assignAtom(set.Index(i), atom); err != nil {
 			return err
 		}
 	}
@@ -179,22 +184,26 @@ func assignSet(field reflect.Value, value any) error {
 	return nil
 }
 
-func assignMap(field reflect.Value, value any) error {
+func (d *decoding) assignMap(field reflect.Value, value any) error {
 	pairs, err := pairsOf(value)
 	if err != nil {
 		return err
 	}
+	if len(pairs) == 0 {
+		field.SetZero()
+		return nil
+	}
 	all := reflect.MakeMapWithSize(field.Type(), len(pairs))
 	for _, pair := range pairs {
-		if err := assignPair(all, pair); err != nil {
+		if err := d.assignPair(all, pair); err != nil {
 			return err
 		}
 	}
-	field.Set(all)
+	field.Set(d.dict(all))
 	return nil
 }
 
-func assignOptional(field reflect.Value, value any) error {
+func (d *decoding) assignOptional(field reflect.Value, value any) error {
 	atoms, err := setOf(value)
 	switch {
 	case err != nil:
@@ -204,7 +213,7 @@ func assignOptional(field reflect.Value, value any) error {
 		return nil
 	case len(atoms) == 1:
 		field.Set(reflect.New(field.Type().Elem())) // other versions of the row share the former value
-		return assignAtom(field.Elem(), atoms[0])
+		return d.assignAtom(field.Elem(), atoms[0])
 	default:
 		return fmt.Errorf("%d values, want one at most", len(atoms))
 	}
@@ -213,9 +222,9 @@ func assignOptional(field reflect.Value, value any) error {
 // differ changes a field by a difference (ovsdb-server(7), 4.1.14): of sets, the elements that are in one of them; of maps, the pairs whose
 // key is in one of them, and the new pairs of other values. Otherwise it is the new value. The field's slice or map stays as it is: other
 // versions of the row share it.
-func differ(field reflect.Value, value any) error {
+func (d *decoding) differ(field reflect.Value, value any) error {
 	difference := reflect.New(field.Type()).Elem()
-	if err := assign(difference, value); err != nil {
+	if err := d.assign(difference, value); err != nil {
 		return err
 	}
 	switch field.Kind() {
@@ -296,16 +305,16 @@ func tagged(list []any, tag string) ([]any, error) {
 func isUUID(list []any) bool { return len(list) == 2 && list[0] == "uuid" }
 
 // assignPair adds a <pair> to a map.
-func assignPair(all reflect.Value, pair any) error {
+func (d *decoding) assignPair(all reflect.Value, pair any) error {
 	list, ok := pair.([]any)
 	if !ok || len(list) != 2 {
 		return fmt.Errorf("%.64v is no pair", pair)
 	}
 	key, value := reflect.New(all.Type().Key()).Elem(), reflect.New(all.Type().Elem()).Elem()
-	if err := assignAtom(key, list[0]); err != nil {
+	if err := d.assignAtom(key, list[0]); err != nil {
 		return err
 	}
-	if err := assignAtom(value, list[1]); err != nil {
+	if err := d.assignAtom(value, list[1]); err != nil {
 		return err
 	}
 	all.SetMapIndex(key, value)
@@ -313,11 +322,11 @@ func assignPair(all reflect.Value, pair any) error {
 }
 
 // assignAtom sets a field to an <atom>. A UUID is a string.
-func assignAtom(field reflect.Value, atom any) error {
+func (d *decoding) assignAtom(field reflect.Value, atom any) error {
 	switch atom := atom.(type) {
 	case string:
 		if field.Kind() == reflect.String {
-			field.SetString(atom)
+			field.SetString(d.text(atom))
 			return nil
 		}
 	case bool:
@@ -332,7 +341,7 @@ func assignAtom(field reflect.Value, atom any) error {
 		}
 	case []any:
 		if text, ok := uuidOf(atom); ok && field.Kind() == reflect.String {
-			field.SetString(text)
+			field.SetString(d.text(text))
 			return nil
 		}
 	}

@@ -2,7 +2,9 @@ package session
 
 import (
 	"encoding/json"
+	"reflect"
 	"testing"
+	"unsafe"
 
 	"github.com/google/go-cmp/cmp"
 	"github.com/ovn-kubernetes/libovsdb/model"
@@ -79,6 +81,40 @@ func TestReplica(t *testing.T) {
 	}
 	if rows := items(r); len(rows) != 0 {
 		t.Errorf("after the deletion: %v", rows)
+	}
+}
+
+// TestReplicaShares: rows of one update share equal maps and strings, until one of them changes.
+func TestReplicaShares(t *testing.T) {
+	r := newItems()
+	apply := func(update string) map[string]item {
+		t.Helper()
+		if _, err := r.apply(json.RawMessage(update)); err != nil {
+			t.Fatal(err)
+		}
+		return items(r)
+	}
+	rows := apply(`{"Item": {
+		"u1": {"initial": {"name": "a", "options": ["map", [["k", "v"], ["l", "w"]]], "parts": ["uuid", "u2"]}},
+		"u2": {"initial": {"name": "a", "options": ["map", [["l", "w"], ["k", "v"]]], "parts": ["set", []]}},
+		"u3": {"initial": {"name": "b", "options": ["map", [["k", "vl"], ["", "w"]]]}},
+		"u4": {"initial": {"name": "b", "options": ["map", []]}}}}`)
+	pointer := func(uuid string) uintptr { return reflect.ValueOf(rows[uuid].Options).Pointer() }
+	if pointer("u1") != pointer("u2") || pointer("u1") == pointer("u3") {
+		t.Error("equal options are not shared, or others are")
+	}
+	if unsafe.StringData(rows["u1"].Parts[0]) != unsafe.StringData(rows["u2"].UUID) {
+		t.Error("a row's UUID is not shared with the reference to the row")
+	}
+	if rows["u4"].Options != nil || rows["u2"].Parts != nil {
+		t.Error("an empty column takes memory")
+	}
+	rows = apply(`{"Item": {"u1": {"modify": {"options": ["map", [["k", "x"]]]}}, "u4": {"modify": {"options": ["map", [["k", "v"]]], "parts": "p"}}}}`)
+	want := map[string]map[string]string{"u1": {"k": "x", "l": "w"}, "u2": {"k": "v", "l": "w"}, "u3": {"k": "vl", "": "w"}, "u4": {"k": "v"}}
+	for uuid, options := range want {
+		if diff := cmp.Diff(options, rows[uuid].Options); diff != "" {
+			t.Errorf("options of %s (-want +got):\n%s", uuid, diff)
+		}
 	}
 }
 

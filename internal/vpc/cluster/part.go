@@ -55,6 +55,8 @@ type Options struct {
 	Drift <-chan struct{}
 	// Term returns the term of the replica's leadership: a later leader has a higher one.
 	Term func(ctx context.Context, live client.Reader) (uint64, error)
+	// Loaded is called when a plan of all objects was executed: after the start, and after each resync. It must not block. Nil: not called.
+	Loaded func()
 }
 
 // Part returns the part of the controller for VPCs.
@@ -106,6 +108,9 @@ func podFields() *cluster.PodFields {
 }
 
 func setUp(tools cluster.Tools, options Options) error {
+	if options.Loaded == nil {
+		options.Loaded = func() {}
+	}
 	r := &reconciler{
 		tools: tools, options: options, log: tools.Log.With("network", name), reported: map[string]string{}, closed: map[string]northbound.Closed{}, planner: plan.NewPlanner(),
 		loop: reconcile.NewLoop(reconcile.Engine[ovn.Key, ovn.Row](options.Northbound), reconcile.Options[ovn.Key, ovn.Row]{
@@ -161,6 +166,7 @@ type reconciler struct {
 	leads   bool
 	term    uint64
 	loaded  bool // the planner has all objects
+	fresh   bool // it has read them, and made no plan since
 	started bool // the loop has all rows
 	config  map[string]map[string]string
 	written map[key]version
@@ -243,6 +249,10 @@ func (r *reconciler) execute(ctx context.Context) (again bool, errs []error) {
 	r.report(p)
 	errs = append(r.write(ctx, p), r.held)
 	r.held = nil
+	if r.fresh {
+		r.fresh = false
+		r.options.Loaded()
+	}
 	return again, errs
 }
 

@@ -17,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/resourceversion"
+	toolscache "k8s.io/client-go/tools/cache"
 	"k8s.io/client-go/util/workqueue"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/event"
@@ -113,7 +114,7 @@ func (r *reconciler) learn(ctx context.Context) error {
 		if err := r.load(ctx); err != nil {
 			return err
 		}
-		r.loaded = true
+		r.loaded, r.fresh = true, true
 		return nil
 	}
 	for at, object := range changed {
@@ -214,31 +215,81 @@ func (r *reconciler) knows(object client.Object) {
 	r.handOver(object, false)
 }
 
-// load passes all objects to a new planner: those that store assignments from the API server itself, the others from the cache.
+// load passes all objects to a new planner: those that store assignments from the API server itself, the others from the cache. The planner
+// keeps the objects without copying: the cache never changes them.
 func (r *reconciler) load(ctx context.Context) error {
 	r.planner, r.config, r.written = plan.NewPlanner(), map[string]map[string]string{}, map[key]version{}
-	for _, list := range []client.ObjectList{
-		&kubeovn.VpcList{}, &kubeovn.SubnetList{}, &kubeovn.VpcNatGatewayList{}, &kubeovn.IPList{}, &kubeovn.IptablesEIPList{},
+	for _, live := range []struct {
+		list client.ObjectList
+		kind client.Object
+	}{
+		{&kubeovn.VpcList{}, &kubeovn.Vpc{}},
+		{&kubeovn.SubnetList{}, &kubeovn.Subnet{}},
+		{&kubeovn.VpcNatGatewayList{}, &kubeovn.VpcNatGateway{}},
+		{&kubeovn.IPList{}, &kubeovn.IP{}},
+		{&kubeovn.IptablesEIPList{}, &kubeovn.IptablesEIP{}},
 	} {
-		if err := r.loadList(ctx, r.tools.Live, list, r.knows); err != nil {
+		if err := r.loadLive(ctx, live.list, live.kind); err != nil {
 			return err
 		}
 	}
-	for _, list := range []client.ObjectList{
-		&corev1.NamespaceList{}, &networkingv1.NetworkPolicyList{}, &corev1.PodList{}, &kubeovn.IptablesSnatRuleList{}, &kubeovn.IptablesDnatRuleList{}, &kubeovn.IptablesFIPRuleList{},
-		&appsv1.StatefulSetList{}, &corev1.ConfigMapList{}, nat.DefinitionList(),
+	for _, kind := range []client.Object{
+		&corev1.Namespace{}, &networkingv1.NetworkPolicy{}, &corev1.Pod{},
+		&kubeovn.IptablesSnatRule{}, &kubeovn.IptablesDnatRule{}, &kubeovn.IptablesFIPRule{},
 	} {
-		if err := r.loadList(ctx, r.tools.Client, list, func(object client.Object) { r.handOver(object, false) }); err != nil {
+		cached, err := r.cached(ctx, kind)
+		if err != nil {
+			return err
+		}
+		for _, object := range cached.List() {
+			if object, ok := object.(client.Object); ok {
+				r.handOver(object, false)
+			}
+		}
+	}
+	for _, list := range []client.ObjectList{&appsv1.StatefulSetList{}, &corev1.ConfigMapList{}, nat.DefinitionList()} {
+		if err := loadList(ctx, r.tools.Client, list, func(object client.Object) { r.handOver(object, false) }); err != nil {
 			return err
 		}
 	}
 	return nil
 }
 
+// loadLive passes the objects of a kind to the planner as the API server has them. If the cache has the same version of an object, the
+// planner gets the cache's, so that it is in memory once.
+func (r *reconciler) loadLive(ctx context.Context, list client.ObjectList, kind client.Object) error {
+	cached, err := r.cached(ctx, kind)
+	if err != nil {
+		return err
+	}
+	return loadList(ctx, r.tools.Live, list, func(object client.Object) {
+		have, _, err := cached.Get(object)
+		if same, ok := have.(client.Object); err == nil && ok && same.GetUID() == object.GetUID() && same.GetResourceVersion() == object.GetResourceVersion() {
+			r.written[keyOf(same)] = version{same.GetUID(), same.GetResourceVersion()}
+			r.handOver(same, false)
+			return
+		}
+		// An element of the list would keep the whole list in memory.
+		r.knows(object.DeepCopyObject().(client.Object)) //nolint:forcetypeassert // a copy has the object's type
+	})
+}
+
 var errKind = errors.New("not an object")
 
-func (r *reconciler) loadList(ctx context.Context, from client.Reader, list client.ObjectList, each func(client.Object)) error {
-	// The planner keeps the objects without copying; the cache never changes them.
+// cached returns the cache's store of a kind. Its objects are the cache's own; a list of the cache's client would copy each of them.
+func (r *reconciler) cached(ctx context.Context, kind client.Object) (toolscache.Store, error) {
+	informer, err := r.tools.Manager.GetCache().GetInformer(ctx, kind)
+	if err != nil {
+		return nil, fmt.Errorf("read %T from the cache: %w", kind, err)
+	}
+	has, ok := informer.(interface{ GetStore() toolscache.Store })
+	if !ok {
+		return nil, fmt.Errorf("read %T from the cache: %w: a cache of several namespaces", kind, errKind)
+	}
+	return has.GetStore(), nil
+}
+
+func loadList(ctx context.Context, from client.Reader, list client.ObjectList, each func(client.Object)) error {
 	if err := from.List(ctx, list, client.UnsafeDisableDeepCopy); err != nil {
 		return fmt.Errorf("list %T: %w", list, err)
 	}

@@ -11,6 +11,7 @@ import (
 	"os"
 	"strings"
 	"testing"
+	"time"
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -90,6 +91,12 @@ func has(t *testing.T, c client.Client, namespace, pod string, into *kubeovn.IP)
 // startAs is start with another API configuration.
 func startAs(t *testing.T, central *ovntest.Central, term uint64, api *rest.Config, hidden ...string) (stop func()) {
 	t.Helper()
+	return startWith(t, central, cluster.Options{Term: func(context.Context, client.Reader) (uint64, error) { return term, nil }}, api, hidden...)
+}
+
+// startWith is startAs with further options.
+func startWith(t *testing.T, central *ovntest.Central, options cluster.Options, api *rest.Config, hidden ...string) (stop func()) {
+	t.Helper()
 	drift := make(chan struct{}, 1)
 	engine, err := ovn.Open(t.Context(), ovn.Config{Endpoints: []string{central.NB()}, Changed: func() {
 		select {
@@ -98,9 +105,8 @@ func startAs(t *testing.T, central *ovntest.Central, term uint64, api *rest.Conf
 		}
 	}})
 	must(t, err)
-	parts := []shared.Part{cluster.Part(cluster.Options{
-		Northbound: engine, Drift: drift, Term: func(context.Context, client.Reader) (uint64, error) { return term, nil },
-	})}
+	options.Northbound, options.Drift = engine, drift
+	parts := []shared.Part{cluster.Part(options)}
 	scheme := runtime.NewScheme()
 	must(t, errors.Join(clientgoscheme.AddToScheme(scheme), shared.AddToScheme(parts, scheme)))
 	cached, err := shared.Cached(parts, scheme)
@@ -150,6 +156,37 @@ func clientWith(t *testing.T, namespace string) client.Client {
 	must(t, c.Create(t.Context(), &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}))
 	must(t, c.Create(t.Context(), &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "default"}}))
 	return c
+}
+
+// Loaded is called once all objects that existed at the start are in effect.
+func TestLoaded(t *testing.T) {
+	central := ovntest.New(t, nil)
+	central.Start(ovntest.Northbound)
+	c := clientWith(t, "loaded")
+	vpc := &kubeovn.Vpc{ObjectMeta: metav1.ObjectMeta{Name: "loaded"}}
+	must(t, c.Create(t.Context(), vpc))
+	loaded := make(chan string, 1)
+	startWith(t, central, cluster.Options{
+		Term: func(context.Context, client.Reader) (uint64, error) { return 1, nil },
+		Loaded: func() {
+			select {
+			case loaded <- central.Nbctl("--bare", "--columns=name", "list", "Logical_Router"):
+			default:
+			}
+		},
+	}, server.Config())
+	select {
+	case routers := <-loaded:
+		if routers != vpc.Name {
+			t.Errorf("routers %q", routers)
+		}
+	case <-time.After(time.Minute):
+		t.Fatal("not called")
+	}
+	must(t, c.Delete(t.Context(), vpc))
+	ovntest.Eventually(t, "the Vpc is gone", func() bool {
+		return apierrors.IsNotFound(c.Get(t.Context(), client.ObjectKeyFromObject(vpc), vpc))
+	})
 }
 
 // From users' objects to rows, addresses and conditions, with a real API server and a real northbound database; a restart writes nothing,
