@@ -42,7 +42,6 @@ func exceptions() (methods, fields, lines map[string]int) {
 		"internal/agent.egressFirewalls":  22,
 		"internal/agent.engines":          27,
 		"internal/vpc/cluster/plan.store": 27,
-		"lab/plan.Lab":                    27,
 	}
 	lines = map[string]int{
 		"internal/agent":            7702,

@@ -173,19 +173,19 @@ func (s *Supervisor) connect() error {
 		return err
 	}
 	err = ground.Connect(l.MTU,
-		ground.End{Space: &ul, Name: partOutside, Addr: netip.PrefixFrom(l.OutsideGW, l.OutsideNet.Bits())},
-		ground.End{Space: &out, Name: uplink, Addr: netip.PrefixFrom(l.OutsideIP, l.OutsideNet.Bits())})
+		ground.End{Space: &ul, Name: partOutside, Addr: netip.PrefixFrom(l.Outside.Gateway, l.Outside.Net.Bits())},
+		ground.End{Space: &out, Name: uplink, Addr: netip.PrefixFrom(l.Outside.Host, l.Outside.Net.Bits())})
 	if err != nil {
 		return err
 	}
 	// Outside has a route back to nodes only, so pods can reach it only masqueraded.
-	return out.Route(l.Underlay, l.OutsideGW)
+	return out.Route(l.Underlay, l.Outside.Gateway)
 }
 
 func (s *Supervisor) bringSwitches(ctx context.Context) error {
 	parts := []func(context.Context) error{func(ctx context.Context) error {
 		return s.group.Start(ctx, process.Program{Name: "reporter", Argv: s.space(partOutside).Enter(
-			s.self, "reporter", netip.AddrPortFrom(s.lab.OutsideIP, uint16(s.lab.OutsidePort)).String())})
+			s.self, "reporter", s.lab.Outside.Reporter().String())})
 	}}
 	if s.lab.HasExternal() {
 		parts = append(parts, s.bringExternal)
@@ -254,7 +254,7 @@ func (s *Supervisor) bringAddress(ctx context.Context, n plan.Node) error {
 		return err
 	}
 	return s.keepAddress(ctx, sp, ground.Keep{
-		Link: uplink, Addr: netip.PrefixFrom(n.IP, s.lab.Underlay.Bits()), Addr6: s.lab.Address6(n), Gateway: s.lab.Router, Gateway6: s.lab.Router6,
+		Link: uplink, Addr: netip.PrefixFrom(n.IP, s.lab.Underlay.Bits()), Addr6: s.lab.Address6(n), Gateway: s.lab.Router, Gateway6: s.lab.IPv6.Router,
 	})
 }
 

@@ -39,7 +39,7 @@ const conflist = `{"name":"cbr0","cniVersion":"0.3.1","plugins":[` +
 func netConf(l plan.Lab) string {
 	six := ""
 	if l.DualStack {
-		six = fmt.Sprintf(`"EnableIPv6":true,"IPv6Network":%q,`, l.FlannelCIDR6)
+		six = fmt.Sprintf(`"EnableIPv6":true,"IPv6Network":%q,`, l.IPv6.Flannel)
 	}
 	return fmt.Sprintf(`{"Network":%q,%s"EnableNFTables":true,"Backend":{"Type":%q}}`, l.FlannelCIDR, six, l.Backend)
 }

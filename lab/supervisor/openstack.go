@@ -55,7 +55,7 @@ func (s *Supervisor) bringOpenStack(ctx context.Context) error {
 		return err
 	}
 	l := s.lab
-	external, err := stack.ExternalNetwork(ctx, openstack.External{Range: l.ExternalNet, Gateway: l.ExternalGW, First: l.FloatingFirst, Last: l.FloatingLast})
+	external, err := stack.ExternalNetwork(ctx, openstack.External{Range: l.External.Net, Gateway: l.External.Gateway, First: l.Floating.First, Last: l.Floating.Last})
 	if err != nil {
 		return fmt.Errorf("create Neutron's external network: %w", err)
 	}

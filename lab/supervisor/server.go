@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"weft.dev/weft/lab/ground"
+	"weft.dev/weft/lab/plan"
 	"weft.dev/weft/lab/report"
 )
 
@@ -74,12 +75,12 @@ func (s *Supervisor) status() report.Status {
 	st := report.Status{
 		Name: l.Name, Phase: s.phase, Config: l.Config, Datapath: s.datapath, Kubeconfig: l.Kubeconfig(),
 		API:    fmt.Sprintf("https://%s:%d", s.entry.APIHost(), l.APIPort),
-		HostIP: s.entry.HostIP().String(), Outside: fmt.Sprintf("http://%s:%d/", l.OutsideIP, l.OutsidePort),
+		HostIP: s.entry.HostIP().String(), Outside: reporterURL(l.Outside),
 		Supervisor: os.Getpid(), Programs: s.group.List(), LogDir: l.Path("log"),
 		OutsideNS: s.netPath("out"), ControlNS: s.netPath("cp"), UnderlayNS: s.netPath("ul"),
 	}
 	if l.HasExternal() {
-		st.ExternalNS, st.External = s.netPath(partExternal), fmt.Sprintf("http://%s:%d/", l.ExternalIP, l.OutsidePort)
+		st.ExternalNS, st.External = s.netPath(partExternal), reporterURL(l.External)
 	}
 	if s.failed != nil {
 		st.Error = s.failed.Error()
@@ -95,6 +96,8 @@ func (s *Supervisor) status() report.Status {
 	}
 	return st
 }
+
+func reporterURL(at plan.Segment) string { return "http://" + at.Reporter().String() + "/" }
 
 // netPath returns "" until the namespace exists. The lock must be held.
 func (s *Supervisor) netPath(part string) string {

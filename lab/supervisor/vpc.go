@@ -26,20 +26,20 @@ const southboundPort = 6642
 func (s *Supervisor) connectExternal() error {
 	l := s.lab
 	ul, ext, out := s.space(partUnderlay), s.space(partExternal), s.space(partOutside)
-	bits := l.ExternalNet.Bits()
-	if err := ul.Bridge(externalBridge, netip.PrefixFrom(l.ExternalGW, bits), l.MTU); err != nil {
+	bits := l.External.Net.Bits()
+	if err := ul.Bridge(externalBridge, netip.PrefixFrom(l.External.Gateway, bits), l.MTU); err != nil {
 		return err
 	}
 	err := ground.Connect(l.MTU,
 		ground.End{Space: &ul, Name: partExternal, Bridge: externalBridge},
-		ground.End{Space: &ext, Name: uplink, Addr: netip.PrefixFrom(l.ExternalIP, bits)})
+		ground.End{Space: &ext, Name: uplink, Addr: netip.PrefixFrom(l.External.Host, bits)})
 	if err != nil {
 		return err
 	}
-	if err := ext.Route(netip.Prefix{}, l.ExternalGW); err != nil {
+	if err := ext.Route(netip.Prefix{}, l.External.Gateway); err != nil {
 		return err
 	}
-	if err := out.Route(l.ExternalNet, l.OutsideGW); err != nil {
+	if err := out.Route(l.External.Net, l.Outside.Gateway); err != nil {
 		return err
 	}
 	for _, n := range l.AllNodes() {
@@ -57,9 +57,8 @@ func (s *Supervisor) connectExternal() error {
 
 // bringExternal starts the server on the host in the outside network.
 func (s *Supervisor) bringExternal(ctx context.Context) error {
-	at := netip.AddrPortFrom(s.lab.ExternalIP, uint16(s.lab.OutsidePort))
 	return s.group.Start(ctx, process.Program{
-		Name: "external/reporter", Argv: s.space(partExternal).Enter(s.self, "reporter", at.String()),
+		Name: "external/reporter", Argv: s.space(partExternal).Enter(s.self, "reporter", s.lab.External.Reporter().String()),
 	})
 }
 

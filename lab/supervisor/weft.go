@@ -120,7 +120,7 @@ const resolvConf = "/run/resolv.conf"
 
 // nameServers sets a node's name server beyond the router. It answers only after a test starts one there.
 func (s *Supervisor) nameServers(n plan.Node) error {
-	text := "nameserver " + s.lab.OutsideIP.String() + "\noptions timeout:1 attempts:2\n"
+	text := "nameserver " + s.lab.Outside.Host.String() + "\noptions timeout:1 attempts:2\n"
 	return machine.WriteFile(filepath.Join(n.RunDir, filepath.Base(resolvConf)), []byte(text), 0o644)
 }
 
