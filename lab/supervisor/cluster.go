@@ -37,7 +37,7 @@ vxlanPort: %[6]d
 }
 
 // restConfig returns the administrator's client configuration. It ignores proxies in the environment.
-func (s *Supervisor) restConfig() (*rest.Config, error) {
+func (s *start) restConfig() (*rest.Config, error) {
 	cfg, err := clientcmd.BuildConfigFromFlags("", s.lab.Kubeconfig())
 	if err != nil {
 		return nil, fmt.Errorf("read the lab's kubeconfig: %w", err)
@@ -46,7 +46,7 @@ func (s *Supervisor) restConfig() (*rest.Config, error) {
 	return cfg, nil
 }
 
-func (s *Supervisor) client() (kubernetes.Interface, error) {
+func (s *start) client() (kubernetes.Interface, error) {
 	cfg, err := s.restConfig()
 	if err != nil {
 		return nil, err
@@ -59,7 +59,7 @@ func (s *Supervisor) client() (kubernetes.Interface, error) {
 }
 
 // registerNodes makes the Node objects if there is no kubelet.
-func (s *Supervisor) registerNodes(ctx context.Context) error {
+func (s *start) registerNodes(ctx context.Context) error {
 	if s.lab.Runtime != plan.RuntimeCNI {
 		return nil
 	}

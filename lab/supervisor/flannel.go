@@ -58,7 +58,7 @@ data:
 }
 
 // flannelAgent are the agent's flags for a flannel network.
-func (s *Supervisor) flannelAgent() []string {
+func (s *start) flannelAgent() []string {
 	if !s.lab.Network.Flannel() {
 		return nil
 	}
@@ -66,7 +66,7 @@ func (s *Supervisor) flannelAgent() []string {
 }
 
 // installFlannelPlugin installs the plugins of a flannel network in the runtime's directory.
-func (s *Supervisor) installFlannelPlugin(n plan.Node) error {
+func (s *start) installFlannelPlugin(n plan.Node) error {
 	if s.lab.RunsFlanneld(n.Name) {
 		raw, err := os.ReadFile(flannelbuild.Plugin().Path())
 		if err != nil {
@@ -108,7 +108,7 @@ func installBorrowed(n plan.Node, names ...string) error {
 const leasesKey = "/coreos.com/network/config"
 
 // bringLeases starts the etcd for leases, with the configuration of the network in it.
-func (s *Supervisor) bringLeases(ctx context.Context) error {
+func (s *start) bringLeases(ctx context.Context) error {
 	if err := s.group.Start(ctx, s.plane.Leases()); err != nil {
 		return err
 	}
@@ -120,7 +120,7 @@ func (s *Supervisor) bringLeases(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("put flannel's configuration into etcd: %w", err)
 	}
-	space := s.space(partControl)
+	space := s.spaces.of(partControl)
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: space.Dial}}
 	answer, err := client.Do(request)
 	if err != nil {
@@ -134,7 +134,7 @@ func (s *Supervisor) bringLeases(ctx context.Context) error {
 }
 
 // bringDaemons runs flannel's daemon on every node, Weft's or the original, with leases in etcd.
-func (s *Supervisor) bringDaemons(ctx context.Context) error {
+func (s *start) bringDaemons(ctx context.Context) error {
 	var g errgroup.Group
 	for _, n := range s.lab.AllNodes() {
 		argv, name := []string{filepath.Join(s.lab.WeftBin, "weft"), "flanneld"}, n.Name+"/weft-flanneld"
@@ -148,7 +148,7 @@ func (s *Supervisor) bringDaemons(ctx context.Context) error {
 }
 
 // bringOriginal runs the original flanneld on a node, with leases in Kubernetes.
-func (s *Supervisor) bringOriginal(ctx context.Context, n plan.Node, kubeconfig string) error {
+func (s *start) bringOriginal(ctx context.Context, n plan.Node, kubeconfig string) error {
 	conf := filepath.Join(n.Dir, "net-conf.json")
 	if err := machine.WriteFile(conf, []byte(netConf(s.lab)), 0o644); err != nil {
 		return err
@@ -159,8 +159,8 @@ func (s *Supervisor) bringOriginal(ctx context.Context, n plan.Node, kubeconfig 
 }
 
 // bringDaemon runs a flannel daemon on a node until it is ready, and writes the runtime's configuration, as flannel's manifest does.
-func (s *Supervisor) bringDaemon(ctx context.Context, n plan.Node, name string, argv []string) error {
-	space := s.space(n.Name)
+func (s *start) bringDaemon(ctx context.Context, n plan.Node, name string, argv []string) error {
+	space := s.spaces.of(n.Name)
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: space.Dial}}
 	err := s.group.Start(ctx, process.Program{
 		Name: name, Env: []string{"NODE_NAME=" + n.Name},

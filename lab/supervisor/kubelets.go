@@ -31,7 +31,7 @@ var tools = map[string]string{ //nolint:gochecknoglobals // a constant table
 }
 
 // toolFiles returns the tools and their libraries, by their path in an image.
-func (s *Supervisor) toolFiles(ctx context.Context) (map[string]string, error) {
+func (s *start) toolFiles(ctx context.Context) (map[string]string, error) {
 	files := map[string]string{}
 	for path, name := range tools {
 		found, err := exec.LookPath(name)
@@ -47,7 +47,7 @@ func (s *Supervisor) toolFiles(ctx context.Context) (map[string]string, error) {
 }
 
 // bringKubelets starts the programs that run pods on every node, and Weft in pods.
-func (s *Supervisor) bringKubelets(ctx context.Context) error {
+func (s *start) bringKubelets(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 10*time.Minute)
 	defer cancel()
 	if err := s.group.Start(ctx, s.plane.ControllerManager()); err != nil {
@@ -57,7 +57,7 @@ func (s *Supervisor) bringKubelets(ctx context.Context) error {
 		return err
 	}
 	var archives []string
-	err := s.step("images", func() error {
+	err := s.journal.step("images", func() error {
 		var err error
 		archives, err = s.makeImages(ctx)
 		return err
@@ -68,13 +68,13 @@ func (s *Supervisor) bringKubelets(ctx context.Context) error {
 	var parts []func(context.Context) error
 	if s.lab.OpenStack != "" {
 		parts = append(parts, func(ctx context.Context) error {
-			return s.step("OpenStack", func() error { return s.bringOpenStack(ctx) })
+			return s.journal.step("OpenStack", func() error { return s.bringOpenStack(ctx) })
 		})
 	}
 	for _, n := range s.lab.AllNodes() {
-		kn := kubenode.Node{Node: n, Space: s.space(n.Name), Group: s.group, Plane: s.plane}
+		kn := kubenode.Node{Node: n, Space: s.spaces.of(n.Name), Group: s.group, Plane: s.plane}
 		parts = append(parts, func(ctx context.Context) error {
-			return s.step("containerd, kubelet and kube-proxy of "+n.Name, func() error { return s.bringKubelet(ctx, kn, archives) })
+			return s.journal.step("containerd, kubelet and kube-proxy of "+n.Name, func() error { return s.bringKubelet(ctx, kn, archives) })
 		})
 	}
 	if err := together(ctx, parts...); err != nil {
@@ -83,13 +83,13 @@ func (s *Supervisor) bringKubelets(ctx context.Context) error {
 	if s.lab.NoWeft {
 		return nil
 	}
-	if err := s.step("Weft in pods", func() error { return s.deployWeft(ctx) }); err != nil {
+	if err := s.journal.step("Weft in pods", func() error { return s.deployWeft(ctx) }); err != nil {
 		return err
 	}
-	return s.step("DNS in pods", func() error { return s.deployDNS(ctx) })
+	return s.journal.step("DNS in pods", func() error { return s.deployDNS(ctx) })
 }
 
-func (s *Supervisor) bringKubelet(ctx context.Context, n kubenode.Node, archives []string) error {
+func (s *start) bringKubelet(ctx context.Context, n kubenode.Node, archives []string) error {
 	if err := s.installLoopback(n.Node); err != nil {
 		return err
 	}
@@ -124,7 +124,7 @@ func (s *Supervisor) bringKubelet(ctx context.Context, n kubenode.Node, archives
 }
 
 // installLoopback installs this program as container runtimes' loopback plugin; under that name, it acts as the plugin.
-func (s *Supervisor) installLoopback(n plan.Node) error {
+func (s *start) installLoopback(n plan.Node) error {
 	dir := filepath.Join(n.Dir, "root", "opt/cni/bin")
 	if err := os.MkdirAll(dir, 0o755); err != nil {
 		return fmt.Errorf("install the loopback plugin on %s: %w", n.Name, err)
@@ -136,7 +136,7 @@ func (s *Supervisor) installLoopback(n plan.Node) error {
 }
 
 // awaitNode waits until the kubelet has registered its node.
-func (s *Supervisor) awaitNode(ctx context.Context, name string) error {
+func (s *start) awaitNode(ctx context.Context, name string) error {
 	for {
 		_, err := s.kubectl(ctx, "", "get", "node", name)
 		if err == nil {
@@ -151,7 +151,7 @@ func (s *Supervisor) awaitNode(ctx context.Context, name string) error {
 }
 
 // makeImages makes the archives that every node loads.
-func (s *Supervisor) makeImages(ctx context.Context) ([]string, error) {
+func (s *start) makeImages(ctx context.Context) ([]string, error) {
 	images, err := s.images(ctx)
 	if err != nil {
 		return nil, err
@@ -178,7 +178,7 @@ func (s *Supervisor) makeImages(ctx context.Context) ([]string, error) {
 	return archives, nil
 }
 
-func (s *Supervisor) images(ctx context.Context) ([]image.Image, error) {
+func (s *start) images(ctx context.Context) ([]image.Image, error) {
 	busybox, err := exec.LookPath("busybox")
 	if err != nil {
 		return nil, fmt.Errorf("find busybox: %w (apt-get install busybox-static)", err)
@@ -216,7 +216,7 @@ func (s *Supervisor) images(ctx context.Context) ([]image.Image, error) {
 }
 
 // deployDNS starts the cluster's DNS, and waits until it answers. A kubelet repeats what failed after delays that grow up to 2 minutes.
-func (s *Supervisor) deployDNS(ctx context.Context) error {
+func (s *start) deployDNS(ctx context.Context) error {
 	if _, err := s.kubectl(ctx, addon.CoreDNS, "apply", "-f", "-"); err != nil {
 		return err
 	}
@@ -229,7 +229,7 @@ func (s *Supervisor) deployDNS(ctx context.Context) error {
 }
 
 // deployWeft installs Weft as its users do, and waits until it runs and every node is ready.
-func (s *Supervisor) deployWeft(ctx context.Context) error {
+func (s *start) deployWeft(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, 4*time.Minute)
 	defer cancel()
 	if err := s.cloudSecret(ctx); err != nil {

@@ -3,43 +3,21 @@ package supervisor
 import (
 	"context"
 	"fmt"
-	"net/netip"
 	"path/filepath"
 
-	"weft.dev/weft/lab/ground"
 	"weft.dev/weft/lab/kubebuild"
 	"weft.dev/weft/lab/machine"
 	"weft.dev/weft/lab/stack/openstack"
 )
 
-// cloudLink is the nodes' link into the outside network, a port of the bridge to which Neutron's external network is mapped.
-const cloudLink = "ext"
-
-// connectCloud connects OpenStack's namespace with nodes and control plane. Traffic from the outside network, which has Neutron's routers
-// and floating IPs, is not routed to the nodes' network.
-func (s *Supervisor) connectCloud(ctx context.Context) error {
-	l := s.lab
-	ul, cloud := s.space(partUnderlay), s.space(partOpenStack)
-	err := ground.Connect(l.MTU,
-		ground.End{Space: &ul, Name: partOpenStack, Bridge: underlayBridge},
-		ground.End{Space: &cloud, Name: uplink, Addr: netip.PrefixFrom(l.OpenStackIP, l.Underlay.Bits())})
-	if err != nil {
-		return err
-	}
-	if _, err := s.group.Run(ctx, "", ul.Enter("ip", "rule", "add", "iif", externalBridge, "to", l.Underlay.String(), "blackhole")...); err != nil {
-		return err
-	}
-	return cloud.Route(netip.Prefix{}, l.Router)
-}
-
-func (s *Supervisor) cloud() *openstack.Stack {
+func (s *start) cloud() *openstack.Stack {
 	return &openstack.Stack{
-		Space: s.space(partOpenStack), Group: s.group, Driver: s.lab.OpenStack, Dir: s.lab.Path("os"), Cache: kubebuild.Cache(), Addr: s.lab.OpenStackIP,
+		Space: s.spaces.of(partOpenStack), Group: s.group, Driver: s.lab.OpenStack, Dir: s.lab.Path("os"), Cache: kubebuild.Cache(), Addr: s.lab.OpenStackIP,
 	}
 }
 
 // bringOpenStack starts OpenStack, makes every node a host of Neutron, and writes kubestack.conf for the controller.
-func (s *Supervisor) bringOpenStack(ctx context.Context) error {
+func (s *start) bringOpenStack(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, stepLimit)
 	defer cancel()
 	stack := s.cloud()
@@ -48,7 +26,7 @@ func (s *Supervisor) bringOpenStack(ctx context.Context) error {
 	}
 	parts := make([]func(context.Context) error, 0, s.lab.Nodes)
 	for _, n := range s.lab.AllNodes() {
-		config := openstack.HostConfig{Group: s.group, Space: s.space(n.Name), Node: n, Uplink: cloudLink, Datapath: s.datapath}
+		config := openstack.HostConfig{Group: s.group, Space: s.spaces.of(n.Name), Node: n, Uplink: cloudLink, Datapath: s.datapath}
 		parts = append(parts, func(ctx context.Context) error { return openstack.Host(ctx, stack, config) })
 	}
 	if err := together(ctx, parts...); err != nil {
@@ -64,10 +42,10 @@ func (s *Supervisor) bringOpenStack(ctx context.Context) error {
 	return machine.WriteFile(s.kubestackConf(), []byte(text), 0o600)
 }
 
-func (s *Supervisor) kubestackConf() string { return filepath.Join(s.lab.Dir, "kubestack.conf") }
+func (s *start) kubestackConf() string { return filepath.Join(s.lab.Dir, "kubestack.conf") }
 
 // cloudController returns a controller's flags for OpenStack.
-func (s *Supervisor) cloudController() []string {
+func (s *start) cloudController() []string {
 	if s.lab.OpenStack == "" {
 		return nil
 	}
@@ -75,7 +53,7 @@ func (s *Supervisor) cloudController() []string {
 }
 
 // cloudAgent returns an agent's flags for OpenStack.
-func (s *Supervisor) cloudAgent() []string {
+func (s *start) cloudAgent() []string {
 	if s.lab.OpenStack == "" {
 		return nil
 	}
@@ -83,7 +61,7 @@ func (s *Supervisor) cloudAgent() []string {
 }
 
 // cloudSecret creates the namespace of Weft's manifest with kubestack.conf, as users of OpenStack do.
-func (s *Supervisor) cloudSecret(ctx context.Context) error {
+func (s *start) cloudSecret(ctx context.Context) error {
 	if s.lab.OpenStack == "" {
 		return nil
 	}

@@ -63,7 +63,7 @@ func podRoutes(l plan.Lab, objects []*unstructured.Unstructured) map[netip.Prefi
 
 // routePods keeps the control plane's routes to the pods of all nodes until the lab ends. The API server needs them for webhooks,
 // aggregated APIs and its proxy.
-func (s *Supervisor) routePods() error {
+func (s *start) routePods() error {
 	config, err := s.restConfig()
 	if err != nil {
 		return err
@@ -101,7 +101,7 @@ func (s *Supervisor) routePods() error {
 }
 
 // followPods sets the routes after every change, and again every second while one fails.
-func (s *Supervisor) followPods(stores []cache.Store, changed <-chan struct{}) {
+func (s *start) followPods(stores []cache.Store, changed <-chan struct{}) {
 	var again <-chan time.Time
 	for {
 		select {
@@ -119,7 +119,7 @@ func (s *Supervisor) followPods(stores []cache.Store, changed <-chan struct{}) {
 			}
 		}
 		again = nil
-		err := s.space(partControl).SetRoutes(podRoutes(s.lab, objects))
+		err := s.spaces.of(partControl).SetRoutes(podRoutes(s.lab, objects))
 		if err != nil {
 			s.log.Warn("no route from the control plane to some pods; trying again", "err", err)
 			again = time.After(time.Second)

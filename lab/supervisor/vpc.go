@@ -3,74 +3,23 @@ package supervisor
 import (
 	"context"
 	"fmt"
-	"net/netip"
 
-	"weft.dev/weft/lab/ground"
 	"weft.dev/weft/lab/image"
-	"weft.dev/weft/lab/plan"
-	"weft.dev/weft/lab/process"
 	"weft.dev/weft/lab/stack/ovn"
 )
-
-// externalLink is the nodes' link into the outside network of NAT gateways, with its name in the example manifests.
-const externalLink = "ens37"
-
-// externalBridge connects the outside network in the underlay's namespace, which routes for it.
-const externalBridge = "ext0"
 
 // southboundPort is the southbound database's usual port.
 const southboundPort = 6642
 
-// connectExternal makes the outside network. Its gateway is the lab's router; it has a host, and a link of every node without an address:
-// the parent of VPCs' gateways, or a port of Neutron's external bridge. The lab's outside has a route back.
-func (s *Supervisor) connectExternal() error {
-	l := s.lab
-	ul, ext, out := s.space(partUnderlay), s.space(partExternal), s.space(partOutside)
-	bits := l.External.Net.Bits()
-	if err := ul.Bridge(externalBridge, netip.PrefixFrom(l.External.Gateway, bits), l.MTU); err != nil {
-		return err
-	}
-	err := ground.Connect(l.MTU,
-		ground.End{Space: &ul, Name: partExternal, Bridge: externalBridge},
-		ground.End{Space: &ext, Name: uplink, Addr: netip.PrefixFrom(l.External.Host, bits)})
-	if err != nil {
-		return err
-	}
-	if err := ext.Route(netip.Prefix{}, l.External.Gateway); err != nil {
-		return err
-	}
-	if err := out.Route(l.External.Net, l.Outside.Gateway); err != nil {
-		return err
-	}
-	for _, n := range l.AllNodes() {
-		sp := s.space(n.Name)
-		link := ground.End{Space: &sp, Name: externalLink}
-		if l.OpenStack != "" {
-			link.Name, link.Group = cloudLink, plan.LinkGroup
-		}
-		if err := ground.Connect(l.MTU, ground.End{Space: &ul, Name: fmt.Sprintf("ext%d", n.Index), Bridge: externalBridge}, link); err != nil {
-			return err
-		}
-	}
-	return nil
-}
-
-// bringExternal starts the server on the host in the outside network.
-func (s *Supervisor) bringExternal(ctx context.Context) error {
-	return s.group.Start(ctx, process.Program{
-		Name: "external/reporter", Argv: s.space(partExternal).Enter(s.self, "reporter", s.lab.External.Reporter().String()),
-	})
-}
-
-func (s *Supervisor) central() *ovn.Central {
+func (s *start) central() *ovn.Central {
 	return &ovn.Central{
-		Space: s.space(partControl), Group: s.group, Dir: s.lab.Path("ovn"), Run: s.lab.RunPath("ovn"), Prefix: "ovn",
+		Space: s.spaces.of(partControl), Group: s.group, Dir: s.lab.Path("ovn"), Run: s.lab.RunPath("ovn"), Prefix: "ovn",
 		Remote: fmt.Sprintf("ptcp:%d:%s", southboundPort, s.lab.ControlIP),
 	}
 }
 
 // bringOVN starts OVN's databases and northd in the control plane's namespace, and makes every node a chassis.
-func (s *Supervisor) bringOVN(ctx context.Context) error {
+func (s *start) bringOVN(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, stepLimit)
 	defer cancel()
 	central := s.central()
@@ -80,7 +29,7 @@ func (s *Supervisor) bringOVN(ctx context.Context) error {
 	parts := make([]func(context.Context) error, 0, s.lab.Nodes)
 	for _, n := range s.lab.AllNodes() {
 		parts = append(parts, ovn.Chassis{
-			Group: s.group, Space: s.space(n.Name), Node: n, SB: central.SB(), Datapath: s.datapath,
+			Group: s.group, Space: s.spaces.of(n.Name), Node: n, SB: central.SB(), Datapath: s.datapath,
 			Remote: fmt.Sprintf("tcp:%s:%d", s.lab.ControlIP, southboundPort),
 		}.Start)
 	}
@@ -88,7 +37,7 @@ func (s *Supervisor) bringOVN(ctx context.Context) error {
 }
 
 // vpcController returns a controller's flags for VPCs.
-func (s *Supervisor) vpcController() []string {
+func (s *start) vpcController() []string {
 	if !s.lab.VPC {
 		return nil
 	}
@@ -96,7 +45,7 @@ func (s *Supervisor) vpcController() []string {
 }
 
 // vpcAgent returns an agent's flags for VPCs.
-func (s *Supervisor) vpcAgent() []string {
+func (s *start) vpcAgent() []string {
 	if !s.lab.VPC {
 		return nil
 	}
@@ -104,7 +53,7 @@ func (s *Supervisor) vpcAgent() []string {
 }
 
 // manifest returns the manifest by which the lab installs Weft.
-func (s *Supervisor) manifest() string {
+func (s *start) manifest() string {
 	switch {
 	case s.lab.VPC:
 		return "weft-vpc.yaml"
@@ -118,7 +67,7 @@ func (s *Supervisor) manifest() string {
 }
 
 // vpcWaits returns further arguments for kubectl wait, if OVN runs in pods.
-func (s *Supervisor) vpcWaits() [][]string {
+func (s *start) vpcWaits() [][]string {
 	if !s.lab.VPC {
 		return nil
 	}

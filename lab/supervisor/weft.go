@@ -20,7 +20,7 @@ import (
 )
 
 // bringPodRuntimes starts the pod runtimes on nodes without a kubelet.
-func (s *Supervisor) bringPodRuntimes(ctx context.Context) error {
+func (s *start) bringPodRuntimes(ctx context.Context) error {
 	var g errgroup.Group
 	for _, n := range s.lab.AllNodes() {
 		if err := s.installPlugin(n); err != nil {
@@ -29,7 +29,7 @@ func (s *Supervisor) bringPodRuntimes(ctx context.Context) error {
 		sock := filepath.Join(n.RunDir, filepath.Base(podruntime.Socket))
 		g.Go(func() error {
 			return s.group.Start(ctx, process.Program{
-				Name: n.Name + "/pods", Argv: s.space(n.Name).Enter(s.self, "pods"),
+				Name: n.Name + "/pods", Argv: s.spaces.of(n.Name).Enter(s.self, "pods"),
 				Ready: func(ctx context.Context) error {
 					c, err := new(net.Dialer).DialContext(ctx, "unix", sock)
 					if err != nil {
@@ -44,9 +44,9 @@ func (s *Supervisor) bringPodRuntimes(ctx context.Context) error {
 }
 
 // bringProxies starts kube-proxy on nodes without a kubelet.
-func (s *Supervisor) bringProxies(ctx context.Context) error {
+func (s *start) bringProxies(ctx context.Context) error {
 	for _, n := range s.lab.AllNodes() {
-		p, err := kubenode.Node{Node: n, Space: s.space(n.Name), Group: s.group, Plane: s.plane}.Proxy()
+		p, err := kubenode.Node{Node: n, Space: s.spaces.of(n.Name), Group: s.group, Plane: s.plane}.Proxy()
 		if err != nil {
 			return err
 		}
@@ -58,7 +58,7 @@ func (s *Supervisor) bringProxies(ctx context.Context) error {
 }
 
 // installPlugin installs the CNI plugin as the agent's init container would.
-func (s *Supervisor) installPlugin(n plan.Node) error {
+func (s *start) installPlugin(n plan.Node) error {
 	raw, err := os.ReadFile(filepath.Join(s.lab.WeftBin, "weft-cni"))
 	if errors.Is(err, os.ErrNotExist) && s.lab.NoWeft {
 		return nil
@@ -73,7 +73,7 @@ func (s *Supervisor) installPlugin(n plan.Node) error {
 }
 
 // bringWeft runs agent and controller as plain processes, and waits until every node is ready.
-func (s *Supervisor) bringWeft(ctx context.Context) error {
+func (s *start) bringWeft(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, stepLimit)
 	defer cancel()
 	if s.lab.FlannelStore == plan.StoreEtcd {
@@ -85,7 +85,7 @@ func (s *Supervisor) bringWeft(ctx context.Context) error {
 	}
 	err := s.group.Start(ctx, process.Program{
 		Name: "weft-controller",
-		Argv: s.space(partControl).Enter(append([]string{weft, "controller", "--kubeconfig=" + kubeconfig, "--namespace=kube-system"}, slices.Concat(s.vpcController(), s.cloudController())...)...),
+		Argv: s.spaces.of(partControl).Enter(append([]string{weft, "controller", "--kubeconfig=" + kubeconfig, "--namespace=kube-system"}, slices.Concat(s.vpcController(), s.cloudController())...)...),
 	})
 	if err != nil {
 		return err
@@ -102,7 +102,7 @@ func (s *Supervisor) bringWeft(ctx context.Context) error {
 		g.Go(func() error {
 			return s.group.Start(ctx, process.Program{
 				Name: n.Name + "/weft-agent",
-				Argv: s.space(n.Name).Enter(append([]string{
+				Argv: s.spaces.of(n.Name).Enter(append([]string{
 					weft, "agent", "--kubeconfig=" + kubeconfig, "--node-name=" + n.Name, "--datapath=" + string(s.lab.Datapath), "--profiling",
 					"--resolv-conf=" + resolvConf,
 				}, slices.Concat(s.vpcAgent(), s.cloudAgent(), s.flannelAgent())...)...),
@@ -119,7 +119,7 @@ func (s *Supervisor) bringWeft(ctx context.Context) error {
 const resolvConf = "/run/resolv.conf"
 
 // nameServers sets a node's name server beyond the router. It answers only after a test starts one there.
-func (s *Supervisor) nameServers(n plan.Node) error {
+func (s *start) nameServers(n plan.Node) error {
 	text := "nameserver " + s.lab.Outside.Host.String() + "\noptions timeout:1 attempts:2\n"
 	return machine.WriteFile(filepath.Join(n.RunDir, filepath.Base(resolvConf)), []byte(text), 0o644)
 }
