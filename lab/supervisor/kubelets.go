@@ -138,7 +138,7 @@ func (s *start) installLoopback(n plan.Node) error {
 // awaitNode waits until the kubelet has registered its node.
 func (s *start) awaitNode(ctx context.Context, name string) error {
 	for {
-		_, err := s.kubectl(ctx, "", "get", "node", name)
+		_, err := s.kubectl().run(ctx, "", "get", "node", name)
 		if err == nil {
 			return nil
 		}
@@ -217,12 +217,12 @@ func (s *start) images(ctx context.Context) ([]image.Image, error) {
 
 // deployDNS starts the cluster's DNS, and waits until it answers. A kubelet repeats what failed after delays that grow up to 2 minutes.
 func (s *start) deployDNS(ctx context.Context) error {
-	if _, err := s.kubectl(ctx, addon.CoreDNS, "apply", "-f", "-"); err != nil {
+	if _, err := s.kubectl().run(ctx, addon.CoreDNS, "apply", "-f", "-"); err != nil {
 		return err
 	}
-	if _, err := s.kubectl(ctx, "", "-n", "kube-system", "rollout", "status", "deployment/coredns", "--timeout=300s"); err != nil {
-		pods, _ := s.kubectl(ctx, "", "-n", "kube-system", "get", "pods", "-o", "wide")
-		events, _ := s.kubectl(ctx, "", "-n", "kube-system", "get", "events", "--field-selector=type=Warning")
+	if _, err := s.kubectl().run(ctx, "", "-n", "kube-system", "rollout", "status", "deployment/coredns", "--timeout=300s"); err != nil {
+		pods, _ := s.kubectl().run(ctx, "", "-n", "kube-system", "get", "pods", "-o", "wide")
+		events, _ := s.kubectl().run(ctx, "", "-n", "kube-system", "get", "events", "--field-selector=type=Warning")
 		return fmt.Errorf("%w\n%s\n%s", err, pods, events)
 	}
 	return nil
@@ -235,7 +235,7 @@ func (s *start) deployWeft(ctx context.Context) error {
 	if err := s.cloudSecret(ctx); err != nil {
 		return err
 	}
-	if _, err := s.kubectl(ctx, "", "apply", "-f", filepath.Join(s.lab.DeployDir, s.manifest())); err != nil {
+	if _, err := s.kubectl().run(ctx, "", "apply", "-f", filepath.Join(s.lab.DeployDir, s.manifest())); err != nil {
 		return err
 	}
 	var waits [][]string
@@ -256,8 +256,8 @@ func (s *start) deployWeft(ctx context.Context) error {
 		{"-n", "weft", "wait", "--for=condition=Available", "deployment/weft-controller", "--timeout=120s"},
 	}...)
 	for _, w := range waits {
-		if _, err := s.kubectl(ctx, "", w...); err != nil {
-			pods, _ := s.kubectl(ctx, "", "-n", "weft", "get", "pods", "-o", "wide")
+		if _, err := s.kubectl().run(ctx, "", w...); err != nil {
+			pods, _ := s.kubectl().run(ctx, "", "-n", "weft", "get", "pods", "-o", "wide")
 			return fmt.Errorf("%w\n%s", err, pods)
 		}
 	}

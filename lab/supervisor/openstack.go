@@ -65,10 +65,10 @@ func (s *start) cloudSecret(ctx context.Context) error {
 	if s.lab.OpenStack == "" {
 		return nil
 	}
-	if _, err := s.kubectl(ctx, "", "create", "namespace", weftNamespace); err != nil {
+	if _, err := s.kubectl().run(ctx, "", "create", "namespace", weftNamespace); err != nil {
 		return err
 	}
-	_, err := s.kubectl(ctx, "", "-n", weftNamespace, "create", "secret", "generic", "weft-neutron", "--from-file=kubestack.conf="+s.kubestackConf())
+	_, err := s.kubectl().run(ctx, "", "-n", weftNamespace, "create", "secret", "generic", "weft-neutron", "--from-file=kubestack.conf="+s.kubestackConf())
 	return err
 }
 

@@ -2,7 +2,6 @@ package supervisor
 
 import (
 	"context"
-	"fmt"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -10,10 +9,8 @@ import (
 	"weft.dev/weft/lab/controlplane"
 	"weft.dev/weft/lab/kubebuild"
 	"weft.dev/weft/lab/machine"
-	"weft.dev/weft/lab/pki"
 	"weft.dev/weft/lab/plan"
 	"weft.dev/weft/lab/process"
-	"weft.dev/weft/lab/report"
 )
 
 // start is the start of a lab: what its parts have in common, and their order.
@@ -94,86 +91,24 @@ func (s *start) buildPrograms(ctx context.Context) (string, error) {
 	})
 }
 
+// bringCluster starts the cluster of Kubernetes' programs in bin.
 func (s *start) bringCluster(ctx context.Context, bin string) error {
-	ca, err := pki.New(s.lab.Path("pki"))
+	control := s.spaces.of(partControl)
+	plane, err := newPlane(s.lab, control, s.entry.APIHost(), bin)
 	if err != nil {
 		return err
 	}
-	if err := os.MkdirAll(s.lab.Path("kubeconfig"), 0o700); err != nil {
-		return fmt.Errorf("make the folder of kubeconfigs: %w", err)
-	}
-	s.plane = &controlplane.Plane{Lab: s.lab, Space: s.spaces.of(partControl), Bin: bin, HostAddr: s.entry.APIHost(), CA: ca}
-	if err := s.plane.Credentials(); err != nil {
-		return err
-	}
-	err = s.journal.step("etcd and API server", func() error {
-		ctx, cancel := context.WithTimeout(ctx, stepLimit)
-		defer cancel()
-		if err := s.group.Start(ctx, s.plane.Etcd()); err != nil {
-			return err
-		}
-		return s.group.Start(ctx, s.plane.APIServer())
-	})
-	if err != nil {
-		return err
-	}
-	if err := s.installAPI(ctx); err != nil {
-		return err
-	}
-	return s.journal.step("nodes in the cluster", func() error { return s.registerNodes(ctx) })
+	s.plane = plane
+	return cluster{
+		lab: s.lab, plane: plane, group: s.group, journal: s.journal, kubectl: s.kubectl(), flannel: s.flannel(),
+		router: podRouter{lab: s.lab, control: control, log: s.log, down: s.down},
+	}.start(ctx)
 }
 
-// installAPI installs Weft's resource definitions and the cluster network, if the manifests are known.
-func (s *start) installAPI(ctx context.Context) error {
-	crds := filepath.Join(s.lab.DeployDir, "crds")
-	if s.lab.DeployDir == "" || !isDir(crds) {
-		s.journal.add(report.Event{Step: "Weft's API", State: report.Done, Text: "no manifests in " + crds + ": not installed"})
-		return nil
-	}
-	return s.journal.step("Weft's API", func() error {
-		ctx, cancel := context.WithTimeout(ctx, stepLimit)
-		defer cancel()
-		if _, err := s.kubectl(ctx, "", "apply", "--server-side", "-f", crds); err != nil {
-			return err
-		}
-		if _, err := s.kubectl(ctx, "", "wait", "--recursive=false", "--for=condition=Established", "--timeout=120s", "-f", crds); err != nil {
-			return err
-		}
-		for folder, wanted := range map[string]bool{"third-party": s.lab.VPC, "stackube": s.lab.OpenStack != ""} {
-			if !wanted {
-				continue
-			}
-			if _, err := s.kubectl(ctx, "", "apply", "--server-side", "-f", filepath.Join(s.lab.DeployDir, folder)); err != nil {
-				return err
-			}
-		}
-		if err := s.configureNetworks(ctx); err != nil {
-			return err
-		}
-		return s.routePods()
-	})
-}
+func (s *start) kubectl() kubectl { return kubectl{group: s.group, plane: s.plane} }
 
-// configureNetworks creates the objects that configure the networks of the lab.
-func (s *start) configureNetworks(ctx context.Context) error {
-	if s.lab.FlannelStore == plan.StoreEtcd {
-		return s.bringLeases(ctx)
-	}
-	if s.lab.Network.Flannel() {
-		if _, err := s.kubectl(ctx, flannelConfig(s.lab), "apply", "-f", "-"); err != nil {
-			return err
-		}
-	}
-	if s.lab.Network == plan.NetworkFlannel {
-		return nil
-	}
-	_, err := s.kubectl(ctx, clusterNetwork(s.lab), "apply", "-f", "-")
-	return err
-}
-
-func (s *start) kubectl(ctx context.Context, stdin string, args ...string) (string, error) {
-	argv := append([]string{"env", "NO_PROXY=*", filepath.Join(s.plane.Bin, "kubectl"), "--kubeconfig=" + s.lab.Kubeconfig()}, args...)
-	return s.group.Run(ctx, stdin, argv...)
+func (s *start) flannel() flannel {
+	return flannel{lab: s.lab, group: s.group, spaces: s.spaces, plane: s.plane}
 }
 
 // bringPods starts the programs that run pods, and Weft.
@@ -203,9 +138,4 @@ func (s *start) bringPods(ctx context.Context) error {
 		return nil
 	}
 	return s.journal.step("Weft", func() error { return s.bringWeft(ctx) })
-}
-
-func isDir(path string) bool {
-	st, err := os.Stat(path)
-	return err == nil && st.IsDir()
 }

@@ -69,7 +69,7 @@ func (s *start) installPlugin(n plan.Node) error {
 	if err := machine.WriteFile(filepath.Join(n.Dir, "root", "opt/cni/bin", "weft"), raw, 0o755); err != nil || !s.lab.Network.Flannel() {
 		return err
 	}
-	return s.installFlannelPlugin(n)
+	return installFlannelPlugin(s.lab, n)
 }
 
 // bringWeft runs agent and controller as plain processes, and waits until every node is ready.
@@ -77,7 +77,7 @@ func (s *start) bringWeft(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, stepLimit)
 	defer cancel()
 	if s.lab.FlannelStore == plan.StoreEtcd {
-		return s.bringDaemons(ctx)
+		return s.flannel().startDaemons(ctx)
 	}
 	weft, kubeconfig := filepath.Join(s.lab.WeftBin, "weft"), s.plane.KubeconfigOf(controlplane.Weft)
 	if _, err := os.Stat(weft); err != nil {
@@ -96,7 +96,7 @@ func (s *start) bringWeft(ctx context.Context) error {
 			return err
 		}
 		if s.lab.RunsFlanneld(n.Name) {
-			g.Go(func() error { return s.bringOriginal(ctx, n, kubeconfig) })
+			g.Go(func() error { return s.flannel().startOriginal(ctx, n) })
 			continue
 		}
 		g.Go(func() error {
@@ -105,7 +105,7 @@ func (s *start) bringWeft(ctx context.Context) error {
 				Argv: s.spaces.of(n.Name).Enter(append([]string{
 					weft, "agent", "--kubeconfig=" + kubeconfig, "--node-name=" + n.Name, "--datapath=" + string(s.lab.Datapath), "--profiling",
 					"--resolv-conf=" + resolvConf,
-				}, slices.Concat(s.vpcAgent(), s.cloudAgent(), s.flannelAgent())...)...),
+				}, slices.Concat(s.vpcAgent(), s.cloudAgent(), flannelAgent(s.lab))...)...),
 				Env: []string{"NODE_NAME=" + n.Name}, Eager: true,
 				// The agent writes the network configuration last, when the node can serve.
 				Ready: func(context.Context) error { return hasConf(n) },
