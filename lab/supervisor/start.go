@@ -5,6 +5,8 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
+	"slices"
+	"time"
 
 	"weft.dev/weft/lab/controlplane"
 	"weft.dev/weft/lab/kubebuild"
@@ -23,8 +25,8 @@ type start struct {
 	spaces   *spaces
 	journal  *journal
 	log      *slog.Logger
-	down     <-chan struct{} // closed when the lab must end
-	plane    *controlplane.Plane
+	down     <-chan struct{}     // closed when the lab must end
+	plane    *controlplane.Plane // nil until bringCluster
 }
 
 // run starts everything. If Kubernetes' programs must be built, that runs concurrently with steps that do not need them.
@@ -60,7 +62,10 @@ func (s *start) run(ctx context.Context) error {
 			if err != nil {
 				return err
 			}
-			return s.bringPods(ctx)
+			if s.lab.Runtime == plan.RuntimeKubelet {
+				return s.bringKubelets(ctx)
+			}
+			return s.bringProcesses(ctx)
 		})
 }
 
@@ -105,37 +110,88 @@ func (s *start) bringCluster(ctx context.Context, bin string) error {
 	}.start(ctx)
 }
 
-func (s *start) kubectl() kubectl { return kubectl{group: s.group, plane: s.plane} }
-
-func (s *start) flannel() flannel {
-	return flannel{lab: s.lab, group: s.group, spaces: s.spaces, plane: s.plane}
-}
-
-// bringPods starts the programs that run pods, and Weft.
-func (s *start) bringPods(ctx context.Context) error {
-	if s.lab.Runtime == plan.RuntimeKubelet {
-		return s.bringKubelets(ctx)
-	}
-	if err := s.journal.step("pod runtimes", func() error { return s.bringPodRuntimes(ctx) }); err != nil {
+// bringProcesses starts the programs that run pods on nodes without a kubelet, the networks' own programs, and Weft.
+func (s *start) bringProcesses(ctx context.Context) error {
+	runtimes := podRuntimes{lab: s.lab, self: s.self, group: s.group, spaces: s.spaces, plane: s.plane}
+	if err := s.journal.step("pod runtimes", func() error { return runtimes.start(ctx) }); err != nil {
 		return err
 	}
 	if s.lab.KubeProxy {
-		if err := s.journal.step("kube-proxy", func() error { return s.bringProxies(ctx) }); err != nil {
+		if err := s.journal.step("kube-proxy", func() error { return runtimes.startProxies(ctx) }); err != nil {
 			return err
 		}
 	}
+	ovn := ovnProcesses{lab: s.lab, datapath: s.datapath, group: s.group, spaces: s.spaces}
 	if s.lab.VPC {
-		if err := s.journal.step("OVN", func() error { return s.bringOVN(ctx) }); err != nil {
+		if err := s.journal.step("OVN", func() error { return ovn.start(ctx) }); err != nil {
 			return err
 		}
 	}
 	if s.lab.OpenStack != "" {
-		if err := s.journal.step("OpenStack", func() error { return s.bringOpenStack(ctx) }); err != nil {
+		if err := s.bringOpenStack(ctx); err != nil {
 			return err
 		}
 	}
 	if s.lab.NoWeft {
 		return nil
 	}
-	return s.journal.step("Weft", func() error { return s.bringWeft(ctx) })
+	weft := weftProcesses{
+		lab: s.lab, group: s.group, spaces: s.spaces, flannel: s.flannel(), kubeconfig: s.plane.KubeconfigOf(controlplane.Weft),
+		controllerFlags: slices.Concat(ovn.controllerFlags(), cloudController(s.lab)),
+		agentFlags:      slices.Concat(vpcAgent(s.lab), cloudAgent(s.lab), flannelAgent(s.lab)),
+	}
+	return s.journal.step("Weft", func() error { return weft.start(ctx) })
+}
+
+// bringKubelets starts the programs that run pods on every node, and Weft in pods.
+func (s *start) bringKubelets(ctx context.Context) error {
+	ctx, cancel := context.WithTimeout(ctx, 10*time.Minute)
+	defer cancel()
+	if err := s.group.Start(ctx, s.plane.ControllerManager()); err != nil {
+		return err
+	}
+	if err := s.group.Start(ctx, s.plane.Scheduler()); err != nil {
+		return err
+	}
+	var archives []string
+	err := s.journal.step("images", func() error {
+		var err error
+		archives, err = images{lab: s.lab, bin: s.plane.Bin, run: s.group.Run}.archives(ctx)
+		return err
+	})
+	if err != nil {
+		return err
+	}
+	var parts []func(context.Context) error
+	if s.lab.OpenStack != "" {
+		parts = append(parts, s.bringOpenStack)
+	}
+	nodes := kubelets{lab: s.lab, self: s.self, group: s.group, spaces: s.spaces, plane: s.plane, kubectl: s.kubectl()}
+	for _, n := range s.lab.AllNodes() {
+		parts = append(parts, func(ctx context.Context) error {
+			return s.journal.step("containerd, kubelet and kube-proxy of "+n.Name, func() error { return nodes.start(ctx, n, archives) })
+		})
+	}
+	if err := together(ctx, parts...); err != nil {
+		return err
+	}
+	if s.lab.NoWeft {
+		return nil
+	}
+	pods := deployment{lab: s.lab, kubectl: s.kubectl()}
+	if err := s.journal.step("Weft in pods", func() error { return pods.weft(ctx) }); err != nil {
+		return err
+	}
+	return s.journal.step("DNS in pods", func() error { return pods.dns(ctx) })
+}
+
+func (s *start) bringOpenStack(ctx context.Context) error {
+	c := cloud{lab: s.lab, datapath: s.datapath, group: s.group, spaces: s.spaces}
+	return s.journal.step("OpenStack", func() error { return c.start(ctx) })
+}
+
+func (s *start) kubectl() kubectl { return kubectl{group: s.group, plane: s.plane} }
+
+func (s *start) flannel() flannel {
+	return flannel{lab: s.lab, group: s.group, spaces: s.spaces, plane: s.plane}
 }
