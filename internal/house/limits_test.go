@@ -30,7 +30,6 @@ func exceptions() (methods, fields, lines map[string]int) {
 		"internal/vpc/cluster/plan.Planner":    33,
 		"internal/vpc/cluster/plan.compiler":   68,
 		"internal/vpc/cluster/plan_test.world": 26,
-		"lab/stack/openstack.Stack":            37,
 		"test/bench/vpc.Scene":                 26,
 		"test/e2e.egressScene":                 26,
 		"test/soak.soak":                       59,
