@@ -76,10 +76,10 @@ func Open(ctx context.Context, name string) (*Cluster, error) {
 	}
 	c := &Cluster{
 		Config: st.Config, Kubeconfig: st.Kubeconfig, HostIP: hostIP, ControlIP: l.ControlIP, Datapath: st.Datapath, lab: l,
-		Outside: Outside{Netns: st.OutsideNS, IP: l.OutsideIP, URL: st.Outside},
+		Outside: Outside{Netns: st.OutsideNS, IP: l.Outside.Host, URL: st.Outside},
 	}
 	if st.Config.HasExternal() {
-		c.External = Outside{Netns: st.ExternalNS, IP: l.ExternalIP, URL: st.External, Space: space(st.ExternalSpace)}
+		c.External = Outside{Netns: st.ExternalNS, IP: l.External.Host, URL: st.External, Space: space(st.ExternalSpace)}
 	}
 	if st.Config.OpenStack != "" {
 		c.OpenStack = &openstack.Stack{Space: space(st.OpenStackSpace), Driver: st.Config.OpenStack, Dir: l.Path("os"), Addr: l.OpenStackIP, HostAddr: l.OpenStackIP}

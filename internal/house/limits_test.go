@@ -27,8 +27,6 @@ func exceptions() (methods, fields, lines map[string]int) {
 		"internal/overlay/pipeline.program":    38,
 		"internal/reconcile.Loop":              27,
 		"internal/vpc/cluster/plan_test.world": 26,
-		"lab/stack/openstack.Stack":            37,
-		"lab/supervisor.Supervisor":            67,
 		"test/bench/vpc.Scene":                 26,
 		"test/e2e.egressScene":                 26,
 		"test/soak.soak":                       59,
@@ -38,7 +36,6 @@ func exceptions() (methods, fields, lines map[string]int) {
 		"internal/agent.agent":           27,
 		"internal/agent.egressFirewalls": 22,
 		"internal/agent.engines":         27,
-		"lab/plan.Lab":                   27,
 	}
 	lines = map[string]int{
 		"internal/agent":            7702,

@@ -284,33 +284,47 @@ type Lab struct {
 	Cgroup string // below the root of each cgroup hierarchy
 	MTU    int
 
-	Underlay   netip.Prefix // nodes, control plane and router
-	Router     netip.Addr   // the nodes' default gateway
-	ControlIP  netip.Addr   // of the API server on the underlay
-	OutsideNet netip.Prefix // behind the router; it has routes to nodes, and to nothing of the cluster's
-	OutsideGW  netip.Addr
-	OutsideIP  netip.Addr
-
-	ExternalNet netip.Prefix // with VPC or OpenStack: the outside network that the nodes' second links are in
-	ExternalGW  netip.Addr
-	ExternalIP  netip.Addr // of the host in it
+	Underlay  netip.Prefix // nodes, control plane and router
+	Router    netip.Addr   // the nodes' default gateway
+	ControlIP netip.Addr   // of the API server on the underlay
+	Outside   Segment      // has routes to nodes, and to nothing of the cluster's
+	External  Segment      // with VPC or OpenStack: the outside network that the nodes' second links are in
 
 	OpenStackIP netip.Addr // with OpenStack: its address on the underlay
-	// FloatingFirst and FloatingLast are the addresses of ExternalNet that Neutron gives to routers and floating IPs.
-	FloatingFirst, FloatingLast netip.Addr
+	Floating    Range      // with OpenStack: the addresses of External that Neutron gives to routers and floating IPs
 
 	ClusterCIDR  netip.Prefix
 	FlannelCIDR  netip.Prefix // of the pods of a flannel network; the nodes' podCIDRs are in it
-	FlannelCIDR6 netip.Prefix // its IPv6 range; used with DualStack
-	Underlay6    netip.Prefix // of the nodes' IPv6 addresses; used with DualStack
-	// Router6 is the nodes' IPv6 default gateway, by which flannel finds the interface. No router uses the address.
-	Router6      netip.Addr
+	IPv6         IPv6         // of a flannel network; used with DualStack
 	ServiceCIDR  netip.Prefix
 	APIServiceIP netip.Addr // the Service default/kubernetes
 	APIPort      int
-	OutsidePort  int // the reporter's, TCP
 
 	HostLink string // the root namespace's end of the link to the control plane
+}
+
+// Segment is a network behind the router, with one host.
+type Segment struct {
+	Net     netip.Prefix
+	Gateway netip.Addr // the router's
+	Host    netip.Addr
+}
+
+// Reporter returns the address of the reporter on the segment's host, for TCP and UDP.
+func (s Segment) Reporter() netip.AddrPort {
+	const port = 8080
+	return netip.AddrPortFrom(s.Host, port)
+}
+
+// Range is the addresses from First to Last.
+type Range struct{ First, Last netip.Addr }
+
+// IPv6 has the IPv6 ranges of a lab.
+type IPv6 struct {
+	Underlay netip.Prefix // of the nodes' addresses
+	// Router is the nodes' default gateway, by which flannel finds the interface. No router uses the address. Invalid without DualStack.
+	Router  netip.Addr
+	Flannel netip.Prefix // of the pods of a flannel network
 }
 
 // New derives a lab from a configuration returned by Default.
@@ -320,21 +334,22 @@ func New(c Config) Lab {
 		Dir:    filepath.Join(StateRoot, c.Name), RunDir: filepath.Join(RunRoot, c.Name), Cgroup: "wl-" + c.Name,
 		MTU:      DefaultMTU,
 		Underlay: netip.MustParsePrefix("172.31.0.0/24"), Router: netip.MustParseAddr("172.31.0.254"),
-		ControlIP:  netip.MustParseAddr("172.31.0.250"),
-		OutsideNet: netip.MustParsePrefix("198.51.100.0/24"), OutsideGW: netip.MustParseAddr("198.51.100.1"),
-		OutsideIP:   netip.MustParseAddr("198.51.100.10"),
-		ExternalNet: netip.MustParsePrefix("192.168.100.0/24"), ExternalGW: netip.MustParseAddr("192.168.100.1"),
-		ExternalIP:    netip.MustParseAddr("192.168.100.10"),
-		OpenStackIP:   netip.MustParseAddr("172.31.0.249"),
-		FloatingFirst: netip.MustParseAddr("192.168.100.101"), FloatingLast: netip.MustParseAddr("192.168.100.200"),
-		ClusterCIDR: netip.MustParsePrefix("10.128.0.0/14"),
+		ControlIP: netip.MustParseAddr("172.31.0.250"),
+		Outside: Segment{
+			Net: netip.MustParsePrefix("198.51.100.0/24"), Gateway: netip.MustParseAddr("198.51.100.1"), Host: netip.MustParseAddr("198.51.100.10"),
+		},
+		External: Segment{
+			Net: netip.MustParsePrefix("192.168.100.0/24"), Gateway: netip.MustParseAddr("192.168.100.1"), Host: netip.MustParseAddr("192.168.100.10"),
+		},
+		OpenStackIP: netip.MustParseAddr("172.31.0.249"),
+		Floating:    Range{First: netip.MustParseAddr("192.168.100.101"), Last: netip.MustParseAddr("192.168.100.200")},
+		ClusterCIDR: netip.MustParsePrefix("10.128.0.0/14"), FlannelCIDR: netip.MustParsePrefix("10.244.0.0/16"),
+		IPv6:        IPv6{Underlay: netip.MustParsePrefix("fd00:172:31::/64"), Flannel: netip.MustParsePrefix("fd00:10:244::/48")},
 		ServiceCIDR: netip.MustParsePrefix("172.30.0.0/16"), APIServiceIP: netip.MustParseAddr("172.30.0.1"),
-		APIPort: 6443, OutsidePort: 8080,
-		HostLink: "wl-" + c.Name, FlannelCIDR: netip.MustParsePrefix("10.244.0.0/16"),
-		FlannelCIDR6: netip.MustParsePrefix("fd00:10:244::/48"), Underlay6: netip.MustParsePrefix("fd00:172:31::/64"),
+		APIPort: 6443, HostLink: "wl-" + c.Name,
 	}
 	if c.DualStack {
-		l.Router6 = netip.MustParseAddr("fd00:172:31::fe")
+		l.IPv6.Router = netip.MustParseAddr("fd00:172:31::fe")
 	}
 	if c.Network == NetworkFlannel {
 		l.ClusterCIDR = l.FlannelCIDR
@@ -351,7 +366,7 @@ func (n Node) PodCIDR() netip.Prefix {
 func (l Lab) PodCIDRs(n Node) []string {
 	cidrs := []string{n.PodCIDR().String()}
 	if l.DualStack {
-		addr := l.FlannelCIDR6.Addr().As16()
+		addr := l.IPv6.Flannel.Addr().As16()
 		addr[7] = byte(n.Index) // of the /64s in a /48
 		cidrs = append(cidrs, netip.PrefixFrom(netip.AddrFrom16(addr), 64).String())
 	}
@@ -363,9 +378,9 @@ func (l Lab) Address6(n Node) netip.Prefix {
 	if !l.DualStack {
 		return netip.Prefix{}
 	}
-	addr := l.Underlay6.Addr().As16()
+	addr := l.IPv6.Underlay.Addr().As16()
 	addr[15] = byte(n.Index)
-	return netip.PrefixFrom(netip.AddrFrom16(addr), l.Underlay6.Bits())
+	return netip.PrefixFrom(netip.AddrFrom16(addr), l.IPv6.Underlay.Bits())
 }
 
 // Namespace returns the name under /run/netns of one of the lab's namespaces.

@@ -57,8 +57,8 @@ func TestFlannel(t *testing.T) {
 	seen := map[string]bool{}
 	for _, n := range l.AllNodes() {
 		address := l.Address6(n)
-		if !l.Underlay6.Contains(address.Addr()) {
-			t.Errorf("%s has %s outside of %s", n.Name, address, l.Underlay6)
+		if !l.IPv6.Underlay.Contains(address.Addr()) {
+			t.Errorf("%s has %s outside of %s", n.Name, address, l.IPv6.Underlay)
 		}
 		for _, text := range append(l.PodCIDRs(n), address.String()) {
 			if _, err := netip.ParsePrefix(text); err != nil || seen[text] {

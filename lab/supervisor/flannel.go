@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
+	"weft.dev/weft/lab/controlplane"
 	"weft.dev/weft/lab/flannelbuild"
 	"weft.dev/weft/lab/machine"
 	"weft.dev/weft/lab/plan"
@@ -39,7 +40,7 @@ const conflist = `{"name":"cbr0","cniVersion":"0.3.1","plugins":[` +
 func netConf(l plan.Lab) string {
 	six := ""
 	if l.DualStack {
-		six = fmt.Sprintf(`"EnableIPv6":true,"IPv6Network":%q,`, l.FlannelCIDR6)
+		six = fmt.Sprintf(`"EnableIPv6":true,"IPv6Network":%q,`, l.IPv6.Flannel)
 	}
 	return fmt.Sprintf(`{"Network":%q,%s"EnableNFTables":true,"Backend":{"Type":%q}}`, l.FlannelCIDR, six, l.Backend)
 }
@@ -58,16 +59,16 @@ data:
 }
 
 // flannelAgent are the agent's flags for a flannel network.
-func (s *Supervisor) flannelAgent() []string {
-	if !s.lab.Network.Flannel() {
+func flannelAgent(l plan.Lab) []string {
+	if !l.Network.Flannel() {
 		return nil
 	}
 	return []string{"--flannel"}
 }
 
 // installFlannelPlugin installs the plugins of a flannel network in the runtime's directory.
-func (s *Supervisor) installFlannelPlugin(n plan.Node) error {
-	if s.lab.RunsFlanneld(n.Name) {
+func installFlannelPlugin(l plan.Lab, n plan.Node) error {
+	if l.RunsFlanneld(n.Name) {
 		raw, err := os.ReadFile(flannelbuild.Plugin().Path())
 		if err != nil {
 			return fmt.Errorf("install flannel's plugin on %s: %w", n.Name, err)
@@ -77,14 +78,14 @@ func (s *Supervisor) installFlannelPlugin(n plan.Node) error {
 		}
 		return installBorrowed(n, "portmap", "bridge", "host-local")
 	}
-	raw, err := os.ReadFile(filepath.Join(s.lab.WeftBin, "weft-flannel"))
+	raw, err := os.ReadFile(filepath.Join(l.WeftBin, "weft-flannel"))
 	if err != nil {
 		return fmt.Errorf("install the plugin flannel on %s: %w (build it: go build -o BIN ./cmd/...)", n.Name, err)
 	}
 	if err := machine.WriteFile(filepath.Join(n.Dir, "root", "opt/cni/bin", "flannel"), raw, 0o755); err != nil {
 		return err
 	}
-	if s.lab.FlannelStore == plan.StoreEtcd { // without an agent, the plugin executes its delegate itself
+	if l.FlannelStore == plan.StoreEtcd { // without an agent, the plugin executes its delegate itself
 		return installBorrowed(n, "portmap", "bridge", "host-local")
 	}
 	return installBorrowed(n, "portmap")
@@ -104,23 +105,31 @@ func installBorrowed(n plan.Node, names ...string) error {
 	return nil
 }
 
+// flannel starts flannel's daemons, and the etcd for their leases.
+type flannel struct {
+	lab    plan.Lab
+	group  *process.Group
+	spaces *spaces
+	plane  *controlplane.Plane
+}
+
 // leasesKey is the key where flannel's daemons expect the configuration of the network.
 const leasesKey = "/coreos.com/network/config"
 
-// bringLeases starts the etcd for leases, with the configuration of the network in it.
-func (s *Supervisor) bringLeases(ctx context.Context) error {
-	if err := s.group.Start(ctx, s.plane.Leases()); err != nil {
+// startLeases starts the etcd for leases, with the configuration of the network in it.
+func (f flannel) startLeases(ctx context.Context) error {
+	if err := f.group.Start(ctx, f.plane.Leases()); err != nil {
 		return err
 	}
-	body, err := json.Marshal(map[string][]byte{"key": []byte(leasesKey), "value": []byte(netConf(s.lab))}) // etcd's JSON gateway has base64, as this
+	body, err := json.Marshal(map[string][]byte{"key": []byte(leasesKey), "value": []byte(netConf(f.lab))}) // etcd's JSON gateway has base64, as this
 	if err != nil {
 		return fmt.Errorf("encode flannel's configuration: %w", err)
 	}
-	request, err := http.NewRequestWithContext(ctx, http.MethodPost, s.plane.LeasesURL()+"/v3/kv/put", bytes.NewReader(body))
+	request, err := http.NewRequestWithContext(ctx, http.MethodPost, f.plane.LeasesURL()+"/v3/kv/put", bytes.NewReader(body))
 	if err != nil {
 		return fmt.Errorf("put flannel's configuration into etcd: %w", err)
 	}
-	space := s.space(partControl)
+	space := f.spaces.of(partControl)
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: space.Dial}}
 	answer, err := client.Do(request)
 	if err != nil {
@@ -133,36 +142,36 @@ func (s *Supervisor) bringLeases(ctx context.Context) error {
 	return nil
 }
 
-// bringDaemons runs flannel's daemon on every node, Weft's or the original, with leases in etcd.
-func (s *Supervisor) bringDaemons(ctx context.Context) error {
+// startDaemons runs flannel's daemon on every node, Weft's or the original, with leases in etcd.
+func (f flannel) startDaemons(ctx context.Context) error {
 	var g errgroup.Group
-	for _, n := range s.lab.AllNodes() {
-		argv, name := []string{filepath.Join(s.lab.WeftBin, "weft"), "flanneld"}, n.Name+"/weft-flanneld"
-		if s.lab.RunsFlanneld(n.Name) {
+	for _, n := range f.lab.AllNodes() {
+		argv, name := []string{filepath.Join(f.lab.WeftBin, "weft"), "flanneld"}, n.Name+"/weft-flanneld"
+		if f.lab.RunsFlanneld(n.Name) {
 			argv, name = []string{flannelbuild.Flanneld().Path()}, n.Name+"/flanneld"
 		}
-		argv = append(argv, "--etcd-endpoints="+s.plane.LeasesURL())
-		g.Go(func() error { return s.bringDaemon(ctx, n, name, argv) })
+		argv = append(argv, "--etcd-endpoints="+f.plane.LeasesURL())
+		g.Go(func() error { return f.startDaemon(ctx, n, name, argv) })
 	}
 	return g.Wait()
 }
 
-// bringOriginal runs the original flanneld on a node, with leases in Kubernetes.
-func (s *Supervisor) bringOriginal(ctx context.Context, n plan.Node, kubeconfig string) error {
+// startOriginal runs the original flanneld on a node, with leases in Kubernetes.
+func (f flannel) startOriginal(ctx context.Context, n plan.Node) error {
 	conf := filepath.Join(n.Dir, "net-conf.json")
-	if err := machine.WriteFile(conf, []byte(netConf(s.lab)), 0o644); err != nil {
+	if err := machine.WriteFile(conf, []byte(netConf(f.lab)), 0o644); err != nil {
 		return err
 	}
-	return s.bringDaemon(ctx, n, n.Name+"/flanneld", []string{
-		flannelbuild.Flanneld().Path(), "--kube-subnet-mgr", "--kubeconfig-file=" + kubeconfig, "--net-config-path=" + conf,
+	return f.startDaemon(ctx, n, n.Name+"/flanneld", []string{
+		flannelbuild.Flanneld().Path(), "--kube-subnet-mgr", "--kubeconfig-file=" + f.plane.KubeconfigOf(controlplane.Weft), "--net-config-path=" + conf,
 	})
 }
 
-// bringDaemon runs a flannel daemon on a node until it is ready, and writes the runtime's configuration, as flannel's manifest does.
-func (s *Supervisor) bringDaemon(ctx context.Context, n plan.Node, name string, argv []string) error {
-	space := s.space(n.Name)
+// startDaemon runs a flannel daemon on a node until it is ready, and writes the runtime's configuration, as flannel's manifest does.
+func (f flannel) startDaemon(ctx context.Context, n plan.Node, name string, argv []string) error {
+	space := f.spaces.of(n.Name)
 	client := &http.Client{Transport: &http.Transport{DisableKeepAlives: true, DialContext: space.Dial}}
-	err := s.group.Start(ctx, process.Program{
+	err := f.group.Start(ctx, process.Program{
 		Name: name, Env: []string{"NODE_NAME=" + n.Name},
 		Argv: space.Enter(append(argv, "--iface="+uplink, "--ip-masq", fmt.Sprintf("--healthz-port=%d", flanneldHealth))...),
 		Ready: func(ctx context.Context) error {

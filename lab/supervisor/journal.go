@@ -2,7 +2,9 @@ package supervisor
 
 import (
 	"context"
+	"fmt"
 	"sync"
+	"time"
 
 	"weft.dev/weft/lab/report"
 )
@@ -34,6 +36,18 @@ func (j *journal) finish() {
 func (j *journal) wake() {
 	close(j.changed)
 	j.changed = make(chan struct{})
+}
+
+// step runs a part of the start and reports it.
+func (j *journal) step(name string, f func() error) error {
+	j.add(report.Event{Step: name, State: report.Begin})
+	began := time.Now()
+	if err := f(); err != nil {
+		j.add(report.Event{Step: name, State: report.Fail, Took: time.Since(began), Text: err.Error()})
+		return fmt.Errorf("%s: %w", name, err)
+	}
+	j.add(report.Event{Step: name, State: report.Done, Took: time.Since(began)})
+	return nil
 }
 
 // follow passes every event to f, from the first on, until the start is over or the context ends.

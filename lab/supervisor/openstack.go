@@ -3,96 +3,70 @@ package supervisor
 import (
 	"context"
 	"fmt"
-	"net/netip"
 	"path/filepath"
 
-	"weft.dev/weft/lab/ground"
 	"weft.dev/weft/lab/kubebuild"
 	"weft.dev/weft/lab/machine"
+	"weft.dev/weft/lab/plan"
+	"weft.dev/weft/lab/process"
 	"weft.dev/weft/lab/stack/openstack"
 )
 
-// cloudLink is the nodes' link into the outside network, a port of the bridge to which Neutron's external network is mapped.
-const cloudLink = "ext"
-
-// connectCloud connects OpenStack's namespace with nodes and control plane. Traffic from the outside network, which has Neutron's routers
-// and floating IPs, is not routed to the nodes' network.
-func (s *Supervisor) connectCloud(ctx context.Context) error {
-	l := s.lab
-	ul, cloud := s.space(partUnderlay), s.space(partOpenStack)
-	err := ground.Connect(l.MTU,
-		ground.End{Space: &ul, Name: partOpenStack, Bridge: underlayBridge},
-		ground.End{Space: &cloud, Name: uplink, Addr: netip.PrefixFrom(l.OpenStackIP, l.Underlay.Bits())})
-	if err != nil {
-		return err
-	}
-	if _, err := s.group.Run(ctx, "", ul.Enter("ip", "rule", "add", "iif", externalBridge, "to", l.Underlay.String(), "blackhole")...); err != nil {
-		return err
-	}
-	return cloud.Route(netip.Prefix{}, l.Router)
+// cloud starts OpenStack, with the nodes as hosts of its Neutron.
+type cloud struct {
+	lab      plan.Lab
+	datapath plan.Datapath // of the nodes' switches
+	group    *process.Group
+	spaces   *spaces
 }
 
-func (s *Supervisor) cloud() *openstack.Stack {
+func (c cloud) stack() *openstack.Stack {
 	return &openstack.Stack{
-		Space: s.space(partOpenStack), Group: s.group, Driver: s.lab.OpenStack, Dir: s.lab.Path("os"), Cache: kubebuild.Cache(), Addr: s.lab.OpenStackIP,
+		Space: c.spaces.of(partOpenStack), Group: c.group, Driver: c.lab.OpenStack, Dir: c.lab.Path("os"), Cache: kubebuild.Cache(), Addr: c.lab.OpenStackIP,
 	}
 }
 
-// bringOpenStack starts OpenStack, makes every node a host of Neutron, and writes kubestack.conf for the controller.
-func (s *Supervisor) bringOpenStack(ctx context.Context) error {
+// start starts OpenStack, makes every node a host of Neutron, and writes kubestack.conf for the controller.
+func (c cloud) start(ctx context.Context) error {
 	ctx, cancel := context.WithTimeout(ctx, stepLimit)
 	defer cancel()
-	stack := s.cloud()
+	stack := c.stack()
 	if err := stack.Start(ctx); err != nil {
 		return err
 	}
-	parts := make([]func(context.Context) error, 0, s.lab.Nodes)
-	for _, n := range s.lab.AllNodes() {
-		config := openstack.HostConfig{Group: s.group, Space: s.space(n.Name), Node: n, Uplink: cloudLink, Datapath: s.datapath}
+	parts := make([]func(context.Context) error, 0, c.lab.Nodes)
+	for _, n := range c.lab.AllNodes() {
+		config := openstack.HostConfig{Group: c.group, Space: c.spaces.of(n.Name), Node: n, Uplink: cloudLink, Datapath: c.datapath}
 		parts = append(parts, func(ctx context.Context) error { return openstack.Host(ctx, stack, config) })
 	}
 	if err := together(ctx, parts...); err != nil {
 		return err
 	}
-	l := s.lab
-	external, err := stack.ExternalNetwork(ctx, openstack.External{Range: l.ExternalNet, Gateway: l.ExternalGW, First: l.FloatingFirst, Last: l.FloatingLast})
+	l := c.lab
+	external, err := stack.ExternalNetwork(ctx, openstack.External{Range: l.External.Net, Gateway: l.External.Gateway, First: l.Floating.First, Last: l.Floating.Last})
 	if err != nil {
 		return fmt.Errorf("create Neutron's external network: %w", err)
 	}
 	text := fmt.Sprintf("[Global]\nauth-url = %s\nusername = %s\npassword = %s\ntenant-name = %s\nregion = %s\next-net-id = %s\n\n[Plugin]\nplugin-name = ovs\n",
 		stack.AuthURL(), openstack.Admin, openstack.AdminPassword, openstack.Admin, openstack.Region, external)
-	return machine.WriteFile(s.kubestackConf(), []byte(text), 0o600)
+	return machine.WriteFile(kubestackConf(c.lab), []byte(text), 0o600)
 }
 
-func (s *Supervisor) kubestackConf() string { return filepath.Join(s.lab.Dir, "kubestack.conf") }
+// kubestackConf returns the path of the controller's configuration of OpenStack.
+func kubestackConf(l plan.Lab) string { return filepath.Join(l.Dir, "kubestack.conf") }
 
 // cloudController returns a controller's flags for OpenStack.
-func (s *Supervisor) cloudController() []string {
-	if s.lab.OpenStack == "" {
+func cloudController(l plan.Lab) []string {
+	if l.OpenStack == "" {
 		return nil
 	}
-	return []string{"--neutron-config=" + s.kubestackConf(), "--neutron-cluster=" + s.lab.Name}
+	return []string{"--neutron-config=" + kubestackConf(l), "--neutron-cluster=" + l.Name}
 }
 
 // cloudAgent returns an agent's flags for OpenStack.
-func (s *Supervisor) cloudAgent() []string {
-	if s.lab.OpenStack == "" {
+func cloudAgent(l plan.Lab) []string {
+	if l.OpenStack == "" {
 		return nil
 	}
 	return []string{"--neutron"}
 }
-
-// cloudSecret creates the namespace of Weft's manifest with kubestack.conf, as users of OpenStack do.
-func (s *Supervisor) cloudSecret(ctx context.Context) error {
-	if s.lab.OpenStack == "" {
-		return nil
-	}
-	if _, err := s.kubectl(ctx, "", "create", "namespace", weftNamespace); err != nil {
-		return err
-	}
-	_, err := s.kubectl(ctx, "", "-n", weftNamespace, "create", "secret", "generic", "weft-neutron", "--from-file=kubestack.conf="+s.kubestackConf())
-	return err
-}
-
-// weftNamespace is the namespace of Weft's manifest.
-const weftNamespace = "weft"

@@ -3,6 +3,7 @@ package supervisor
 import (
 	"context"
 	"fmt"
+	"log/slog"
 	"net/netip"
 	"slices"
 	"strings"
@@ -14,6 +15,7 @@ import (
 	"k8s.io/client-go/dynamic/dynamicinformer"
 	"k8s.io/client-go/tools/cache"
 
+	"weft.dev/weft/lab/ground"
 	"weft.dev/weft/lab/plan"
 )
 
@@ -61,10 +63,18 @@ func podRoutes(l plan.Lab, objects []*unstructured.Unstructured) map[netip.Prefi
 	return routes
 }
 
-// routePods keeps the control plane's routes to the pods of all nodes until the lab ends. The API server needs them for webhooks,
+// podRouter keeps the control plane's routes to the pods of all nodes until the lab ends. The API server needs them for webhooks,
 // aggregated APIs and its proxy.
-func (s *Supervisor) routePods() error {
-	config, err := s.restConfig()
+type podRouter struct {
+	lab     plan.Lab
+	control ground.Space // the control plane's
+	log     *slog.Logger
+	down    <-chan struct{} // closed when the lab must end
+}
+
+// start starts to watch.
+func (r podRouter) start() error {
+	config, err := restConfig(r.lab)
 	if err != nil {
 		return err
 	}
@@ -81,7 +91,7 @@ func (s *Supervisor) routePods() error {
 		}
 	}
 	var stores []cache.Store
-	for _, resource := range routed(s.lab.Network) {
+	for _, resource := range routed(r.lab.Network) {
 		informer := factory.ForResource(resource).Informer()
 		_, err := informer.AddEventHandler(cache.ResourceEventHandlerFuncs{
 			AddFunc: notify, UpdateFunc: func(any, any) { notify(nil) }, DeleteFunc: notify,
@@ -95,17 +105,17 @@ func (s *Supervisor) routePods() error {
 	factory.Start(ctx.Done())
 	go func() {
 		defer stop()
-		s.followPods(stores, changed)
+		r.follow(stores, changed)
 	}()
 	return nil
 }
 
-// followPods sets the routes after every change, and again every second while one fails.
-func (s *Supervisor) followPods(stores []cache.Store, changed <-chan struct{}) {
+// follow sets the routes after every change, and again every second while one fails.
+func (r podRouter) follow(stores []cache.Store, changed <-chan struct{}) {
 	var again <-chan time.Time
 	for {
 		select {
-		case <-s.down:
+		case <-r.down:
 			return
 		case <-changed:
 		case <-again:
@@ -119,9 +129,9 @@ func (s *Supervisor) followPods(stores []cache.Store, changed <-chan struct{}) {
 			}
 		}
 		again = nil
-		err := s.space(partControl).SetRoutes(podRoutes(s.lab, objects))
+		err := r.control.SetRoutes(podRoutes(r.lab, objects))
 		if err != nil {
-			s.log.Warn("no route from the control plane to some pods; trying again", "err", err)
+			r.log.Warn("no route from the control plane to some pods; trying again", "err", err)
 			again = time.After(time.Second)
 		}
 	}

@@ -10,7 +10,7 @@ import (
 	"os"
 	"time"
 
-	"weft.dev/weft/lab/ground"
+	"weft.dev/weft/lab/plan"
 	"weft.dev/weft/lab/report"
 )
 
@@ -74,38 +74,27 @@ func (s *Supervisor) status() report.Status {
 	st := report.Status{
 		Name: l.Name, Phase: s.phase, Config: l.Config, Datapath: s.datapath, Kubeconfig: l.Kubeconfig(),
 		API:    fmt.Sprintf("https://%s:%d", s.entry.APIHost(), l.APIPort),
-		HostIP: s.entry.HostIP().String(), Outside: fmt.Sprintf("http://%s:%d/", l.OutsideIP, l.OutsidePort),
+		HostIP: s.entry.HostIP().String(), Outside: reporterURL(l.Outside),
 		Supervisor: os.Getpid(), Programs: s.group.List(), LogDir: l.Path("log"),
-		OutsideNS: s.netPath("out"), ControlNS: s.netPath("cp"), UnderlayNS: s.netPath("ul"),
+		OutsideNS: s.spaces.netPath(partOutside), ControlNS: s.spaces.netPath(partControl), UnderlayNS: s.spaces.netPath(partUnderlay),
 	}
 	if l.HasExternal() {
-		st.ExternalNS, st.External = s.netPath(partExternal), fmt.Sprintf("http://%s:%d/", l.ExternalIP, l.OutsidePort)
+		st.ExternalNS, st.External = s.spaces.netPath(partExternal), reporterURL(l.External)
 	}
 	if s.failed != nil {
 		st.Error = s.failed.Error()
 	}
 	for part, into := range map[string]*report.Space{partExternal: &st.ExternalSpace, partOpenStack: &st.OpenStackSpace} {
-		*into = report.Space{Name: s.spaces[part].Name, Holder: s.spaces[part].Pid}
+		sp := s.spaces.of(part)
+		*into = report.Space{Name: sp.Name, Holder: sp.Pid}
 	}
 	for _, n := range l.AllNodes() {
-		sp := s.spaces[n.Name]
+		sp := s.spaces.of(n.Name)
 		st.Nodes = append(st.Nodes, report.Node{
-			Name: n.Name, IP: n.IP.String(), Netns: s.netPath(n.Name), Space: sp.Name, Holder: sp.Pid, RunDir: n.RunDir, Dir: n.Dir,
+			Name: n.Name, IP: n.IP.String(), Netns: s.spaces.netPath(n.Name), Space: sp.Name, Holder: sp.Pid, RunDir: n.RunDir, Dir: n.Dir,
 		})
 	}
 	return st
 }
 
-// netPath returns "" until the namespace exists. The lock must be held.
-func (s *Supervisor) netPath(part string) string {
-	if sp, ok := s.spaces[part]; ok {
-		return sp.NetPath()
-	}
-	return ""
-}
-
-func (s *Supervisor) space(part string) ground.Space {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.spaces[part]
-}
+func reporterURL(at plan.Segment) string { return "http://" + at.Reporter().String() + "/" }

@@ -18,8 +18,6 @@ import (
 
 	"golang.org/x/sync/errgroup"
 
-	"weft.dev/weft/lab/controlplane"
-	"weft.dev/weft/lab/ground"
 	"weft.dev/weft/lab/machine"
 	"weft.dev/weft/lab/plan"
 	"weft.dev/weft/lab/process"
@@ -41,14 +39,13 @@ type Supervisor struct {
 	self     string // the running program
 	datapath plan.Datapath
 	group    *process.Group
-	log      *slog.Logger
+	spaces   *spaces
 	journal  *journal
-	plane    *controlplane.Plane
+	log      *slog.Logger
 
 	mu     sync.Mutex
 	phase  report.Phase
 	failed error
-	spaces map[string]ground.Space // by part: ul, cp, out, n1...
 
 	down     chan struct{} // closed when the lab must end
 	downOnce sync.Once
@@ -73,9 +70,8 @@ func Run(name string) error {
 		return fmt.Errorf("find the running program: %w", err)
 	}
 	s := &Supervisor{
-		lab: plan.New(entry.Config), entry: entry, self: self,
-		log:     slog.New(slog.NewTextHandler(os.Stderr, nil)),
-		journal: newJournal(), phase: report.Starting, spaces: map[string]ground.Space{},
+		lab: plan.New(entry.Config), entry: entry, self: self, datapath: chooseDatapath(entry.Config.Datapath),
+		spaces: newSpaces(), journal: newJournal(), log: slog.New(slog.NewTextHandler(os.Stderr, nil)), phase: report.Starting,
 		down: make(chan struct{}), ended: make(chan struct{}),
 	}
 	s.group = process.NewGroup(s.lab.Path("log"), s.lab.RunPath("pid"))
@@ -125,7 +121,10 @@ func (s *Supervisor) raise(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, upLimit)
 	defer cancel()
 	began := time.Now()
-	err := s.bring(ctx)
+	err := (&start{
+		lab: s.lab, entry: s.entry, self: s.self, datapath: s.datapath, group: s.group,
+		spaces: s.spaces, journal: s.journal, log: s.log, down: s.down,
+	}).run(ctx)
 	switch {
 	case err == nil:
 		s.setPhase(report.Up, nil)
@@ -145,18 +144,6 @@ func (s *Supervisor) setPhase(p report.Phase, err error) {
 	if s.phase != report.Stopping {
 		s.phase, s.failed = p, err
 	}
-}
-
-// step runs a part of the start and reports it.
-func (s *Supervisor) step(name string, f func() error) error {
-	s.journal.add(report.Event{Step: name, State: report.Begin})
-	began := time.Now()
-	if err := f(); err != nil {
-		s.journal.add(report.Event{Step: name, State: report.Fail, Took: time.Since(began), Text: err.Error()})
-		return fmt.Errorf("%s: %w", name, err)
-	}
-	s.journal.add(report.Event{Step: name, State: report.Done, Took: time.Since(began)})
-	return nil
 }
 
 // together runs parts of the start concurrently; the first error cancels the others.

@@ -70,7 +70,7 @@ var errAbsent = errors.New("no report of it in Neutron yet")
 
 // reported reports whether Neutron has an agent's report.
 func (h host) reported(ctx context.Context, kind string) error {
-	c, err := networkClient(ctx, h.stack)
+	c, err := networkClient(ctx, h.stack.HTTP())
 	if err != nil {
 		return err
 	}

@@ -25,9 +25,10 @@ func brokerURL(at netip.Addr) string {
 var errNoBroker = errors.New("RabbitMQ is not installed: run build/prepare --openstack openvswitch")
 
 // broker is RabbitMQ between Neutron and its agents, with ML2/OVS.
-type broker struct{ *Stack }
+type broker struct{ place }
 
-func (b broker) installed() error {
+// brokerInstalled returns errNoBroker unless RabbitMQ is installed.
+func brokerInstalled() error {
 	if _, err := os.Stat(rabbitServer); err != nil {
 		return fmt.Errorf("%w: %w", errNoBroker, err)
 	}
@@ -36,7 +37,7 @@ func (b broker) installed() error {
 
 // program describes the broker. Erlang's port mapper, which it starts, is in its PID namespace and ends with it.
 func (b broker) program() process.Program {
-	dir := filepath.Join(b.Dir, "rabbitmq")
+	dir := filepath.Join(b.dir, "rabbitmq")
 	return process.Program{
 		Name: b.name("rabbitmq"),
 		Argv: b.alone(rabbitServer),

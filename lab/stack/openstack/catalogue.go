@@ -3,6 +3,7 @@ package openstack
 import (
 	"context"
 	"fmt"
+	"net/http"
 	"net/netip"
 
 	"github.com/gophercloud/gophercloud/v2"
@@ -15,14 +16,21 @@ import (
 	"github.com/gophercloud/gophercloud/v2/pagination"
 )
 
-// catalogue completes Keystone: the services with their endpoints at this lab's addresses, the services' users, the roles. A second call
-// changes nothing.
-func (s *Stack) catalogue(ctx context.Context) error {
-	c, err := s.identity(ctx)
+// catalogue is Keystone's: the services with their endpoints at this lab's addresses, the services' users, the roles.
+type catalogue struct {
+	client   *http.Client // from inside the stack's namespace
+	addr     netip.Addr   // of the public and internal endpoints
+	hostAddr netip.Addr   // of the admin endpoints
+	octavia  bool         // with Octavia's endpoints
+}
+
+// fill completes the catalogue. A second call changes nothing.
+func (k catalogue) fill(ctx context.Context) error {
+	c, err := identity(ctx, k.client)
 	if err != nil {
 		return err
 	}
-	if err := s.endpoints(ctx, c); err != nil {
+	if err := k.endpoints(ctx, c); err != nil {
 		return fmt.Errorf("fill Keystone's catalogue: %w", err)
 	}
 	if err := serviceUsers(ctx, c); err != nil {
@@ -31,14 +39,15 @@ func (s *Stack) catalogue(ctx context.Context) error {
 	return nil
 }
 
-// identity returns a client for Keystone by its address: the catalogue has none yet.
-func (s *Stack) identity(ctx context.Context) (*gophercloud.ServiceClient, error) {
+// identity returns a client for Keystone by its address: the catalogue has none yet. The HTTP client connects from inside the stack's
+// namespace, as networkClient's does.
+func identity(ctx context.Context, client *http.Client) (*gophercloud.ServiceClient, error) {
 	auth := fmt.Sprintf("http://127.0.0.1:%d/v3", KeystonePort)
 	p, err := gophercloudopenstack.NewClient(auth)
 	if err != nil {
 		return nil, fmt.Errorf("make Keystone's client: %w", err)
 	}
-	p.HTTPClient = *s.HTTP()
+	p.HTTPClient = *client
 	if err := gophercloudopenstack.Authenticate(ctx, p, gophercloud.AuthOptions{
 		IdentityEndpoint: auth, Username: Admin, Password: AdminPassword, DomainName: "Default", TenantName: Admin,
 	}); err != nil {
@@ -48,16 +57,16 @@ func (s *Stack) identity(ctx context.Context) (*gophercloud.ServiceClient, error
 }
 
 // networkClient returns a client for Neutron by its address.
-func networkClient(ctx context.Context, s *Stack) (*gophercloud.ServiceClient, error) {
-	identity, err := s.identity(ctx)
+func networkClient(ctx context.Context, client *http.Client) (*gophercloud.ServiceClient, error) {
+	keystone, err := identity(ctx, client)
 	if err != nil {
 		return nil, err
 	}
 	at := fmt.Sprintf("http://127.0.0.1:%d/", NeutronPort)
-	return &gophercloud.ServiceClient{ProviderClient: identity.ProviderClient, Endpoint: at, ResourceBase: at + "v2.0/", Type: "network"}, nil
+	return &gophercloud.ServiceClient{ProviderClient: keystone.ProviderClient, Endpoint: at, ResourceBase: at + "v2.0/", Type: "network"}, nil
 }
 
-func (s *Stack) endpoints(ctx context.Context, c *gophercloud.ServiceClient) error {
+func (k catalogue) endpoints(ctx context.Context, c *gophercloud.ServiceClient) error {
 	have, err := all(ctx, services.List(c, services.ListOpts{}), services.ExtractServices)
 	if err != nil {
 		return err
@@ -70,7 +79,7 @@ func (s *Stack) endpoints(ctx context.Context, c *gophercloud.ServiceClient) err
 		kind, path string
 		port       uint16
 	}{{"identity", "/v3", KeystonePort}, {"network", "", NeutronPort}, {"load-balancer", "", OctaviaPort}} {
-		if want.kind == "load-balancer" && s.Without == octavia {
+		if want.kind == "load-balancer" && !k.octavia {
 			continue
 		}
 		id := serviceOf(have, want.kind)
@@ -82,7 +91,7 @@ func (s *Stack) endpoints(ctx context.Context, c *gophercloud.ServiceClient) err
 			id = made.ID
 		}
 		for kind, ip := range map[gophercloud.Availability]netip.Addr{
-			gophercloud.AvailabilityPublic: s.Addr, gophercloud.AvailabilityInternal: s.Addr, gophercloud.AvailabilityAdmin: s.HostAddr,
+			gophercloud.AvailabilityPublic: k.addr, gophercloud.AvailabilityInternal: k.addr, gophercloud.AvailabilityAdmin: k.hostAddr,
 		} {
 			if err := endpoint(ctx, c, present, endpoints.CreateOpts{
 				Availability: kind, Name: want.kind, Region: Region, ServiceID: id, URL: url(ip, want.port) + want.path,

@@ -23,7 +23,7 @@ func TestDrivers(t *testing.T) {
 	} {
 		t.Run(driver, func(t *testing.T) {
 			s := &Stack{Dir: t.TempDir(), Driver: driver}
-			if err := s.write(); err != nil {
+			if err := (view{s}).write(); err != nil {
 				t.Fatal(err)
 			}
 			lines := linesOf(t, filepath.Join(s.Dir, "conf", "neutron.conf"))

@@ -24,7 +24,7 @@ const externalName = "external"
 
 // ExternalNetwork creates Neutron's external network on PhysicalNetwork, unless it exists, and returns its id.
 func (s *Stack) ExternalNetwork(ctx context.Context, e External) (string, error) {
-	c, err := networkClient(ctx, s)
+	c, err := networkClient(ctx, s.HTTP())
 	if err != nil {
 		return "", err
 	}

@@ -7,18 +7,13 @@
 package openstack
 
 import (
-	"bytes"
 	"context"
-	"embed"
 	"errors"
 	"fmt"
-	"net"
 	"net/http"
 	"net/netip"
-	"os"
 	"path/filepath"
 	"strings"
-	"text/template"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -26,6 +21,7 @@ import (
 	"weft.dev/weft/lab/ground"
 	"weft.dev/weft/lab/plan"
 	"weft.dev/weft/lab/process"
+	"weft.dev/weft/lab/stack/ovn"
 )
 
 // Ports of the three APIs, the same as in every OpenStack.
@@ -65,9 +61,6 @@ type Stack struct {
 	Prefix string
 }
 
-//go:embed conf host
-var files embed.FS
-
 // octavia is a service that a Stack can be without.
 const octavia = "octavia"
 
@@ -79,17 +72,18 @@ func (s *Stack) Start(ctx context.Context) error {
 	if err := s.defaults(); err != nil {
 		return err
 	}
-	if err := s.write(); err != nil {
+	if err := (view{s}).write(); err != nil {
 		return err
 	}
 	// Octavia's sockets are in a directory with a fixed name; the namespace's own /run separates them from other labs'.
 	if _, err := s.Group.Run(ctx, "", s.Space.Enter("mkdir", "-p", "/run/octavia")...); err != nil {
 		return err
 	}
-	if err := s.seed(ctx); err != nil {
+	db := database{place: s.place(), cache: s.Cache}
+	if err := db.prepare(ctx); err != nil {
 		return fmt.Errorf("prepare OpenStack's databases: %w", err)
 	}
-	if err := s.Group.Start(ctx, s.mariadb()); err != nil {
+	if err := s.Group.Start(ctx, db.program()); err != nil {
 		return err
 	}
 	if s.Driver == plan.OpenStackOVN {
@@ -98,7 +92,7 @@ func (s *Stack) Start(ctx context.Context) error {
 		}
 	}
 	all, below := errgroup.WithContext(ctx)
-	for _, start := range s.apis() {
+	for _, start := range s.services() {
 		all.Go(func() error { return s.inOrder(below, start) })
 	}
 	return all.Wait()
@@ -127,17 +121,30 @@ type step struct {
 	then    func(context.Context) error
 }
 
-// apis returns lists of steps: the lists run concurrently, each list in its order.
-func (s *Stack) apis() [][]step {
-	neutron := []step{{program: s.neutron()}}
+// services returns lists of steps: the lists run concurrently, each list in its order.
+func (s *Stack) services() [][]step {
+	a := apis{s.place()}
+	neutron := []step{{program: a.neutron()}}
 	if s.Driver == plan.OpenStackOpenVSwitch {
-		neutron = []step{{program: broker{s}.program()}, {program: s.neutron()}}
+		neutron = []step{{program: broker{s.place()}.program()}, {program: a.neutron()}}
 	}
-	lists := [][]step{{{program: s.keystone(), then: s.catalogue}}, neutron}
-	if s.Without != octavia {
-		lists = append(lists, []step{{program: s.octaviaAgent()}, {program: s.octavia()}})
+	with := s.Without != octavia
+	keystone := catalogue{client: s.HTTP(), addr: s.Addr, hostAddr: s.HostAddr, octavia: with}
+	lists := [][]step{{{program: a.keystone(), then: keystone.fill}}, neutron}
+	if with {
+		lists = append(lists, []step{{program: a.octaviaAgent()}, {program: a.octavia()}})
 	}
 	return lists
+}
+
+// central returns OVN's databases and northd.
+func (s *Stack) central() *ovn.Central {
+	return &ovn.Central{Space: s.Space, Group: s.Group, Dir: s.Dir, Run: filepath.Join(s.Dir, "run"), Prefix: s.Prefix}
+}
+
+// place returns where the programs run; its names are complete after defaults.
+func (s *Stack) place() place {
+	return place{space: s.Space, group: s.Group, dir: s.Dir, prefix: s.Prefix}
 }
 
 // Stop ends everything that Start started. MariaDB gets time to write; the other programs keep no state.
@@ -156,11 +163,7 @@ func (s *Stack) HTTP() *http.Client { return &http.Client{Transport: s.Transport
 
 // Transport connects from inside the stack's namespace.
 func (s *Stack) Transport() *http.Transport {
-	return &http.Transport{DialContext: s.dial, IdleConnTimeout: 10 * time.Second, MaxIdleConnsPerHost: 8}
-}
-
-func (s *Stack) dial(ctx context.Context, network, address string) (net.Conn, error) {
-	return s.Space.Dial(ctx, network, address)
+	return &http.Transport{DialContext: s.place().dial, IdleConnTimeout: 10 * time.Second, MaxIdleConnsPerHost: 8}
 }
 
 // Environment returns the environment of the openstack command on the machine, as NAME=VALUE.
@@ -173,12 +176,10 @@ func (s *Stack) Environment() []string {
 }
 
 // NB returns OVN's northbound database as OVN's programs name it, and SB the southbound one.
-func (s *Stack) NB() string { return "unix:" + s.sock("nb") }
+func (s *Stack) NB() string { return "unix:" + s.place().sock("nb") }
 
 // SB returns the southbound database; ovn-controllers of all nodes connect to it by its socket's path.
-func (s *Stack) SB() string { return "unix:" + s.sock("sb") }
-
-func (s *Stack) sock(name string) string { return filepath.Join(s.Dir, "run", name+".sock") }
+func (s *Stack) SB() string { return "unix:" + s.place().sock("sb") }
 
 func url(ip netip.Addr, port uint16) string { return "http://" + netip.AddrPortFrom(ip, port).String() }
 
@@ -193,7 +194,7 @@ func (s *Stack) defaults() error {
 		s.Driver = plan.OpenStackOVN
 	case plan.OpenStackOpenVSwitch:
 		s.Without = octavia
-		if err := (broker{s}).installed(); err != nil {
+		if err := brokerInstalled(); err != nil {
 			return err
 		}
 	}
@@ -210,73 +211,4 @@ func (s *Stack) defaults() error {
 		s.Prefix = "openstack"
 	}
 	return nil
-}
-
-// write renders the configuration.
-func (s *Stack) write() error {
-	for _, dir := range []string{"run", "log", "conf", "lock", "neutron", "seed", "rabbitmq"} {
-		if err := os.MkdirAll(filepath.Join(s.Dir, dir), 0o755); err != nil {
-			return fmt.Errorf("make OpenStack's folders: %w", err)
-		}
-	}
-	entries, err := files.ReadDir("conf")
-	if err != nil {
-		return fmt.Errorf("read OpenStack's configuration: %w", err)
-	}
-	for _, entry := range entries {
-		page, err := template.ParseFS(files, "conf/"+entry.Name())
-		if err != nil {
-			return fmt.Errorf("parse %s: %w", entry.Name(), err)
-		}
-		var text bytes.Buffer
-		if err := page.Execute(&text, view{s}); err != nil {
-			return fmt.Errorf("render %s: %w", entry.Name(), err)
-		}
-		if err := os.WriteFile(filepath.Join(s.Dir, "conf", entry.Name()), text.Bytes(), 0o600); err != nil {
-			return fmt.Errorf("write %s: %w", entry.Name(), err)
-		}
-	}
-	return nil
-}
-
-// view has the values for the configuration's templates.
-type view struct{ *Stack }
-
-// Log returns the directory of logs.
-func (v view) Log() string { return filepath.Join(v.Dir, "log") }
-
-// Conf returns the directory of rendered files.
-func (v view) Conf() string { return filepath.Join(v.Dir, "conf") }
-
-// NeutronPort is the port of Neutron's API.
-func (v view) NeutronPort() int { return NeutronPort }
-
-// OctaviaPort is the port of Octavia's API.
-func (v view) OctaviaPort() int { return OctaviaPort }
-
-// OVN reports whether OVN implements Neutron's networks.
-func (v view) OVN() bool { return v.Driver == plan.OpenStackOVN }
-
-// LocalBroker is RabbitMQ's address for Neutron itself.
-func (v view) LocalBroker() string { return brokerURL(netip.MustParseAddr("127.0.0.1")) }
-
-// Region is the catalogue's only region.
-func (v view) Region() string { return Region }
-
-// PhysicalNetwork returns Neutron's name of the network outside.
-func (v view) PhysicalNetwork() string { return PhysicalNetwork }
-
-// Database returns SQLAlchemy's URL of a database.
-func (v view) Database(name string) string {
-	return "mysql+pymysql://root@localhost/" + name + "?unix_socket=" + v.sock("mysql") + "&charset=utf8"
-}
-
-// Service returns a service's authentication settings.
-func (v view) Service(name string) string {
-	auth := fmt.Sprintf("http://127.0.0.1:%d/v3", KeystonePort)
-	return strings.Join([]string{
-		"www_authenticate_uri = " + auth, "auth_url = " + auth, "auth_type = password",
-		"project_domain_name = Default", "user_domain_name = Default", "project_name = service",
-		"username = " + name, "password = " + servicePassword, "region_name = " + Region,
-	}, "\n")
 }
