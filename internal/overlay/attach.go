@@ -20,6 +20,7 @@ import (
 	"weft.dev/weft/internal/overlay/hostports"
 	"weft.dev/weft/internal/overlay/multicast"
 	"weft.dev/weft/internal/overlay/pipeline"
+	"weft.dev/weft/internal/overlay/ports"
 	"weft.dev/weft/internal/overlay/projects"
 	"weft.dev/weft/internal/placement"
 	"weft.dev/weft/internal/reconcile"
@@ -35,7 +36,7 @@ type attachments struct {
 	store   *attach.Store
 	opts    *Options
 	pods    *openPods
-	ports   *podPorts
+	ports   *ports.Ports
 
 	projects  *projects.Projects
 	multicast *multicast.Feature
@@ -57,7 +58,7 @@ func (a *attachments) Plan(ctx context.Context, req *cni.Request, _ placement.De
 			return attach.Record{}, err
 		}
 	}
-	ports, err := a.hostPorts.Requested(req)
+	hostPorts, err := a.hostPorts.Requested(req)
 	if err != nil {
 		return attach.Record{}, err
 	}
@@ -74,18 +75,18 @@ func (a *attachments) Plan(ctx context.Context, req *cni.Request, _ placement.De
 			req.Args.PodNamespace, req.Args.PodName)
 	}
 	rec := attach.Record{
-		Network: NetworkName, Gateway: []netip.Addr{s.pipeline.Gateway}, MTU: s.mtu, HostPorts: ports, Macvlan: second, Bandwidth: limits,
+		Network: NetworkName, Gateway: []netip.Addr{s.pipeline.Gateway}, MTU: s.mtu, HostPorts: hostPorts, Macvlan: second, Bandwidth: limits,
 		Secondary: a.isSecondary(req),
 	}
 	key := attach.Key{ContainerID: req.ContainerID, IfName: req.IfName}
 	_, former := a.store.Get(key)
-	return rec, a.ports.pick(ctx, s, &rec, &req.Args, choice{key: key, prePlugged: errors.Is(former, attach.ErrNotFound)})
+	return rec, a.ports.Pick(ctx, &rec, &req.Args, s.choice(key, errors.Is(former, attach.ErrNotFound)))
 }
 
 // Discard gives back the port that a record claimed. It implements network.Discarder.
 func (a *attachments) Discard(rec attach.Record) {
 	if _, claimed := a.store.InUse().OFPorts[rec.OFPort]; !claimed {
-		a.ports.preplugged.give(rec.OFPort)
+		a.ports.Preplugged.Give(rec.OFPort)
 	}
 }
 
@@ -94,7 +95,7 @@ func (a *attachments) Connect(ctx context.Context, rec *attach.Record) (*types10
 	s := a.pods.settings.Load()
 	created, err := a.program(ctx, s, rec)
 	if errors.Is(err, link.ErrUnusable) {
-		a.ports.preplugged.discard(rec.OFPort)
+		a.ports.Preplugged.Discard(rec.OFPort)
 		return nil, fmt.Errorf("%w: pre-plugged port %s: %w", network.ErrPlanAgain, rec.HostInterface, err)
 	}
 	if err != nil {
@@ -133,7 +134,7 @@ func (a *attachments) isSecondary(req *cni.Request) bool {
 // The switch goes over all its ports whenever a row or a link changes, and answers no request meanwhile. So both changes should reach it
 // together; their order does not matter.
 func (a *attachments) program(ctx context.Context, s *settings, rec *attach.Record) (link.Created, error) {
-	pair, err := a.ports.preplugged.pair(rec, &s.attachments)
+	pair, err := a.ports.Preplugged.Pair(rec, &s.attachments)
 	if err != nil {
 		return link.Created{}, err
 	}
@@ -159,7 +160,7 @@ func (a *attachments) program(ctx context.Context, s *settings, rec *attach.Reco
 		cancel() // the link failed: stop the other steps
 		return created, errors.Join(err, withoutEnd(rest.Wait()))
 	}
-	rest.Go(func() error { return a.ports.plug(restCtx, rec) })
+	rest.Go(func() error { return plug(restCtx, a.ports, rec) })
 	// The record is written as attached before the switch has everything. If the agent ends in between, the next agent completes the
 	// attachment; the runtime, which got no answer, repeats ADD or sends DEL.
 	if err := a.putAttached(ctx, rec); err != nil {
@@ -187,7 +188,7 @@ func (a *attachments) programPreplugged(ctx context.Context, s *settings, rec *a
 	if err := forgotten.Wait(); err != nil {
 		return created, err
 	}
-	a.ports.preplugged.occupy(rec)
+	a.ports.Preplugged.Occupy(rec)
 	a.pods.open(*rec)
 	flows, flowsCtx := errgroup.WithContext(ctx)
 	flows.Go(func() error { return a.programFlows(flowsCtx, s, rec) })
@@ -234,13 +235,21 @@ func (a *attachments) programFlows(ctx context.Context, s *settings, rec *attach
 	}
 }
 
+// plug adds the attachment's port to the switch, as a step.
+func plug(ctx context.Context, pods *ports.Ports, rec *attach.Record) error {
+	ctx, done := startCommit(ctx, stepPort)
+	err := pods.Plug(ctx, rec)
+	done(err)
+	return err
+}
+
 // publish programs an attachment's host ports, if it has any, as a step.
-func publish(ctx context.Context, ports *hostports.Ports, rec *attach.Record) error {
+func publish(ctx context.Context, published *hostports.Ports, rec *attach.Record) error {
 	if len(rec.HostPorts) == 0 {
 		return nil
 	}
 	ctx, done := startCommit(ctx, stepHostPorts)
-	err := ports.Program(ctx, rec)
+	err := published.Program(ctx, rec)
 	done(err)
 	return err
 }

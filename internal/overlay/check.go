@@ -16,7 +16,7 @@ func (a *attachments) Check(ctx context.Context, rec attach.Record) error {
 	if s == nil {
 		return cni.Errorf(cni.CodeTryAgainLater, "the network is not ready: %w: try again later", a.ready())
 	}
-	pair, err := a.ports.preplugged.pair(&rec, &s.attachments)
+	pair, err := a.ports.Preplugged.Pair(&rec, &s.attachments)
 	if err != nil {
 		return err
 	}

@@ -1,7 +1,6 @@
 package overlay
 
 import (
-	"context"
 	"testing"
 
 	"weft.dev/weft/internal/attach"
@@ -9,7 +8,6 @@ import (
 	"weft.dev/weft/internal/overlay/egress"
 	"weft.dev/weft/internal/overlay/feature"
 	"weft.dev/weft/internal/overlay/firewalls"
-	"weft.dev/weft/internal/overlay/multicast"
 	"weft.dev/weft/internal/overlay/projects"
 )
 
@@ -23,30 +21,6 @@ type (
 	Service        = balancer.Service
 	TenantChange   = projects.Change
 )
-
-func (l *life) UpdateFirewalls(ctx context.Context, change FirewallChange) error {
-	return l.Firewalls.Update(ctx, change)
-}
-
-func (l *life) UpdateEgressIPs(ctx context.Context, e EgressIPs) error {
-	return l.EgressIPs.Update(ctx, e)
-}
-
-func (l *life) UpdateServices(ctx context.Context, change ServiceChange) error {
-	return l.Services.Update(ctx, change)
-}
-
-func (l *life) UpdateTenants(ctx context.Context, change TenantChange) error {
-	return l.Projects.Update(ctx, change)
-}
-
-func (l *life) UpdateMulticast(ctx context.Context, change multicast.Change) error {
-	return l.Multicast.Update(ctx, change)
-}
-
-func (l *life) TenantsRealised() uint64 { return l.Projects.Realised() }
-
-func (l *life) TenantsPending() bool { return l.Projects.Pending() }
 
 // The settings are replaced after a feature has changed its state. An ADD takes unchanged settings as proof that its flows are current, so
 // flows compiled before the change must have been compiled with the former settings.

@@ -15,6 +15,7 @@ import (
 	"weft.dev/weft/internal/overlay/firewalls"
 	"weft.dev/weft/internal/overlay/multicast"
 	"weft.dev/weft/internal/overlay/pipeline"
+	"weft.dev/weft/internal/overlay/ports"
 	"weft.dev/weft/internal/ovsdb"
 	"weft.dev/weft/internal/reconcile"
 )
@@ -23,11 +24,9 @@ import (
 type openPods struct {
 	engines   *Engines
 	opts      *Options
-	ends      *ends
+	ports     *ports.Ports
 	firewalls *firewalls.Firewalls
 	multicast *multicast.Feature
-	// rows returns the rows of an attachment's port.
-	rows func(rec *attach.Record) map[ovsdb.Key]ovsdb.Row
 
 	// settings is nil until the first View is programmed. Until then no pod is attached. It is replaced only while mu is held.
 	settings atomic.Pointer[settings]
@@ -80,7 +79,7 @@ func (p *openPods) set(s *settings) {
 				p.opts.Closed(rec, closedError(err))
 			}
 		}
-		flows[owner(key)], rows[owner(key)] = p.policies.flows(s, &rec), p.rows(&rec)
+		flows[owner(key)], rows[owner(key)] = p.policies.flows(s, &rec), p.ports.Preplugged.PodRows(&rec)
 	}
 	p.engines.Rows.Set(rows)
 	p.engines.Flows.Set(flows)
@@ -140,7 +139,7 @@ func (p *openPods) open(rec attach.Record) {
 	}
 	p.live[rec.Key()] = rec
 	if rec.State == attach.Attached {
-		p.ends.made(&rec)
+		p.ports.Ends.Made(&rec)
 	}
 	p.policies.enforcer.Attach(&rec)
 	if s := p.settings.Load(); s != nil {
@@ -172,7 +171,7 @@ func (p *openPods) shut(keys ...attach.Key) {
 	for _, key := range keys {
 		if rec, live := p.live[key]; live {
 			delete(p.live, key)
-			p.ends.closed(key)
+			p.ports.Ends.Closed(key)
 			p.policies.enforcer.Detach(&rec)
 			p.countPods(rec.PodNamespace, -1)
 		}
@@ -188,8 +187,8 @@ func (p *openPods) shut(keys ...attach.Key) {
 	p.policies.purges.Wake()
 }
 
-// each implements livePods.
-func (p *openPods) each(do func(rec *attach.Record)) {
+// Each implements ports.Live.
+func (p *openPods) Each(do func(rec *attach.Record)) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, rec := range p.live {
@@ -197,8 +196,8 @@ func (p *openPods) each(do func(rec *attach.Record)) {
 	}
 }
 
-// isLive implements livePods.
-func (p *openPods) isLive(key attach.Key) bool {
+// IsLive implements ports.Live.
+func (p *openPods) IsLive(key attach.Key) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	_, ok := p.live[key]

@@ -32,6 +32,7 @@ import (
 	"weft.dev/weft/internal/overlay/hostports"
 	"weft.dev/weft/internal/overlay/multicast"
 	"weft.dev/weft/internal/overlay/pipeline"
+	"weft.dev/weft/internal/overlay/ports"
 	"weft.dev/weft/internal/overlay/projects"
 	"weft.dev/weft/internal/overlay/remotes"
 	"weft.dev/weft/internal/ovsdb"
@@ -41,12 +42,6 @@ import (
 
 // NetworkName is the name of this network in attachment records.
 const NetworkName = "overlay"
-
-// Delays between retries of background work.
-const (
-	firstRetry = 100 * time.Millisecond
-	lastRetry  = 5 * time.Second
-)
 
 // View is the overlay's input about the cluster and the node, as plain values.
 type View struct {
@@ -92,13 +87,13 @@ type Engines struct {
 	Links *reconcile.Loop[link.Key, link.Item]
 	Rules *reconcile.Loop[nft.Key, nft.Item]
 	// Ports reports ports that the switch has added.
-	Ports Ports
+	Ports ports.Switch
 	// Pods makes and removes the pods' veth pairs.
 	Pods link.PodLinks
 	// Preplugged creates and lists pre-plugged ports: veth pairs that exist before their pods.
 	Preplugged link.PrepluggedLinks
 	// HostEnds restores host veths that another program changed.
-	HostEnds HostEnds
+	HostEnds ports.HostEnds
 	// Shapers limits the bandwidth of pods. Nil: bandwidth limits are refused.
 	Shapers link.Shapers
 	// Connections are the connections that the switch tracks for Services.
@@ -111,13 +106,6 @@ type Engines struct {
 	Kernel hostports.Connections
 	// Datapath is the switch's datapath. Nil: it needs no purge to follow new flows.
 	Datapath Datapath
-}
-
-// Ports reports the switch's ports.
-type Ports interface {
-	// Added returns a channel that is closed when the switch reports that it has added the port. It reports nothing about a port that the
-	// switch has already. stop ends the wait.
-	Added(name string, ofport uint32) (added <-chan struct{}, stop func())
 }
 
 // Options of a Network.
@@ -135,6 +123,8 @@ type Options struct {
 	Ports string
 	// Spare is the number of pre-plugged ports that are kept free.
 	Spare int
+	// PortRest is the least time that a pre-plugged port stays free. Default ports.DefaultRest.
+	PortRest time.Duration
 	// MoveStep is how long each step of a project's move between VNIDs takes. Default projects.DefaultStep.
 	MoveStep time.Duration
 	// Now returns the time. Default time.Now.
@@ -172,7 +162,7 @@ type Network struct {
 	engines Engines
 	store   *attach.Store
 	opts    Options
-	ports   *podPorts
+	ports   *ports.Ports
 	pods    *openPods
 	former  *takeover
 	// The features are updated each on its own.
@@ -213,14 +203,14 @@ func New(engines Engines, store *attach.Store, opts Options) *Network {
 	n := &Network{engines: engines, store: store, opts: opts, running: make(chan struct{}), hosts: remotes.New()}
 	n.pods = &openPods{engines: &n.engines, opts: &n.opts, live: map[attach.Key]attach.Record{}}
 	n.pods.policies = newPolicies(n, n.pods)
-	n.ports = newPorts(n, n.pods)
+	n.ports = newPorts(n)
 	n.Projects = newProjects(n)
 	n.Firewalls = firewalls.New(changer{n})
 	groups := &pipeline.GroupIDs{}
 	n.EgressIPs = egress.New(changer{n}, egress.Engines{Links: engines.Links, Rules: engines.Rules, Groups: groups, Uplink: engines.Uplink, Log: opts.Log})
 	n.Services = newBalancer(n, groups)
 	n.Multicast = multicast.NewFeature(changer{n}, n.Projects.Reached, n.hosts.Usable)
-	n.pods.ends, n.pods.rows = n.ports.ends, n.ports.preplugged.rows
+	n.pods.ports = n.ports
 	n.pods.firewalls, n.pods.multicast = n.Firewalls, n.Multicast
 	n.former = &takeover{engines: &n.engines, store: store, opts: &n.opts, ports: n.ports, pods: n.pods}
 	n.attachments = &attachments{
@@ -233,11 +223,23 @@ func New(engines Engines, store *attach.Store, opts Options) *Network {
 	return n
 }
 
+// newPorts returns the ports of a network.
+func newPorts(n *Network) *ports.Ports {
+	return ports.New(ports.Engines{
+		Rows: n.engines.Rows, Switch: n.engines.Ports, Pods: n.engines.Pods, Preplugged: n.engines.Preplugged,
+		HostEnds: n.engines.HostEnds, Shapers: n.engines.Shapers,
+	}, ports.Options{
+		Network: NetworkName, BootID: n.opts.BootID, Store: n.store, Records: n.opts.Records, Live: n.pods, Running: n.running,
+		Ready:     func() bool { return n.pods.settings.Load() != nil },
+		Namespace: n.opts.Ports, Spare: n.opts.Spare, Rest: n.opts.PortRest, Now: n.opts.Now, Log: n.opts.Log,
+	})
+}
+
 // Run keeps pre-plugged ports free, restores pods' links that another program changed, and does the network's other background work, until
 // ctx ends.
 func (n *Network) Run(ctx context.Context) error {
 	var group errgroup.Group
-	group.Go(func() error { return n.ports.run(ctx) })
+	group.Go(func() error { return n.ports.Run(ctx) })
 	group.Go(func() error { return n.Projects.Run(ctx) })
 	group.Go(func() error { return n.pods.policies.purges.Run(ctx) })
 	group.Go(func() error { return n.EgressIPs.Run(ctx) })
@@ -313,7 +315,7 @@ func (n *Network) start(ctx context.Context, s *settings) error {
 		return fmt.Errorf("node rules: %w", err)
 	}
 	n.pods.set(s)
-	n.ports.preplugged.configure(s)
+	n.ports.Preplugged.Configure(s.preplugged())
 	if err := n.engines.Rows.Start(ctx, s.rows()); err != nil {
 		return fmt.Errorf("switch: %w", err)
 	}
@@ -362,7 +364,7 @@ func (n *Network) refresh(ctx context.Context, was, s *settings) error {
 	}
 	n.crossing = false
 	n.pods.set(s)
-	n.ports.preplugged.configure(s)
+	n.ports.Preplugged.Configure(s.preplugged())
 	// The switch sets the MTU and the MAC address of tun0 from its row. Desired links must agree by then.
 	n.engines.Links.Set(s.links())
 	rows := n.engines.Rows.Apply(ctx, s.rows())
@@ -409,13 +411,13 @@ func named(what string, err error) error {
 }
 
 // CheckHostEnds starts a check of all host veths, which restores what another program changed. It does not wait.
-func (n *Network) CheckHostEnds() { n.ports.ends.verify() }
+func (n *Network) CheckHostEnds() { n.ports.Ends.Verify() }
 
 // HostEndChanged handles an event with the new state of a host veth. One that is being created is compared once it is complete. It does not
 // wait.
 func (n *Network) HostEndChanged(name string, now link.HostEnd) {
 	if n.pods.settings.Load() != nil { // otherwise all are checked once the engines run
-		n.ports.ends.changed(name, now)
+		n.ports.Ends.Changed(name, now)
 	}
 }
 

@@ -19,6 +19,7 @@ import (
 	"weft.dev/weft/internal/overlay/host"
 	"weft.dev/weft/internal/overlay/multicast"
 	"weft.dev/weft/internal/overlay/pipeline"
+	"weft.dev/weft/internal/overlay/ports"
 	"weft.dev/weft/internal/overlay/projects"
 	"weft.dev/weft/internal/ovsdb"
 	"weft.dev/weft/internal/reconcile"
@@ -171,6 +172,16 @@ func (s *settings) links() map[reconcile.Owner]map[link.Key]link.Item {
 // rules are the node's rules of nftables.
 func (s *settings) rules() map[reconcile.Owner]map[nft.Key]nft.Item {
 	return map[reconcile.Owner]map[nft.Key]nft.Item{ownerCluster: s.host.Rules()}
+}
+
+// choice is how an attachment's address and port are chosen.
+func (s *settings) choice(key attach.Key, prePlugged bool) ports.Choice {
+	return ports.Choice{Key: key, Subnet: s.view.Local.Subnet, MTU: s.mtu, PrePlugged: prePlugged}
+}
+
+// preplugged returns the configuration of pre-plugged ports.
+func (s *settings) preplugged() link.Preplugged {
+	return link.Preplugged{MTU: s.mtu, HostGroup: s.attachments.HostGroup, TxOffloadOff: s.attachments.TxOffloadOff}
 }
 
 // featureView returns what features compile from.

@@ -10,6 +10,7 @@ import (
 	"weft.dev/weft/internal/attach/plan"
 	"weft.dev/weft/internal/ipam"
 	"weft.dev/weft/internal/link"
+	"weft.dev/weft/internal/overlay/ports"
 	"weft.dev/weft/internal/overlay/recovery"
 )
 
@@ -18,13 +19,13 @@ type takeover struct {
 	engines *Engines
 	store   *attach.Store
 	opts    *Options
-	ports   *podPorts
+	ports   *ports.Ports
 	pods    *openPods
 }
 
 // resume makes the allocators continue after the last record. On the first call it takes over the records: attached ones become live.
 func (t *takeover) resume(ctx context.Context, s *settings) error {
-	former := t.ports.numbers.subnet() // only Update changes it
+	former := t.ports.Numbers.Subnet() // only Update changes it
 	if former == s.view.Local.Subnet {
 		return nil
 	}
@@ -42,11 +43,11 @@ func (t *takeover) resume(ctx context.Context, s *settings) error {
 		if rec.Network == NetworkName && rec.Created.After(last.Created) {
 			last = rec
 		}
-		if rec.Network == NetworkName && rec.Created.After(own.Created) && !t.ports.preplugged.has(rec.OFPort) {
+		if rec.Network == NetworkName && rec.Created.After(own.Created) && !t.ports.Preplugged.Has(rec.OFPort) {
 			own = rec
 		}
 	}
-	t.ports.numbers.resume(pool, &last, &own)
+	t.ports.Numbers.Resume(pool, &last, &own)
 	return nil
 }
 
@@ -76,7 +77,7 @@ func (t *takeover) takeOver(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("links of pods: %w", err)
 	}
-	if err := t.ports.preplugged.takeOver(ctx); err != nil {
+	if err := t.ports.Preplugged.TakeOver(ctx); err != nil {
 		return err
 	}
 	t.pods.inherit(t.opts.Records.Attached)
@@ -91,7 +92,7 @@ func (t *takeover) takeOver(ctx context.Context) error {
 	for name, o := range links {
 		key, ok := attachment(o)
 		switch {
-		case link.IsPreplugged(o): // see preplugged.takeOver
+		case link.IsPreplugged(o): // see ports.Preplugged.TakeOver
 		case !ok && !recorded[name]: // of a version that made links before their pods
 			stray = append(stray, name)
 		case ok && !known[o]:

@@ -68,7 +68,7 @@ func (n *Network) WithoutVNID() []string {
 }
 
 // Addresses returns how many pod addresses of the node's subnet are in use, and how many there are.
-func (n *Network) Addresses() (used, all uint64) { return n.ports.numbers.usage() }
+func (n *Network) Addresses() (used, all uint64) { return n.ports.Numbers.Usage() }
 
 // Limits returns why state that every pod needs from the node is not in effect. It implements network.Limiter.
 func (n *Network) Limits() error {
