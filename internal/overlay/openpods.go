@@ -64,6 +64,14 @@ func (p *openPods) followNodes(s *settings, remotes []clusternetwork.HostSubnet)
 
 // set hands over the fragments of all attachments without waiting. Failure reports their fate.
 func (p *openPods) set(s *settings) {
+	for key, why := range p.handOver(s) {
+		p.opts.Log.Error("port of a pod stays closed", "attachment", key.String(), "error", why)
+	}
+}
+
+// handOver is set without its logging. It returns the attachments whose ports stay closed, with the reasons.
+func (p *openPods) handOver(s *settings) map[attach.Key]error {
+	closed := map[attach.Key]error{}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	rows := make(map[reconcile.Owner]map[ovsdb.Key]ovsdb.Row, len(p.live))
@@ -74,7 +82,7 @@ func (p *openPods) set(s *settings) {
 	maps.Copy(flows, p.multicast.Adapt(p.multicast.View(&s.pipeline), p.live))
 	for key, rec := range p.live {
 		if err := s.pipeline.CheckPod(pod(&rec)); err != nil {
-			p.opts.Log.Error("port of a pod stays closed", "attachment", key.String(), "error", err)
+			closed[key] = err
 			if p.opts.Closed != nil {
 				p.opts.Closed(rec, closedError(err))
 			}
@@ -83,6 +91,7 @@ func (p *openPods) set(s *settings) {
 	}
 	p.engines.Rows.Set(rows)
 	p.engines.Flows.Set(flows)
+	return closed
 }
 
 // closed returns the attachments whose ports are closed although they are attached, with the reasons.

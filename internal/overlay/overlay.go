@@ -256,36 +256,47 @@ func (n *Network) Waiting(what string) { n.waiting.Store(&what) }
 // Update makes the node match a new View. The first call starts the engines. Their initial state includes everything from the records, so
 // that a restart changes nothing. An error names what is wrong with the View or the node; what was programmed before stays.
 func (n *Network) Update(ctx context.Context, view View) error {
+	flush, err := n.program(ctx, view)
+	if !flush {
+		return err
+	}
+	return errors.Join(err, n.pods.policies.purges.Flush(ctx))
+}
+
+// program programs a new View, and reports whether the datapath may have to be purged now.
+func (n *Network) program(ctx context.Context, view View) (flush bool, err error) {
 	n.updating.Lock()
 	defer n.updating.Unlock()
 	next, err := newSettings(view)
 	if err != nil {
-		return err
+		return false, err
 	}
 	next.projects, next.firewalls, next.egress, next.multicast = n.Projects, n.Firewalls, n.EgressIPs, n.Multicast
 	if !n.started {
 		if err := n.start(ctx, next); err != nil {
-			return err
+			return false, err
 		}
 		n.EgressIPs.Flush()
 		n.pods.policies.enforcer.ReportProblems()
 		// The flows now committed may differ from those before the restart, including those that close ports.
 		n.pods.policies.purges.Due(next.judges() || len(view.ClosedPorts) > 0)
-		return n.pods.policies.purges.Flush(ctx)
+		return true, nil
 	}
 	was := n.pods.settings.Load()
 	if !n.incomplete && was.view.equalButRemotes(view) {
-		return errors.Join(n.refreshRemotes(ctx, was, view.Remotes), n.pods.policies.purges.Flush(ctx))
+		return true, n.refreshRemotes(ctx, was, view.Remotes)
 	}
-	n.pods.policies.purges.Due(was.judges() || next.judges() || was.view.Cluster.VXLANPort != next.view.Cluster.VXLANPort || !slices.Equal(was.view.ClosedPorts, next.view.ClosedPorts))
 	n.incomplete = true
-	if err := n.refresh(ctx, was, next); err != nil {
-		return err
+	err = n.refresh(ctx, was, next)
+	// Only now: a feature or a policy that is programmed meanwhile makes purges that are due. After a failure, a later call makes the purge.
+	n.pods.policies.purges.Due(was.judges() || next.judges() || was.view.Cluster.VXLANPort != next.view.Cluster.VXLANPort || !slices.Equal(was.view.ClosedPorts, next.view.ClosedPorts))
+	if err != nil {
+		return false, err
 	}
 	n.incomplete = false
 	n.EgressIPs.Flush()
 	n.pods.policies.enforcer.ReportProblems()
-	return n.pods.policies.purges.Flush(ctx)
+	return true, nil
 }
 
 // start programs everything for the first time in this process. Rules come before ports: the rules that close the path around the userspace
