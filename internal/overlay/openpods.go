@@ -16,6 +16,7 @@ import (
 	"weft.dev/weft/internal/overlay/multicast"
 	"weft.dev/weft/internal/overlay/pipeline"
 	"weft.dev/weft/internal/overlay/ports"
+	"weft.dev/weft/internal/overlay/settings"
 	"weft.dev/weft/internal/ovsdb"
 	"weft.dev/weft/internal/reconcile"
 )
@@ -29,7 +30,7 @@ type openPods struct {
 	multicast *multicast.Feature
 
 	// settings is nil until the first View is programmed. Until then no pod is attached. It is replaced only while mu is held.
-	settings atomic.Pointer[settings]
+	settings atomic.Pointer[settings.Settings]
 
 	// mu guards live and policies. Fragments compiled from live are handed to the loops before mu is unlocked. So none is handed over after
 	// the attachment has left live and its fragment is withdrawn. It is not held across a commit or other I/O.
@@ -40,22 +41,22 @@ type openPods struct {
 
 // follow makes s the network's settings. From here on ADDs use them, and policies are enforced if they say so. ADDs under way finish with
 // the old settings, and then compile again.
-func (p *openPods) follow(s *settings) {
+func (p *openPods) follow(s *settings.Settings) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.settings.Store(s)
-	p.policies.enforcer.Enforce(s.policies())
+	p.policies.enforcer.Enforce(s.Policies())
 }
 
 // followNodes programs policies for a changed set of nodes, when nothing else of the View changes.
-func (p *openPods) followNodes(s *settings, remotes []clusternetwork.HostSubnet) {
-	if !s.policies() {
+func (p *openPods) followNodes(s *settings.Settings, remotes []clusternetwork.HostSubnet) {
+	if !s.Policies() {
 		return
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.policies.enforcer.SetNodes(nodesOf(&s.view.Local, remotes))
-	p.policies.enforcer.Place(podRanges(remotes))
+	p.policies.enforcer.SetNodes(settings.NodesOf(&s.View.Local, remotes))
+	p.policies.enforcer.Place(settings.PodRanges(remotes))
 	p.policies.enforcer.Narrow(false)
 	if p.policies.enforcer.HandOver() {
 		p.policies.purges.Later()
@@ -63,14 +64,14 @@ func (p *openPods) followNodes(s *settings, remotes []clusternetwork.HostSubnet)
 }
 
 // set hands over the fragments of all attachments without waiting. Failure reports their fate.
-func (p *openPods) set(s *settings) {
+func (p *openPods) set(s *settings.Settings) {
 	for key, why := range p.handOver(s) {
 		p.opts.Log.Error("port of a pod stays closed", "attachment", key.String(), "error", why)
 	}
 }
 
 // handOver is set without its logging. It returns the attachments whose ports stay closed, with the reasons.
-func (p *openPods) handOver(s *settings) map[attach.Key]error {
+func (p *openPods) handOver(s *settings.Settings) map[attach.Key]error {
 	closed := map[attach.Key]error{}
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -78,10 +79,10 @@ func (p *openPods) handOver(s *settings) map[attach.Key]error {
 	// These go together with the pods' flows, which carry the numbers of their firewalls and say whether they are isolated. Without the rules
 	// of policies, isolated pods would receive nothing.
 	flows := p.policies.adapt(s)
-	maps.Copy(flows, p.firewalls.Adapt(s.featureView(p.live)))
-	maps.Copy(flows, p.multicast.Adapt(p.multicast.View(&s.pipeline), p.live))
+	maps.Copy(flows, p.firewalls.Adapt(s.FeatureView(p.live)))
+	maps.Copy(flows, p.multicast.Adapt(p.multicast.View(&s.Pipeline), p.live))
 	for key, rec := range p.live {
-		if err := s.pipeline.CheckPod(pod(&rec)); err != nil {
+		if err := s.Pipeline.CheckPod(settings.PodOf(&rec)); err != nil {
 			closed[key] = err
 			if p.opts.Closed != nil {
 				p.opts.Closed(rec, closedError(err))
@@ -104,7 +105,7 @@ func (p *openPods) closed() map[reconcile.Owner]error {
 	defer p.mu.Unlock()
 	closed := map[reconcile.Owner]error{}
 	for key, rec := range p.live {
-		if err := s.pipeline.CheckPod(pod(&rec)); err != nil {
+		if err := s.Pipeline.CheckPod(settings.PodOf(&rec)); err != nil {
 			closed[owner(key)] = closedError(err)
 		}
 	}
@@ -152,7 +153,7 @@ func (p *openPods) open(rec attach.Record) {
 	}
 	p.policies.enforcer.Attach(&rec)
 	if s := p.settings.Load(); s != nil {
-		if flows, _ := p.multicast.Place(p.multicast.View(&s.pipeline), rec); len(flows) > 0 {
+		if flows, _ := p.multicast.Place(p.multicast.View(&s.Pipeline), rec); len(flows) > 0 {
 			p.engines.Flows.Set(flows)
 		}
 	}
@@ -162,7 +163,7 @@ func (p *openPods) open(rec attach.Record) {
 func (p *openPods) countPods(namespace string, pods int) {
 	var config *pipeline.Config
 	if s := p.settings.Load(); s != nil {
-		config = &s.pipeline
+		config = &s.Pipeline
 	}
 	flows, changed := p.firewalls.Inhabit(config, namespace, pods)
 	if len(flows) > 0 {
@@ -186,7 +187,7 @@ func (p *openPods) shut(keys ...attach.Key) {
 		}
 	}
 	if s := p.settings.Load(); s != nil {
-		if flows := p.multicast.Leave(p.multicast.View(&s.pipeline), keys...); len(flows) > 0 {
+		if flows := p.multicast.Leave(p.multicast.View(&s.Pipeline), keys...); len(flows) > 0 {
 			p.policies.purges.Later()
 			p.engines.Flows.Set(flows)
 		}
@@ -224,7 +225,7 @@ func (p *openPods) change(compile func(v feature.View) (feature.Flows, []attach.
 	// The settings are replaced by a copy, so that ADDs under way compile again. This comes after compile, which may change what pods' flows
 	// depend on: an ADD that compiled before then finds other settings afterwards.
 	again := *s
-	flows, changed := compile(again.featureView(p.live))
+	flows, changed := compile(again.FeatureView(p.live))
 	p.settings.Store(&again)
 	for i := range changed {
 		flows[owner(changed[i].Key())] = p.policies.flows(&again, &changed[i])

@@ -465,7 +465,7 @@ func (l *life) whole(t tb, req *cni.Request) {
 	}
 	eventually(t, "the row of the port names the pod", func() bool { return namesPod(t, l.node, &rec) })
 	have, _ := l.node.flows.Read(context.Background())
-	want := l.pods.settings.Load().podFlows(&rec)
+	want := l.pods.settings.Load().PodFlows(&rec)
 	if len(want) == 0 {
 		t.Errorf("%s has no flows", rec.Key())
 	}

@@ -12,6 +12,7 @@ import (
 	"weft.dev/weft/internal/link"
 	"weft.dev/weft/internal/overlay/ports"
 	"weft.dev/weft/internal/overlay/recovery"
+	"weft.dev/weft/internal/overlay/settings"
 )
 
 // takeover takes over what the former process left: records, pre-plugged ports, links of pods.
@@ -24,14 +25,14 @@ type takeover struct {
 }
 
 // resume makes the allocators continue after the last record. On the first call it takes over the records: attached ones become live.
-func (t *takeover) resume(ctx context.Context, s *settings) error {
+func (t *takeover) resume(ctx context.Context, s *settings.Settings) error {
 	former := t.ports.Numbers.Subnet() // only Update changes it
-	if former == s.view.Local.Subnet {
+	if former == s.View.Local.Subnet {
 		return nil
 	}
-	pool, err := ipam.NewPool(s.view.Local.Subnet)
+	pool, err := ipam.NewPool(s.View.Local.Subnet)
 	if err != nil {
-		return fmt.Errorf("HostSubnet %s: %w", s.view.Local.Host, err)
+		return fmt.Errorf("HostSubnet %s: %w", s.View.Local.Host, err)
 	}
 	if !former.IsValid() {
 		if err := errors.Join(t.recover(ctx, s), t.takeOver(ctx)); err != nil {
@@ -52,19 +53,19 @@ func (t *takeover) resume(ctx context.Context, s *settings) error {
 }
 
 // recover rebuilds unreadable records whose interfaces agree with the runtime's cache.
-func (t *takeover) recover(ctx context.Context, s *settings) error {
+func (t *takeover) recover(ctx context.Context, s *settings.Settings) error {
 	r := recovery.Recovery{
-		Network: NetworkName, Gateway: s.pipeline.Gateway, BootID: t.opts.BootID, Cache: t.opts.RuntimeCache, Store: t.store,
+		Network: NetworkName, Gateway: s.Pipeline.Gateway, BootID: t.opts.BootID, Cache: t.opts.RuntimeCache, Store: t.store,
 		Records: t.opts.Records, Preplugged: t.engines.Preplugged, Ports: t.opts.Ports, Log: t.opts.Log,
 		Agrees: func(ctx context.Context, rec *attach.Record, prePlugged bool) error {
-			pair, err := plan.Pair(rec, &s.attachments)
+			pair, err := plan.Pair(rec, &s.Attachments)
 			if err != nil {
 				return err
 			}
 			if prePlugged {
 				pair.Preplugged = t.opts.Ports
 			}
-			return errors.Join(s.pipeline.CheckPod(pod(rec)), plan.CheckPair(ctx, t.engines.Pods, rec, pair))
+			return errors.Join(s.Pipeline.CheckPod(settings.PodOf(rec)), plan.CheckPair(ctx, t.engines.Pods, rec, pair))
 		},
 	}
 	return r.Run(ctx)

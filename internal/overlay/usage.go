@@ -27,7 +27,7 @@ func (n *Network) Usage() Usage {
 		}
 		u.Attachments++
 		for _, address := range rec.Addresses {
-			if s != nil && s.view.Local.Subnet.Contains(address.Addr()) {
+			if s != nil && s.View.Local.Subnet.Contains(address.Addr()) {
 				u.Used++
 			}
 		}
@@ -35,7 +35,7 @@ func (n *Network) Usage() Usage {
 	if s == nil {
 		return u
 	}
-	if pool, err := ipam.NewPool(s.view.Local.Subnet); err == nil { // it was valid before
+	if pool, err := ipam.NewPool(s.View.Local.Subnet); err == nil { // it was valid before
 		u.Total = int(min(pool.Capacity(), math.MaxInt32)) //nolint:gosec // bounded
 	}
 	return u
