@@ -450,7 +450,7 @@ type hostEnds struct {
 	metrics *metrics.Agent
 }
 
-// Restore implements overlay.HostEnds.
+// Restore implements ports.HostEnds.
 func (h *hostEnds) Restore(ctx context.Context, name string, want link.HostEnd) error {
 	begin := time.Now()
 	err := h.Pods.Restore(ctx, name, want)

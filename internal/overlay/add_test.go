@@ -340,7 +340,7 @@ func TestAddWithSubnetJustChanged(t *testing.T) {
 	view := sample()
 	view.Local.Subnet = netip.MustParsePrefix("10.128.8.0/23")
 	l.update(t, view)
-	if err := l.ports.choose(s, &rec, choice{prePlugged: true}); !codeIs(err, cni.CodeTryAgainLater) {
+	if err := l.ports.Choose(&rec, s.Choice(attach.Key{}, true)); !codeIs(err, cni.CodeTryAgainLater) {
 		t.Errorf("%v", err)
 	}
 }

@@ -20,7 +20,9 @@ import (
 	"weft.dev/weft/internal/overlay/hostports"
 	"weft.dev/weft/internal/overlay/multicast"
 	"weft.dev/weft/internal/overlay/pipeline"
+	"weft.dev/weft/internal/overlay/ports"
 	"weft.dev/weft/internal/overlay/projects"
+	"weft.dev/weft/internal/overlay/settings"
 	"weft.dev/weft/internal/placement"
 	"weft.dev/weft/internal/reconcile"
 	"weft.dev/weft/internal/timing"
@@ -35,7 +37,7 @@ type attachments struct {
 	store   *attach.Store
 	opts    *Options
 	pods    *openPods
-	ports   *podPorts
+	ports   *ports.Ports
 
 	projects  *projects.Projects
 	multicast *multicast.Feature
@@ -52,12 +54,12 @@ func (a *attachments) Plan(ctx context.Context, req *cni.Request, _ placement.De
 	if err := unsupported(req); err != nil {
 		return attach.Record{}, err
 	}
-	if s.hasVNIDs() {
+	if s.HasVNIDs() {
 		if err := a.projects.Await(ctx, req.Args.PodNamespace); err != nil {
 			return attach.Record{}, err
 		}
 	}
-	ports, err := a.hostPorts.Requested(req)
+	hostPorts, err := a.hostPorts.Requested(req)
 	if err != nil {
 		return attach.Record{}, err
 	}
@@ -74,18 +76,18 @@ func (a *attachments) Plan(ctx context.Context, req *cni.Request, _ placement.De
 			req.Args.PodNamespace, req.Args.PodName)
 	}
 	rec := attach.Record{
-		Network: NetworkName, Gateway: []netip.Addr{s.pipeline.Gateway}, MTU: s.mtu, HostPorts: ports, Macvlan: second, Bandwidth: limits,
+		Network: NetworkName, Gateway: []netip.Addr{s.Pipeline.Gateway}, MTU: s.MTU, HostPorts: hostPorts, Macvlan: second, Bandwidth: limits,
 		Secondary: a.isSecondary(req),
 	}
 	key := attach.Key{ContainerID: req.ContainerID, IfName: req.IfName}
 	_, former := a.store.Get(key)
-	return rec, a.ports.pick(ctx, s, &rec, &req.Args, choice{key: key, prePlugged: errors.Is(former, attach.ErrNotFound)})
+	return rec, a.ports.Pick(ctx, &rec, &req.Args, s.Choice(key, errors.Is(former, attach.ErrNotFound)))
 }
 
 // Discard gives back the port that a record claimed. It implements network.Discarder.
 func (a *attachments) Discard(rec attach.Record) {
 	if _, claimed := a.store.InUse().OFPorts[rec.OFPort]; !claimed {
-		a.ports.preplugged.give(rec.OFPort)
+		a.ports.Preplugged.Give(rec.OFPort)
 	}
 }
 
@@ -94,14 +96,14 @@ func (a *attachments) Connect(ctx context.Context, rec *attach.Record) (*types10
 	s := a.pods.settings.Load()
 	created, err := a.program(ctx, s, rec)
 	if errors.Is(err, link.ErrUnusable) {
-		a.ports.preplugged.discard(rec.OFPort)
+		a.ports.Preplugged.Discard(rec.OFPort)
 		return nil, fmt.Errorf("%w: pre-plugged port %s: %w", network.ErrPlanAgain, rec.HostInterface, err)
 	}
 	if err != nil {
 		return nil, err
 	}
 	rec.State = attach.Attached
-	result := plan.Result(rec, &s.attachments, created.HostMAC)
+	result := plan.Result(rec, &s.Attachments, created.HostMAC)
 	return result, a.routers.Create(ctx, rec, result)
 }
 
@@ -132,12 +134,12 @@ func (a *attachments) isSecondary(req *cni.Request) bool {
 //
 // The switch goes over all its ports whenever a row or a link changes, and answers no request meanwhile. So both changes should reach it
 // together; their order does not matter.
-func (a *attachments) program(ctx context.Context, s *settings, rec *attach.Record) (link.Created, error) {
-	pair, err := a.ports.preplugged.pair(rec, &s.attachments)
+func (a *attachments) program(ctx context.Context, s *settings.Settings, rec *attach.Record) (link.Created, error) {
+	pair, err := a.ports.Preplugged.Pair(rec, &s.Attachments)
 	if err != nil {
 		return link.Created{}, err
 	}
-	if err := s.pipeline.CheckPod(pod(rec)); err != nil {
+	if err := s.Pipeline.CheckPod(settings.PodOf(rec)); err != nil {
 		return link.Created{}, err
 	}
 	if pair.Preplugged != "" {
@@ -159,7 +161,7 @@ func (a *attachments) program(ctx context.Context, s *settings, rec *attach.Reco
 		cancel() // the link failed: stop the other steps
 		return created, errors.Join(err, withoutEnd(rest.Wait()))
 	}
-	rest.Go(func() error { return a.ports.plug(restCtx, rec) })
+	rest.Go(func() error { return plug(restCtx, a.ports, rec) })
 	// The record is written as attached before the switch has everything. If the agent ends in between, the next agent completes the
 	// attachment; the runtime, which got no answer, repeats ADD or sends DEL.
 	if err := a.putAttached(ctx, rec); err != nil {
@@ -175,7 +177,7 @@ func (a *attachments) program(ctx context.Context, s *settings, rec *attach.Reco
 
 // programPreplugged creates an interface on a pre-plugged port, and the flows only afterwards: with them, any other interface on the port would
 // have this pod's identity.
-func (a *attachments) programPreplugged(ctx context.Context, s *settings, rec *attach.Record, pair link.Pair) (link.Created, error) {
+func (a *attachments) programPreplugged(ctx context.Context, s *settings.Settings, rec *attach.Record, pair link.Pair) (link.Created, error) {
 	var forgotten errgroup.Group
 	forgotten.Go(func() error { return a.inheritNothing(ctx, s, rec) })
 	linkCtx, linked := timing.Start(ctx, stepLink)
@@ -187,7 +189,7 @@ func (a *attachments) programPreplugged(ctx context.Context, s *settings, rec *a
 	if err := forgotten.Wait(); err != nil {
 		return created, err
 	}
-	a.ports.preplugged.occupy(rec)
+	a.ports.Preplugged.Occupy(rec)
 	a.pods.open(*rec)
 	flows, flowsCtx := errgroup.WithContext(ctx)
 	flows.Go(func() error { return a.programFlows(flowsCtx, s, rec) })
@@ -212,18 +214,18 @@ func withoutEnd(err error) error {
 
 // programFlows programs an attachment's flows. If an Update handed over newer flows meanwhile and these replaced them, they are compiled
 // again.
-func (a *attachments) programFlows(ctx context.Context, s *settings, rec *attach.Record) error {
+func (a *attachments) programFlows(ctx context.Context, s *settings.Settings, rec *attach.Record) error {
 	o := owner(rec.Key())
 	for {
-		if err := s.pipeline.CheckPod(pod(rec)); err != nil {
+		if err := s.Pipeline.CheckPod(settings.PodOf(rec)); err != nil {
 			return err
 		}
 		flowCtx, done := startCommit(ctx, stepFlows)
 		var err error
-		if s.policies() {
+		if s.Policies() {
 			err = a.pods.policies.await(flowCtx, rec)
 		} else {
-			err = a.engines.Flows.Apply(flowCtx, map[reconcile.Owner]map[openflow.Key]openflow.Entry{o: s.podFlows(rec)})
+			err = a.engines.Flows.Apply(flowCtx, map[reconcile.Owner]map[openflow.Key]openflow.Entry{o: s.PodFlows(rec)})
 		}
 		done(err)
 		now := a.pods.settings.Load()
@@ -234,26 +236,34 @@ func (a *attachments) programFlows(ctx context.Context, s *settings, rec *attach
 	}
 }
 
+// plug adds the attachment's port to the switch, as a step.
+func plug(ctx context.Context, pods *ports.Ports, rec *attach.Record) error {
+	ctx, done := startCommit(ctx, stepPort)
+	err := pods.Plug(ctx, rec)
+	done(err)
+	return err
+}
+
 // publish programs an attachment's host ports, if it has any, as a step.
-func publish(ctx context.Context, ports *hostports.Ports, rec *attach.Record) error {
+func publish(ctx context.Context, published *hostports.Ports, rec *attach.Record) error {
 	if len(rec.HostPorts) == 0 {
 		return nil
 	}
 	ctx, done := startCommit(ctx, stepHostPorts)
-	err := ports.Program(ctx, rec)
+	err := published.Program(ctx, rec)
 	done(err)
 	return err
 }
 
 // inheritNothing flushes the connections of another pod that had the attachment's addresses before: packets of such a connection would
 // count as replies. The port is not open yet, so no new connection is made meanwhile.
-func (a *attachments) inheritNothing(ctx context.Context, s *settings, rec *attach.Record) error {
-	if !s.policies() || rec.State == attach.Attached { // an attached pod keeps its own connections
+func (a *attachments) inheritNothing(ctx context.Context, s *settings.Settings, rec *attach.Record) error {
+	if !s.Policies() || rec.State == attach.Attached { // an attached pod keeps its own connections
 		return nil
 	}
 	var flushes []openflow.CTFlush
 	for _, address := range rec.Addresses {
-		flushes = append(flushes, pipeline.Services{Config: &s.pipeline}.FlushPod(address.Addr())...)
+		flushes = append(flushes, pipeline.Services{Config: &s.Pipeline}.FlushPod(address.Addr())...)
 	}
 	return named("flushing former connections of the address", a.engines.Connections.Flush(ctx, flushes))
 }

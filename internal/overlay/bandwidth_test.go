@@ -12,8 +12,8 @@ import (
 )
 
 // limit returns a request for a pod with these limits, as runtimes pass them.
-func (l *life) limit(name, bandwidth string) *cni.Request {
-	req := l.request(name)
+func (r requests) limit(name, bandwidth string) *cni.Request {
+	req := r.request(name)
 	req.NetConf.RuntimeConfig.Bandwidth = json.RawMessage(bandwidth)
 	return req
 }
@@ -21,9 +21,9 @@ func (l *life) limit(name, bandwidth string) *cni.Request {
 const tenAndFive = `{"ingressRate":10000000,"ingressBurst":4294967295,"egressRate":5000000,"egressBurst":4294967295}`
 
 // shapes returns the shaping of pods' ports.
-func (l *life) shapes(t tb) map[string]link.Shape {
+func (p programmed) shapes(t tb) map[string]link.Shape {
 	t.Helper()
-	have, err := l.node.pods.Shapes(t.(*testing.T).Context(), portsNetns)
+	have, err := p.at.pods.Shapes(t.(*testing.T).Context(), portsNetns)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -37,7 +37,7 @@ func TestBandwidth(t *testing.T) {
 	req := l.limit("a", tenAndFive)
 	l.add(t, req)
 	rec := l.record(t, req)
-	if want := (cni.Bandwidth{Ingress: 10_000_000, Egress: 5_000_000}); rec.Bandwidth != want || !l.ports.preplugged.has(rec.OFPort) {
+	if want := (cni.Bandwidth{Ingress: 10_000_000, Egress: 5_000_000}); rec.Bandwidth != want || !l.ports.Preplugged.Has(rec.OFPort) {
 		t.Errorf("recorded %+v, port %d", rec.Bandwidth, rec.OFPort)
 	}
 	have := l.shapes(t)
@@ -104,13 +104,13 @@ func TestBandwidthWithoutReadyPorts(t *testing.T) {
 	l.add(t, req)
 	l.whole(t, req)
 	rec := l.record(t, req)
-	if !l.ports.preplugged.has(rec.OFPort) || l.ports.preplugged.has(l.record(t, plain).OFPort) || len(l.shapes(t)) != 1 {
+	if !l.ports.Preplugged.Has(rec.OFPort) || l.ports.Preplugged.Has(l.record(t, plain).OFPort) || len(l.shapes(t)) != 1 {
 		t.Errorf("port %d, shapes %v", rec.OFPort, l.shapes(t))
 	}
 	l.del(t, plain)
 	l.del(t, req)
 	l.free(t, 0)
-	eventually(t, "the port is gone", func() bool { return !l.ports.preplugged.has(rec.OFPort) && len(l.shapes(t)) == 0 })
+	eventually(t, "the port is gone", func() bool { return !l.ports.Preplugged.Has(rec.OFPort) && len(l.shapes(t)) == 0 })
 	l.nothingLeft(t, before)
 }
 
@@ -122,7 +122,7 @@ func TestBandwidthOfACrowd(t *testing.T) {
 		req := l.limit(name, tenAndFive)
 		l.add(t, req)
 		rec := l.record(t, req)
-		if !l.ports.preplugged.has(rec.OFPort) || seen[rec.OFPort] {
+		if !l.ports.Preplugged.Has(rec.OFPort) || seen[rec.OFPort] {
 			t.Errorf("%s: port %d", name, rec.OFPort)
 		}
 		seen[rec.OFPort] = true
@@ -145,7 +145,7 @@ func TestBandwidthOnAPortThatFails(t *testing.T) {
 	})
 	req := l.limit("a", tenAndFive)
 	l.add(t, req)
-	if rec := l.record(t, req); !failed || !l.ports.preplugged.has(rec.OFPort) || len(l.shapes(t)) != 1 {
+	if rec := l.record(t, req); !failed || !l.ports.Preplugged.Has(rec.OFPort) || len(l.shapes(t)) != 1 {
 		t.Errorf("port %d, shapes %v", rec.OFPort, l.shapes(t))
 	}
 	l.whole(t, req)

@@ -36,7 +36,7 @@ func (c changer) View() (v feature.View, on bool) {
 	if s == nil {
 		return feature.View{}, false
 	}
-	return s.featureView(nil), true
+	return s.FeatureView(nil), true
 }
 
 // Settled implements feature.Network.

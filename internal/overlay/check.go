@@ -8,6 +8,7 @@ import (
 	"weft.dev/weft/internal/attach/plan"
 	"weft.dev/weft/internal/cni"
 	"weft.dev/weft/internal/link"
+	"weft.dev/weft/internal/overlay/settings"
 )
 
 // Check compares the veth pair and its configuration, the port and the flows. It implements network.Network.
@@ -16,7 +17,7 @@ func (a *attachments) Check(ctx context.Context, rec attach.Record) error {
 	if s == nil {
 		return cni.Errorf(cni.CodeTryAgainLater, "the network is not ready: %w: try again later", a.ready())
 	}
-	pair, err := a.ports.preplugged.pair(&rec, &s.attachments)
+	pair, err := a.ports.Preplugged.Pair(&rec, &s.Attachments)
 	if err != nil {
 		return err
 	}
@@ -24,7 +25,7 @@ func (a *attachments) Check(ctx context.Context, rec attach.Record) error {
 	return errors.Join(
 		inPod(plan.CheckPair(ctx, a.engines.Pods, &rec, pair)),
 		inPod(a.routers.Check(ctx, &rec)),
-		s.pipeline.CheckPod(pod(&rec)),
+		s.Pipeline.CheckPod(settings.PodOf(&rec)),
 		a.engines.Rows.Failure(o),
 		a.engines.Flows.Failure(o),
 		a.engines.Rules.Failure(o),

@@ -19,7 +19,7 @@ func (a *attachments) Close(ctx context.Context, rec attach.Record) error {
 	key := rec.Key()
 	a.pods.shut(key)
 	ports := a.hostPorts.Withdraw(rec)
-	began := a.ports.unlinker.add(&rec)
+	began := a.ports.Unlinker.Add(&rec)
 	// Once the DEL is answered, the next egress router may have the same address. If the pod's namespace cannot be entered, the macvlan stays,
 	// and the runtime repeats the DEL.
 	left := a.routers.Remove(ctx, rec)
@@ -80,10 +80,10 @@ func (a *attachments) remove(ctx context.Context, recs []attach.Record) error {
 		flows[o], rows[o] = nil, nil
 		switch {
 		case rec.HostInterface == "" || rec.BootID != a.opts.BootID:
-		case a.ports.preplugged.has(rec.OFPort):
+		case a.ports.Preplugged.Has(rec.OFPort):
 			preplugged = append(preplugged, rec)
 			delete(rows, o)
-			a.ports.preplugged.vacate(&recs[i])
+			a.ports.Preplugged.Vacate(&recs[i])
 		default:
 			links = append(links, rec.HostInterface)
 		}
@@ -97,12 +97,12 @@ func (a *attachments) remove(ctx context.Context, recs []attach.Record) error {
 	var both errgroup.Group
 	both.Go(func() error { return named("removing ports", a.engines.Rows.Apply(ctx, rows)) })
 	both.Go(func() error { return named("removing links", a.engines.Pods.Delete(ctx, links...)) })
-	both.Go(func() error { return named("removing interfaces", a.ports.preplugged.unplugAll(ctx, preplugged)) })
+	both.Go(func() error { return named("removing interfaces", a.ports.Preplugged.UnplugAll(ctx, preplugged)) })
 	both.Go(func() error { return named("removing macvlans", a.routers.Remove(ctx, recs...)) })
 	both.Go(func() error { return named("removing host ports", a.hostPorts.Remove(ctx, recs, hostPorts)) })
 	if err := both.Wait(); err != nil {
 		return err
 	}
-	a.ports.unlinker.forget(links)
+	a.ports.Unlinker.Forget(links)
 	return nil
 }

@@ -130,7 +130,7 @@ func TestDelWithTheSwitchAway(t *testing.T) {
 		t.Fatal("the test's switch is not away")
 	}
 	rec := l.record(t, req)
-	if rec.State != attach.Closing || !held(l.store.InUse().Addresses[NetworkName], rec.Addresses[0].Addr(), attach.Key{}) {
+	if _, held := l.store.InUse().Addresses[NetworkName][rec.Addresses[0].Addr()]; rec.State != attach.Closing || !held {
 		t.Errorf("record %+v", rec)
 	}
 	if _, err := l.Add(t.Context(), l.request("more")); err == nil {

@@ -76,7 +76,7 @@ func leavesElsewhere(vnid uint32, nodes ...netip.Addr) EgressIPs {
 
 func (l *life) leaves(t *testing.T, e EgressIPs) {
 	t.Helper()
-	if err := l.UpdateEgressIPs(context.Background(), e); err != nil {
+	if err := l.EgressIPs.Update(context.Background(), e); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -94,10 +94,10 @@ func egressLife(t *testing.T) (*life, *uplink) {
 }
 
 // way returns where traffic of a pod that leaves the cluster goes, by the switch's flows.
-func (l *life) way(t *testing.T, name string) string {
+func (p programmed) way(t *testing.T, name string) string {
 	t.Helper()
-	rec := l.record(t, l.of("", name))
-	have, err := l.node.flows.Read(context.Background())
+	rec := p.record(t, requests{p.at}.of("", name))
+	have, err := p.at.flows.Read(context.Background())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -108,7 +108,7 @@ func (l *life) way(t *testing.T, name string) string {
 		}
 		for _, action := range flow.Actions {
 			if text := action.String(); strings.HasPrefix(text, "group:") {
-				return l.groupText(t, text)
+				return p.groupText(t, text)
 			}
 		}
 	}
@@ -117,9 +117,9 @@ func (l *life) way(t *testing.T, name string) string {
 
 func itoa(n uint32) string { return openflow.Output(n).String()[len("output:"):] }
 
-func (l *life) groupText(t *testing.T, action string) string {
+func (p programmed) groupText(t *testing.T, action string) string {
 	t.Helper()
-	have, err := l.node.flows.Read(context.Background())
+	have, err := p.at.flows.Read(context.Background())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -138,9 +138,9 @@ func (l *life) groupText(t *testing.T, action string) string {
 	return "a group that is not there"
 }
 
-func (l *life) wantWays(t *testing.T, a, b string) {
+func (p programmed) wantWays(t *testing.T, a, b string) {
 	t.Helper()
-	if gotA, gotB := l.way(t, "s1"), l.way(t, "s2"); gotA != a || gotB != b {
+	if gotA, gotB := p.way(t, "s1"), p.way(t, "s2"); gotA != a || gotB != b {
 		t.Errorf("a's pod leaves %s and b's %s, want %s and %s", gotA, gotB, a, b)
 	}
 }
@@ -245,7 +245,7 @@ func TestEgressIPIsTriedAgain(t *testing.T) {
 	l, u := egressLife(t)
 	broken := errors.New("broken")
 	l.node.linkEngine.refuse(func(reconcile.Change[link.Key, link.Item]) error { return broken })
-	if err := l.UpdateEgressIPs(context.Background(), heldHere(10)); !errors.Is(err, broken) {
+	if err := l.EgressIPs.Update(context.Background(), heldHere(10)); !errors.Is(err, broken) {
 		t.Fatalf("%v", err)
 	}
 	l.wantWays(t, "here", "by the node") // never by the node's own address
@@ -253,7 +253,7 @@ func TestEgressIPIsTriedAgain(t *testing.T) {
 		t.Errorf("there are rules for an address that another host may have:\n%s", l.node.state(t))
 	}
 	commits := l.node.commits()
-	if err := l.UpdateEgressIPs(context.Background(), heldHere(10)); !errors.Is(err, broken) {
+	if err := l.EgressIPs.Update(context.Background(), heldHere(10)); !errors.Is(err, broken) {
 		t.Fatalf("%v", err)
 	}
 	if got := l.node.commits(); got != commits || u.knows(&u.announced, addressOne) {
@@ -341,13 +341,13 @@ func TestEgressIPWaitsForNoFlush(t *testing.T) {
 	served := make(chan error, 1)
 	go func() {
 		_, gone := svc("web", "172.30.0.10", service.KindClusterIP, service.UDP, "10.128.0.6:80")
-		served <- l.UpdateServices(context.Background(), one(owner, gone))
+		served <- l.Services.Update(context.Background(), one(owner, gone))
 	}()
 	<-entered
 	ctx, cancel := context.WithTimeout(t.Context(), patient)
 	defer cancel()
 	moved := make(chan error, 1)
-	go func() { moved <- l.UpdateEgressIPs(ctx, heldHere(10)) }()
+	go func() { moved <- l.EgressIPs.Update(ctx, heldHere(10)) }()
 	select {
 	case err := <-moved:
 		if err != nil {

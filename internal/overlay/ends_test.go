@@ -57,7 +57,7 @@ func TestHostEndsChangedWhileMade(t *testing.T) {
 	for name, spare := range map[string]int{"own": 0, "pre-plugged": 4} {
 		t.Run(name, func(t *testing.T) {
 			l := prepluggedStart(t, spare)
-			eventually(t, "the look at the start is over", func() bool { return !l.ports.ends.pending() })
+			eventually(t, "the look at the start is over", func() bool { return !l.ports.Ends.Pending() })
 			before := l.hostEnds(t)
 			changed := make(chan map[string]link.HostEnd, 1)
 			l.node.rowEngine.before(func() { // the links exist, and the ports do not
@@ -90,18 +90,11 @@ func TestHostEndsChangedWhileMade(t *testing.T) {
 }
 
 // hostEnds returns the existing host veths.
-func (l *life) hostEnds(t tb) map[string]link.HostEnd {
+func (p programmed) hostEnds(t tb) map[string]link.HostEnd {
 	t.Helper()
-	all, err := l.node.pods.HostEnds(context.Background())
+	all, err := p.at.pods.HostEnds(context.Background())
 	if err != nil {
 		t.Fatal(err)
 	}
 	return all
-}
-
-// pending reports whether the host veths still have to be checked.
-func (e *ends) pending() bool {
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	return e.unverified
 }

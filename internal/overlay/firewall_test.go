@@ -32,15 +32,15 @@ func denying(cidrs ...string) *egressfirewall.Firewall {
 
 func (l *life) guard(t tb, firewalls map[string]*egressfirewall.Firewall) {
 	t.Helper()
-	if err := l.UpdateFirewalls(context.Background(), FirewallChange{Firewalls: firewalls}); err != nil {
+	if err := l.Firewalls.Update(context.Background(), FirewallChange{Firewalls: firewalls}); err != nil {
 		t.Fatal(err)
 	}
 }
 
 // guarded returns which pods carry the number of a firewall, and the ranges of that number in the switch.
-func (l *life) guarded(t tb, reqs ...*cni.Request) string {
+func (p programmed) guarded(t tb, reqs ...*cni.Request) string {
 	t.Helper()
-	have, err := l.node.flows.Read(context.Background())
+	have, err := p.at.flows.Read(context.Background())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -74,9 +74,9 @@ func (l *life) guarded(t tb, reqs ...*cni.Request) string {
 }
 
 // ranges returns the number of all ranges in the switch.
-func (l *life) ranges(t tb) int {
+func (p programmed) ranges(t tb) int {
 	t.Helper()
-	have, err := l.node.flows.Read(context.Background())
+	have, err := p.at.flows.Read(context.Background())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -191,7 +191,7 @@ func TestFirewallsFollowTheMode(t *testing.T) {
 	if got := n.state(t); got != isolating {
 		t.Errorf("isolated again, it is\n%s\nwant\n%s", got, isolating)
 	}
-	if err := l.UpdateFirewalls(context.Background(), FirewallChange{Reset: true}); err != nil {
+	if err := l.Firewalls.Update(context.Background(), FirewallChange{Reset: true}); err != nil {
 		t.Fatal(err)
 	}
 	if got := l.ranges(t); got != 0 {
@@ -215,7 +215,7 @@ func TestFirewallRefused(t *testing.T) {
 		}
 		return nil
 	})
-	err := l.UpdateFirewalls(context.Background(), FirewallChange{Firewalls: map[string]*egressfirewall.Firewall{
+	err := l.Firewalls.Update(context.Background(), FirewallChange{Firewalls: map[string]*egressfirewall.Firewall{
 		"a": denying("192.0.2.0/24"), "b": denying("198.51.100.0/24"),
 	}})
 	if !errors.Is(err, refused) {
@@ -226,7 +226,7 @@ func TestFirewallRefused(t *testing.T) {
 	})
 	n.flowEngine.refuse(nil)
 	eventually(t, "the first one's is", func() bool {
-		return l.UpdateFirewalls(context.Background(), FirewallChange{}) == nil &&
+		return l.Firewalls.Update(context.Background(), FirewallChange{}) == nil &&
 			strings.HasPrefix(l.guarded(t, one), `pod-one: guarded ["" "nw_dst=192.0.2.0/24"]`)
 	})
 }

@@ -55,8 +55,8 @@ func (k *kernel) forgot() []string {
 }
 
 // publish returns a request for a sandbox whose pod has host ports.
-func (l *life) publish(name string, mappings ...cni.PortMapping) *cni.Request {
-	req := l.request(name)
+func (r requests) publish(name string, mappings ...cni.PortMapping) *cni.Request {
+	req := r.request(name)
 	req.NetConf.RuntimeConfig.PortMappings = mappings
 	return req
 }
@@ -90,9 +90,9 @@ func (n *node) published(t tb) []string {
 	return all
 }
 
-func (l *life) leads(t tb, want ...string) {
+func (p programmed) leads(t tb, want ...string) {
 	t.Helper()
-	if got := l.node.published(t); !slices.Equal(got, want) {
+	if got := p.at.published(t); !slices.Equal(got, want) {
 		t.Errorf("host ports %q, want %q", got, want)
 	}
 }
@@ -330,9 +330,8 @@ func TestPrepluggedPortIsGivenBack(t *testing.T) {
 		return errors.Is(err, attach.ErrNotFound)
 	})
 	eventually(t, "the port is free", func() bool {
-		l.ports.preplugged.mu.Lock()
-		defer l.ports.preplugged.mu.Unlock()
-		return slices.Contains(l.ports.preplugged.free, taken)
+		free, _, _ := l.ports.Preplugged.List()
+		return slices.Contains(free, taken)
 	})
 	if err := os.RemoveAll(file); err != nil {
 		t.Fatal(err)

@@ -50,8 +50,8 @@ func routerLife(t *testing.T) *life {
 }
 
 // router returns a request for a sandbox whose pod requests a second interface.
-func (l *life) router(name, annotation string) *cni.Request {
-	req := l.request(name)
+func (r requests) router(name, annotation string) *cni.Request {
+	req := r.request(name)
 	req.NetConf.RuntimeConfig.PodAnnotations = map[string]string{networkv1.AnnotationAssignMacvlan: annotation}
 	return req
 }

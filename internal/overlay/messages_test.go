@@ -6,6 +6,7 @@ import (
 	"testing"
 
 	"weft.dev/weft/internal/overlay/remotes"
+	"weft.dev/weft/internal/overlay/settings"
 )
 
 // The error about a remote host names its object, and not the object's UID.
@@ -13,11 +14,11 @@ func TestRemoteHostsAreNamed(t *testing.T) {
 	l := start(t)
 	view := sample()
 	view.Remotes = append(view.Remotes, subnet("overlaps", "192.0.2.9", "10.128.2.0/24"), subnet("own", "192.0.2.1", "10.128.6.0/23"))
-	s, err := newSettings(view)
+	s, err := settings.New(view)
 	if err != nil {
 		t.Fatal(err)
 	}
-	l.hosts.Update(remotes.Config{Pipeline: &s.pipeline, Host: &s.host, Log: slog.New(slog.DiscardHandler)}, view.Remotes)
+	l.hosts.Update(remotes.Config{Pipeline: &s.Pipeline, Host: &s.Host, Log: slog.New(slog.DiscardHandler)}, view.Remotes)
 	for uid, want := range map[string]string{
 		"uid-overlaps": "HostSubnet overlaps: subnet 10.128.2.0/24 overlaps 10.128.2.0/23 of HostSubnet b",
 		"uid-own":      "HostSubnet own: host address 192.0.2.1 is this node's own",

@@ -38,20 +38,20 @@ func wants(texts ...string) multicast.Change {
 
 func (l *life) sings(t tb, texts ...string) {
 	t.Helper()
-	if err := l.UpdateMulticast(context.Background(), wants(texts...)); err != nil {
+	if err := l.Multicast.Update(context.Background(), wants(texts...)); err != nil {
 		t.Fatal(err)
 	}
 }
 
 // choir returns, from the switch's flows, which pods send multicast with which VNID and which receive it: "10: one>, >one, >two".
-func (l *life) choir(t tb) string {
+func (p programmed) choir(t tb) string {
 	t.Helper()
-	have, err := l.node.flows.Read(context.Background())
+	have, err := p.at.flows.Read(context.Background())
 	if err != nil {
 		t.Fatal(err)
 	}
 	names := map[uint32]string{}
-	for _, rec := range l.store.List() {
+	for _, rec := range p.store.List() {
 		names[rec.OFPort] = strings.TrimPrefix(rec.PodName, "pod-")
 	}
 	byVNID := map[uint32][]string{}
@@ -85,9 +85,9 @@ func (l *life) choir(t tb) string {
 	return strings.Join(lines, "; ")
 }
 
-func (l *life) wantMulticast(t tb, when, want string) {
+func (p programmed) wantMulticast(t tb, when, want string) {
 	t.Helper()
-	if got := l.choir(t); got != want {
+	if got := p.choir(t); got != want {
 		t.Errorf("%s: %q, want %q", when, got, want)
 	}
 }
@@ -286,7 +286,7 @@ func TestMulticastProperty(t *testing.T) {
 				ns := multicast.Namespace{VNID: rapid.Uint32Range(10, 12).Draw(t, "vnid"), On: rapid.Bool().Draw(t, "on")}
 				have[name] = ns
 				l.tenancy(t, TenantChange{VNIDs: map[string]uint32{name: ns.VNID}})
-				if err := l.UpdateMulticast(context.Background(), multicast.Change{Namespaces: map[string]*multicast.Namespace{name: &ns}}); err != nil {
+				if err := l.Multicast.Update(context.Background(), multicast.Change{Namespaces: map[string]*multicast.Namespace{name: &ns}}); err != nil {
 					t.Fatal(err)
 				}
 			case 1:
@@ -301,11 +301,11 @@ func TestMulticastProperty(t *testing.T) {
 				}
 			}
 		}
-		if err := l.UpdateMulticast(context.Background(), multicast.Change{Reset: true, Namespaces: pointers(have)}); err != nil {
+		if err := l.Multicast.Update(context.Background(), multicast.Change{Reset: true, Namespaces: pointers(have)}); err != nil {
 			t.Fatal(err)
 		}
 		l.settled(t)
-		eventually(t, "all moves are over", func() bool { return !l.TenantsPending() })
+		eventually(t, "all moves are over", func() bool { return !l.Projects.Pending() })
 		l.wantMulticast(t, "in the end", choirOf(have, pods))
 	})
 }

@@ -15,6 +15,8 @@ import (
 	"weft.dev/weft/internal/overlay/firewalls"
 	"weft.dev/weft/internal/overlay/multicast"
 	"weft.dev/weft/internal/overlay/pipeline"
+	"weft.dev/weft/internal/overlay/ports"
+	"weft.dev/weft/internal/overlay/settings"
 	"weft.dev/weft/internal/ovsdb"
 	"weft.dev/weft/internal/reconcile"
 )
@@ -23,14 +25,12 @@ import (
 type openPods struct {
 	engines   *Engines
 	opts      *Options
-	ends      *ends
+	ports     *ports.Ports
 	firewalls *firewalls.Firewalls
 	multicast *multicast.Feature
-	// rows returns the rows of an attachment's port.
-	rows func(rec *attach.Record) map[ovsdb.Key]ovsdb.Row
 
 	// settings is nil until the first View is programmed. Until then no pod is attached. It is replaced only while mu is held.
-	settings atomic.Pointer[settings]
+	settings atomic.Pointer[settings.Settings]
 
 	// mu guards live and policies. Fragments compiled from live are handed to the loops before mu is unlocked. So none is handed over after
 	// the attachment has left live and its fragment is withdrawn. It is not held across a commit or other I/O.
@@ -41,22 +41,22 @@ type openPods struct {
 
 // follow makes s the network's settings. From here on ADDs use them, and policies are enforced if they say so. ADDs under way finish with
 // the old settings, and then compile again.
-func (p *openPods) follow(s *settings) {
+func (p *openPods) follow(s *settings.Settings) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.settings.Store(s)
-	p.policies.enforcer.Enforce(s.policies())
+	p.policies.enforcer.Enforce(s.Policies())
 }
 
 // followNodes programs policies for a changed set of nodes, when nothing else of the View changes.
-func (p *openPods) followNodes(s *settings, remotes []clusternetwork.HostSubnet) {
-	if !s.policies() {
+func (p *openPods) followNodes(s *settings.Settings, remotes []clusternetwork.HostSubnet) {
+	if !s.Policies() {
 		return
 	}
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.policies.enforcer.SetNodes(nodesOf(&s.view.Local, remotes))
-	p.policies.enforcer.Place(podRanges(remotes))
+	p.policies.enforcer.SetNodes(settings.NodesOf(&s.View.Local, remotes))
+	p.policies.enforcer.Place(settings.PodRanges(remotes))
 	p.policies.enforcer.Narrow(false)
 	if p.policies.enforcer.HandOver() {
 		p.policies.purges.Later()
@@ -64,26 +64,35 @@ func (p *openPods) followNodes(s *settings, remotes []clusternetwork.HostSubnet)
 }
 
 // set hands over the fragments of all attachments without waiting. Failure reports their fate.
-func (p *openPods) set(s *settings) {
+func (p *openPods) set(s *settings.Settings) {
+	for key, why := range p.handOver(s) {
+		p.opts.Log.Error("port of a pod stays closed", "attachment", key.String(), "error", why)
+	}
+}
+
+// handOver is set without its logging. It returns the attachments whose ports stay closed, with the reasons.
+func (p *openPods) handOver(s *settings.Settings) map[attach.Key]error {
+	closed := map[attach.Key]error{}
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	rows := make(map[reconcile.Owner]map[ovsdb.Key]ovsdb.Row, len(p.live))
 	// These go together with the pods' flows, which carry the numbers of their firewalls and say whether they are isolated. Without the rules
 	// of policies, isolated pods would receive nothing.
 	flows := p.policies.adapt(s)
-	maps.Copy(flows, p.firewalls.Adapt(s.featureView(p.live)))
-	maps.Copy(flows, p.multicast.Adapt(p.multicast.View(&s.pipeline), p.live))
+	maps.Copy(flows, p.firewalls.Adapt(s.FeatureView(p.live)))
+	maps.Copy(flows, p.multicast.Adapt(p.multicast.View(&s.Pipeline), p.live))
 	for key, rec := range p.live {
-		if err := s.pipeline.CheckPod(pod(&rec)); err != nil {
-			p.opts.Log.Error("port of a pod stays closed", "attachment", key.String(), "error", err)
+		if err := s.Pipeline.CheckPod(settings.PodOf(&rec)); err != nil {
+			closed[key] = err
 			if p.opts.Closed != nil {
 				p.opts.Closed(rec, closedError(err))
 			}
 		}
-		flows[owner(key)], rows[owner(key)] = p.policies.flows(s, &rec), p.rows(&rec)
+		flows[owner(key)], rows[owner(key)] = p.policies.flows(s, &rec), p.ports.Preplugged.PodRows(&rec)
 	}
 	p.engines.Rows.Set(rows)
 	p.engines.Flows.Set(flows)
+	return closed
 }
 
 // closed returns the attachments whose ports are closed although they are attached, with the reasons.
@@ -96,7 +105,7 @@ func (p *openPods) closed() map[reconcile.Owner]error {
 	defer p.mu.Unlock()
 	closed := map[reconcile.Owner]error{}
 	for key, rec := range p.live {
-		if err := s.pipeline.CheckPod(pod(&rec)); err != nil {
+		if err := s.Pipeline.CheckPod(settings.PodOf(&rec)); err != nil {
 			closed[owner(key)] = closedError(err)
 		}
 	}
@@ -140,11 +149,11 @@ func (p *openPods) open(rec attach.Record) {
 	}
 	p.live[rec.Key()] = rec
 	if rec.State == attach.Attached {
-		p.ends.made(&rec)
+		p.ports.Ends.Made(&rec)
 	}
 	p.policies.enforcer.Attach(&rec)
 	if s := p.settings.Load(); s != nil {
-		if flows, _ := p.multicast.Place(p.multicast.View(&s.pipeline), rec); len(flows) > 0 {
+		if flows, _ := p.multicast.Place(p.multicast.View(&s.Pipeline), rec); len(flows) > 0 {
 			p.engines.Flows.Set(flows)
 		}
 	}
@@ -154,7 +163,7 @@ func (p *openPods) open(rec attach.Record) {
 func (p *openPods) countPods(namespace string, pods int) {
 	var config *pipeline.Config
 	if s := p.settings.Load(); s != nil {
-		config = &s.pipeline
+		config = &s.Pipeline
 	}
 	flows, changed := p.firewalls.Inhabit(config, namespace, pods)
 	if len(flows) > 0 {
@@ -172,13 +181,13 @@ func (p *openPods) shut(keys ...attach.Key) {
 	for _, key := range keys {
 		if rec, live := p.live[key]; live {
 			delete(p.live, key)
-			p.ends.closed(key)
+			p.ports.Ends.Closed(key)
 			p.policies.enforcer.Detach(&rec)
 			p.countPods(rec.PodNamespace, -1)
 		}
 	}
 	if s := p.settings.Load(); s != nil {
-		if flows := p.multicast.Leave(p.multicast.View(&s.pipeline), keys...); len(flows) > 0 {
+		if flows := p.multicast.Leave(p.multicast.View(&s.Pipeline), keys...); len(flows) > 0 {
 			p.policies.purges.Later()
 			p.engines.Flows.Set(flows)
 		}
@@ -188,8 +197,8 @@ func (p *openPods) shut(keys ...attach.Key) {
 	p.policies.purges.Wake()
 }
 
-// each implements livePods.
-func (p *openPods) each(do func(rec *attach.Record)) {
+// Each implements ports.Live.
+func (p *openPods) Each(do func(rec *attach.Record)) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, rec := range p.live {
@@ -197,8 +206,8 @@ func (p *openPods) each(do func(rec *attach.Record)) {
 	}
 }
 
-// isLive implements livePods.
-func (p *openPods) isLive(key attach.Key) bool {
+// IsLive implements ports.Live.
+func (p *openPods) IsLive(key attach.Key) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	_, ok := p.live[key]
@@ -216,7 +225,7 @@ func (p *openPods) change(compile func(v feature.View) (feature.Flows, []attach.
 	// The settings are replaced by a copy, so that ADDs under way compile again. This comes after compile, which may change what pods' flows
 	// depend on: an ADD that compiled before then finds other settings afterwards.
 	again := *s
-	flows, changed := compile(again.featureView(p.live))
+	flows, changed := compile(again.FeatureView(p.live))
 	p.settings.Store(&again)
 	for i := range changed {
 		flows[owner(changed[i].Key())] = p.policies.flows(&again, &changed[i])

@@ -20,14 +20,14 @@ func TestOrigins(t *testing.T) {
 	n := newNode(t.TempDir())
 	l := startPolicies(t, n, denyAll(t), policyPod("one", web), policyPod("two", client))
 	firewalls := FirewallChange{Firewalls: map[string]*egressfirewall.Firewall{"default": {Closed: "a test"}}}
-	if err := l.UpdateFirewalls(t.Context(), firewalls); err != nil {
+	if err := l.Firewalls.Update(t.Context(), firewalls); err != nil {
 		t.Fatal(err)
 	}
 	egress := EgressIPs{
 		Ways:       map[uint32]EgressWay{42: {Nodes: []netip.Addr{netip.MustParseAddr("192.0.2.2")}}},
 		Namespaces: map[string]uint32{"shop": 42, "default": 42},
 	}
-	if err := l.UpdateEgressIPs(t.Context(), egress); err != nil {
+	if err := l.EgressIPs.Update(t.Context(), egress); err != nil {
 		t.Fatal(err)
 	}
 	l.add(t, l.request("one"))

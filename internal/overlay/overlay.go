@@ -10,7 +10,6 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
-	"net/netip"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -32,8 +31,10 @@ import (
 	"weft.dev/weft/internal/overlay/hostports"
 	"weft.dev/weft/internal/overlay/multicast"
 	"weft.dev/weft/internal/overlay/pipeline"
+	"weft.dev/weft/internal/overlay/ports"
 	"weft.dev/weft/internal/overlay/projects"
 	"weft.dev/weft/internal/overlay/remotes"
+	"weft.dev/weft/internal/overlay/settings"
 	"weft.dev/weft/internal/ovsdb"
 	"weft.dev/weft/internal/policy"
 	"weft.dev/weft/internal/reconcile"
@@ -42,48 +43,17 @@ import (
 // NetworkName is the name of this network in attachment records.
 const NetworkName = "overlay"
 
-// Delays between retries of background work.
-const (
-	firstRetry = 100 * time.Millisecond
-	lastRetry  = 5 * time.Second
-)
+// ownerCluster owns fragments that depend on neither a pod nor a remote host.
+const ownerCluster = pipeline.OwnerCluster
 
 // View is the overlay's input about the cluster and the node, as plain values.
-type View struct {
-	// Cluster is the ClusterNetwork named default.
-	Cluster clusternetwork.Config
-	// ClosedPorts are UDP ports, besides the port of the cluster's tunnels, that are closed to pods: ports of other networks' tunnels. In
-	// ascending order.
-	ClosedPorts []uint16
-	// Local is this node's HostSubnet.
-	Local clusternetwork.HostSubnet
-	// Node describes the machine.
-	Node Node
-	// Closed is what pods cannot reach outside their network.
-	Closed Closed
-	// Remotes are all other hosts' HostSubnets. Two may briefly share an address or a name.
-	Remotes []clusternetwork.HostSubnet
-}
-
-// Closed is what the pods of a node cannot reach outside their network. The zero value closes nothing.
-type Closed struct {
-	// Metadata are addresses of clouds' metadata services. Pods reach only port 53 there.
-	Metadata []netip.Addr
-	// TCPPorts are TCP ports that pods reach neither on nodes nor anywhere else outside their network.
-	TCPPorts []uint16
-}
+type View = settings.View
 
 // Node describes the machine.
-type Node struct {
-	// Datapath is the bridge's datapath type, ovsdb.DatapathSystem or ovsdb.DatapathNetdev.
-	Datapath string
-	// Uplink is the interface with the address of the node's HostSubnet.
-	Uplink string
-	// MTU is the uplink's MTU in bytes.
-	MTU int
-	// Network is the subnet of the node's address on the uplink. Egress IPs are in it.
-	Network netip.Prefix
-}
+type Node = settings.Node
+
+// Closed is what the pods of a node cannot reach outside their network. The zero value closes nothing.
+type Closed = settings.Closed
 
 // Engines are the loops that hold the node's state. The overlay starts them and feeds them; the caller that created them runs them.
 type Engines struct {
@@ -92,13 +62,13 @@ type Engines struct {
 	Links *reconcile.Loop[link.Key, link.Item]
 	Rules *reconcile.Loop[nft.Key, nft.Item]
 	// Ports reports ports that the switch has added.
-	Ports Ports
+	Ports ports.Switch
 	// Pods makes and removes the pods' veth pairs.
 	Pods link.PodLinks
 	// Preplugged creates and lists pre-plugged ports: veth pairs that exist before their pods.
 	Preplugged link.PrepluggedLinks
 	// HostEnds restores host veths that another program changed.
-	HostEnds HostEnds
+	HostEnds ports.HostEnds
 	// Shapers limits the bandwidth of pods. Nil: bandwidth limits are refused.
 	Shapers link.Shapers
 	// Connections are the connections that the switch tracks for Services.
@@ -111,13 +81,6 @@ type Engines struct {
 	Kernel hostports.Connections
 	// Datapath is the switch's datapath. Nil: it needs no purge to follow new flows.
 	Datapath Datapath
-}
-
-// Ports reports the switch's ports.
-type Ports interface {
-	// Added returns a channel that is closed when the switch reports that it has added the port. It reports nothing about a port that the
-	// switch has already. stop ends the wait.
-	Added(name string, ofport uint32) (added <-chan struct{}, stop func())
 }
 
 // Options of a Network.
@@ -135,6 +98,8 @@ type Options struct {
 	Ports string
 	// Spare is the number of pre-plugged ports that are kept free.
 	Spare int
+	// PortRest is the least time that a pre-plugged port stays free. Default ports.DefaultRest.
+	PortRest time.Duration
 	// MoveStep is how long each step of a project's move between VNIDs takes. Default projects.DefaultStep.
 	MoveStep time.Duration
 	// Now returns the time. Default time.Now.
@@ -172,7 +137,7 @@ type Network struct {
 	engines Engines
 	store   *attach.Store
 	opts    Options
-	ports   *podPorts
+	ports   *ports.Ports
 	pods    *openPods
 	former  *takeover
 	// The features are updated each on its own.
@@ -213,14 +178,14 @@ func New(engines Engines, store *attach.Store, opts Options) *Network {
 	n := &Network{engines: engines, store: store, opts: opts, running: make(chan struct{}), hosts: remotes.New()}
 	n.pods = &openPods{engines: &n.engines, opts: &n.opts, live: map[attach.Key]attach.Record{}}
 	n.pods.policies = newPolicies(n, n.pods)
-	n.ports = newPorts(n, n.pods)
+	n.ports = newPorts(n)
 	n.Projects = newProjects(n)
 	n.Firewalls = firewalls.New(changer{n})
 	groups := &pipeline.GroupIDs{}
 	n.EgressIPs = egress.New(changer{n}, egress.Engines{Links: engines.Links, Rules: engines.Rules, Groups: groups, Uplink: engines.Uplink, Log: opts.Log})
 	n.Services = newBalancer(n, groups)
 	n.Multicast = multicast.NewFeature(changer{n}, n.Projects.Reached, n.hosts.Usable)
-	n.pods.ends, n.pods.rows = n.ports.ends, n.ports.preplugged.rows
+	n.pods.ports = n.ports
 	n.pods.firewalls, n.pods.multicast = n.Firewalls, n.Multicast
 	n.former = &takeover{engines: &n.engines, store: store, opts: &n.opts, ports: n.ports, pods: n.pods}
 	n.attachments = &attachments{
@@ -233,11 +198,23 @@ func New(engines Engines, store *attach.Store, opts Options) *Network {
 	return n
 }
 
+// newPorts returns the ports of a network.
+func newPorts(n *Network) *ports.Ports {
+	return ports.New(ports.Engines{
+		Rows: n.engines.Rows, Switch: n.engines.Ports, Pods: n.engines.Pods, Preplugged: n.engines.Preplugged,
+		HostEnds: n.engines.HostEnds, Shapers: n.engines.Shapers,
+	}, ports.Options{
+		Network: NetworkName, BootID: n.opts.BootID, Store: n.store, Records: n.opts.Records, Live: n.pods, Running: n.running,
+		Ready:     func() bool { return n.pods.settings.Load() != nil },
+		Namespace: n.opts.Ports, Spare: n.opts.Spare, Rest: n.opts.PortRest, Now: n.opts.Now, Log: n.opts.Log,
+	})
+}
+
 // Run keeps pre-plugged ports free, restores pods' links that another program changed, and does the network's other background work, until
 // ctx ends.
 func (n *Network) Run(ctx context.Context) error {
 	var group errgroup.Group
-	group.Go(func() error { return n.ports.run(ctx) })
+	group.Go(func() error { return n.ports.Run(ctx) })
 	group.Go(func() error { return n.Projects.Run(ctx) })
 	group.Go(func() error { return n.pods.policies.purges.Run(ctx) })
 	group.Go(func() error { return n.EgressIPs.Run(ctx) })
@@ -254,41 +231,52 @@ func (n *Network) Waiting(what string) { n.waiting.Store(&what) }
 // Update makes the node match a new View. The first call starts the engines. Their initial state includes everything from the records, so
 // that a restart changes nothing. An error names what is wrong with the View or the node; what was programmed before stays.
 func (n *Network) Update(ctx context.Context, view View) error {
-	n.updating.Lock()
-	defer n.updating.Unlock()
-	next, err := newSettings(view)
-	if err != nil {
+	flush, err := n.program(ctx, view)
+	if !flush {
 		return err
 	}
-	next.projects, next.firewalls, next.egress, next.multicast = n.Projects, n.Firewalls, n.EgressIPs, n.Multicast
+	return errors.Join(err, n.pods.policies.purges.Flush(ctx))
+}
+
+// program programs a new View, and reports whether the datapath may have to be purged now.
+func (n *Network) program(ctx context.Context, view View) (flush bool, err error) {
+	n.updating.Lock()
+	defer n.updating.Unlock()
+	next, err := settings.New(view)
+	if err != nil {
+		return false, err
+	}
+	next.Projects, next.Firewalls, next.Egress, next.Multicast = n.Projects, n.Firewalls, n.EgressIPs, n.Multicast
 	if !n.started {
 		if err := n.start(ctx, next); err != nil {
-			return err
+			return false, err
 		}
 		n.EgressIPs.Flush()
 		n.pods.policies.enforcer.ReportProblems()
 		// The flows now committed may differ from those before the restart, including those that close ports.
-		n.pods.policies.purges.Due(next.judges() || len(view.ClosedPorts) > 0)
-		return n.pods.policies.purges.Flush(ctx)
+		n.pods.policies.purges.Due(next.Judges() || len(view.ClosedPorts) > 0)
+		return true, nil
 	}
 	was := n.pods.settings.Load()
-	if !n.incomplete && was.view.equalButRemotes(view) {
-		return errors.Join(n.refreshRemotes(ctx, was, view.Remotes), n.pods.policies.purges.Flush(ctx))
+	if !n.incomplete && was.View.EqualButRemotes(view) {
+		return true, n.refreshRemotes(ctx, was, view.Remotes)
 	}
-	n.pods.policies.purges.Due(was.judges() || next.judges() || was.view.Cluster.VXLANPort != next.view.Cluster.VXLANPort || !slices.Equal(was.view.ClosedPorts, next.view.ClosedPorts))
 	n.incomplete = true
-	if err := n.refresh(ctx, was, next); err != nil {
-		return err
+	err = n.refresh(ctx, was, next)
+	// Only now: a feature or a policy that is programmed meanwhile makes purges that are due. After a failure, a later call makes the purge.
+	n.pods.policies.purges.Due(was.Judges() || next.Judges() || was.View.Cluster.VXLANPort != next.View.Cluster.VXLANPort || !slices.Equal(was.View.ClosedPorts, next.View.ClosedPorts))
+	if err != nil {
+		return false, err
 	}
 	n.incomplete = false
 	n.EgressIPs.Flush()
 	n.pods.policies.enforcer.ReportProblems()
-	return n.pods.policies.purges.Flush(ctx)
+	return true, nil
 }
 
 // start programs everything for the first time in this process. Rules come before ports: the rules that close the path around the userspace
 // datapath must be in effect before that path exists. Flows come last: a port without flows is closed.
-func (n *Network) start(ctx context.Context, s *settings) error {
+func (n *Network) start(ctx context.Context, s *settings.Settings) error {
 	// In parallel: one waits for netlink, the other for nft.
 	var former map[nft.Key]nft.Item
 	var both errgroup.Group
@@ -302,27 +290,27 @@ func (n *Network) start(ctx context.Context, s *settings) error {
 	}
 	n.pods.policies.compile(s)
 	// start does not wait for the fragments of pods and remote hosts: a pod that has lost its link must not block the others.
-	remote := n.compileRemotes(s, s.view.Remotes, true)
+	remote := n.compileRemotes(s, s.View.Remotes, true)
 	n.engines.Rules.Set(remote.Rules)
-	n.EgressIPs.Inherit(s.featureView(nil), former)
+	n.EgressIPs.Inherit(s.FeatureView(nil), former)
 	n.pods.mu.Lock()
 	n.hostPorts.Set(n.pods.live)
 	n.pods.mu.Unlock()
-	n.engines.Flows.Set(n.EgressIPs.Adapt(s.featureView(nil)))
-	if err := n.engines.Rules.Start(ctx, s.rules()); err != nil {
+	n.engines.Flows.Set(n.EgressIPs.Adapt(s.FeatureView(nil)))
+	if err := n.engines.Rules.Start(ctx, s.Rules()); err != nil {
 		return fmt.Errorf("node rules: %w", err)
 	}
 	n.pods.set(s)
-	n.ports.preplugged.configure(s)
-	if err := n.engines.Rows.Start(ctx, s.rows()); err != nil {
+	n.ports.Preplugged.Configure(s.Preplugged())
+	if err := n.engines.Rows.Start(ctx, s.Rows()); err != nil {
 		return fmt.Errorf("switch: %w", err)
 	}
-	if err := n.engines.Links.Start(ctx, s.links()); err != nil {
+	if err := n.engines.Links.Start(ctx, s.Links()); err != nil {
 		return fmt.Errorf("node links: %w", err)
 	}
 	n.engines.Flows.Set(remote.Flows)
-	n.engines.Flows.Set(n.Services.Adapt(s.featureView(nil), true))
-	if err := n.engines.Flows.Start(ctx, s.flows()); err != nil {
+	n.engines.Flows.Set(n.Services.Adapt(s.FeatureView(nil), true))
+	if err := n.engines.Flows.Start(ctx, s.Flows()); err != nil {
 		return fmt.Errorf("flows: %w", err)
 	}
 	n.pods.follow(s)
@@ -335,56 +323,56 @@ func (n *Network) start(ctx context.Context, s *settings) error {
 }
 
 // refresh programs what differs from the previous View. An engine that fails does not block the others; its changes stay desired.
-func (n *Network) refresh(ctx context.Context, was, s *settings) error {
+func (n *Network) refresh(ctx context.Context, was, s *settings.Settings) error {
 	if err := n.former.resume(ctx, s); err != nil {
 		return err
 	}
 	n.pods.policies.compile(s)
 	// Between two isolating modes, each lets through what only the other would drop. So pods are closed during the change.
-	n.crossing = n.crossing || was.judges() && s.judges() && was.pipeline.Mode != s.pipeline.Mode
+	n.crossing = n.crossing || was.Judges() && s.Judges() && was.Pipeline.Mode != s.Pipeline.Mode
 	if n.crossing {
 		if err := n.pods.close(ctx); err != nil {
 			return err
 		}
 	}
 	n.pods.follow(s)
-	remote := n.compileRemotes(s, s.view.Remotes, true)
+	remote := n.compileRemotes(s, s.View.Remotes, true)
 	n.engines.Rules.Set(remote.Rules)
-	n.engines.Flows.Set(n.EgressIPs.Adapt(s.featureView(nil)))
-	rules := n.engines.Rules.Apply(ctx, s.rules())
+	n.engines.Flows.Set(n.EgressIPs.Adapt(s.FeatureView(nil)))
+	rules := n.engines.Rules.Apply(ctx, s.Rules())
 	// This order loses no packet that is allowed both before and after a change of the mode: packets from other nodes are handled by the new
 	// mode before the pods' flows stop saying which packets they admit, and the flow that admits everything is removed last.
 	n.engines.Flows.Set(remote.Flows)
-	if n.crossing || s.policies() && !was.policies() { // until pods' flows say which pods are isolated, these let everything through
-		if err := n.engines.Flows.Apply(ctx, s.flows()); err != nil {
+	if n.crossing || s.Policies() && !was.Policies() { // until pods' flows say which pods are isolated, these let everything through
+		if err := n.engines.Flows.Apply(ctx, s.Flows()); err != nil {
 			return named("flows", err)
 		}
 	}
 	n.crossing = false
 	n.pods.set(s)
-	n.ports.preplugged.configure(s)
+	n.ports.Preplugged.Configure(s.Preplugged())
 	// The switch sets the MTU and the MAC address of tun0 from its row. Desired links must agree by then.
-	n.engines.Links.Set(s.links())
-	rows := n.engines.Rows.Apply(ctx, s.rows())
-	links := n.engines.Links.Apply(ctx, s.links())
-	n.engines.Flows.Set(n.Services.Adapt(s.featureView(nil), false))
-	flows := n.engines.Flows.Apply(ctx, s.flows())
+	n.engines.Links.Set(s.Links())
+	rows := n.engines.Rows.Apply(ctx, s.Rows())
+	links := n.engines.Links.Apply(ctx, s.Links())
+	n.engines.Flows.Set(n.Services.Adapt(s.FeatureView(nil), false))
+	flows := n.engines.Flows.Apply(ctx, s.Flows())
 	return errors.Join(
 		named("node rules", rules), named("switch", rows), named("node links", links), named("flows", flows),
 	)
 }
 
 // compileRemotes returns the fragments of the remote hosts that differ from those of the previous call, or of all.
-func (n *Network) compileRemotes(s *settings, hosts []clusternetwork.HostSubnet, all bool) remotes.Fragments {
-	f, changed := n.hosts.Update(remotes.Config{Pipeline: &s.pipeline, Host: &s.host, All: all, Log: n.opts.Log}, hosts)
+func (n *Network) compileRemotes(s *settings.Settings, hosts []clusternetwork.HostSubnet, all bool) remotes.Fragments {
+	f, changed := n.hosts.Update(remotes.Config{Pipeline: &s.Pipeline, Host: &s.Host, All: all, Log: n.opts.Log}, hosts)
 	if all || changed {
-		maps.Copy(f.Flows, n.Multicast.Nodes(n.Multicast.View(&s.pipeline), n.hosts.Usable()))
+		maps.Copy(f.Flows, n.Multicast.Nodes(n.Multicast.View(&s.Pipeline), n.hosts.Usable()))
 	}
 	return f
 }
 
 // refreshRemotes programs remote hosts that differ, when nothing else in the View does.
-func (n *Network) refreshRemotes(ctx context.Context, s *settings, hosts []clusternetwork.HostSubnet) error {
+func (n *Network) refreshRemotes(ctx context.Context, s *settings.Settings, hosts []clusternetwork.HostSubnet) error {
 	changed := n.compileRemotes(s, hosts, false)
 	n.pods.followNodes(s, hosts)
 	if len(changed.Flows) == 0 {
@@ -409,13 +397,13 @@ func named(what string, err error) error {
 }
 
 // CheckHostEnds starts a check of all host veths, which restores what another program changed. It does not wait.
-func (n *Network) CheckHostEnds() { n.ports.ends.verify() }
+func (n *Network) CheckHostEnds() { n.ports.Ends.Verify() }
 
 // HostEndChanged handles an event with the new state of a host veth. One that is being created is compared once it is complete. It does not
 // wait.
 func (n *Network) HostEndChanged(name string, now link.HostEnd) {
 	if n.pods.settings.Load() != nil { // otherwise all are checked once the engines run
-		n.ports.ends.changed(name, now)
+		n.ports.Ends.Changed(name, now)
 	}
 }
 

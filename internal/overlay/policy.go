@@ -5,15 +5,14 @@ import (
 	"errors"
 	"iter"
 	"maps"
-	"net/netip"
 	"slices"
 	"sync/atomic"
 	"time"
 
 	"weft.dev/weft/internal/attach"
-	"weft.dev/weft/internal/clusternetwork"
 	"weft.dev/weft/internal/openflow"
 	"weft.dev/weft/internal/overlay/pipeline"
+	"weft.dev/weft/internal/overlay/settings"
 	"weft.dev/weft/internal/policy"
 	"weft.dev/weft/internal/policy/enforcer"
 	"weft.dev/weft/internal/reconcile"
@@ -38,7 +37,7 @@ const DefaultPurgeRest = time.Second
 // policies are the NetworkPolicies as they apply to the pods of this node. The lock of openPods guards them.
 type policies struct {
 	engines  *Engines
-	settings *atomic.Pointer[settings]
+	settings *atomic.Pointer[settings.Settings]
 	// enforcer compiles NetworkPolicies for the pods of this node; purges purges the datapath.
 	enforcer *enforcer.Enforcer
 	purges   *enforcer.Revocations
@@ -74,9 +73,9 @@ func newPolicies(n *Network, pods *openPods) *policies {
 }
 
 // compile compiles all policies for settings, without the lock as far as possible: before openPods adapts its flows to them.
-func (p *policies) compile(s *settings) {
-	if s.policies() {
-		p.enforcer.Compile(p.compiler(s), podRanges(s.view.Remotes))
+func (p *policies) compile(s *settings.Settings) {
+	if s.Policies() {
+		p.enforcer.Compile(p.compiler(s), settings.PodRanges(s.View.Remotes))
 	}
 }
 
@@ -99,18 +98,6 @@ func settled(ctx context.Context, flows *reconcile.Loop[openflow.Key, openflow.E
 	return err
 }
 
-// ByPolicies reports whether the view's network isolates by NetworkPolicies. Then UpdatePolicies must have stored all objects first.
-func (v *View) ByPolicies() bool { return v.Cluster.Mode == clusternetwork.ModeNetworkPolicy }
-
-// Guarded reports whether namespaces may have egress firewalls in the view's network. Then Firewalls.Update must have stored all of them
-// first.
-func (v *View) Guarded() bool { return v.Cluster.Mode.HasVNIDs() }
-
-// judges reports whether the switch decides which pods may send to which.
-func (s *settings) judges() bool { return s.policies() || s.isolates() }
-
-func (s *settings) policies() bool { return s.pipeline.Mode == pipeline.ModeNetworkPolicy }
-
 // flowCompiler compiles policies to the switch's flows.
 type flowCompiler struct {
 	*pipeline.Conjunctions
@@ -119,8 +106,8 @@ type flowCompiler struct {
 
 var _ enforcer.Compiler = (*flowCompiler)(nil)
 
-func (p *policies) compiler(s *settings) *flowCompiler {
-	return &flowCompiler{pipeline.NewConjunctions(s.view.Local.Subnet), p}
+func (p *policies) compiler(s *settings.Settings) *flowCompiler {
+	return &flowCompiler{pipeline.NewConjunctions(s.View.Local.Subnet), p}
 }
 
 // Apply implements enforcer.Compiler.
@@ -131,7 +118,7 @@ func (c *flowCompiler) Apply(effect policy.Effect, index *policy.Index) {
 // Commit implements enforcer.Compiler.
 func (c *flowCompiler) Commit(_ *policy.Index, attachments []enforcer.Attachment, _ []attach.Record) []reconcile.Owner {
 	s := c.policies.settings.Load()
-	fragments := c.Changed(&s.pipeline)
+	fragments := c.Changed(&s.Pipeline)
 	for i := range attachments {
 		fragments[owner(attachments[i].Key())] = c.policies.flows(s, &attachments[i].Record)
 	}
@@ -150,47 +137,47 @@ func (p *policies) conjunctions() *pipeline.Conjunctions {
 }
 
 // adapt compiles policies for new settings, and returns the fragments of all current and former owners. The caller holds the lock of openPods.
-func (p *policies) adapt(s *settings) map[reconcile.Owner]map[openflow.Key]openflow.Entry {
+func (p *policies) adapt(s *settings.Settings) map[reconcile.Owner]map[openflow.Key]openflow.Entry {
 	fragments := map[reconcile.Owner]map[openflow.Key]openflow.Entry{}
 	e, rules := p.enforcer, p.conjunctions()
-	if rules != nil && (!s.policies() || rules.Subnet() != s.view.Local.Subnet) {
+	if rules != nil && (!s.Policies() || rules.Subnet() != s.View.Local.Subnet) {
 		e.Retire()
-		fragments = rules.Changed(&s.pipeline)
+		fragments = rules.Changed(&s.Pipeline)
 		rules = nil
 	}
-	if !s.policies() {
+	if !s.Policies() {
 		e.Forget()
 		return fragments
 	}
 	if rules == nil { // only after a change of the subnet; else Compile has done it without the lock
-		e.Recompile(p.compiler(s), podRanges(s.view.Remotes))
+		e.Recompile(p.compiler(s), settings.PodRanges(s.View.Remotes))
 	} else {
-		e.Place(podRanges(s.view.Remotes))
+		e.Place(settings.PodRanges(s.View.Remotes))
 	}
-	e.SetNodes(nodesOf(&s.view.Local, s.view.Remotes))
-	e.TracksSCTP(s.pipeline.SCTP)
+	e.SetNodes(settings.NodesOf(&s.View.Local, s.View.Remotes))
+	e.TracksSCTP(s.Pipeline.SCTP)
 	rules = p.conjunctions()
 	rules.Refresh()
-	maps.Copy(fragments, rules.Changed(&s.pipeline))
+	maps.Copy(fragments, rules.Changed(&s.Pipeline))
 	return fragments
 }
 
 // flows returns the flows of an attachment; none while its pod's isolation is unknown. The caller holds the lock of openPods.
-func (p *policies) flows(s *settings, rec *attach.Record) map[openflow.Key]openflow.Entry {
-	if !s.policies() {
+func (p *policies) flows(s *settings.Settings, rec *attach.Record) map[openflow.Key]openflow.Entry {
+	if !s.Policies() {
 		p.enforcer.Hide(rec.Key())
-		return s.podFlows(rec)
+		return s.PodFlows(rec)
 	}
 	decision := p.enforcer.Show(rec)
 	if !decision.Known {
 		return nil
 	}
-	port, open := s.pod(rec)
+	port, open := s.Pod(rec)
 	if !open {
 		return nil
 	}
 	port.Isolation = decision.Isolation
-	return s.pipeline.Pod(port)
+	return s.Pipeline.Pod(port)
 }
 
 // await programs an attachment's flows once its pod's isolation is known, together with the rules that name its address.
@@ -206,18 +193,4 @@ func (p *policies) await(ctx context.Context, rec *attach.Record) error {
 	}
 	p.enforcer.ReportProblems()
 	return nil
-}
-
-// podRanges returns the pod subnets of other nodes, by the nodes' names.
-func podRanges(remotes []clusternetwork.HostSubnet) map[string][]netip.Prefix {
-	ranges := make(map[string][]netip.Prefix, len(remotes))
-	for i := range remotes {
-		if host := &remotes[i]; host.Subnet.IsValid() {
-			ranges[host.Host] = append(ranges[host.Host], host.Subnet.Masked())
-		}
-	}
-	for _, list := range ranges {
-		slices.SortFunc(list, netip.Prefix.Compare)
-	}
-	return ranges
 }

@@ -74,9 +74,9 @@ var (
 )
 
 // opens returns the isolation in an attachment's flows: "closed", "open", or "isolated".
-func (l *life) opens(t tb, req *cni.Request) string {
+func (p programmed) opens(t tb, req *cni.Request) string {
 	t.Helper()
-	flows := strings.Join(l.held(t, owner(keyOf(req))), "\n")
+	flows := strings.Join(p.held(t, owner(keyOf(req))), "\n")
 	switch {
 	case flows == "":
 		return "closed"
@@ -146,9 +146,9 @@ func TestUnknownPodStaysClosed(t *testing.T) {
 }
 
 // named returns the number of flows in table 80 with an address as the sender.
-func (l *life) named(t tb, addr netip.Addr) int {
+func (p programmed) named(t tb, addr netip.Addr) int {
 	t.Helper()
-	all, err := l.node.flows.Read(context.Background())
+	all, err := p.at.flows.Read(context.Background())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -371,7 +371,7 @@ func TestBetweenModesThatIsolate(t *testing.T) {
 	req := l.request("one")
 	l.add(t, req)
 	reported := vnids("default", 42)
-	if err := l.UpdateTenants(context.Background(), reported); err != nil {
+	if err := l.Projects.Update(context.Background(), reported); err != nil {
 		t.Fatal(err)
 	}
 	pod, cluster := pipeline.Cookie(owner(keyOf(req))), pipeline.Cookie(ownerCluster)

@@ -17,6 +17,7 @@ import (
 	"weft.dev/weft/internal/cni"
 	"weft.dev/weft/internal/link"
 	"weft.dev/weft/internal/overlay/host"
+	"weft.dev/weft/internal/overlay/ports"
 	"weft.dev/weft/internal/ovsdb"
 	"weft.dev/weft/internal/reconcile"
 )
@@ -45,31 +46,21 @@ func prepluggedStart(t *testing.T, spare int) *life {
 func (l *life) free(t tb, count int) {
 	t.Helper()
 	eventually(t, fmt.Sprintf("%d ports are free", count), func() bool {
-		free, other := l.ports.preplugged.count()
+		free, other := l.countPorts()
 		return free == count && other == 0
 	})
 }
 
-// count returns how many ports are free, and how many are being created or removed.
-func (s *preplugged) count() (free, other int) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	for _, port := range s.ports {
-		switch port.state {
-		case prepluggedFree:
-			free++
-		case prepluggedMaking, prepluggedLeaving:
-			other++
-		case prepluggedTaken:
-		}
-	}
-	return free, other
+// countPorts returns how many pre-plugged ports are free, and how many are being created or removed.
+func (l *life) countPorts() (free, unfinished int) {
+	f, _, u := l.ports.Preplugged.List()
+	return len(f), len(u)
 }
 
 // prepluggedPorts returns the names of pods' pairs, and checks that the switch has the same ports.
-func (l *life) prepluggedPorts(t tb) []string {
+func (p programmed) prepluggedPorts(t tb) []string {
 	t.Helper()
-	links, err := l.node.pods.List(context.Background())
+	links, err := p.at.pods.List(context.Background())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -77,7 +68,7 @@ func (l *life) prepluggedPorts(t tb) []string {
 	for name := range links {
 		pairs = append(pairs, name)
 	}
-	for name := range l.node.rows.Ports(host.Bridge) {
+	for name := range p.at.rows.Ports(host.Bridge) {
 		if name != host.Tun && name != host.Tunnel {
 			ports = append(ports, name)
 		}
@@ -138,7 +129,7 @@ func TestPrepluggedPorts(t *testing.T) {
 		result := l.add(t, req)
 		l.whole(t, req)
 		rec := l.record(t, req)
-		if !l.ports.preplugged.has(rec.OFPort) || !slices.Contains(ports, rec.HostInterface) || result.Interfaces[0].Name != rec.HostInterface {
+		if !l.ports.Preplugged.Has(rec.OFPort) || !slices.Contains(ports, rec.HostInterface) || result.Interfaces[0].Name != rec.HostInterface {
 			t.Errorf("record %+v, result %v", rec, result.Interfaces)
 		}
 		if err := l.Check(context.Background(), req); err != nil {
@@ -183,7 +174,7 @@ func TestWithoutPrepluggedPorts(t *testing.T) {
 	first := l.request("first")
 	l.add(t, first)
 	l.whole(t, first)
-	if l.ports.preplugged.has(l.record(t, first).OFPort) {
+	if l.ports.Preplugged.Has(l.record(t, first).OFPort) {
 		t.Error("it is on a port that cannot be")
 	}
 	l.del(t, first)
@@ -197,7 +188,7 @@ func TestWithoutPrepluggedPorts(t *testing.T) {
 		req := l.request(fmt.Sprint("s", i))
 		l.add(t, req)
 		l.whole(t, req)
-		if l.ports.preplugged.has(l.record(t, req).OFPort) {
+		if l.ports.Preplugged.Has(l.record(t, req).OFPort) {
 			preplugged++
 		} else {
 			own++
@@ -317,7 +308,7 @@ func TestInterfaceOutOfReach(t *testing.T) {
 	if got := l.record(t, other).HostInterface; got == rec.HostInterface {
 		t.Errorf("another pod is on %s", got)
 	}
-	l.ports.preplugged.mark(rec.OFPort, func(port *prepluggedPort) { port.lingersSince = time.Now().Add(-lingering) })
+	l.node.ahead.Add(int64(time.Minute)) // nothing lingers on a port that long
 	eventually(t, "the port is removed", func() bool { return !plugged() })
 	l.settled(t)
 	if _, err := l.store.Get(rec.Key()); err == nil {
@@ -368,12 +359,16 @@ func TestPrepluggedPortsThatAreGone(t *testing.T) {
 
 // A port is not taken while the switch may hold state of its former pod.
 func TestPrepluggedPortsRest(t *testing.T) {
-	l := prepluggedStart(t, 1)
-	l.ports.preplugged.rest = time.Hour
+	n := prepluggedNode(t.TempDir(), 1)
+	n.rest = time.Hour
+	l := n.begin(t)
+	t.Cleanup(l.stop)
+	l.update(t, sample())
+	l.free(t, 1)
 	req := l.request("a")
 	l.add(t, req)
 	first := l.record(t, req)
-	if !l.ports.preplugged.has(first.OFPort) {
+	if !l.ports.Preplugged.Has(first.OFPort) {
 		t.Fatalf("record %+v", first)
 	}
 	l.free(t, 1) // another one was created
@@ -409,18 +404,18 @@ func TestSurplusOfPrepluggedPorts(t *testing.T) {
 	l := prepluggedStart(t, 2)
 	for i := range 20 {
 		l.add(t, l.request(fmt.Sprint("s", i)))
-		eventually(t, "ports are free", func() bool { free, other := l.ports.preplugged.count(); return free > 0 && other == 0 })
+		eventually(t, "ports are free", func() bool { free, other := l.countPorts(); return free > 0 && other == 0 })
 	}
 	for i := range 20 {
 		l.del(t, l.request(fmt.Sprint("s", i)))
 	}
 	l.settled(t)
 	eventually(t, "few ports are free", func() bool {
-		free, other := l.ports.preplugged.count()
-		return other == 0 && free <= surplus*2 && free >= 2
+		free, other := l.countPorts()
+		return other == 0 && free <= ports.Surplus*2 && free >= 2
 	})
-	if ports := l.prepluggedPorts(t); len(ports) > surplus*2 {
-		t.Errorf("ports %v", ports)
+	if left := l.prepluggedPorts(t); len(left) > ports.Surplus*2 {
+		t.Errorf("ports %v", left)
 	}
 }
 
@@ -464,14 +459,13 @@ func TestPrepluggedPortsProperty(t *testing.T) {
 		}
 		l.settled(t)
 		eventually(t, "the ports are at rest", func() bool {
-			free, other := l.ports.preplugged.count()
-			return other == 0 && free >= (n.spare+1)/2 && free <= surplus*n.spare
+			free, other := l.countPorts()
+			return other == 0 && free >= (n.spare+1)/2 && free <= ports.Surplus*n.spare
 		})
-		l.ports.preplugged.mu.Lock()
-		ports := len(l.ports.preplugged.ports)
-		l.ports.preplugged.mu.Unlock()
-		if now := l.prepluggedPorts(t); len(now) != ports {
-			t.Errorf("%d ports are known, there are %v", ports, now)
+		free, taken, unfinished := l.ports.Preplugged.List()
+		known := len(free) + len(taken) + len(unfinished)
+		if now := l.prepluggedPorts(t); len(now) != known {
+			t.Errorf("%d ports are known, there are %v", known, now)
 		}
 	})
 }

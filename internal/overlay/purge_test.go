@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"weft.dev/weft/internal/overlay/feature"
 	"weft.dev/weft/internal/policy"
 )
 
@@ -219,4 +220,28 @@ func TestRefusedPoliciesAreTriedAgain(t *testing.T) {
 	if got := l.opens(t, req); got != "isolated" {
 		t.Errorf("the port is %s", got)
 	}
+}
+
+// The purge after a View is made when the View's flows are in effect, not by a feature or policy that is programmed meanwhile.
+func TestPurgeComesAfterTheFlowsOfAView(t *testing.T) {
+	l := isolate(t, newNode(t.TempDir()), vnids("default", 10))
+	d := l.watchDatapath(time.Hour)
+	waits, end := make(chan struct{}), make(chan struct{})
+	first, release := sync.OnceFunc(func() { close(waits) }), sync.OnceFunc(func() { close(end) })
+	defer release()
+	l.node.flowEngine.before(func() { first(); <-end })
+	view := isolated()
+	view.Cluster.VXLANPort = 4790
+	updated := make(chan error, 1)
+	go func() { updated <- l.Update(t.Context(), view) }()
+	<-waits
+	if err := (changer{l.Network}).Purge(t.Context(), feature.Never); err != nil {
+		t.Fatal(err)
+	}
+	d.want(t, "while the flows are committed", 0)
+	release()
+	if err := <-updated; err != nil {
+		t.Fatal(err)
+	}
+	d.want(t, "after the View", 1)
 }

@@ -171,19 +171,19 @@ func (p *breakablePods) onDelete(hook func() error) {
 	p.delete = hook
 }
 
-// ports reports ports that the switch has added, as the function in added decides; nil: no port is reported.
-type ports struct {
+// switchPorts reports ports that the switch has added, as the function in added decides; nil: no port is reported.
+type switchPorts struct {
 	mu    sync.Mutex
 	added func(name string, ofport uint32) <-chan struct{}
 }
 
-func (p *ports) on(added func(name string, ofport uint32) <-chan struct{}) {
+func (p *switchPorts) on(added func(name string, ofport uint32) <-chan struct{}) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.added = added
 }
 
-func (p *ports) Added(name string, ofport uint32) (added <-chan struct{}, stop func()) {
+func (p *switchPorts) Added(name string, ofport uint32) (added <-chan struct{}, stop func()) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	if p.added == nil {
@@ -203,10 +203,12 @@ type node struct {
 	cache string
 	// spare is Options.Spare of its agents.
 	spare int
+	// rest is Options.PortRest of its agents; 0: ports need no rest.
+	rest time.Duration
 	// tracked records the switch's conntrack flushes.
 	tracked *tracked
 	// ports reports ports that the switch has added, if set up to do so.
-	ports *ports
+	ports *switchPorts
 	// uplink is the node's own interface; nil: it is not used.
 	uplink Uplink
 	// privileged is Options.Privileged of its agents.
@@ -225,7 +227,7 @@ type node struct {
 func newNode(dir string) *node {
 	n := &node{
 		flows: openflow.NewFake(), rows: ovsdb.NewFake(host.Bridge), links: link.NewFake(host.Devices()...), rules: nft.NewFake(),
-		pods: &breakablePods{FakePods: link.NewFakePods()}, dir: dir, tracked: &tracked{}, ports: &ports{}, kernel: &kernel{},
+		pods: &breakablePods{FakePods: link.NewFakePods()}, dir: dir, tracked: &tracked{}, ports: &switchPorts{}, kernel: &kernel{},
 	}
 	n.flowEngine = &breakable[openflow.Key, openflow.Entry]{Engine: n.flows}
 	n.rowEngine = &breakable[ovsdb.Key, ovsdb.Row]{Engine: n.rows}
@@ -266,23 +268,22 @@ func lines[K comparable, V fmt.Stringer](items map[K]V) string {
 // life is one run of an agent on a node. Its requests pass through attach/lifecycle, as the runtime's do.
 type life struct {
 	*Network
-	handler *lifecycle.Handler
-	node    *node
-	store   *attach.Store
-	stop    func()
+	*lifecycle.Handler
+	requests
+	programmed
+	node  *node
+	store *attach.Store
+	stop  func()
 }
 
-func (l *life) Add(ctx context.Context, req *cni.Request) (*types100.Result, error) {
-	return l.handler.Add(ctx, req)
+// requests makes the requests of a container runtime on a node, for sandboxes whose namespaces it creates.
+type requests struct{ on *node }
+
+// programmed reads what is recorded and programmed on a node.
+type programmed struct {
+	at    *node
+	store *attach.Store
 }
-
-func (l *life) Del(ctx context.Context, req *cni.Request) error { return l.handler.Del(ctx, req) }
-
-func (l *life) GC(ctx context.Context, req *cni.Request) error { return l.handler.GC(ctx, req) }
-
-func (l *life) Check(ctx context.Context, req *cni.Request) error { return l.handler.Check(ctx, req) }
-
-func (l *life) Status(ctx context.Context, req *cni.Request) error { return l.handler.Status(ctx, req) }
 
 func (n *node) begin(t tb) *life {
 	t.Helper()
@@ -311,13 +312,12 @@ func (n *node) beginIn(t tb, boot string) *life {
 			return placement.Decision{Network: NetworkName}, nil
 		},
 	})
-	l := &life{handler: handler, Network: New(engines, store, Options{BootID: boot, Records: handler.Records(NetworkName), RuntimeCache: n.cache, Ports: portsNetns, Spare: n.spare, Privileged: n.privileged, Reserved: reserved, Now: n.now}), node: n, store: store}
-	l.ports.preplugged.rest = 0
+	l := &life{Handler: handler, requests: requests{n}, programmed: programmed{n, store}, Network: New(engines, store, Options{BootID: boot, Records: handler.Records(NetworkName), RuntimeCache: n.cache, Ports: portsNetns, Spare: n.spare, PortRest: max(n.rest, 1), Privileged: n.privileged, Reserved: reserved, Now: n.now}), node: n, store: store}
 	leave := handler.Serve(NetworkName, l.Network, l.HandedOver())
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup
 	for _, run := range []func(context.Context) error{
-		engines.Flows.Run, engines.Rows.Run, engines.Links.Run, engines.Rules.Run, l.Run, handler.Run,
+		engines.Flows.Run, engines.Rows.Run, engines.Links.Run, engines.Rules.Run, l.Network.Run, handler.Run,
 	} {
 		running.Go(func() {
 			if err := run(ctx); err != nil {
@@ -358,7 +358,7 @@ func (l *life) restart(t *testing.T) *life {
 func (l *life) update(t tb, view View) {
 	t.Helper()
 	if _, _, has := l.Projects.Reached("default"); view.ByPolicies() && !has {
-		if err := l.UpdateTenants(context.Background(), TenantChange{VNIDs: map[string]uint32{"default": 0}}); err != nil {
+		if err := l.Projects.Update(context.Background(), TenantChange{VNIDs: map[string]uint32{"default": 0}}); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -370,7 +370,7 @@ func (l *life) update(t tb, view View) {
 // settled waits until the reaper is idle.
 func (l *life) settled(t tb) {
 	t.Helper()
-	eventually(t, "the reaper is done", l.handler.Idle)
+	eventually(t, "the reaper is done", l.Idle)
 }
 
 func eventually(t tb, what string, ok func() bool) {
@@ -410,7 +410,7 @@ func small() View {
 }
 
 // request returns a request for the sandbox of that name, and creates its namespace.
-func (l *life) request(name string) *cni.Request { return l.node.request(name, "/run/netns/"+name) }
+func (r requests) request(name string) *cni.Request { return r.on.request(name, "/run/netns/"+name) }
 
 func (n *node) request(name, netns string) *cni.Request {
 	n.pods.AddNamespace(netns)
@@ -440,9 +440,9 @@ func (l *life) del(t tb, req *cni.Request) {
 	}
 }
 
-func (l *life) record(t tb, req *cni.Request) attach.Record {
+func (p programmed) record(t tb, req *cni.Request) attach.Record {
 	t.Helper()
-	rec, err := l.store.Get(keyOf(req))
+	rec, err := p.store.Get(keyOf(req))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -465,7 +465,7 @@ func (l *life) whole(t tb, req *cni.Request) {
 	}
 	eventually(t, "the row of the port names the pod", func() bool { return namesPod(t, l.node, &rec) })
 	have, _ := l.node.flows.Read(context.Background())
-	want := l.pods.settings.Load().podFlows(&rec)
+	want := l.pods.settings.Load().PodFlows(&rec)
 	if len(want) == 0 {
 		t.Errorf("%s has no flows", rec.Key())
 	}

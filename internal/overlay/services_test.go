@@ -87,7 +87,7 @@ func svc(name, ip string, kind service.Kind, protocol service.Protocol, to ...st
 
 func (l *life) services(t tb, change ServiceChange) {
 	t.Helper()
-	if err := l.UpdateServices(context.Background(), change); err != nil {
+	if err := l.Services.Update(context.Background(), change); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -97,9 +97,9 @@ func one(owner reconcile.Owner, s Service) ServiceChange {
 }
 
 // held returns the flows of an owner in the switch.
-func (l *life) held(t tb, owner reconcile.Owner) []string {
+func (p programmed) held(t tb, owner reconcile.Owner) []string {
 	t.Helper()
-	all, err := l.node.flows.Read(context.Background())
+	all, err := p.at.flows.Read(context.Background())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -178,7 +178,7 @@ func TestStaleConnectionsAreForgotten(t *testing.T) {
 	_, left := svc("dns", "172.30.0.11", service.KindClusterIP, service.UDP, "10.128.2.5:53")
 	refusal := errors.New("refused")
 	l.node.tracked.fail(refusal)
-	if err := l.UpdateServices(t.Context(), one(owner, left)); !errors.Is(err, refusal) {
+	if err := l.Services.Update(t.Context(), one(owner, left)); !errors.Is(err, refusal) {
 		t.Errorf("the switch does not forget, and the error is %v", err)
 	}
 	l.node.tracked.fail(nil)
@@ -210,7 +210,7 @@ func TestOneServiceFails(t *testing.T) {
 	l.node.flowEngine.refuse(refuse)
 	change := one(bad, badService)
 	change.Services[good] = Service{}
-	if err := l.UpdateServices(t.Context(), change); err == nil {
+	if err := l.Services.Update(t.Context(), change); err == nil {
 		t.Error("nothing is said of the Service that fails")
 	}
 	if forgotten := l.node.tracked.forgotten(); !slices.Equal(forgotten, []string{"10.128.0.5:53"}) || len(l.held(t, good)) > 0 {

@@ -10,7 +10,9 @@ import (
 	"weft.dev/weft/internal/attach/plan"
 	"weft.dev/weft/internal/ipam"
 	"weft.dev/weft/internal/link"
+	"weft.dev/weft/internal/overlay/ports"
 	"weft.dev/weft/internal/overlay/recovery"
+	"weft.dev/weft/internal/overlay/settings"
 )
 
 // takeover takes over what the former process left: records, pre-plugged ports, links of pods.
@@ -18,19 +20,19 @@ type takeover struct {
 	engines *Engines
 	store   *attach.Store
 	opts    *Options
-	ports   *podPorts
+	ports   *ports.Ports
 	pods    *openPods
 }
 
 // resume makes the allocators continue after the last record. On the first call it takes over the records: attached ones become live.
-func (t *takeover) resume(ctx context.Context, s *settings) error {
-	former := t.ports.numbers.subnet() // only Update changes it
-	if former == s.view.Local.Subnet {
+func (t *takeover) resume(ctx context.Context, s *settings.Settings) error {
+	former := t.ports.Numbers.Subnet() // only Update changes it
+	if former == s.View.Local.Subnet {
 		return nil
 	}
-	pool, err := ipam.NewPool(s.view.Local.Subnet)
+	pool, err := ipam.NewPool(s.View.Local.Subnet)
 	if err != nil {
-		return fmt.Errorf("HostSubnet %s: %w", s.view.Local.Host, err)
+		return fmt.Errorf("HostSubnet %s: %w", s.View.Local.Host, err)
 	}
 	if !former.IsValid() {
 		if err := errors.Join(t.recover(ctx, s), t.takeOver(ctx)); err != nil {
@@ -42,28 +44,28 @@ func (t *takeover) resume(ctx context.Context, s *settings) error {
 		if rec.Network == NetworkName && rec.Created.After(last.Created) {
 			last = rec
 		}
-		if rec.Network == NetworkName && rec.Created.After(own.Created) && !t.ports.preplugged.has(rec.OFPort) {
+		if rec.Network == NetworkName && rec.Created.After(own.Created) && !t.ports.Preplugged.Has(rec.OFPort) {
 			own = rec
 		}
 	}
-	t.ports.numbers.resume(pool, &last, &own)
+	t.ports.Numbers.Resume(pool, &last, &own)
 	return nil
 }
 
 // recover rebuilds unreadable records whose interfaces agree with the runtime's cache.
-func (t *takeover) recover(ctx context.Context, s *settings) error {
+func (t *takeover) recover(ctx context.Context, s *settings.Settings) error {
 	r := recovery.Recovery{
-		Network: NetworkName, Gateway: s.pipeline.Gateway, BootID: t.opts.BootID, Cache: t.opts.RuntimeCache, Store: t.store,
+		Network: NetworkName, Gateway: s.Pipeline.Gateway, BootID: t.opts.BootID, Cache: t.opts.RuntimeCache, Store: t.store,
 		Records: t.opts.Records, Preplugged: t.engines.Preplugged, Ports: t.opts.Ports, Log: t.opts.Log,
 		Agrees: func(ctx context.Context, rec *attach.Record, prePlugged bool) error {
-			pair, err := plan.Pair(rec, &s.attachments)
+			pair, err := plan.Pair(rec, &s.Attachments)
 			if err != nil {
 				return err
 			}
 			if prePlugged {
 				pair.Preplugged = t.opts.Ports
 			}
-			return errors.Join(s.pipeline.CheckPod(pod(rec)), plan.CheckPair(ctx, t.engines.Pods, rec, pair))
+			return errors.Join(s.Pipeline.CheckPod(settings.PodOf(rec)), plan.CheckPair(ctx, t.engines.Pods, rec, pair))
 		},
 	}
 	return r.Run(ctx)
@@ -76,7 +78,7 @@ func (t *takeover) takeOver(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("links of pods: %w", err)
 	}
-	if err := t.ports.preplugged.takeOver(ctx); err != nil {
+	if err := t.ports.Preplugged.TakeOver(ctx); err != nil {
 		return err
 	}
 	t.pods.inherit(t.opts.Records.Attached)
@@ -91,7 +93,7 @@ func (t *takeover) takeOver(ctx context.Context) error {
 	for name, o := range links {
 		key, ok := attachment(o)
 		switch {
-		case link.IsPreplugged(o): // see preplugged.takeOver
+		case link.IsPreplugged(o): // see ports.Preplugged.TakeOver
 		case !ok && !recorded[name]: // of a version that made links before their pods
 			stray = append(stray, name)
 		case ok && !known[o]:

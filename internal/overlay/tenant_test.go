@@ -36,7 +36,7 @@ func vnids(pairs ...any) TenantChange {
 
 func (l *life) tenancy(t tb, change TenantChange) {
 	t.Helper()
-	if err := l.UpdateTenants(context.Background(), change); err != nil {
+	if err := l.Projects.Update(context.Background(), change); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -52,7 +52,7 @@ func isolate(t *testing.T, n *node, tenants TenantChange) *life {
 	eventually(t, "VNIDs are realised", func() bool {
 		l.updating.Lock() // held while they are programmed, and while the datapath is purged after that
 		defer l.updating.Unlock()
-		return l.TenantsRealised() == tenants.Version && !l.TenantsPending()
+		return l.Projects.Realised() == tenants.Version && !l.Projects.Pending()
 	})
 	return l
 }
@@ -61,7 +61,7 @@ func isolate(t *testing.T, n *node, tenants TenantChange) *life {
 func (l *life) takeStep(t *testing.T) {
 	t.Helper()
 	l.node.ahead.Add(int64(time.Hour))
-	if err := l.UpdateTenants(context.Background(), TenantChange{}); err != nil { // so that the clock is read
+	if err := l.Projects.Update(context.Background(), TenantChange{}); err != nil { // so that the clock is read
 		t.Fatal(err)
 	}
 	eventually(t, "the step is taken", func() bool {
@@ -70,17 +70,17 @@ func (l *life) takeStep(t *testing.T) {
 	})
 }
 
-func (l *life) of(namespace, name string) *cni.Request {
-	req := l.request(name)
+func (r requests) of(namespace, name string) *cni.Request {
+	req := r.request(name)
 	req.Args.PodNamespace = namespace
 	return req
 }
 
 // vnidsOf returns what an attachment sends with and which VNIDs it admits, by the switch's flows.
-func (l *life) vnidsOf(t *testing.T, req *cni.Request) string {
+func (p programmed) vnidsOf(t *testing.T, req *cni.Request) string {
 	t.Helper()
-	rec := l.record(t, req)
-	have, err := l.node.flows.Read(context.Background())
+	rec := p.record(t, req)
+	have, err := p.at.flows.Read(context.Background())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -166,7 +166,7 @@ func TestMove(t *testing.T) {
 		if got := l.vnidsOf(t, a); got != "sends 0xa admits 0xa" {
 			t.Errorf("after step %d the other namespace %s", i+1, got)
 		}
-		if done := l.TenantsRealised() == 7; done != (i == 2) {
+		if done := l.Projects.Realised() == 7; done != (i == 2) {
 			t.Errorf("after step %d it is realised: %v", i+1, done)
 		}
 	}
@@ -300,14 +300,14 @@ func TestMoveIsTriedAgain(t *testing.T) {
 	l.node.flowEngine.refuse(func(reconcile.Change[openflow.Key, openflow.Entry]) error { return errors.New("full") })
 	change := vnids("a", 11)
 	change.Version = 5
-	if err := l.UpdateTenants(context.Background(), change); err == nil {
+	if err := l.Projects.Update(context.Background(), change); err == nil {
 		t.Error("no error")
 	}
-	if got := l.TenantsRealised(); got != 0 {
+	if got := l.Projects.Realised(); got != 0 {
 		t.Errorf("version %d is realised", got)
 	}
 	l.node.flowEngine.refuse(nil)
-	eventually(t, "it is realised", func() bool { return l.TenantsRealised() == 5 })
+	eventually(t, "it is realised", func() bool { return l.Projects.Realised() == 5 })
 	if got := l.vnidsOf(t, a); got != "sends 0xb admits 0xb" {
 		t.Error(got)
 	}
@@ -360,7 +360,7 @@ func TestTenantsProperty(t *testing.T) {
 			}
 		}
 		l.settled(r)
-		eventually(r, "nothing moves", func() bool { return !l.TenantsPending() })
+		eventually(r, "nothing moves", func() bool { return !l.Projects.Pending() })
 		if want, now := fresh(r, tempDir(r, base), view, l.store.List(), everything()), n.state(r); want != now {
 			r.Fatalf("state\n%s\nwant\n%s", now, want)
 		}
@@ -407,12 +407,12 @@ func TestPoliciesCarryVNIDs(t *testing.T) {
 	l := startPolicies(t, newNode(t.TempDir()), policyPod("one", web))
 	change := func(vnids map[string]uint32, gone ...string) {
 		t.Helper()
-		if err := l.UpdateTenants(t.Context(), TenantChange{VNIDs: vnids, Gone: gone}); err != nil {
+		if err := l.Projects.Update(t.Context(), TenantChange{VNIDs: vnids, Gone: gone}); err != nil {
 			t.Fatal(err)
 		}
 	}
 	change(map[string]uint32{"default": 77})
-	eventually(t, "the namespace has moved", func() bool { return !l.TenantsPending() })
+	eventually(t, "the namespace has moved", func() bool { return !l.Projects.Pending() })
 	req := l.request("one")
 	l.add(t, req)
 	sends := func() string {

@@ -27,7 +27,7 @@ func (n *Network) Usage() Usage {
 		}
 		u.Attachments++
 		for _, address := range rec.Addresses {
-			if s != nil && s.view.Local.Subnet.Contains(address.Addr()) {
+			if s != nil && s.View.Local.Subnet.Contains(address.Addr()) {
 				u.Used++
 			}
 		}
@@ -35,7 +35,7 @@ func (n *Network) Usage() Usage {
 	if s == nil {
 		return u
 	}
-	if pool, err := ipam.NewPool(s.view.Local.Subnet); err == nil { // it was valid before
+	if pool, err := ipam.NewPool(s.View.Local.Subnet); err == nil { // it was valid before
 		u.Total = int(min(pool.Capacity(), math.MaxInt32)) //nolint:gosec // bounded
 	}
 	return u
@@ -68,7 +68,7 @@ func (n *Network) WithoutVNID() []string {
 }
 
 // Addresses returns how many pod addresses of the node's subnet are in use, and how many there are.
-func (n *Network) Addresses() (used, all uint64) { return n.ports.numbers.usage() }
+func (n *Network) Addresses() (used, all uint64) { return n.ports.Numbers.Usage() }
 
 // Limits returns why state that every pod needs from the node is not in effect. It implements network.Limiter.
 func (n *Network) Limits() error {

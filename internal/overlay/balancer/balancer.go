@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"maps"
 	"slices"
 	"sync"
@@ -77,20 +78,21 @@ func (x *Balancer) Update(ctx context.Context, change Change) error {
 
 // program programs the fragments of the Services that a change affects, and returns the connections to flush afterwards.
 func (x *Balancer) program(ctx context.Context, change Change) (map[reconcile.Owner][]service.Stale, error) {
-	defer x.network.Begin()()
-	fragments := x.take(change)
-	if fragments == nil {
+	pending := x.handOver(change)
+	if pending == nil {
 		return nil, nil
 	}
-	err := x.engines.Flows.Apply(ctx, fragments)
+	err := x.await(ctx, append(slices.Sorted(maps.Keys(pending)), pipeline.OwnerTargets))
 	if ctx.Err() != nil || errors.Is(err, reconcile.ErrUnavailable) {
 		return nil, named("Services", err)
 	}
-	return x.settled(), named("Services", err)
+	return x.settled(pending), named("Services", err)
 }
 
-// take stores a change, and returns the fragments that may not be in effect; nil before the network is programmed.
-func (x *Balancer) take(change Change) feature.Flows {
+// handOver stores a change and hands over the fragments that may not be in effect, without waiting. It returns the owners whose fragments may
+// not be in effect, with the changes that affected them last; nil before the network is programmed.
+func (x *Balancer) handOver(change Change) map[reconcile.Owner]uint64 {
+	defer x.network.Begin()()
 	v, on := x.network.View()
 	x.mu.Lock()
 	defer x.mu.Unlock()
@@ -98,16 +100,35 @@ func (x *Balancer) take(change Change) feature.Flows {
 	if !on {
 		return nil
 	}
-	maps.Copy(x.pending, owners)
-	return x.fragments(v, x.pending)
+	x.changes++
+	for owner := range owners {
+		x.pending[owner] = x.changes
+	}
+	x.engines.Flows.Set(x.fragments(v, maps.Keys(x.pending)))
+	return maps.Clone(x.pending)
 }
 
-// settled notes the Services whose flows are in effect, and returns the connections to flush for them.
-func (x *Balancer) settled() map[reconcile.Owner][]service.Stale {
+// await waits until the switch has tried the flows of these owners, and returns why those of one of them are not in effect.
+func (x *Balancer) await(ctx context.Context, owners []reconcile.Owner) error {
+	if err := x.engines.Flows.Apply(ctx, nil); err != nil { // the next commit includes all that was handed over
+		return err
+	}
+	for _, owner := range owners {
+		if err := x.engines.Flows.Failure(owner); err != nil {
+			return named(string(owner), err)
+		}
+	}
+	return nil
+}
+
+// settled notes the Services whose flows are in effect, unless a newer change has affected them, and returns the connections to flush for
+// them. No View is being programmed meanwhile: numbers of groups that its flows replace are still in use.
+func (x *Balancer) settled(pending map[reconcile.Owner]uint64) map[reconcile.Owner][]service.Stale {
+	defer x.network.Begin()()
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	for owner := range x.pending { // one that fails does not block the others
-		if x.engines.Flows.Failure(owner) == nil {
+	for owner, change := range pending { // one that fails does not block the others
+		if x.pending[owner] == change && x.engines.Flows.Failure(owner) == nil {
 			x.settle(owner)
 			delete(x.pending, owner)
 		}
@@ -133,7 +154,7 @@ func (x *Balancer) Len() int {
 func (x *Balancer) Adapt(v feature.View, first bool) feature.Flows {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	flows := x.fragments(v, x.all())
+	flows := x.fragments(v, maps.Keys(x.all()))
 	if first {
 		clear(x.stale)
 	}
@@ -165,9 +186,9 @@ func (x *Balancer) forget(ctx context.Context, due map[reconcile.Owner][]service
 }
 
 // fragments returns the fragments of the owners given. The caller holds mu.
-func (x *Balancer) fragments(v feature.View, owners map[reconcile.Owner]struct{}) feature.Flows {
-	fragments := make(feature.Flows, len(owners))
-	for _, owner := range slices.Sorted(maps.Keys(owners)) { // sorted, so that groups have the same numbers after a restart
+func (x *Balancer) fragments(v feature.View, owners iter.Seq[reconcile.Owner]) feature.Flows {
+	fragments := feature.Flows{}
+	for _, owner := range slices.Sorted(owners) { // sorted, so that groups have the same numbers after a restart
 		if owner == pipeline.OwnerNodes {
 			fragments[owner] = pipeline.Services{Config: v.Config}.Nodes(x.nodes)
 			continue

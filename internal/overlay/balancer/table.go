@@ -24,8 +24,9 @@ type table struct {
 	groups *pipeline.GroupIDs
 	// targets count the Services with an endpoint there.
 	targets map[pipeline.Target]int
-	// pending are the owners whose fragments may not be in effect yet.
-	pending map[reconcile.Owner]struct{}
+	// pending are the owners whose fragments may not be in effect yet, each with the number of the change that affected it last.
+	pending map[reconcile.Owner]uint64
+	changes uint64
 	// stale are connections to flush once the owner's flows are in effect.
 	stale  map[reconcile.Owner][]service.Stale
 	warned map[reconcile.Owner]string
@@ -80,7 +81,7 @@ func newTable(groups *pipeline.GroupIDs) table {
 	return table{
 		groups: groups,
 		known:  map[reconcile.Owner]*knownService{}, claims: map[place][]claim{}, isNode: map[netip.Addr]bool{},
-		targets: map[pipeline.Target]int{}, pending: map[reconcile.Owner]struct{}{}, stale: map[reconcile.Owner][]service.Stale{}, warned: map[reconcile.Owner]string{},
+		targets: map[pipeline.Target]int{}, pending: map[reconcile.Owner]uint64{}, stale: map[reconcile.Owner][]service.Stale{}, warned: map[reconcile.Owner]string{},
 	}
 }
 

@@ -40,17 +40,17 @@ type Firewalls struct {
 	// here counts the pods of each namespace on this node. programmed are the namespaces whose rules were handed over.
 	here       map[string]int
 	programmed map[string]struct{}
-	// pending are owners whose flows were handed over and may not be in effect. narrowed says that a pending firewall no longer lets
-	// something out.
-	pending  map[reconcile.Owner]struct{}
-	narrowed bool
+	// pending are owners whose flows were handed over and may not be in effect, each with the number of the change that handed them over.
+	// narrowed is the last change after which a pending firewall no longer lets something out; 0: there is none.
+	pending           map[reconcile.Owner]uint64
+	narrowed, changes uint64
 }
 
 // New returns Firewalls of a network, without any firewall.
 func New(network feature.Network) *Firewalls {
 	return &Firewalls{
 		network: network, known: map[string]*egressfirewall.Firewall{}, numbers: map[string]uint32{}, here: map[string]int{},
-		programmed: map[string]struct{}{}, pending: map[reconcile.Owner]struct{}{},
+		programmed: map[string]struct{}{}, pending: map[reconcile.Owner]uint64{},
 	}
 }
 
@@ -73,10 +73,26 @@ func (f *Firewalls) Number(c *pipeline.Config, namespace string) uint32 {
 // them must be stored before the View that brings the mode. After an error, the next call and the engine itself retry what could not be
 // programmed.
 func (f *Firewalls) Update(ctx context.Context, change Change) error {
+	handed, on := f.handOver(&change)
+	if !on {
+		return nil
+	}
+	return f.settle(ctx, handed)
+}
+
+// handed are flows that may not be in effect: their owners, the change that handed them over last, and whether any firewall no longer lets
+// something out.
+type handed struct {
+	pending  map[reconcile.Owner]uint64
+	change   uint64
+	narrowed bool
+}
+
+// handOver stores a change and hands over its flows, without waiting. on is false in a mode without egress firewalls.
+func (f *Firewalls) handOver(change *Change) (h handed, on bool) {
 	defer f.network.Begin()()
-	numbered, narrowed := f.take(&change)
-	on := false
-	handed := f.network.Change(func(v feature.View) (feature.Flows, []attach.Record) {
+	numbered, narrowed := f.take(change)
+	owners := f.network.Change(func(v feature.View) (feature.Flows, []attach.Record) {
 		if on = guards(v.Config); !on {
 			return nil, nil
 		}
@@ -89,37 +105,54 @@ func (f *Firewalls) Update(ctx context.Context, change Change) error {
 		return f.compile(v.Config, maps.Keys(change.Firewalls)), pods
 	})
 	if !on {
-		return nil
+		return handed{}, false
 	}
-	return f.settle(ctx, handed, narrowed)
+	return f.note(owners, narrowed), true
 }
 
-// settle waits until these and earlier flows are in effect. The datapath is purged at once if a firewall no longer lets something out,
-// otherwise soon: a DNS name with many addresses may resolve to others every few seconds.
-func (f *Firewalls) settle(ctx context.Context, handed []reconcile.Owner, narrowed bool) error {
+// note notes that flows of owners were handed over, and returns all that may not be in effect.
+func (f *Firewalls) note(owners []reconcile.Owner, narrowed bool) handed {
 	f.mu.Lock()
-	for _, o := range handed {
-		f.pending[o] = struct{}{}
+	defer f.mu.Unlock()
+	f.changes++
+	for _, o := range owners {
+		f.pending[o] = f.changes
 	}
-	f.narrowed = f.narrowed || narrowed && len(handed) > 0
-	pending, due := maps.Clone(f.pending), feature.Never
-	if len(pending) > 0 {
-		due = feature.Soon
-		if f.narrowed {
-			due = feature.Now
-		}
+	if narrowed && len(owners) > 0 {
+		f.narrowed = f.changes
 	}
-	f.mu.Unlock()
-	if len(pending) > 0 {
-		if err := f.network.Settled(ctx, maps.Keys(pending)); err != nil {
+	return handed{pending: maps.Clone(f.pending), change: f.changes, narrowed: f.narrowed > 0}
+}
+
+// settle waits until flows that were handed over are in effect. The datapath is purged at once if a firewall no longer lets something out,
+// otherwise soon: a DNS name with many addresses may resolve to others every few seconds. Other features, and the network, may be updated
+// meanwhile.
+func (f *Firewalls) settle(ctx context.Context, h handed) error {
+	due := feature.Never
+	if len(h.pending) > 0 {
+		if err := f.network.Settled(ctx, maps.Keys(h.pending)); err != nil {
 			return fmt.Errorf("egress firewalls: %w", err)
 		}
-		f.mu.Lock()
-		clear(f.pending)
-		f.narrowed = false
-		f.mu.Unlock()
+		if due = feature.Soon; h.narrowed {
+			due = feature.Now
+		}
+		f.inEffect(h)
 	}
 	return f.network.Purge(ctx, due)
+}
+
+// inEffect notes that flows are in effect, unless newer ones were handed over meanwhile.
+func (f *Firewalls) inEffect(h handed) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	for o, change := range h.pending {
+		if f.pending[o] == change {
+			delete(f.pending, o)
+		}
+	}
+	if f.narrowed <= h.change {
+		f.narrowed = 0
+	}
 }
 
 // take stores a change. It returns the namespaces whose pods' flows get another number, and whether any firewall no longer lets something

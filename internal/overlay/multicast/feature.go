@@ -37,11 +37,29 @@ func (f *Feature) View(c *pipeline.Config) *View {
 // Update programs a change of multicast. Until the network is in a mode with multicast, it only stores the change: all namespaces must be
 // stored before the View that brings the mode. After an error, the next call and the engine itself retry what could not be programmed.
 func (f *Feature) Update(ctx context.Context, change Change) error {
+	pending, on := f.handOver(&change)
+	if !on {
+		return nil
+	}
+	due := feature.Never
+	if len(pending) > 0 { // other features, and the network, may be updated meanwhile
+		if err := f.network.Settled(ctx, maps.Keys(pending)); err != nil {
+			return fmt.Errorf("multicast: %w", err)
+		}
+		f.InEffect(pending)
+		due = feature.Now
+	}
+	return f.network.Purge(ctx, due)
+}
+
+// handOver stores a change and hands over its flows, without waiting. It returns all that may not be in effect; on is false if nothing has to
+// be in effect now.
+func (f *Feature) handOver(change *Change) (pending map[reconcile.Owner]uint64, on bool) {
 	defer f.network.Begin()()
-	differs, nodes := f.Take(&change)
+	differs, nodes := f.Take(change)
 	v, on := f.network.View()
 	if !differs && len(f.Pending()) == 0 || !on || f.View(v.Config).VNIDs == nil {
-		return nil
+		return nil, false
 	}
 	handed := f.network.Change(func(v feature.View) (feature.Flows, []attach.Record) {
 		view := f.View(v.Config)
@@ -52,13 +70,5 @@ func (f *Feature) Update(ctx context.Context, change Change) error {
 		return flows, changed
 	})
 	f.Await(handed)
-	due := feature.Never
-	if pending := f.Pending(); len(pending) > 0 {
-		if err := f.network.Settled(ctx, slices.Values(pending)); err != nil {
-			return fmt.Errorf("multicast: %w", err)
-		}
-		f.InEffect(pending)
-		due = feature.Now
-	}
-	return f.network.Purge(ctx, due)
+	return f.Pending(), true
 }

@@ -58,8 +58,9 @@ type Projects struct {
 	left map[attach.Key][]uint32
 	// programmed are the owners whose flows were returned.
 	programmed map[reconcile.Owner]struct{}
-	// pending are owners whose flows may not be in effect.
-	pending map[reconcile.Owner]struct{}
+	// pending are owners whose flows may not be in effect, each with the number of the call of Await that noted it last.
+	pending map[reconcile.Owner]uint64
+	awaits  uint64
 }
 
 // census counts namespaces.
@@ -81,7 +82,7 @@ type part struct {
 func New() *Projects {
 	return &Projects{
 		known: map[string]Namespace{}, wanted: map[uint32]census{}, here: map[attach.Key]part{}, left: map[attach.Key][]uint32{},
-		members: map[uint32]map[attach.Key]pipeline.MulticastMember{}, programmed: map[reconcile.Owner]struct{}{}, pending: map[reconcile.Owner]struct{}{},
+		members: map[uint32]map[attach.Key]pipeline.MulticastMember{}, programmed: map[reconcile.Owner]struct{}{}, pending: map[reconcile.Owner]uint64{},
 	}
 }
 
@@ -320,23 +321,26 @@ func (p *Projects) Withdrawn(keys []attach.Key, failure func(reconcile.Owner) er
 func (p *Projects) Await(handed []reconcile.Owner) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	p.awaits++
 	for _, o := range handed {
-		p.pending[o] = struct{}{}
+		p.pending[o] = p.awaits
 	}
 }
 
-// Pending returns the owners whose flows may not be in effect.
-func (p *Projects) Pending() []reconcile.Owner {
+// Pending returns the owners whose flows may not be in effect, for InEffect.
+func (p *Projects) Pending() map[reconcile.Owner]uint64 {
 	p.mu.RLock()
 	defer p.mu.RUnlock()
-	return slices.Collect(maps.Keys(p.pending))
+	return maps.Clone(p.pending)
 }
 
-// InEffect notes that the flows of owners are in effect.
-func (p *Projects) InEffect(owners []reconcile.Owner) {
+// InEffect notes that flows that were pending are in effect, unless newer ones of the same owners were handed over meanwhile.
+func (p *Projects) InEffect(pending map[reconcile.Owner]uint64) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	for _, o := range owners {
-		delete(p.pending, o)
+	for o, await := range pending {
+		if p.pending[o] == await {
+			delete(p.pending, o)
+		}
 	}
 }

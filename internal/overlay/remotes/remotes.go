@@ -57,10 +57,19 @@ type Config struct {
 // Update replaces the remote hosts. It returns the fragments of those that differ from before, and whether any usable one does. If the
 // subnets of two overlap, only the first gets a fragment; otherwise chance would decide which of them receives a packet.
 func (h *Hosts) Update(c Config, hosts []clusternetwork.HostSubnet) (f Fragments, changed bool) {
+	f, changed, failures := h.replace(&c, hosts)
+	for _, err := range failures {
+		c.Log.Error("remote host left out", "error", err)
+	}
+	return f, changed
+}
+
+// replace is Update without its logging. It also returns why hosts are left out that were not before, or for another reason.
+func (h *Hosts) replace(c *Config, hosts []clusternetwork.HostSubnet) (f Fragments, changed bool, failures []error) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
 	f = Fragments{Rules: map[reconcile.Owner]map[nft.Key]nft.Item{}, Flows: feature.Flows{}}
-	usable := h.check(&c, hosts)
+	usable, failures := h.check(c, hosts)
 	h.names = make(map[reconcile.Owner]string, len(hosts))
 	for i := range hosts {
 		h.names[remote(&hosts[i]).Owner()] = hosts[i].Host
@@ -77,15 +86,16 @@ func (h *Hosts) Update(c Config, hosts []clusternetwork.HostSubnet) (f Fragments
 	}
 	changed = !maps.Equal(h.usable, usable)
 	h.usable = usable
-	return f, changed
+	return f, changed, failures
 }
 
-// check returns the remote hosts that fragments can be compiled from. It logs once why another one is left out. The caller holds mu.
-func (h *Hosts) check(c *Config, hosts []clusternetwork.HostSubnet) map[reconcile.Owner]pipeline.Remote {
+// check returns the remote hosts that fragments can be compiled from, and why others are left out, once for each. The caller holds mu.
+func (h *Hosts) check(c *Config, hosts []clusternetwork.HostSubnet) (usable map[reconcile.Owner]pipeline.Remote, failures []error) {
 	ordered := slices.Clone(hosts)
 	slices.SortFunc(ordered, precedence)
 	var taken []pipeline.Remote
-	usable, leftOut := make(map[reconcile.Owner]pipeline.Remote, len(hosts)), map[reconcile.Owner]string{}
+	usable = make(map[reconcile.Owner]pipeline.Remote, len(hosts))
+	leftOut := map[reconcile.Owner]string{}
 	for i := range ordered {
 		r := remote(&ordered[i])
 		err := c.Pipeline.CheckRemote(r)
@@ -98,11 +108,11 @@ func (h *Hosts) check(c *Config, hosts []clusternetwork.HostSubnet) map[reconcil
 		}
 		leftOut[r.Owner()] = err.Error()
 		if h.leftOut[r.Owner()] != err.Error() {
-			c.Log.Error("remote host left out", "error", err)
+			failures = append(failures, err)
 		}
 	}
 	h.leftOut = leftOut
-	return usable
+	return usable, failures
 }
 
 // precedence orders remote hosts. The cluster's nodes come first: their subnets were assigned to them, and an object written for another

@@ -39,6 +39,8 @@ type Revocations struct {
 	// guards them.
 	due, later bool
 	handed     map[reconcile.Owner]struct{}
+	// underway is closed when the latest revocation that was due at once has ended; nil: none is being made. Lock guards it.
+	underway chan struct{}
 }
 
 // NewRevocations returns Revocations. Run makes those that are not due at once.
@@ -132,26 +134,54 @@ func (r *Revocations) effective(ctx context.Context, handed []reconcile.Owner) e
 	return errors.Join(err, r.Flush(ctx))
 }
 
-// Flush makes a revocation if it is due at once, and wakes Run if it is due soon. A failed revocation is due again. It takes the lock.
+// Flush makes a revocation if it is due at once, and wakes Run if it is due soon. If another call is making one that was due at once, it
+// may be the caller's: Flush waits for it. A failed revocation is due again. It takes the lock.
 func (r *Revocations) Flush(ctx context.Context) error {
+	for {
+		r.opts.Lock.Lock()
+		due, underway := r.due, r.underway
+		if !due && underway == nil {
+			r.wake()
+		}
+		r.opts.Lock.Unlock()
+		switch {
+		case due:
+			return r.revoke(ctx)
+		case underway == nil:
+			return nil
+		}
+		select {
+		case <-underway:
+		case <-ctx.Done():
+			return ctx.Err()
+		}
+	}
+}
+
+// begin takes what is due, and reports whether anything is. end must be called when the revocation has been made, or is due again.
+func (r *Revocations) begin() (handed []reconcile.Owner, due bool, end func()) {
 	r.opts.Lock.Lock()
-	due := r.due
-	if !due {
-		r.wake()
+	defer r.opts.Lock.Unlock()
+	due, handed, end = r.due || r.later, slices.Collect(maps.Keys(r.handed)), func() {}
+	if r.due {
+		done := make(chan struct{})
+		r.underway = done
+		end = func() {
+			r.opts.Lock.Lock()
+			defer r.opts.Lock.Unlock()
+			if close(done); r.underway == done { // a later revocation covers what this one does
+				r.underway = nil
+			}
+		}
 	}
-	r.opts.Lock.Unlock()
-	if !due {
-		return nil
-	}
-	return r.revoke(ctx)
+	r.due, r.later = false, false
+	return handed, due, end
 }
 
 // revoke makes a revocation if one is due, once the handed-over fragments are in effect.
 func (r *Revocations) revoke(ctx context.Context) error {
-	r.opts.Lock.Lock()
-	due, handed := r.due || r.later, slices.Collect(maps.Keys(r.handed))
-	r.due, r.later = false, false
-	r.opts.Lock.Unlock()
+	handed, due, end := r.begin()
+	defer end()
 	if !due {
 		return nil
 	}

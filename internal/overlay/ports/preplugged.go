@@ -1,4 +1,4 @@
-package overlay
+package ports
 
 import (
 	"context"
@@ -17,17 +17,14 @@ import (
 	"weft.dev/weft/internal/reconcile"
 )
 
-// preplugged creates and removes pre-plugged ports: ports of the switch that exist before their pods. A new port with its link makes the
+// Preplugged creates and removes pre-plugged ports: ports of the switch that exist before their pods. A new port with its link makes the
 // switch go over all its ports, which takes longer the more there are. A pod on a pre-plugged port makes the switch do nothing
 // (link.Preplugged).
-type preplugged struct {
-	*portPool
+type Preplugged struct {
+	*pool
 
 	engines *Engines
-	store   *attach.Store
-	numbers *numbers
-	// running is closed when the engines have started.
-	running <-chan struct{}
+	numbers *Numbers
 	// checkEnds starts a check of all host veths.
 	checkEnds func()
 	// unplugging locks a port, by its number, while what is on it is removed.
@@ -46,11 +43,11 @@ const (
 )
 
 // run creates and removes ports until ctx ends. It begins when the engines run.
-func (s *preplugged) run(ctx context.Context) error {
+func (s *Preplugged) run(ctx context.Context) error {
 	select {
 	case <-ctx.Done():
 		return nil
-	case <-s.running:
+	case <-s.opts.Running:
 	}
 	delay := firstPrepluggedRetry
 	for {
@@ -72,7 +69,7 @@ func (s *preplugged) run(ctx context.Context) error {
 }
 
 // logOnce logs an error once, until another follows.
-func (s *preplugged) logOnce(ctx context.Context, err error) {
+func (s *Preplugged) logOnce(ctx context.Context, err error) {
 	if ctx.Err() != nil {
 		return
 	}
@@ -91,15 +88,15 @@ func (s *preplugged) logOnce(ctx context.Context, err error) {
 	}
 }
 
-// takeOver takes over the pre-plugged ports from before the restart. Those that records name are taken, the others are free, or are removed
+// TakeOver takes over the pre-plugged ports from before the restart. Those that records name are taken, the others are free, or are removed
 // if something is on them that no record names.
-func (s *preplugged) takeOver(ctx context.Context) error {
-	found, err := s.engines.Preplugged.ListPreplugged(ctx, s.opts.Ports)
+func (s *Preplugged) TakeOver(ctx context.Context) error {
+	found, err := s.engines.Preplugged.ListPreplugged(ctx, s.opts.Namespace)
 	if err != nil {
 		return fmt.Errorf("pre-plugged ports: %w", err)
 	}
 	taken := map[uint32]attach.Record{}
-	for _, rec := range s.store.List() {
+	for _, rec := range s.opts.Store.List() {
 		if rec.BootID == s.opts.BootID && rec.OFPort != 0 {
 			taken[rec.OFPort] = rec
 		}
@@ -108,28 +105,27 @@ func (s *preplugged) takeOver(ctx context.Context) error {
 	return nil
 }
 
-// configure sets the desired configuration of ports, and hands over the rows of pre-plugged ports.
-func (s *preplugged) configure(with *settings) {
-	shape := link.Preplugged{MTU: with.mtu, HostGroup: with.attachments.HostGroup, TxOffloadOff: with.attachments.TxOffloadOff}
-	s.portPool.configure(shape, func(ports map[uint32]host.PortUser) { s.engines.Rows.Set(host.PrepluggedRows(ports)) })
+// Configure sets the desired configuration of ports, and hands over the rows of pre-plugged ports. The shape's Name is empty.
+func (s *Preplugged) Configure(shape link.Preplugged) {
+	s.conform(shape, func(ports map[uint32]host.PortUser) { s.engines.Rows.Set(host.PrepluggedRows(ports)) })
 }
 
-// occupy names the pod in the row of its pre-plugged port. It does not wait: the switch forwards the same with either row.
-func (s *preplugged) occupy(rec *attach.Record) {
+// Occupy names the pod in the row of its pre-plugged port. It does not wait: the switch forwards the same with either row.
+func (s *Preplugged) Occupy(rec *attach.Record) {
 	user := host.UserOf(rec)
 	rows := host.PrepluggedRows(map[uint32]host.PortUser{rec.OFPort: user})
-	rows[owner(rec.Key())] = s.rows(rec)
+	rows[owner(rec)] = s.PodRows(rec)
 	s.seat(rec.OFPort, user, func() { s.engines.Rows.Set(rows) })
 }
 
-// vacate removes the pod from the row of its pre-plugged port. The row stays, so there is nothing to wait for.
-func (s *preplugged) vacate(rec *attach.Record) {
-	s.engines.Rows.Set(map[reconcile.Owner]map[ovsdb.Key]ovsdb.Row{owner(rec.Key()): nil})
+// Vacate removes the pod from the row of its pre-plugged port. The row stays, so there is nothing to wait for.
+func (s *Preplugged) Vacate(rec *attach.Record) {
+	s.engines.Rows.Set(map[reconcile.Owner]map[ovsdb.Key]ovsdb.Row{owner(rec): nil})
 	s.seat(rec.OFPort, host.PortUser{}, func() { s.engines.Rows.Set(host.FreeRows(rec.OFPort)) })
 }
 
 // remove removes the ports that are marked for it: rows first, so that the switch has released the links.
-func (s *preplugged) remove(ctx context.Context) error {
+func (s *Preplugged) remove(ctx context.Context) error {
 	leaving := s.leaving()
 	if len(leaving) == 0 {
 		return nil
@@ -153,24 +149,24 @@ func (s *preplugged) remove(ctx context.Context) error {
 }
 
 // unshape removes what traffic shaping has left of removed ports.
-func (s *preplugged) unshape(ctx context.Context, names []string) error {
+func (s *Preplugged) unshape(ctx context.Context, names []string) error {
 	if s.engines.Shapers == nil {
 		return nil
 	}
-	left, err := s.engines.Shapers.Shapes(ctx, s.opts.Ports)
+	left, err := s.engines.Shapers.Shapes(ctx, s.opts.Namespace)
 	errs := []error{err}
 	for _, name := range names {
 		if _, shaped := left[name]; shaped {
-			errs = append(errs, s.engines.Shapers.Reshape(ctx, s.opts.Ports, name, link.Shape{}))
+			errs = append(errs, s.engines.Shapers.Reshape(ctx, s.opts.Namespace, name, link.Shape{}))
 		}
 	}
 	return errors.Join(errs...)
 }
 
 // fill creates ports until Options.Spare are free. It begins once less than half of that are.
-func (s *preplugged) fill(ctx context.Context) error {
+func (s *Preplugged) fill(ctx context.Context) error {
 	for lacking := s.lacking(false); lacking > 0 && ctx.Err() == nil; lacking = s.lacking(true) {
-		if _, err := s.make(ctx, min(lacking, prepluggedGroup), prepluggedFree); err != nil {
+		if _, err := s.make(ctx, min(lacking, prepluggedGroup), portFree); err != nil {
 			return err
 		}
 	}
@@ -178,9 +174,9 @@ func (s *preplugged) fill(ctx context.Context) error {
 }
 
 // makeTaken creates a port for a pod.
-func (s *preplugged) makeTaken(ctx context.Context) (ofport uint32, err error) {
+func (s *Preplugged) makeTaken(ctx context.Context) (ofport uint32, err error) {
 	defer s.wakeUp() // an unusable port is removed
-	numbers, err := s.make(ctx, 1, prepluggedTaken)
+	numbers, err := s.make(ctx, 1, portTaken)
 	if err != nil {
 		return 0, err
 	}
@@ -188,16 +184,16 @@ func (s *preplugged) makeTaken(ctx context.Context) (ofport uint32, err error) {
 }
 
 // make creates ports, free or taken, and waits until the switch has them.
-func (s *preplugged) make(ctx context.Context, count int, state prepluggedState) ([]uint32, error) {
+func (s *Preplugged) make(ctx context.Context, count int, state portState) ([]uint32, error) {
 	var ports []uint32
 	var pairs []link.Preplugged
-	err := s.numbers.pickPorts(count, s.has, func(ofport uint32) {
+	err := s.numbers.pickPorts(count, s.Has, func(ofport uint32) {
 		ports, pairs = append(ports, ofport), append(pairs, s.making(ofport))
 	})
 	if err != nil {
 		return nil, err
 	}
-	if err = s.engines.Preplugged.CreatePreplugged(ctx, s.opts.Ports, pairs...); err == nil {
+	if err = s.engines.Preplugged.CreatePreplugged(ctx, s.opts.Namespace, pairs...); err == nil {
 		err = named("making ports", s.engines.Rows.Apply(ctx, host.FreeRows(ports...)))
 	}
 	if s.made(ports, state, err) {
@@ -206,27 +202,27 @@ func (s *preplugged) make(ctx context.Context, count int, state prepluggedState)
 	return ports, err
 }
 
-// pair returns an attachment's veth pair, or the pre-plugged port that it uses.
-func (s *preplugged) pair(rec *attach.Record, settings *plan.Settings) (link.Pair, error) {
+// Pair returns an attachment's veth pair, or the pre-plugged port that it uses.
+func (s *Preplugged) Pair(rec *attach.Record, settings *plan.Settings) (link.Pair, error) {
 	pair, err := plan.Pair(rec, settings)
-	if err == nil && s.has(rec.OFPort) {
-		pair.Preplugged = s.opts.Ports
+	if err == nil && s.Has(rec.OFPort) {
+		pair.Preplugged = s.opts.Namespace
 	}
 	return pair, err
 }
 
-// rows returns the row of an attachment's port. The pod owns the row of a pre-plugged port in addition to the port itself, so that failures
+// PodRows returns the row of an attachment's port. The pod owns the row of a pre-plugged port in addition to the port itself, so that failures
 // of the row are reported for the pod as well.
-func (s *preplugged) rows(rec *attach.Record) map[ovsdb.Key]ovsdb.Row {
-	if s.has(rec.OFPort) {
+func (s *Preplugged) PodRows(rec *attach.Record) map[ovsdb.Key]ovsdb.Row {
+	if s.Has(rec.OFPort) {
 		_, row := host.PrepluggedRow(rec.OFPort, host.UserOf(rec))
 		return row
 	}
-	return host.PodRows(host.PodPort{Owner: owner(rec.Key()), Interface: rec.HostInterface, OFPort: rec.OFPort, User: host.UserOf(rec)})
+	return host.PodRows(host.PodPort{Owner: owner(rec), Interface: rec.HostInterface, OFPort: rec.OFPort, User: host.UserOf(rec)})
 }
 
-// unplugAll removes pods' interfaces from pre-plugged ports.
-func (s *preplugged) unplugAll(ctx context.Context, recs []attach.Record) error {
+// UnplugAll removes pods' interfaces from pre-plugged ports.
+func (s *Preplugged) UnplugAll(ctx context.Context, recs []attach.Record) error {
 	errs := make([]error, len(recs))
 	var group errgroup.Group
 	for i := range recs {
@@ -244,7 +240,7 @@ func (s *preplugged) unplugAll(ctx context.Context, recs []attach.Record) error 
 
 // unplug removes a pod's interface from a pre-plugged port, unless that is done. It waits for another call for the same port. began is
 // called as in link.PodLinks.
-func (s *preplugged) unplug(ctx context.Context, rec *attach.Record, began func()) error {
+func (s *Preplugged) unplug(ctx context.Context, rec *attach.Record, began func()) error {
 	defer began()
 	unlock, err := s.unplugging.Lock(ctx, rec.OFPort)
 	if err != nil {
@@ -254,7 +250,7 @@ func (s *preplugged) unplug(ctx context.Context, rec *attach.Record, began func(
 	if s.isClean(rec.OFPort) {
 		return nil
 	}
-	pair, err := s.pair(rec, &plan.Settings{})
+	pair, err := s.Pair(rec, &plan.Settings{})
 	if err != nil {
 		return err
 	}
@@ -267,12 +263,12 @@ func (s *preplugged) unplug(ctx context.Context, rec *attach.Record, began func(
 
 // makeTakenFor creates a pre-plugged port for a pod with limited bandwidth when none is free. Traffic is shaped on the port's veth peer,
 // outside the pod's namespace, where the pod cannot remove the shaping.
-func (s *preplugged) makeTakenFor(ctx context.Context, rec *attach.Record, pod *cni.Args) error {
+func (s *Preplugged) makeTakenFor(ctx context.Context, rec *attach.Record, pod *cni.Args) error {
 	number, err := s.makeTaken(ctx)
 	if err != nil {
 		// Without wrapping err: a missing namespace of ports must not be reported as a missing namespace of the pod.
 		return cni.Errorf(cni.CodeTryAgainLater, "pod %s/%s: its bandwidth limit needs a port whose peer is in %s: %s: try again later",
-			pod.PodNamespace, pod.PodName, s.opts.Ports, err.Error())
+			pod.PodNamespace, pod.PodName, s.opts.Namespace, err.Error())
 	}
 	rec.OFPort = number
 	return nil

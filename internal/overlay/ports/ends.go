@@ -1,4 +1,4 @@
-package overlay
+package ports
 
 import (
 	"context"
@@ -12,6 +12,12 @@ import (
 	"weft.dev/weft/internal/overlay/host"
 )
 
+// Delays between retries to restore host veths.
+const (
+	firstRetry = 100 * time.Millisecond
+	lastRetry  = 5 * time.Second
+)
+
 // HostEnds is pods' host veths. *link.Pods implements it for the kernel, *link.FakePods in memory.
 type HostEnds interface {
 	// HostEnds returns the existing host veths, by name.
@@ -20,22 +26,12 @@ type HostEnds interface {
 	Restore(ctx context.Context, name string, want link.HostEnd) error
 }
 
-// livePods are the attachments whose ports are open or being opened.
-type livePods interface {
-	// each calls do for every one. None is opened or closed meanwhile. do must not block, and must not change the record.
-	each(do func(rec *attach.Record))
-	isLive(key attach.Key) bool
-}
-
-// ends restores host veths, and traffic shaping, that another program changed. They are not in a loop: an ADD configures them, and only
+// Ends restores host veths, and traffic shaping, that another program changed. They are not in a loop: an ADD configures them, and only
 // another program changes them later. So the kernel is read only after an event.
-type ends struct {
+type Ends struct {
 	engines *Engines
 	opts    *Options
-	live    livePods
-	pool    *portPool
-	// running is closed when the engines have started.
-	running <-chan struct{}
+	pool    *pool
 	wake    chan struct{}
 
 	// mu guards what follows. It is not held across I/O.
@@ -52,8 +48,8 @@ type wanted struct {
 	end link.HostEnd
 }
 
-// verify starts a check of all host veths. It does not wait.
-func (e *ends) verify() {
+// Verify starts a check of all host veths. It does not wait.
+func (e *Ends) Verify() {
 	e.mu.Lock()
 	e.unverified = true
 	e.mu.Unlock()
@@ -63,18 +59,18 @@ func (e *ends) verify() {
 	}
 }
 
-// changed handles an event with the new state of a host veth. It does not wait.
-func (e *ends) changed(name string, now link.HostEnd) {
+// Changed handles an event with the new state of a host veth. It does not wait.
+func (e *Ends) Changed(name string, now link.HostEnd) {
 	if e.pool.changed(name, now) || e.podEndChanged(name, now) {
-		e.verify()
+		e.Verify()
 	}
 }
 
 // podEndChanged notes the state of the host veth of a pod with a port of its own, and reports whether it has to be restored.
-func (e *ends) podEndChanged(name string, now link.HostEnd) (restore bool) {
-	e.live.each(func(rec *attach.Record) {
+func (e *Ends) podEndChanged(name string, now link.HostEnd) (restore bool) {
+	e.opts.Live.Each(func(rec *attach.Record) {
 		switch {
-		case rec.HostInterface != name || e.pool.has(rec.OFPort):
+		case rec.HostInterface != name || e.pool.Has(rec.OFPort):
 		case rec.State == attach.Attached:
 			restore = restore || now != podEnd(rec)
 		default:
@@ -91,33 +87,40 @@ func podEnd(rec *attach.Record) link.HostEnd {
 	return link.HostEnd{MTU: rec.MTU, Group: host.PodGroup, Up: true}
 }
 
-// made compares the host veth of a completed attachment with its last reported state. The caller holds the lock of livePods, so that no
+// Made compares the host veth of a completed attachment with its last reported state. The caller holds the lock of Live, so that no
 // event comes between.
-func (e *ends) made(rec *attach.Record) {
+func (e *Ends) Made(rec *attach.Record) {
 	e.mu.Lock()
 	seen, changed := e.seen[rec.Key()]
 	delete(e.seen, rec.Key())
 	e.mu.Unlock()
 	if changed && seen != podEnd(rec) {
-		e.verify()
+		e.Verify()
 	}
 }
 
-// closed forgets what was reported about an attachment that is not live any more. The caller holds the lock of livePods.
-func (e *ends) closed(key attach.Key) {
+// Closed forgets what was reported about an attachment that is not live any more. The caller holds the lock of Live.
+func (e *Ends) Closed(key attach.Key) {
 	e.mu.Lock()
 	defer e.mu.Unlock()
 	delete(e.seen, key)
 }
 
+// Pending reports whether host veths still have to be checked.
+func (e *Ends) Pending() bool {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.unverified
+}
+
 // wantedEnds returns the desired host veths, by name, without those that are being created.
-func (e *ends) wantedEnds() map[string]wanted {
+func (e *Ends) wantedEnds() map[string]wanted {
 	all := map[string]wanted{}
 	for name, end := range e.pool.ends() {
 		all[name] = wanted{end: end}
 	}
-	e.live.each(func(rec *attach.Record) {
-		if rec.State == attach.Attached && !e.pool.has(rec.OFPort) {
+	e.opts.Live.Each(func(rec *attach.Record) {
+		if rec.State == attach.Attached && !e.pool.Has(rec.OFPort) {
 			all[rec.HostInterface] = wanted{key: rec.Key(), end: podEnd(rec)}
 		}
 	})
@@ -125,11 +128,11 @@ func (e *ends) wantedEnds() map[string]wanted {
 }
 
 // run restores host veths until ctx ends. It begins with a check when the engines run.
-func (e *ends) run(ctx context.Context) error {
+func (e *Ends) run(ctx context.Context) error {
 	select {
 	case <-ctx.Done():
 		return nil
-	case <-e.running:
+	case <-e.opts.Running:
 	}
 	delay := firstRetry
 	for {
@@ -149,7 +152,7 @@ func (e *ends) run(ctx context.Context) error {
 }
 
 // check reads the host veths if they are unverified, restores those that differ, and reports whether to try again.
-func (e *ends) check(ctx context.Context) (left bool) {
+func (e *Ends) check(ctx context.Context) (left bool) {
 	e.mu.Lock()
 	unverified := e.unverified
 	e.unverified = false
@@ -181,14 +184,14 @@ func (e *ends) check(ctx context.Context) (left bool) {
 }
 
 // restore restores one host veth, unless a request for its attachment is under way, and reports whether to try again.
-func (e *ends) restore(ctx context.Context, name string, want wanted, have link.HostEnd) (left bool) {
+func (e *Ends) restore(ctx context.Context, name string, want wanted, have link.HostEnd) (left bool) {
 	if want.key != (attach.Key{}) {
 		unlock, free := e.opts.Records.TryLock(want.key)
 		if !free {
 			return true
 		}
 		defer unlock()
-		if !e.live.isLive(want.key) {
+		if !e.opts.Live.IsLive(want.key) {
 			return false
 		}
 	}

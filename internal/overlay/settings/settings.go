@@ -1,9 +1,11 @@
-package overlay
+// Package settings checks the overlay's input about the cluster and the node, its View, and prepares it for compilation: the configurations of
+// the compilers, and what depends on nothing else. Settings are values; they do no I/O, and depend on no part of the overlay but its features,
+// which contribute to pods' flows.
+package settings
 
 import (
 	"fmt"
 	"net/netip"
-	"reflect"
 
 	networkv1 "weft.dev/weft/api/openshift/v1"
 	"weft.dev/weft/internal/attach"
@@ -19,33 +21,31 @@ import (
 	"weft.dev/weft/internal/overlay/host"
 	"weft.dev/weft/internal/overlay/multicast"
 	"weft.dev/weft/internal/overlay/pipeline"
+	"weft.dev/weft/internal/overlay/ports"
 	"weft.dev/weft/internal/overlay/projects"
 	"weft.dev/weft/internal/ovsdb"
 	"weft.dev/weft/internal/reconcile"
 )
 
-// ownerCluster owns fragments that depend on neither a pod nor a remote host.
-const ownerCluster = pipeline.OwnerCluster
-
 // minMTU is the least MTU of pods in bytes, as for ClusterNetwork's mtu: what every IPv4 host must accept (RFC 1122, 3.3.2).
 const minMTU = 576
 
-// settings are a valid View, prepared for compilation. Immutable.
-type settings struct {
-	view        View
-	mtu         int
-	pipeline    pipeline.Config
-	host        host.Config
-	attachments plan.Settings
+// Settings are a valid View, prepared for compilation. Immutable.
+type Settings struct {
+	View        View
+	MTU         int
+	Pipeline    pipeline.Config
+	Host        host.Config
+	Attachments plan.Settings
 	// These features change, unlike the other fields.
-	projects  *projects.Projects
-	firewalls *firewalls.Firewalls
-	multicast *multicast.Feature
-	egress    *egress.Addresses
+	Projects  *projects.Projects
+	Firewalls *firewalls.Firewalls
+	Multicast *multicast.Feature
+	Egress    *egress.Addresses
 }
 
-// newSettings returns the settings of a View, or an error that says what is wrong and how to correct it.
-func newSettings(view View) (*settings, error) {
+// New returns the settings of a View, or an error that says what is wrong and how to correct it.
+func New(view View) (*Settings, error) {
 	mode, err := pipelineMode(view.Cluster.Mode)
 	if err != nil {
 		return nil, err
@@ -65,27 +65,27 @@ func newSettings(view View) (*settings, error) {
 	for _, r := range view.Cluster.ClusterNetworks {
 		networks = append(networks, r.Prefix)
 	}
-	s := &settings{view: view, mtu: mtu}
-	s.pipeline = pipeline.Config{
+	s := &Settings{View: view, MTU: mtu}
+	s.Pipeline = pipeline.Config{
 		Mode: mode, ClusterNetworks: networks, ServiceNetwork: view.Cluster.ServiceNetwork,
 		LocalSubnet: view.Local.Subnet, Gateway: pool.Gateway(), NodeIP: view.Local.HostIP, VXLANPort: view.Cluster.VXLANPort,
 		ClosedPorts: view.ClosedPorts, Metadata: view.Closed.Metadata, ClosedTCP: view.Closed.TCPPorts,
 		Conntrack: true, SCTP: view.Node.Datapath == ovsdb.DatapathSystem, KeepApart: view.Node.Datapath == ovsdb.DatapathSystem,
 	}
-	s.host = host.Config{
+	s.Host = host.Config{
 		ClusterNetworks: networks, ServiceNetwork: view.Cluster.ServiceNetwork, LocalSubnet: view.Local.Subnet,
 		Gateway: pool.Gateway(), GatewayMAC: pipeline.PodMAC(pool.Gateway()), NodeIP: view.Local.HostIP,
 		VXLANPort: view.Cluster.VXLANPort, ClosedPorts: view.ClosedPorts, Metadata: view.Closed.Metadata, ClosedTCP: view.Closed.TCPPorts,
 		MTU: mtu, Datapath: view.Node.Datapath, RejectMAC: pipeline.RejectMAC(),
 	}
-	if s.policies() {
-		s.host.Outside = pipeline.OutsideSource()
+	if s.Policies() {
+		s.Host.Outside = pipeline.OutsideSource()
 	}
-	s.attachments = plan.Settings{
+	s.Attachments = plan.Settings{
 		ClusterNetworks: networks, ServiceNetworks: []netip.Prefix{view.Cluster.ServiceNetwork},
 		HostGroup: host.PodGroup, TxOffloadOff: view.Node.Datapath == ovsdb.DatapathNetdev,
 	}
-	return s, s.pipeline.Validate()
+	return s, s.Pipeline.Validate()
 }
 
 // pipelineMode returns the pipeline's constant for a mode.
@@ -147,69 +147,80 @@ func overlayMTU(view View) (int, error) {
 	}
 }
 
-// equalButRemotes reports whether two Views differ at most in their remote hosts.
-func (v View) equalButRemotes(other View) bool {
-	v.Remotes, other.Remotes = nil, nil
-	return reflect.DeepEqual(v, other)
+// Flows are the flows that depend neither on a pod nor on a remote host.
+func (s *Settings) Flows() map[reconcile.Owner]map[openflow.Key]openflow.Entry {
+	return map[reconcile.Owner]map[openflow.Key]openflow.Entry{pipeline.OwnerCluster: s.Pipeline.Static()}
 }
 
-// flows are the flows that depend neither on a pod nor on a remote host.
-func (s *settings) flows() map[reconcile.Owner]map[openflow.Key]openflow.Entry {
-	return map[reconcile.Owner]map[openflow.Key]openflow.Entry{ownerCluster: s.pipeline.Static()}
+// Rows are the bridge and the ports that every node has.
+func (s *Settings) Rows() map[reconcile.Owner]map[ovsdb.Key]ovsdb.Row {
+	return map[reconcile.Owner]map[ovsdb.Key]ovsdb.Row{pipeline.OwnerCluster: s.Host.Rows()}
 }
 
-// rows are the bridge and the ports that every node has.
-func (s *settings) rows() map[reconcile.Owner]map[ovsdb.Key]ovsdb.Row {
-	return map[reconcile.Owner]map[ovsdb.Key]ovsdb.Row{ownerCluster: s.host.Rows()}
+// Links are the host's own interface and routes.
+func (s *Settings) Links() map[reconcile.Owner]map[link.Key]link.Item {
+	return map[reconcile.Owner]map[link.Key]link.Item{pipeline.OwnerCluster: s.Host.Links()}
 }
 
-// links are the host's own interface and routes.
-func (s *settings) links() map[reconcile.Owner]map[link.Key]link.Item {
-	return map[reconcile.Owner]map[link.Key]link.Item{ownerCluster: s.host.Links()}
+// Rules are the node's rules of nftables.
+func (s *Settings) Rules() map[reconcile.Owner]map[nft.Key]nft.Item {
+	return map[reconcile.Owner]map[nft.Key]nft.Item{pipeline.OwnerCluster: s.Host.Rules()}
 }
 
-// rules are the node's rules of nftables.
-func (s *settings) rules() map[reconcile.Owner]map[nft.Key]nft.Item {
-	return map[reconcile.Owner]map[nft.Key]nft.Item{ownerCluster: s.host.Rules()}
+// Choice is how an attachment's address and port are chosen.
+func (s *Settings) Choice(key attach.Key, prePlugged bool) ports.Choice {
+	return ports.Choice{Key: key, Subnet: s.View.Local.Subnet, MTU: s.MTU, PrePlugged: prePlugged}
 }
 
-// featureView returns what features compile from.
-func (s *settings) featureView(live map[attach.Key]attach.Record) feature.View {
-	return feature.View{Config: &s.pipeline, Uplink: s.view.Node.Uplink, Live: live}
+// Preplugged returns the configuration of pre-plugged ports.
+func (s *Settings) Preplugged() link.Preplugged {
+	return link.Preplugged{MTU: s.MTU, HostGroup: s.Attachments.HostGroup, TxOffloadOff: s.Attachments.TxOffloadOff}
 }
 
-// isolates reports whether VNIDs isolate pods.
-func (s *settings) isolates() bool { return s.pipeline.Mode == pipeline.ModeMultitenant }
+// FeatureView returns what features compile from.
+func (s *Settings) FeatureView(live map[attach.Key]attach.Record) feature.View {
+	return feature.View{Config: &s.Pipeline, Uplink: s.View.Node.Uplink, Live: live}
+}
 
-// hasVNIDs reports whether packets carry their sender's VNID. Then pods of a namespace without one are closed.
-func (s *settings) hasVNIDs() bool { return s.isolates() || s.policies() }
+// Isolates reports whether VNIDs isolate pods.
+func (s *Settings) Isolates() bool { return s.Pipeline.Mode == pipeline.ModeMultitenant }
 
-// pod returns an attachment as the pipeline needs it.
-func pod(rec *attach.Record) pipeline.Pod {
-	p := pipeline.Pod{Owner: owner(rec.Key()), OFPort: rec.OFPort}
+// HasVNIDs reports whether packets carry their sender's VNID. Then pods of a namespace without one are closed.
+func (s *Settings) HasVNIDs() bool { return s.Isolates() || s.Policies() }
+
+// PodOf returns an attachment as the pipeline needs it.
+func PodOf(rec *attach.Record) pipeline.Pod {
+	p := pipeline.Pod{Owner: reconcile.Owner(rec.Key().Owner()), OFPort: rec.OFPort}
 	for _, address := range rec.Addresses {
 		p.Addrs = append(p.Addrs, address.Addr())
 	}
 	return p
 }
 
-// pod returns an attachment as the pipeline needs it; false if its namespace has no VNID: its port stays closed.
-func (s *settings) pod(rec *attach.Record) (p pipeline.Pod, open bool) {
-	p = pod(rec)
-	p.Firewall = s.firewalls.Number(&s.pipeline, rec.PodNamespace)
-	p.Egress = s.egress.Group(rec.PodNamespace)
-	if !s.hasVNIDs() {
+// Pod returns an attachment as the pipeline needs it; false if its namespace has no VNID: its port stays closed.
+func (s *Settings) Pod(rec *attach.Record) (p pipeline.Pod, open bool) {
+	p = PodOf(rec)
+	p.Firewall = s.Firewalls.Number(&s.Pipeline, rec.PodNamespace)
+	p.Egress = s.Egress.Group(rec.PodNamespace)
+	if !s.HasVNIDs() {
 		return p, true
 	}
-	p.Multicast = s.multicast != nil && s.multicast.Sends(s.multicast.View(&s.pipeline), rec)
-	p.VNID, p.Admits, open = s.projects.VNIDs(rec.PodNamespace)
+	p.Multicast = s.Multicast != nil && s.Multicast.Sends(s.Multicast.View(&s.Pipeline), rec)
+	p.VNID, p.Admits, open = s.Projects.VNIDs(rec.PodNamespace)
 	return p, open
 }
 
-func (s *settings) podFlows(rec *attach.Record) map[openflow.Key]openflow.Entry {
-	p, open := s.pod(rec)
+// PodFlows returns the flows of an attachment in a mode without policies; none if its port stays closed.
+func (s *Settings) PodFlows(rec *attach.Record) map[openflow.Key]openflow.Entry {
+	p, open := s.Pod(rec)
 	if !open {
 		return nil
 	}
-	return s.pipeline.Pod(p)
+	return s.Pipeline.Pod(p)
 }
+
+// Judges reports whether the switch decides which pods may send to which.
+func (s *Settings) Judges() bool { return s.Policies() || s.Isolates() }
+
+// Policies reports whether NetworkPolicies isolate pods.
+func (s *Settings) Policies() bool { return s.Pipeline.Mode == pipeline.ModeNetworkPolicy }

@@ -1,4 +1,4 @@
-package overlay
+package ports
 
 import (
 	"context"
@@ -13,7 +13,7 @@ import (
 )
 
 // reshape restores traffic shaping that another program changed, and reports whether to try again.
-func (e *ends) reshape(ctx context.Context) (left bool) {
+func (e *Ends) reshape(ctx context.Context) (left bool) {
 	if e.engines.Shapers == nil {
 		return false
 	}
@@ -21,7 +21,7 @@ func (e *ends) reshape(ctx context.Context) (left bool) {
 	if len(want) == 0 {
 		return false
 	}
-	have, err := e.engines.Shapers.Shapes(ctx, e.opts.Ports)
+	have, err := e.engines.Shapers.Shapes(ctx, e.opts.Namespace)
 	if err != nil {
 		if ctx.Err() == nil {
 			e.opts.Log.Warn("reading pods' traffic shaping failed, trying again", "error", err)
@@ -44,10 +44,10 @@ type shaped struct {
 }
 
 // wantedShapes returns the desired shaping of attached pods.
-func (e *ends) wantedShapes() map[attach.Key]shaped {
+func (e *Ends) wantedShapes() map[attach.Key]shaped {
 	all := map[attach.Key]shaped{}
-	e.live.each(func(rec *attach.Record) {
-		if rec.State == attach.Attached && rec.Bandwidth.Limited() && e.pool.has(rec.OFPort) {
+	e.opts.Live.Each(func(rec *attach.Record) {
+		if rec.State == attach.Attached && rec.Bandwidth.Limited() && e.pool.Has(rec.OFPort) {
 			all[rec.Key()] = shaped{rec.HostInterface, plan.Shape(rec)}
 		}
 	})
@@ -55,16 +55,16 @@ func (e *ends) wantedShapes() map[attach.Key]shaped {
 }
 
 // reshapeOne restores the shaping of one pod, unless a request for it is under way, and reports whether to try again.
-func (e *ends) reshapeOne(ctx context.Context, key attach.Key, want shaped, have link.Shape) (left bool) {
+func (e *Ends) reshapeOne(ctx context.Context, key attach.Key, want shaped, have link.Shape) (left bool) {
 	unlock, free := e.opts.Records.TryLock(key)
 	if !free {
 		return true
 	}
 	defer unlock()
-	if !e.live.isLive(key) {
+	if !e.opts.Live.IsLive(key) {
 		return false
 	}
-	err := e.engines.Shapers.Reshape(ctx, e.opts.Ports, want.name, want.shape)
+	err := e.engines.Shapers.Reshape(ctx, e.opts.Namespace, want.name, want.shape)
 	if errors.Is(err, link.ErrNoDevice) { // no traffic passes there any more
 		return false
 	}

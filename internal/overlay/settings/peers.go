@@ -1,4 +1,4 @@
-package overlay
+package settings
 
 import (
 	"net/netip"
@@ -13,9 +13,9 @@ import (
 // networks labels that namespace, and policies admit it by its label. In the policy index, a node is a pod of that namespace. No other
 // selector selects nodes, because packets from a node's address include what that node has masqueraded.
 
-// nodesOf returns the addresses that the nodes of a network send to pods from, and are reached at by pods. Hosts without a Node are left
+// NodesOf returns the addresses that the nodes of a network send to pods from, and are reached at by pods. Hosts without a Node are left
 // out: they run no pods of the cluster.
-func nodesOf(local *clusternetwork.HostSubnet, remotes []clusternetwork.HostSubnet) map[policy.Key][]netip.Addr {
+func NodesOf(local *clusternetwork.HostSubnet, remotes []clusternetwork.HostSubnet) map[policy.Key][]netip.Addr {
 	nodes := make(map[policy.Key][]netip.Addr, 1+len(remotes))
 	add := func(host *clusternetwork.HostSubnet) {
 		addresses := []netip.Addr{host.HostIP, host.Subnet.Masked().Addr().Next()}
@@ -29,4 +29,18 @@ func nodesOf(local *clusternetwork.HostSubnet, remotes []clusternetwork.HostSubn
 		}
 	}
 	return nodes
+}
+
+// PodRanges returns the pod subnets of other nodes, by the nodes' names.
+func PodRanges(remotes []clusternetwork.HostSubnet) map[string][]netip.Prefix {
+	ranges := make(map[string][]netip.Prefix, len(remotes))
+	for i := range remotes {
+		if host := &remotes[i]; host.Subnet.IsValid() {
+			ranges[host.Host] = append(ranges[host.Host], host.Subnet.Masked())
+		}
+	}
+	for _, list := range ranges {
+		slices.SortFunc(list, netip.Prefix.Compare)
+	}
+	return ranges
 }

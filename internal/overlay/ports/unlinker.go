@@ -1,4 +1,4 @@
-package overlay
+package ports
 
 import (
 	"context"
@@ -10,11 +10,13 @@ import (
 	"weft.dev/weft/internal/attach"
 )
 
-// unlinker deletes the links of closing pods while their ports are being closed: the kernel takes some 20 ms for one link, and hardly more
+// Unlinker deletes the links of closing pods while their ports are being closed: the kernel takes some 20 ms for one link, and hardly more
 // for fifty. It is only the first attempt: the reaper repeats the removal, and reports failures.
-type unlinker struct {
-	ports *podPorts
-	wake  chan struct{}
+type Unlinker struct {
+	engines    *Engines
+	opts       *Options
+	preplugged *Preplugged
+	wake       chan struct{}
 
 	// mu guards what follows. It is not held across I/O.
 	mu      sync.Mutex
@@ -29,17 +31,19 @@ type plugged struct {
 	began chan struct{}
 }
 
-func newUnlinker(p *podPorts) *unlinker { return &unlinker{ports: p, wake: make(chan struct{}, 1)} }
+func newUnlinker(engines *Engines, opts *Options, preplugged *Preplugged) *Unlinker {
+	return &Unlinker{engines: engines, opts: opts, preplugged: preplugged, wake: make(chan struct{}, 1)}
+}
 
-// add queues the attachment's link for deletion. It does not wait. began is closed once the pod's namespace may be deleted.
-func (u *unlinker) add(rec *attach.Record) (began <-chan struct{}) {
+// Add queues the attachment's link for deletion. It does not wait. began is closed once the pod's namespace may be deleted.
+func (u *Unlinker) Add(rec *attach.Record) (began <-chan struct{}) {
 	p := plugged{rec: *rec, began: make(chan struct{})}
-	if rec.HostInterface == "" || rec.BootID != u.ports.opts.BootID || !u.ports.ready() {
+	if rec.HostInterface == "" || rec.BootID != u.opts.BootID || !u.opts.Ready() {
 		close(p.began)
 		return p.began
 	}
 	u.mu.Lock()
-	if u.ports.preplugged.has(rec.OFPort) {
+	if u.preplugged.Has(rec.OFPort) {
 		u.plugged = append(u.plugged, p)
 	} else {
 		u.waiting = append(u.waiting, rec.HostInterface)
@@ -50,15 +54,15 @@ func (u *unlinker) add(rec *attach.Record) (began <-chan struct{}) {
 	return p.began
 }
 
-// forget dequeues links that are deleted already: their names may be used again.
-func (u *unlinker) forget(names []string) {
+// Forget dequeues links that are deleted already: their names may be used again.
+func (u *Unlinker) Forget(names []string) {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	u.waiting = slices.DeleteFunc(u.waiting, func(name string) bool { return slices.Contains(names, name) })
 }
 
 // run deletes links until ctx ends: all queued links in one batch, and each interface on a pre-plugged port at once.
-func (u *unlinker) run(ctx context.Context) error {
+func (u *Unlinker) run(ctx context.Context) error {
 	var group errgroup.Group
 	deleting := make(chan struct{}, 1) // one batch of links at a time; the next one is larger
 	for {
@@ -88,7 +92,7 @@ func (u *unlinker) run(ctx context.Context) error {
 }
 
 // again starts a new batch for links that were queued after deleteLinks had found the queue empty.
-func (u *unlinker) again() {
+func (u *Unlinker) again() {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	if len(u.waiting) > 0 {
@@ -96,7 +100,7 @@ func (u *unlinker) again() {
 	}
 }
 
-func (u *unlinker) signal() {
+func (u *Unlinker) signal() {
 	select {
 	case u.wake <- struct{}{}:
 	default: // a wake-up is already waiting
@@ -104,13 +108,13 @@ func (u *unlinker) signal() {
 }
 
 // end releases callers that wait for removals that will not begin.
-func (u *unlinker) end() {
+func (u *Unlinker) end() {
 	for _, p := range u.takePlugged() {
 		close(p.began)
 	}
 }
 
-func (u *unlinker) takePlugged() []plugged {
+func (u *Unlinker) takePlugged() []plugged {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	taken := u.plugged
@@ -118,14 +122,14 @@ func (u *unlinker) takePlugged() []plugged {
 	return taken
 }
 
-func (u *unlinker) unplug(ctx context.Context, p plugged) {
-	if err := u.ports.preplugged.unplug(ctx, &p.rec, sync.OnceFunc(func() { close(p.began) })); err != nil {
-		u.ports.opts.Log.Debug("removing an interface ahead of its flows, going on in the background", "attachment", p.rec.Key().String(), "error", err)
+func (u *Unlinker) unplug(ctx context.Context, p plugged) {
+	if err := u.preplugged.unplug(ctx, &p.rec, sync.OnceFunc(func() { close(p.began) })); err != nil {
+		u.opts.Log.Debug("removing an interface ahead of its flows, going on in the background", "attachment", p.rec.Key().String(), "error", err)
 	}
 }
 
 // deleteLinks deletes links until the queue is empty.
-func (u *unlinker) deleteLinks(ctx context.Context) {
+func (u *Unlinker) deleteLinks(ctx context.Context) {
 	for ctx.Err() == nil {
 		u.mu.Lock()
 		names := u.waiting
@@ -134,8 +138,8 @@ func (u *unlinker) deleteLinks(ctx context.Context) {
 		if len(names) == 0 {
 			return
 		}
-		if err := u.ports.engines.Pods.Delete(ctx, names...); err != nil {
-			u.ports.opts.Log.Debug("deleting links ahead of their ports, going on in the background", "links", names, "error", err)
+		if err := u.engines.Pods.Delete(ctx, names...); err != nil {
+			u.opts.Log.Debug("deleting links ahead of their ports, going on in the background", "links", names, "error", err)
 		}
 	}
 }

@@ -1,4 +1,4 @@
-package overlay
+package ports
 
 import (
 	"errors"
@@ -11,11 +11,11 @@ import (
 	"weft.dev/weft/internal/overlay/host"
 )
 
-// portPool is the state of the pre-plugged ports: which are free, taken, unusable. It does no I/O: preplugged creates and removes ports.
+// pool is the state of the pre-plugged ports: which are free, taken, unusable. It does no I/O: Preplugged creates and removes ports.
 //
 // A port serves one pod after another: it goes from free to taken and back. It is removed only when it is unusable, or when far more ports
 // are free than are ever taken at once.
-type portPool struct {
+type pool struct {
 	opts *Options
 	// wake is signalled when ports may have to be created or removed.
 	wake chan struct{}
@@ -28,17 +28,15 @@ type portPool struct {
 	// free are the numbers of the free ports, the one that has been free longest first. It is taken next, so that nothing in the switch refers
 	// to its former pod any more.
 	free []uint32
-	// rest is the least time that a port stays free.
-	rest time.Duration
 }
 
-func newPortPool(opts *Options) *portPool {
-	return &portPool{opts: opts, wake: make(chan struct{}, 1), ports: map[uint32]*prepluggedPort{}, rest: prepluggedRest}
+func newPool(opts *Options) *pool {
+	return &pool{opts: opts, wake: make(chan struct{}, 1), ports: map[uint32]*prepluggedPort{}}
 }
 
 // prepluggedPort is one pre-plugged port.
 type prepluggedPort struct {
-	state        prepluggedState
+	state        portState
 	mtu          int
 	txOffloadOff bool
 	// freed is when its last pod was removed.
@@ -53,27 +51,37 @@ type prepluggedPort struct {
 	user host.PortUser
 }
 
-type prepluggedState int
+// fits reports whether the port has the configuration shape. Before Configure, when shape is empty, every port does.
+func (p *prepluggedPort) fits(shape *link.Preplugged) bool {
+	return shape.MTU == 0 || p.mtu == shape.MTU && p.txOffloadOff == shape.TxOffloadOff
+}
+
+// end returns the desired host veth of the port.
+func (p *prepluggedPort) end(shape *link.Preplugged) link.HostEnd {
+	return link.HostEnd{MTU: p.mtu, Group: shape.HostGroup, Up: true}
+}
+
+type portState int
 
 const (
-	prepluggedMaking prepluggedState = iota
-	prepluggedFree
-	prepluggedTaken
-	prepluggedLeaving
+	portMaking portState = iota
+	portFree
+	portTaken
+	portLeaving
 )
 
 const (
-	// prepluggedRest is the least time that a port stays free. By then the switch has revalidated what it has cached for the former pod (Open
+	// DefaultRest is the least time that a port stays free. By then the switch has revalidated what it has cached for the former pod (Open
 	// vSwitch's max-revalidator is half of it).
-	prepluggedRest = time.Second
+	DefaultRest = time.Second
 	// lingering is how long something may be on a port after its pod was removed: the kernel deletes namespaces asynchronously.
 	lingering = 5 * time.Second
-	// surplus times Options.Spare is how many ports may be free before those above half of that are removed.
-	surplus = 4
+	// Surplus times Options.Spare is how many ports may be free before those above half of that are removed.
+	Surplus = 4
 )
 
 // wakeUp makes run check whether to create or remove ports.
-func (p *portPool) wakeUp() {
+func (p *pool) wakeUp() {
 	select {
 	case p.wake <- struct{}{}:
 	default: // a wake-up is already waiting
@@ -81,7 +89,7 @@ func (p *portPool) wakeUp() {
 }
 
 // take returns the number of a free port, if there is one that fits.
-func (p *portPool) take(mtu int) (ofport uint32, ok bool) {
+func (p *pool) take(mtu int) (ofport uint32, ok bool) {
 	defer p.wakeUp()
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -90,71 +98,66 @@ func (p *portPool) take(mtu int) (ofport uint32, ok bool) {
 	}
 	ofport = p.free[0]
 	port := p.ports[ofport]
-	if port.mtu != mtu || time.Since(port.freed) < p.rest {
+	if port.mtu != mtu || p.opts.Now().Sub(port.freed) < p.opts.Rest {
 		return 0, false
 	}
 	p.free = p.free[1:]
-	port.state, port.clean = prepluggedTaken, false
+	port.state, port.clean = portTaken, false
 	return ofport, true
 }
 
-// give returns a port, which becomes free or, if it was condemned, is removed. A port that is not pre-plugged or not taken is ignored.
-func (p *portPool) give(ofport uint32) {
+// Give returns a port, which becomes free or, if it was condemned, is removed. A port that is not pre-plugged or not taken is ignored.
+func (p *pool) Give(ofport uint32) {
 	defer p.wakeUp()
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if port := p.ports[ofport]; port != nil && port.state == prepluggedTaken {
-		port.freed = time.Now()
+	if port := p.ports[ofport]; port != nil && port.state == portTaken {
+		port.freed = p.opts.Now()
 		p.release(ofport, port, true)
 	}
 }
 
 // release makes a port free, or marks it for removal. The caller holds mu.
-func (p *portPool) release(ofport uint32, port *prepluggedPort, whole bool) {
-	if !whole || port.condemned || !p.fits(port) {
-		port.state = prepluggedLeaving
+func (p *pool) release(ofport uint32, port *prepluggedPort, whole bool) {
+	if !whole || port.condemned || !port.fits(&p.shape) {
+		port.state = portLeaving
 		return
 	}
-	port.state, port.lingersSince, port.user = prepluggedFree, time.Time{}, host.PortUser{}
+	port.state, port.lingersSince, port.user = portFree, time.Time{}, host.PortUser{}
 	p.free = append(p.free, ofport)
 }
 
-// fits reports whether a port has the desired configuration. Before configure every port does. The caller holds mu.
-func (p *portPool) fits(port *prepluggedPort) bool {
-	return p.shape.MTU == 0 || port.mtu == p.shape.MTU && port.txOffloadOff == p.shape.TxOffloadOff
-}
-
 // seat notes the pod that a taken port's row names, and calls program, which hands over the row and must not block.
-func (p *portPool) seat(ofport uint32, user host.PortUser, program func()) {
+func (p *pool) seat(ofport uint32, user host.PortUser, program func()) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if port := p.ports[ofport]; port != nil && port.state == prepluggedTaken {
+	if port := p.ports[ofport]; port != nil && port.state == portTaken {
 		port.user = user
 		program()
 	}
 }
 
-// discard marks an unusable port for removal.
-func (p *portPool) discard(ofport uint32) {
+// Discard marks an unusable port for removal.
+func (p *pool) Discard(ofport uint32) {
 	p.mark(ofport, func(port *prepluggedPort) { port.condemned = true })
-	p.give(ofport)
+	p.Give(ofport)
 }
 
 // clean notes that nothing is on a port any more.
-func (p *portPool) clean(ofport uint32) {
+func (p *pool) clean(ofport uint32) {
 	p.mark(ofport, func(port *prepluggedPort) { port.clean = true })
 }
 
-func (p *portPool) mark(ofport uint32, how func(*prepluggedPort)) {
+func (p *pool) mark(ofport uint32, how func(*prepluggedPort)) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	if port := p.ports[ofport]; port != nil && port.state == prepluggedTaken {
+	if port := p.ports[ofport]; port != nil && port.state == portTaken {
 		how(port)
 	}
 }
 
 // isClean reports whether nothing is known to be on a port.
-func (p *portPool) isClean(ofport uint32) bool {
+func (p *pool) isClean(ofport uint32) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	port := p.ports[ofport]
@@ -163,7 +166,7 @@ func (p *portPool) isClean(ofport uint32) bool {
 
 // hopeless reports whether a port from which a pod's interface cannot be removed must not be used again, and condemns it if so: removing
 // the port removes what is on it as well.
-func (p *portPool) hopeless(rec *attach.Record, err error) bool {
+func (p *pool) hopeless(rec *attach.Record, err error) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	port := p.ports[rec.OFPort]
@@ -175,9 +178,9 @@ func (p *portPool) hopeless(rec *attach.Record, err error) bool {
 		return false
 	case port.condemned:
 	case port.lingersSince.IsZero():
-		port.lingersSince = time.Now()
+		port.lingersSince = p.opts.Now()
 		return false
-	case time.Since(port.lingersSince) < lingering:
+	case p.opts.Now().Sub(port.lingersSince) < lingering:
 		return false
 	}
 	port.condemned = true
@@ -185,7 +188,7 @@ func (p *portPool) hopeless(rec *attach.Record, err error) bool {
 }
 
 // missing marks free ports for removal whose links another program has deleted. A pod on such a port keeps it until it is detached.
-func (p *portPool) missing(have map[string]link.HostEnd) {
+func (p *pool) missing(have map[string]link.HostEnd) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, ofport := range slices.Clone(p.free) {
@@ -196,33 +199,45 @@ func (p *portPool) missing(have map[string]link.HostEnd) {
 	}
 }
 
-// has reports whether a number is that of a pre-plugged port.
-func (p *portPool) has(ofport uint32) bool {
+// Has reports whether a number is that of a pre-plugged port.
+func (p *pool) Has(ofport uint32) bool {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	return p.ports[ofport] != nil
 }
 
+// List returns the numbers of the free ports, of the taken ones, and of those that are being created or removed.
+func (p *pool) List() (free, taken, unfinished []uint32) {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	for ofport, port := range p.ports {
+		switch port.state {
+		case portFree:
+			free = append(free, ofport)
+		case portTaken:
+			taken = append(taken, ofport)
+		case portMaking, portLeaving:
+			unfinished = append(unfinished, ofport)
+		}
+	}
+	return free, taken, unfinished
+}
+
 // ends returns the desired host veths of pre-plugged ports, by name.
-func (p *portPool) ends() map[string]link.HostEnd {
+func (p *pool) ends() map[string]link.HostEnd {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	ends := make(map[string]link.HostEnd, len(p.ports))
 	for ofport, port := range p.ports {
-		if port.state == prepluggedFree || port.state == prepluggedTaken {
-			ends[attach.PortName(ofport)] = p.end(port)
+		if port.state == portFree || port.state == portTaken {
+			ends[attach.PortName(ofport)] = port.end(&p.shape)
 		}
 	}
 	return ends
 }
 
-// end returns the desired host veth of a port. The caller holds mu.
-func (p *portPool) end(port *prepluggedPort) link.HostEnd {
-	return link.HostEnd{MTU: port.mtu, Group: p.shape.HostGroup, Up: true}
-}
-
 // changed notes the state of a host veth, and reports whether it has to be restored.
-func (p *portPool) changed(name string, now link.HostEnd) bool {
+func (p *pool) changed(name string, now link.HostEnd) bool {
 	ofport, ok := attach.PortNumber(name)
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -231,28 +246,28 @@ func (p *portPool) changed(name string, now link.HostEnd) bool {
 		return false
 	}
 	port.seen = now
-	return (port.state == prepluggedFree || port.state == prepluggedTaken) && now != p.end(port)
+	return (port.state == portFree || port.state == portTaken) && now != port.end(&p.shape)
 }
 
 // leave marks a free port for removal. The caller holds mu.
-func (p *portPool) leave(ofport uint32) {
-	p.ports[ofport].state = prepluggedLeaving
+func (p *pool) leave(ofport uint32) {
+	p.ports[ofport].state = portLeaving
 	p.free = slices.DeleteFunc(p.free, func(other uint32) bool { return other == ofport })
 }
 
 // trim marks ports for removal when far more are free than desired. The caller holds mu.
-func (p *portPool) trim() {
+func (p *pool) trim() {
 	spare := p.opts.Spare
-	if len(p.free) <= surplus*spare {
+	if len(p.free) <= Surplus*spare {
 		return
 	}
-	for _, ofport := range slices.Clone(p.free[surplus*spare/2:]) {
+	for _, ofport := range slices.Clone(p.free[Surplus*spare/2:]) {
 		p.leave(ofport)
 	}
 }
 
 // lacking returns how many ports to create. Until fill has begun, it is 0 while at least half of Options.Spare are free.
-func (p *portPool) lacking(begun bool) int {
+func (p *pool) lacking(begun bool) int {
 	spare := p.opts.Spare
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -262,19 +277,19 @@ func (p *portPool) lacking(begun bool) int {
 	return 0
 }
 
-// configure sets the desired configuration of ports, and marks free ports that do not fit it for removal. It calls program with the other
+// conform sets the desired configuration of ports, and marks free ports that do not fit it for removal. It calls program with the other
 // ports, free and taken ones, of which none is removed meanwhile. program must not block.
-func (p *portPool) configure(shape link.Preplugged, program func(ports map[uint32]host.PortUser)) {
+func (p *pool) conform(shape link.Preplugged, program func(ports map[uint32]host.PortUser)) {
 	defer p.wakeUp()
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.shape = shape
 	ports := map[uint32]host.PortUser{}
 	for ofport, port := range p.ports {
-		if port.state == prepluggedFree && !p.fits(port) {
+		if port.state == portFree && !port.fits(&p.shape) {
 			p.leave(ofport)
 		}
-		if port.state == prepluggedFree || port.state == prepluggedTaken {
+		if port.state == portFree || port.state == portTaken {
 			ports[ofport] = port.user
 		}
 	}
@@ -283,7 +298,7 @@ func (p *portPool) configure(shape link.Preplugged, program func(ports map[uint3
 
 // adopt makes the pool that of a former process: found are the existing ports, by name, and taken the records that name a port.
 // A port on which something is that no record names is marked for removal.
-func (p *portPool) adopt(found map[string]link.PrepluggedPort, taken map[uint32]attach.Record) {
+func (p *pool) adopt(found map[string]link.PrepluggedPort, taken map[uint32]attach.Record) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.ports, p.free = map[uint32]*prepluggedPort{}, nil
@@ -292,7 +307,7 @@ func (p *portPool) adopt(found map[string]link.PrepluggedPort, taken map[uint32]
 		if !ok {
 			continue
 		}
-		port := &prepluggedPort{mtu: listed.MTU, txOffloadOff: listed.TxOffloadOff, state: prepluggedTaken}
+		port := &prepluggedPort{mtu: listed.MTU, txOffloadOff: listed.TxOffloadOff, state: portTaken}
 		p.ports[ofport] = port
 		if rec, ok := taken[ofport]; ok {
 			port.mtu = rec.MTU
@@ -307,12 +322,12 @@ func (p *portPool) adopt(found map[string]link.PrepluggedPort, taken map[uint32]
 }
 
 // leaving returns the ports to remove: those that are marked, and free ones if there are far too many.
-func (p *portPool) leaving() (ports []uint32) {
+func (p *pool) leaving() (ports []uint32) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.trim()
 	for ofport, port := range p.ports {
-		if port.state == prepluggedLeaving {
+		if port.state == portLeaving {
 			ports = append(ports, ofport)
 		}
 	}
@@ -320,7 +335,7 @@ func (p *portPool) leaving() (ports []uint32) {
 }
 
 // removed forgets ports that do not exist any more.
-func (p *portPool) removed(ports []uint32) {
+func (p *pool) removed(ports []uint32) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, ofport := range ports {
@@ -329,10 +344,10 @@ func (p *portPool) removed(ports []uint32) {
 }
 
 // making adds a port that is about to be created, and returns its configuration.
-func (p *portPool) making(ofport uint32) link.Preplugged {
+func (p *pool) making(ofport uint32) link.Preplugged {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.ports[ofport] = &prepluggedPort{state: prepluggedMaking, mtu: p.shape.MTU, txOffloadOff: p.shape.TxOffloadOff}
+	p.ports[ofport] = &prepluggedPort{state: portMaking, mtu: p.shape.MTU, txOffloadOff: p.shape.TxOffloadOff}
 	pair := p.shape
 	pair.Name = attach.PortName(ofport)
 	return pair
@@ -340,7 +355,7 @@ func (p *portPool) making(ofport uint32) link.Preplugged {
 
 // made notes the result of the creation of ports, which are free or taken now, or are removed. It reports whether the host veth of one was
 // changed meanwhile.
-func (p *portPool) made(ports []uint32, state prepluggedState, err error) (altered bool) {
+func (p *pool) made(ports []uint32, state portState, err error) (altered bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, ofport := range ports {
@@ -349,12 +364,12 @@ func (p *portPool) made(ports []uint32, state prepluggedState, err error) (alter
 			continue
 		}
 		port := p.ports[ofport]
-		if err == nil && state == prepluggedTaken {
-			port.state = prepluggedTaken
+		if err == nil && state == portTaken {
+			port.state = portTaken
 		} else {
 			p.release(ofport, port, err == nil)
 		}
-		altered = altered || err == nil && port.seen != (link.HostEnd{}) && port.seen != p.end(port)
+		altered = altered || err == nil && port.seen != (link.HostEnd{}) && port.seen != port.end(&p.shape)
 	}
 	return altered
 }
