@@ -51,6 +51,7 @@ type portReconciler struct {
 // known is the state of a Network in OpenStack.
 type known struct {
 	at      time.Time
+	took    time.Duration // how long the last read of the ports took
 	network *cloud.HeldNetwork
 	ports   []cloud.HeldPort
 	project string
@@ -84,6 +85,9 @@ type round struct {
 const (
 	soonest = 250 * time.Millisecond
 	latest  = 30 * time.Second
+	// readPause is the pause after a read of all ports, in times of its own length: Neutron creates ports and serves others meanwhile. With
+	// OVN no pod waits for a read.
+	readPause = 4
 )
 
 // stuckAfter is how long a plugged port may take to become ACTIVE before another is created in its place. Usual are seconds.
@@ -153,7 +157,7 @@ func (r *portReconciler) untilRead(k *known) time.Duration {
 	if k.waiting == 0 {
 		return k.at.Add(reread).Sub(now)
 	}
-	due := k.at.Add(min(max(soonest, now.Sub(k.since)/2), latest))
+	due := k.at.Add(min(max(soonest, readPause*k.took, now.Sub(k.since)/2), latest))
 	if first := k.changed.Add(soonest); due.Before(first) {
 		due = first
 	}
@@ -189,11 +193,13 @@ func (r *portReconciler) read(ctx context.Context, os *session, v *view) (*known
 			return nil, err
 		}
 	}
+	began := r.now()
 	held, err := os.Ports(ctx, k.network.ID)
 	if err != nil {
 		return nil, err
 	}
 	k.ports, k.at, k.changed, k.observed = held, r.now(), time.Time{}, observed
+	k.took = k.at.Sub(began)
 	r.mu.Lock()
 	r.known[v.key] = k
 	r.mu.Unlock()

@@ -265,3 +265,25 @@ func TestPortsThatDoNotBecomeActive(t *testing.T) {
 func request(name string) ctrl.Request {
 	return ctrl.Request{NamespacedName: types.NamespacedName{Namespace: name, Name: name}}
 }
+
+// Ports that are not ACTIVE are read again soon, but a slow read is followed by a longer pause: Neutron needs the time for its own work.
+func TestPausesBetweenReads(t *testing.T) {
+	read := time.Unix(1000, 0)
+	for _, c := range []struct {
+		took, after, want time.Duration
+		waiting           int
+	}{
+		{0, 0, soonest, 3},
+		{10 * time.Millisecond, 0, soonest, 3},
+		{2 * time.Second, 0, readPause * 2 * time.Second, 3},
+		{2 * time.Second, time.Second, readPause*2*time.Second - time.Second, 3},
+		{time.Hour, 0, latest, 3},
+		{2 * time.Second, 0, reread, 0},
+	} {
+		r := &portReconciler{now: func() time.Time { return read.Add(c.after) }}
+		k := &known{at: read, took: c.took, waiting: c.waiting, since: read}
+		if got := r.untilRead(k); got != c.want {
+			t.Errorf("%s after a read that took %s, with %d waiting: the next in %s, want %s", c.after, c.took, c.waiting, got, c.want)
+		}
+	}
+}
