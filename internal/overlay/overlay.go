@@ -157,6 +157,8 @@ type Network struct {
 	started  bool
 	// incomplete says that the last Update failed: the next one compiles everything.
 	incomplete bool
+	// purge says that the datapath has to be purged once a View that differs from the one in effect is in effect.
+	purge bool
 	// crossing says that pods are closed while the network changes from one isolating mode to another.
 	crossing bool
 
@@ -262,13 +264,15 @@ func (n *Network) program(ctx context.Context, view View) (flush bool, err error
 		return true, n.refreshRemotes(ctx, was, view.Remotes)
 	}
 	n.incomplete = true
+	n.purge = n.purge || was.Judges() || next.Judges() || was.View.Cluster.VXLANPort != next.View.Cluster.VXLANPort || !slices.Equal(was.View.ClosedPorts, next.View.ClosedPorts)
 	err = n.refresh(ctx, was, next)
-	// Only now: a feature or a policy that is programmed meanwhile makes purges that are due. After a failure, a later call makes the purge.
-	n.pods.policies.purges.Due(was.Judges() || next.Judges() || was.View.Cluster.VXLANPort != next.View.Cluster.VXLANPort || !slices.Equal(was.View.ClosedPorts, next.View.ClosedPorts))
+	// Only now: a feature or a policy that is programmed meanwhile makes purges that are due. After a failure it makes one for what is in effect,
+	// and the call that brings the rest makes another: by then the settings may be those of the View already.
+	n.pods.policies.purges.Due(n.purge)
 	if err != nil {
 		return false, err
 	}
-	n.incomplete = false
+	n.incomplete, n.purge = false, false
 	n.EgressIPs.Flush()
 	n.pods.policies.enforcer.ReportProblems()
 	return true, nil

@@ -8,6 +8,7 @@ import (
 	"testing"
 	"time"
 
+	"weft.dev/weft/internal/egressfirewall"
 	"weft.dev/weft/internal/overlay/feature"
 	"weft.dev/weft/internal/policy"
 )
@@ -244,4 +245,58 @@ func TestPurgeComesAfterTheFlowsOfAView(t *testing.T) {
 		t.Fatal(err)
 	}
 	d.want(t, "after the View", 1)
+}
+
+// The purge after a View that the switch refuses at first is made when its flows are in effect, although a feature has made one before.
+func TestPurgeComesAfterTheFlowsOfARefusedView(t *testing.T) {
+	l := start(t)
+	d := l.watchDatapath(time.Hour)
+	view := sample()
+	view.Cluster.VXLANPort = 4790
+	l.node.flowEngine.fail(errBroken)
+	if err := l.Update(t.Context(), view); !errors.Is(err, errBroken) {
+		t.Fatalf("the switch refuses, and the answer is %v", err)
+	}
+	if err := (changer{l.Network}).Purge(t.Context(), feature.Never); err != nil {
+		t.Fatal(err)
+	}
+	l.node.flowEngine.fail(nil)
+	l.update(t, view)
+	if _, current := d.asked(); !current {
+		t.Error("the datapath was not purged with the flows of the View")
+	}
+	before, _ := d.asked()
+	l.update(t, view)
+	if now, _ := d.asked(); now != before {
+		t.Error("the same View again purges the datapath")
+	}
+}
+
+// An update of a feature that is repeated because the datapath could not be purged is in effect only after a purge.
+func TestFailedPurgesOfFeatures(t *testing.T) {
+	for name, update := range map[string]func(l *life) error{
+		"firewalls": func(l *life) error {
+			return l.Firewalls.Update(context.Background(), FirewallChange{Firewalls: map[string]*egressfirewall.Firewall{"a": denying("192.0.2.0/24")}})
+		},
+		"multicast": func(l *life) error { return l.Multicast.Update(context.Background(), wants("a 10 on")) },
+	} {
+		t.Run(name, func(t *testing.T) {
+			l := isolate(t, newNode(t.TempDir()), vnids("a", 10))
+			l.add(t, l.of("a", "one"))
+			d := l.watchDatapath(time.Hour)
+			broken := errors.New("the switch does not answer")
+			d.fail(broken)
+			if err := update(l); !errors.Is(err, broken) {
+				t.Errorf("the datapath cannot be asked, and the answer is %v", err)
+			}
+			d.fail(nil)
+			before, _ := d.asked()
+			if err := update(l); err != nil {
+				t.Error(err)
+			}
+			if now, current := d.asked(); now == before || !current {
+				t.Error("in effect without a purge")
+			}
+		})
+	}
 }

@@ -52,14 +52,17 @@ func (f *Feature) Update(ctx context.Context, change Change) error {
 	return f.network.Purge(ctx, due)
 }
 
-// handOver stores a change and hands over its flows, without waiting. It returns all that may not be in effect; on is false if nothing has to
-// be in effect now.
+// handOver stores a change and hands over its flows, without waiting. It returns all that may not be in effect; on is false in a mode without
+// multicast.
 func (f *Feature) handOver(change *Change) (pending map[reconcile.Owner]uint64, on bool) {
 	defer f.network.Begin()()
 	differs, nodes := f.Take(change)
 	v, on := f.network.View()
-	if !differs && len(f.Pending()) == 0 || !on || f.View(v.Config).VNIDs == nil {
+	if !on || f.View(v.Config).VNIDs == nil {
 		return nil, false
+	}
+	if !differs && len(f.Pending()) == 0 {
+		return nil, true // a purge that failed may be due
 	}
 	handed := f.network.Change(func(v feature.View) (feature.Flows, []attach.Record) {
 		view := f.View(v.Config)

@@ -173,14 +173,17 @@ func (c *connection) send() {
 
 // receive handles messages until the connection ends.
 func (c *connection) receive() error {
-	decoder := json.NewDecoder(c.conn)
+	var rest io.Reader = c.conn // what the decoder reads
+	decoder := json.NewDecoder(rest)
 	for {
 		var m message
 		if err := decoder.Decode(&m); err != nil {
 			return fmt.Errorf("read: %w", err)
 		}
 		if len(m.Params)+len(m.Result) > largeMessage {
-			decoder = json.NewDecoder(io.MultiReader(decoder.Buffered(), c.conn))
+			// Not from c.conn: the decoder may not have read all that the one before it has buffered.
+			rest = io.MultiReader(decoder.Buffered(), rest)
+			decoder = json.NewDecoder(rest)
 		}
 		if m.Method == "" {
 			if err := c.deliver(m); err != nil {

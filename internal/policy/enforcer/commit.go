@@ -4,9 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"maps"
 	"net/netip"
-	"slices"
 	"time"
 
 	"weft.dev/weft/internal/attach"
@@ -41,9 +39,7 @@ func (e *Enforcer) HandOver() bool {
 	e.stale = map[policy.Key]struct{}{}
 	owners := e.compiler.Commit(e.index, attachments, e.closed)
 	e.closed = nil
-	for _, o := range owners {
-		e.revoked.handed[o] = struct{}{}
-	}
+	e.revoked.hand(owners)
 	return len(owners) > 0
 }
 
@@ -130,7 +126,7 @@ func (e *Enforcer) Move(ctx context.Context, ranges map[string][]netip.Prefix, n
 	if e.HandOver() {
 		e.revoked.changed()
 	}
-	handed := slices.Collect(maps.Keys(e.revoked.handed))
+	handed := e.revoked.unsettled()
 	e.lock.Unlock()
 	return e.revoked.effective(ctx, handed)
 }

@@ -161,8 +161,8 @@ func (e *Enforcer) Update(ctx context.Context, change Change) error {
 	return err
 }
 
-// take indexes a change, hands over the differences, and returns the owners whose fragments may not be in effect yet.
-func (e *Enforcer) take(change Change) []reconcile.Owner {
+// take indexes a change, hands over the differences, and returns the owners whose fragments may not be in effect yet, for effective.
+func (e *Enforcer) take(change Change) map[reconcile.Owner]uint64 {
 	e.indexing.Lock()
 	defer e.indexing.Unlock()
 	beside := e.indexAll(change)
@@ -176,7 +176,7 @@ func (e *Enforcer) take(change Change) []reconcile.Owner {
 	if e.HandOver() {
 		e.revoked.changed()
 	}
-	return slices.Collect(maps.Keys(e.revoked.handed))
+	return e.revoked.unsettled()
 }
 
 // indexAll indexes a change without the lock if the change has all objects and nothing is compiled from earlier ones; else it returns

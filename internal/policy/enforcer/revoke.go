@@ -35,10 +35,11 @@ type Revocations struct {
 	opts RevocationOptions
 	soon chan struct{}
 
-	// due and later say that a revocation is due at once, or soon. handed are owners whose handed-over fragments may not be in effect. Lock
-	// guards them.
+	// due and later say that a revocation is due at once, or soon. handed are owners whose handed-over fragments may not be in effect, each with
+	// the number of the change that handed them over last; changes counts these. Lock guards them.
 	due, later bool
-	handed     map[reconcile.Owner]struct{}
+	handed     map[reconcile.Owner]uint64
+	changes    uint64
 	// underway is closed when the latest revocation that was due at once has ended; nil: none is being made. Lock guards it.
 	underway chan struct{}
 }
@@ -48,7 +49,7 @@ func NewRevocations(opts RevocationOptions) *Revocations {
 	if opts.Log == nil {
 		opts.Log = slog.New(slog.DiscardHandler)
 	}
-	return &Revocations{opts: opts, soon: make(chan struct{}, 1), handed: map[reconcile.Owner]struct{}{}}
+	return &Revocations{opts: opts, soon: make(chan struct{}, 1), handed: map[reconcile.Owner]uint64{}}
 }
 
 // note notes a revocation; gone says that a deleted pod is the cause. The caller holds the lock.
@@ -56,6 +57,17 @@ func (r *Revocations) note(gone bool) {
 	r.later = r.later || gone
 	r.due = r.due || !gone
 }
+
+// hand notes that fragments of owners were handed over. The caller holds the lock.
+func (r *Revocations) hand(owners []reconcile.Owner) {
+	r.changes++
+	for _, o := range owners {
+		r.handed[o] = r.changes
+	}
+}
+
+// unsettled returns the owners whose handed-over fragments may not be in effect, for effective. The caller holds the lock.
+func (r *Revocations) unsettled() map[reconcile.Owner]uint64 { return maps.Clone(r.handed) }
 
 // changed notes that fragments were handed over. The caller holds the lock.
 func (r *Revocations) changed() { r.later = r.later || r.opts.Caches }
@@ -99,13 +111,14 @@ func (r *Revocations) wake() {
 }
 
 // inEffect waits until the engine has tried the fragments of these owners, and returns why some of them are not in effect. some reports
-// whether the fragment of at least one owner is in effect.
-func (r *Revocations) inEffect(ctx context.Context, handed []reconcile.Owner) (some bool, err error) {
-	settled := handed
-	if err = r.opts.Settled(ctx, handed); err != nil {
+// whether the fragment of at least one owner is in effect. Owners whose fragments were handed over again meanwhile stay in r.handed.
+func (r *Revocations) inEffect(ctx context.Context, handed map[reconcile.Owner]uint64) (some bool, err error) {
+	owners := slices.Collect(maps.Keys(handed))
+	settled := owners
+	if err = r.opts.Settled(ctx, owners); err != nil {
 		settled = nil
-		for _, o := range handed {
-			if len(handed) > 1 && r.opts.Settled(ctx, []reconcile.Owner{o}) == nil {
+		for _, o := range owners {
+			if len(owners) > 1 && r.opts.Settled(ctx, []reconcile.Owner{o}) == nil {
 				settled = append(settled, o)
 			}
 		}
@@ -113,14 +126,16 @@ func (r *Revocations) inEffect(ctx context.Context, handed []reconcile.Owner) (s
 	r.opts.Lock.Lock()
 	defer r.opts.Lock.Unlock()
 	for _, o := range settled {
-		delete(r.handed, o)
+		if r.handed[o] == handed[o] {
+			delete(r.handed, o)
+		}
 	}
 	return len(settled) > 0, err
 }
 
 // effective waits until the engine has tried the fragments of these owners, and makes a revocation that is due at once, also if some of
 // the fragments are refused: the revocation is repeated when these are in effect. If all are refused, nothing is to be revoked yet.
-func (r *Revocations) effective(ctx context.Context, handed []reconcile.Owner) error {
+func (r *Revocations) effective(ctx context.Context, handed map[reconcile.Owner]uint64) error {
 	if len(handed) == 0 {
 		return r.Flush(ctx)
 	}
@@ -135,19 +150,19 @@ func (r *Revocations) effective(ctx context.Context, handed []reconcile.Owner) e
 }
 
 // Flush makes a revocation if it is due at once, and wakes Run if it is due soon. If another call is making one that was due at once, it
-// may be the caller's: Flush waits for it. A failed revocation is due again. It takes the lock.
+// may be the caller's: Flush waits for it. A failed revocation is due again, and Run tries it too. It takes the lock.
 func (r *Revocations) Flush(ctx context.Context) error {
 	for {
 		r.opts.Lock.Lock()
-		due, underway := r.due, r.underway
-		if !due && underway == nil {
-			r.wake()
+		if r.due { // taken under the same lock: otherwise another call could take it now, and nothing would be waited for
+			handed, end := r.begin()
+			r.opts.Lock.Unlock()
+			return r.revoke(ctx, handed, end)
 		}
+		r.wake()
+		underway := r.underway
 		r.opts.Lock.Unlock()
-		switch {
-		case due:
-			return r.revoke(ctx)
-		case underway == nil:
+		if underway == nil {
 			return nil
 		}
 		select {
@@ -158,11 +173,9 @@ func (r *Revocations) Flush(ctx context.Context) error {
 	}
 }
 
-// begin takes what is due, and reports whether anything is. end must be called when the revocation has been made, or is due again.
-func (r *Revocations) begin() (handed []reconcile.Owner, due bool, end func()) {
-	r.opts.Lock.Lock()
-	defer r.opts.Lock.Unlock()
-	due, handed, end = r.due || r.later, slices.Collect(maps.Keys(r.handed)), func() {}
+// begin takes what is due. end must be called without the lock when the revocation has been made, or is due again. The caller holds the lock.
+func (r *Revocations) begin() (handed map[reconcile.Owner]uint64, end func()) {
+	handed, end = r.unsettled(), func() {}
 	if r.due {
 		done := make(chan struct{})
 		r.underway = done
@@ -175,25 +188,36 @@ func (r *Revocations) begin() (handed []reconcile.Owner, due bool, end func()) {
 		}
 	}
 	r.due, r.later = false, false
-	return handed, due, end
+	return handed, end
 }
 
-// revoke makes a revocation if one is due, once the handed-over fragments are in effect.
-func (r *Revocations) revoke(ctx context.Context) error {
-	handed, due, end := r.begin()
+// revoke makes a revocation that begin has taken, once the handed-over fragments are in effect.
+func (r *Revocations) revoke(ctx context.Context, handed map[reconcile.Owner]uint64, end func()) error {
 	defer end()
-	if !due {
-		return nil
-	}
 	if len(handed) > 0 {
 		_, err := r.inEffect(ctx, handed)
 		r.Due(err != nil) // the engine reports the owner's failure
 	}
 	err := r.opts.Revoke(ctx)
 	if err != nil {
-		r.Due(true)
+		r.opts.Lock.Lock()
+		defer r.opts.Lock.Unlock()
+		r.due = true
+		r.wake() // the caller may not call again
 	}
 	return err
+}
+
+// revokeDue makes a revocation if one is due, at once or soon.
+func (r *Revocations) revokeDue(ctx context.Context) error {
+	r.opts.Lock.Lock()
+	if !r.due && !r.later {
+		r.opts.Lock.Unlock()
+		return nil
+	}
+	handed, end := r.begin()
+	r.opts.Lock.Unlock()
+	return r.revoke(ctx, handed, end)
 }
 
 // Run makes the revocations that are not due at once, until ctx ends.
@@ -211,7 +235,7 @@ func (r *Revocations) Run(ctx context.Context) error {
 			return nil
 		case <-timer.C:
 		}
-		if err := r.revoke(ctx); err != nil && ctx.Err() == nil {
+		if err := r.revokeDue(ctx); err != nil && ctx.Err() == nil {
 			r.opts.Log.Warn("revoked permissions may still be in use; trying again", "error", err)
 		}
 		r.opts.Lock.Lock()

@@ -2,11 +2,14 @@ package enforcer_test
 
 import (
 	"context"
+	"errors"
 	"sync"
 	"testing"
 	"testing/synctest"
 	"time"
 
+	"weft.dev/weft/internal/attach"
+	"weft.dev/weft/internal/policy"
 	"weft.dev/weft/internal/policy/enforcer"
 	"weft.dev/weft/internal/reconcile"
 )
@@ -41,6 +44,155 @@ func TestFlushWaitsForARevocation(t *testing.T) {
 		synctest.Wait()
 		if len(first) != 1 || len(second) != 1 || <-first != nil || <-second != nil {
 			t.Error("a revocation is not reported as made")
+		}
+	})
+}
+
+// interrupted is a lock that calls a function before it is taken for the second time.
+type interrupted struct {
+	sync.Mutex
+
+	taken  int
+	second func()
+}
+
+func (l *interrupted) Lock() {
+	if l.taken++; l.taken == 2 {
+		l.second()
+	}
+	l.Mutex.Lock()
+}
+
+// Between the moments at which Flush finds a revocation due and begins it, no other call can begin it unnoticed.
+func TestFlushWaitsForARevocationThatJustBegan(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		lock, made := &interrupted{second: func() {}}, false
+		r := enforcer.NewRevocations(enforcer.RevocationOptions{
+			Lock: lock, Rest: func() time.Duration { return time.Second },
+			Settled: func(context.Context, []reconcile.Owner) error { return nil },
+			Revoke: func(context.Context) error {
+				time.Sleep(time.Second)
+				lock.Mutex.Lock()
+				defer lock.Unlock()
+				made = true
+				return nil
+			},
+		})
+		r.Due(true)
+		other := make(chan error, 1)
+		lock.taken, lock.second = 0, func() {
+			go func() { other <- r.Flush(t.Context()) }()
+			synctest.Wait()
+		}
+		if err := r.Flush(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		lock.Mutex.Lock()
+		if !made {
+			t.Error("a revocation that another call is making is reported as made")
+		}
+		lock.Unlock()
+		if err := <-other; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// A revocation that failed is tried again, also if its caller does not call again.
+func TestFailedRevocationIsTriedAgain(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		broken, tries := errors.New("broken"), 0
+		r := enforcer.NewRevocations(enforcer.RevocationOptions{
+			Lock: &sync.Mutex{}, Rest: func() time.Duration { return time.Second },
+			Settled: func(context.Context, []reconcile.Owner) error { return nil },
+			Revoke: func(context.Context) error {
+				if tries++; tries == 1 {
+					return broken
+				}
+				return nil
+			},
+		})
+		ctx, stop := context.WithCancel(t.Context())
+		ended := make(chan error, 1)
+		go func() { ended <- r.Run(ctx) }()
+		r.Due(true)
+		if err := r.Flush(t.Context()); !errors.Is(err, broken) {
+			t.Errorf("it fails, and the answer is %v", err)
+		}
+		synctest.Wait()
+		time.Sleep(2 * time.Second)
+		synctest.Wait()
+		if tries != 2 || r.Pending() {
+			t.Errorf("tried %d times; pending: %t", tries, r.Pending())
+		}
+		stop()
+		if err := <-ended; err != nil {
+			t.Error(err)
+		}
+	})
+}
+
+// counter is a compiler whose only fragment, and a permission, change at each Commit.
+type counter struct{ commits int }
+
+func (*counter) Apply(policy.Effect, *policy.Index) {}
+func (*counter) Narrowed() bool                     { return true }
+func (*counter) Clear()                             {}
+
+func (c *counter) Commit(*policy.Index, []enforcer.Attachment, []attach.Record) []reconcile.Owner {
+	c.commits++
+	return []reconcile.Owner{"policy"}
+}
+
+// A revocation waits for a fragment that is handed over while an earlier one of the same owner comes into effect.
+func TestRevocationWaitsForTheLastFragment(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		lock, compiler := &sync.Mutex{}, &counter{}
+		var effective, revoked int
+		tried := sync.NewCond(lock)
+		e := enforcer.New(enforcer.Options{
+			Node: "n1", Lock: lock,
+			Revocations: enforcer.NewRevocations(enforcer.RevocationOptions{
+				Lock: lock, Rest: func() time.Duration { return time.Second },
+				Settled: func(context.Context, []reconcile.Owner) error {
+					lock.Lock()
+					defer lock.Unlock()
+					for want := compiler.commits; effective < want; {
+						tried.Wait()
+					}
+					return nil
+				},
+				Revoke: func(context.Context) error {
+					lock.Lock()
+					defer lock.Unlock()
+					revoked = effective
+					return nil
+				},
+			}),
+		})
+		e.Compile(compiler, nil)
+		e.Begin(nil)
+		update := func() <-chan error {
+			updated := make(chan error, 1)
+			go func() { updated <- e.Update(t.Context(), enforcer.Change{}) }()
+			synctest.Wait()
+			return updated
+		}
+		commit := func(n int) {
+			lock.Lock()
+			effective = n
+			lock.Unlock()
+			tried.Broadcast()
+			synctest.Wait()
+		}
+		first, second := update(), update()
+		commit(2)
+		commit(3)
+		if err := errors.Join(<-first, <-second); err != nil {
+			t.Fatal(err)
+		}
+		if revoked != 3 {
+			t.Errorf("both changes are reported as in effect, and what the %d. allowed is not revoked", revoked)
 		}
 	})
 }
