@@ -75,7 +75,7 @@ func Workload(g *nat.Gateway, image string) *appsv1.StatefulSet {
 				}},
 				Spec: corev1.PodSpec{
 					AutomountServiceAccountToken: &no, EnableServiceLinks: &no, TerminationGracePeriodSeconds: &second,
-					NodeSelector: g.Value.Selector, Tolerations: g.Value.Tolerations, Affinity: g.Value.Affinity.DeepCopy(),
+					NodeSelector: g.Value.Selector, Tolerations: g.Value.Tolerations, Affinity: &g.Value.Affinity,
 					ReadinessGates: []corev1.PodReadinessGate{{ConditionType: nat.Condition}},
 					Containers: []corev1.Container{{
 						Name: "vpc-nat-gw", Image: image, Command: []string{"sleep", "infinity"}, ImagePullPolicy: corev1.PullIfNotPresent,
@@ -89,6 +89,7 @@ func Workload(g *nat.Gateway, image string) *appsv1.StatefulSet {
 			},
 		},
 	}
+	set = set.DeepCopy() // an API server's answer is decoded into it, and the gateway is the cache's
 	text, err := json.Marshal(set.Spec)
 	if err != nil {
 		return set // values of these types always encode
