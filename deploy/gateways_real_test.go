@@ -17,7 +17,7 @@ import (
 
 	kubeovn "weft.dev/weft/api/kubeovn/v1"
 	"weft.dev/weft/deploy"
-	"weft.dev/weft/internal/vpc/cluster/plan"
+	"weft.dev/weft/internal/vpc/cluster/plan/gateways"
 	"weft.dev/weft/internal/vpc/nat"
 	"weft.dev/weft/internal/vpc/objects"
 )
@@ -90,7 +90,7 @@ func TestControllerWritesGatewaysOnly(t *testing.T) {
 		return client.New(server.ConfigAs("weft", "weft-controller"), client.Options{Scheme: scheme})
 	})
 	workload := func(change func(*appsv1.StatefulSet)) *appsv1.StatefulSet {
-		set := plan.Workload(&nat.Gateway{Value: objects.Gateway{
+		set := gateways.Workload(&nat.Gateway{Value: objects.Gateway{
 			Meta: objects.Meta{Kind: "VpcNatGateway", Name: "gw1", UID: "uid"}, Subnet: "net1", LanIP: netip.MustParseAddr("10.0.1.254"),
 			Selector: map[string]string{"kubernetes.io/os": "linux"}, Tolerations: []corev1.Toleration{{Operator: corev1.TolerationOpExists}},
 		}}, "docker.io/kubeovn/vpc-nat-gateway:v1.12.4")
