@@ -3,12 +3,8 @@
 package main
 
 import (
-	"context"
-	"fmt"
 	"os"
-	"os/signal"
 	"path/filepath"
-	"syscall"
 
 	"weft.dev/weft/internal/command"
 	"weft.dev/weft/internal/neutron/provider/serve"
@@ -18,10 +14,5 @@ import (
 var version = "dev" //nolint:gochecknoglobals // set by the linker (-X main.version)
 
 func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
-	if err := serve.Command(filepath.Base(os.Args[0]), version, os.Geteuid()).ExecuteContext(ctx); err != nil {
-		fmt.Fprintln(os.Stderr, "weft-provider:", err)
-		os.Exit(command.ExitCode(err))
-	}
+	os.Exit(command.Run(serve.Program, serve.Command(filepath.Base(os.Args[0]), version, os.Geteuid())))
 }

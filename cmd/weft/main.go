@@ -2,12 +2,8 @@
 package main
 
 import (
-	"context"
-	"fmt"
 	"os"
-	"os/signal"
 	"path/filepath"
-	"syscall"
 
 	"weft.dev/weft/internal/cli"
 	"weft.dev/weft/internal/command"
@@ -17,16 +13,8 @@ import (
 var version = "dev" //nolint:gochecknoglobals // set by the linker (-X main.version)
 
 func main() {
-	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
-	defer stop()
-	environment := cli.Environment{
+	os.Exit(command.Run("weft", cli.Weft(cli.Environment{
 		Node: os.Getenv("NODE_NAME"), Kubeconfig: os.Getenv("KUBECONFIG"), Version: version, Program: filepath.Base(os.Args[0]),
 		UID: os.Geteuid(), Getenv: os.Getenv,
-	}
-	if err := cli.Weft(environment).ExecuteContext(ctx); err != nil {
-		if err.Error() != "" { // empty: everything is already printed
-			fmt.Fprintln(os.Stderr, "weft:", err)
-		}
-		os.Exit(command.ExitCode(err))
-	}
+	})))
 }
