@@ -2,7 +2,6 @@ package supervisor
 
 import (
 	"context"
-	"log/slog"
 	"os"
 	"path/filepath"
 	"slices"
@@ -10,23 +9,15 @@ import (
 
 	"weft.dev/weft/lab/controlplane"
 	"weft.dev/weft/lab/kubebuild"
-	"weft.dev/weft/lab/machine"
 	"weft.dev/weft/lab/plan"
-	"weft.dev/weft/lab/process"
 )
 
-// start is the start of a lab: what its parts have in common, and their order.
+// start is the start of a lab: the order of its parts.
 type start struct {
-	lab      plan.Lab
-	entry    machine.Entry
-	self     string // the running program
-	datapath plan.Datapath
-	group    *process.Group
-	spaces   *spaces
-	journal  *journal
-	log      *slog.Logger
-	down     <-chan struct{}     // closed when the lab must end
-	plane    *controlplane.Plane // nil until bringCluster
+	basis
+
+	down  <-chan struct{}     // closed when the lab must end
+	plane *controlplane.Plane // nil until bringCluster
 }
 
 // run starts everything. If Kubernetes' programs must be built, that runs concurrently with steps that do not need them.

@@ -32,8 +32,8 @@ const upLimit = 45 * time.Minute
 // other work, it takes minutes.
 const stepLimit = 15 * time.Minute
 
-// Supervisor is one running lab.
-type Supervisor struct {
+// basis is what a lab is run with, from its start to its end.
+type basis struct {
 	lab      plan.Lab
 	entry    machine.Entry
 	self     string // the running program
@@ -42,6 +42,11 @@ type Supervisor struct {
 	spaces   *spaces
 	journal  *journal
 	log      *slog.Logger
+}
+
+// Supervisor is one running lab.
+type Supervisor struct {
+	basis
 
 	mu     sync.Mutex
 	phase  report.Phase
@@ -69,12 +74,15 @@ func Run(name string) error {
 	if err != nil {
 		return fmt.Errorf("find the running program: %w", err)
 	}
+	lab := plan.New(entry.Config)
 	s := &Supervisor{
-		lab: plan.New(entry.Config), entry: entry, self: self, datapath: chooseDatapath(entry.Config.Datapath),
-		spaces: newSpaces(), journal: newJournal(), log: slog.New(slog.NewTextHandler(os.Stderr, nil)), phase: report.Starting,
-		down: make(chan struct{}), ended: make(chan struct{}),
+		basis: basis{
+			lab: lab, entry: entry, self: self, datapath: chooseDatapath(entry.Config.Datapath),
+			group: process.NewGroup(lab.Path("log"), lab.RunPath("pid")), spaces: newSpaces(), journal: newJournal(),
+			log: slog.New(slog.NewTextHandler(os.Stderr, nil)),
+		},
+		phase: report.Starting, down: make(chan struct{}), ended: make(chan struct{}),
 	}
-	s.group = process.NewGroup(s.lab.Path("log"), s.lab.RunPath("pid"))
 	return s.run()
 }
 
@@ -121,10 +129,7 @@ func (s *Supervisor) raise(ctx context.Context) {
 	ctx, cancel := context.WithTimeout(ctx, upLimit)
 	defer cancel()
 	began := time.Now()
-	err := (&start{
-		lab: s.lab, entry: s.entry, self: s.self, datapath: s.datapath, group: s.group,
-		spaces: s.spaces, journal: s.journal, log: s.log, down: s.down,
-	}).run(ctx)
+	err := (&start{basis: s.basis, down: s.down}).run(ctx)
 	switch {
 	case err == nil:
 		s.setPhase(report.Up, nil)
