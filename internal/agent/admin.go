@@ -80,13 +80,13 @@ func (a *agent) state(ctx context.Context) admin.State {
 	if version := r.network.Projects.Realised(); version > 0 {
 		s.VNIDsVersion = strconv.FormatUint(version, 10)
 	}
-	s.VXLANPorts = a.objects.port.reported()
-	s.RefusedEgressIPs = a.objects.egressIPs.refusals()
+	s.VXLANPorts = a.objects.Port().Reported()
+	s.RefusedEgressIPs = a.objects.RefusedEgressIPs()
 	for _, e := range r.engines.withOthers() {
 		s.Engines = append(s.Engines, e.state())
 	}
 	s.Engines = withClosed(s.Engines, a.closed(r.network))
-	s.Realised, s.RealisedKnown = a.objects.realised(r.network, s.Engines)
+	s.Realised, s.RealisedKnown = a.objects.Realised(r.network, s.Engines)
 	a.namePods(func(name func(owner string) string) {
 		for i := range s.Engines {
 			for k := range s.Engines[i].Failures {

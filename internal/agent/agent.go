@@ -15,6 +15,10 @@ import (
 	"sync/atomic"
 	"time"
 
+	overlaynode "weft.dev/weft/internal/overlay/node"
+	"weft.dev/weft/internal/overlay/node/hostsubnet"
+	"weft.dev/weft/internal/steps"
+
 	"go.opentelemetry.io/otel/trace"
 	"go.opentelemetry.io/otel/trace/noop"
 	"golang.org/x/sync/errgroup"
@@ -28,12 +32,10 @@ import (
 	"weft.dev/weft/internal/cni/cniserver"
 	"weft.dev/weft/internal/flannel/netconf"
 	"weft.dev/weft/internal/health"
-	"weft.dev/weft/internal/link"
 	"weft.dev/weft/internal/metrics"
 	"weft.dev/weft/internal/network"
 	"weft.dev/weft/internal/nodenetwork"
 	"weft.dev/weft/internal/overlay"
-	"weft.dev/weft/internal/overlay/host"
 	"weft.dev/weft/internal/policy"
 	"weft.dev/weft/internal/reconcile"
 )
@@ -154,6 +156,19 @@ func (o Options) withDefaults() Options {
 	return o
 }
 
+// overlay returns the options of the overlay's objects. With nil events, as in a dry run, nothing is reported or probed.
+func (o *Options) overlay(clients kubernetes.Interface, events *recorder) overlaynode.Options {
+	options := overlaynode.Options{
+		Config: o.Config, Clients: clients, Node: o.Node, StateDir: o.StateDir, ResolvConf: o.ResolvConf, Log: o.Log,
+		Closed:      overlay.Closed{Metadata: o.MetadataAddresses, TCPPorts: o.ClosedNodePorts},
+		ClosedPorts: closedPorts(o.Networks),
+	}
+	if events != nil {
+		options.Events = events
+	}
+	return options
+}
+
 // validate returns the first error in the options.
 func (o *Options) validate() error {
 	switch {
@@ -183,7 +198,7 @@ func (o *Options) validate() error {
 type agent struct {
 	opts    Options
 	clients kubernetes.Interface
-	objects *objects
+	objects *overlaynode.Objects
 	store   *attach.Store
 	waiting *waiting
 	// handler serves the container runtime, with the networks in networks.
@@ -205,7 +220,7 @@ type agent struct {
 	running atomic.Pointer[running]
 	// refused is why the node is not in step with the objects; "" if it is.
 	refused atomic.Value
-	status  *statusWriter
+	status  *hostsubnet.Writer
 	// nodeNetwork reports the networks of this node.
 	nodeNetwork *nodenetwork.Writer
 	// configured is set once the runtime's configuration has been written.
@@ -246,21 +261,18 @@ func Run(ctx context.Context, opts Options) error {
 	if a.events, err = newRecorder(ctx, a.clients, &a.opts, a.metrics); err != nil {
 		return err
 	}
-	if a.objects, err = newObjects(&a.opts); err != nil {
+	if a.objects, err = overlaynode.New(a.opts.overlay(a.clients, a.events)); err != nil {
 		return err
 	}
-	a.objects.egressFirewalls.resolve(&a.opts, a.events)
-	a.objects.egressIPs.refused = a.events.HostSubnet
 	if a.nodeNetwork, err = nodenetwork.New(nodenetwork.Options{Config: a.opts.Config, Node: opts.Node, Log: opts.Log}); err != nil {
 		return err
 	}
-	a.objects.egressIPs.probes.probe, a.objects.egressIPs.probes.holds = link.AddressConflict, link.HoldsAddress
-	if a.status, err = a.newStatusWriter(); err != nil {
+	if a.status, err = hostsubnet.New(hostsubnet.Options{
+		Config: a.opts.Config, Log: opts.Log, State: a.state, Own: a.objects.OwnSubnet, Hosts: a.objects.Hosts, Report: a.nodeNetwork.Set,
+	}); err != nil {
 		return err
 	}
-	changed := a.status.changed
-	a.objects.egressIPs.notify = changed
-	a.objects.marks.changed.Store(&changed)
+	a.objects.Report(a.status.Changed)
 	opened, err := a.newEngines()
 	if err != nil {
 		return err
@@ -320,7 +332,7 @@ func (a *agent) run(ctx context.Context, opened *engines) error {
 	if err != nil {
 		return errors.Join(err, listener.Close())
 	}
-	a.left = &leftovers{dir: a.opts.CNIConfDir, changed: a.status.changed}
+	a.left = &leftovers{dir: a.opts.CNIConfDir, changed: a.status.Changed}
 	keeper := a.keeper(listener, adminListener)
 	keeper.Things = append(keeper.Things, a.left.thing())
 	a.kept = keeper.State
@@ -337,10 +349,9 @@ func (a *agent) run(ctx context.Context, opened *engines) error {
 	serving.Go(func() error { return a.serveMetrics(serveCtx) })
 	serving.Go(func() error { return a.serveAdmin(serveCtx, adminListener) })
 	serving.Go(func() error { return keepNode(serveCtx, keeper) })
-	serving.Go(func() error { return a.status.run(serveCtx) })
+	serving.Go(func() error { return a.status.Run(serveCtx) })
 	serving.Go(func() error { return a.nodeNetwork.Run(serveCtx) })
-	serving.Go(func() error { return a.objects.run(serveCtx) })
-	serving.Go(func() error { return a.objects.egressIPs.alive.Run(serveCtx) })
+	serving.Go(func() error { return a.objects.Run(serveCtx) })
 	a.engineCtx = engineGroupCtx
 	opened.run(engineGroupCtx, engines)
 	a.engines.Store(opened)
@@ -377,23 +388,20 @@ func (a *agent) serveNetwork(ctx, engineCtx context.Context, e *engines, group *
 	}
 	a.waiting.set("waiting for Open vSwitch's database at " + a.opts.OVSRunDir)
 	if err := a.openSwitch(ctx, e, e.runSwitch(engineCtx, group)); err != nil {
-		return ignoreEnd(ctx, err)
+		return steps.UnlessEnded(ctx, err)
 	}
 	if len(e.cares) == 1 {
 		e.handovers.Done(overlay.NetworkName) // each loop starts with its complete state
 	}
 	network := overlay.New(e.overlay(), a.store, overlay.Options{
-		BootID: a.bootID, Records: a.handler.Records(overlay.NetworkName), Node: a.opts.Node, Log: a.opts.Log, Ports: PortsNamespace(a.opts.RunDir), Spare: a.opts.SparePorts, TenantsRealised: a.status.changed,
-		PolicyProblems: func(key policy.Key, problems []error) { a.reportPolicyProblems(ctx, key, problems) },
-		WithPods: func() {
-			a.objects.egressFirewalls.signal()
-			a.objects.egressIPs.populate()
-		},
-		Privileged:      a.privileged,
+		BootID: a.bootID, Records: a.handler.Records(overlay.NetworkName), Node: a.opts.Node, Log: a.opts.Log, Ports: PortsNamespace(a.opts.RunDir), Spare: a.opts.SparePorts, TenantsRealised: a.status.Changed,
+		PolicyProblems:  func(key policy.Key, problems []error) { a.objects.ReportPolicyProblems(ctx, key, problems) },
+		WithPods:        a.objects.PodsChanged,
+		Privileged:      overlaynode.Pods{Clients: a.clients}.Privileged,
 		Closed:          a.events.closed,
 		RuntimeCache:    a.opts.RuntimeCache,
 		Reserved:        a.reservedFor,
-		ServiceWarnings: func(owner reconcile.Owner, warnings []error) { a.reportServiceWarnings(ctx, owner, warnings) },
+		ServiceWarnings: func(owner reconcile.Owner, warnings []error) { a.objects.ReportServiceWarnings(ctx, owner, warnings) },
 	})
 	a.watch(network, e)
 	leave := a.handler.Serve(overlay.NetworkName, network, network.HandedOver())
@@ -405,76 +413,29 @@ func (a *agent) serveNetwork(ctx, engineCtx context.Context, e *engines, group *
 	e.looked.Store(network)
 
 	network.Waiting("waiting for the API server")
-	if err := a.objects.synced(ctx); err != nil {
-		return ignoreEnd(ctx, err)
-	}
-	// The network must know all Services before its first Update, because what it does not know then is removed.
-	if err := a.objects.services.step(ctx, network); err != nil {
-		return ignoreEnd(ctx, err)
+	if err := a.objects.Begin(ctx, network); err != nil {
+		return steps.UnlessEnded(ctx, err)
 	}
 	following, followCtx := errgroup.WithContext(ctx)
 	following.Go(func() error { return a.follow(followCtx, network, e) })
-	following.Go(func() error { return a.followServices(followCtx, network) })
-	following.Go(func() error { return a.wakeServices(followCtx) })
-	following.Go(func() error { return a.followPolicies(followCtx, network) })
-	following.Go(func() error { return a.followTenants(followCtx, network) })
-	following.Go(func() error { return a.followEgressFirewalls(followCtx, network) })
-	following.Go(func() error { return a.followEgressIPs(followCtx, network) })
-	following.Go(func() error { return a.followMulticast(followCtx, network) })
-	following.Go(func() error { return a.followWithPods(followCtx, network) })
-	following.Go(func() error { return a.objects.egressFirewalls.names.Run(followCtx) })
+	following.Go(func() error { return a.objects.Follow(followCtx, network) })
 	return following.Wait()
-}
-
-func ignoreEnd(ctx context.Context, err error) error {
-	if ctx.Err() != nil {
-		return nil //nolint:nilerr // the end of ctx is why, and is no failure
-	}
-	return err
-}
-
-// Delays between attempts to bring the node in step with objects that cannot be realised. Objects and node change, and not every change of
-// the node causes an event.
-const (
-	firstFollowRetry = 200 * time.Millisecond
-	lastFollowRetry  = 10 * time.Second
-)
-
-// keepInStep calls step on each wake-up until ctx ends, and retries a failed step after a delay. what is named in the log.
-func (a *agent) keepInStep(ctx context.Context, wake <-chan struct{}, what string, step func() error) error {
-	delay := firstFollowRetry
-	for {
-		var retry <-chan time.Time
-		if err := step(); err == nil {
-			delay = firstFollowRetry
-		} else if ctx.Err() == nil {
-			a.opts.Log.Warn("the node is not in step", "with", what, "error", err)
-			timer := time.NewTimer(delay)
-			retry, delay = timer.C, min(2*delay, lastFollowRetry)
-		}
-		select {
-		case <-ctx.Done():
-			return nil
-		case <-wake:
-		case <-retry:
-		}
-	}
 }
 
 // follow keeps the network in step with the objects until ctx ends.
 func (a *agent) follow(ctx context.Context, network *overlay.Network, e *engines) error {
-	delay := firstFollowRetry
+	delay := steps.FirstRetry
 	serving, unreported := false, false
 	var logged string
 	for {
 		var retry <-chan time.Time
-		seen := a.objects.take()
+		seen := a.objects.Changes().Take()
 		err := a.step(ctx, network, e, &serving)
 		if ctx.Err() != nil {
 			return nil //nolint:nilerr // the end of ctx is why, and is no failure
 		}
 		if err != nil {
-			a.objects.putBack(seen)
+			a.objects.Changes().PutBack(seen)
 			network.Waiting(err.Error())
 			if err.Error() != logged {
 				a.opts.Log.Warn("the node is not in step", "error", err)
@@ -484,17 +445,17 @@ func (a *agent) follow(ctx context.Context, network *overlay.Network, e *engines
 			}
 			unreported = unreported && !a.reportNotReady(ctx, err)
 			timer := time.NewTimer(delay)
-			retry, delay = timer.C, min(2*delay, lastFollowRetry)
+			retry, delay = timer.C, min(2*delay, steps.LastRetry)
 		} else {
-			delay, logged = firstFollowRetry, ""
+			delay, logged = steps.FirstRetry, ""
 			a.metrics.Synced(overlay.NetworkName, time.Since(seen))
 		}
-		a.refused.Store(cmp.Or(logged, a.objects.port.refusal()))
-		a.status.changed()
+		a.refused.Store(cmp.Or(logged, a.objects.Port().Refusal()))
+		a.status.Changed()
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-a.objects.changed:
+		case <-a.objects.Changes().Wake():
 		case <-retry:
 		}
 	}
@@ -507,7 +468,7 @@ func (a *agent) step(ctx context.Context, network *overlay.Network, e *engines, 
 		return err
 	}
 	e.handovers.Done(overlay.NetworkName)
-	e.tunnels.set(view.Remotes)
+	e.tunnels.Set(view.Remotes)
 	warning := e.firewall.warning()
 	if *serving && warning == a.toldWarning {
 		return nil
@@ -528,44 +489,21 @@ func (a *agent) step(ctx context.Context, network *overlay.Network, e *engines, 
 	}
 	*serving = true
 	a.events.unreadable(a.closed(network))
-	wakeUp(a.networks.changed)
+	steps.Wake(a.networks.changed)
 	a.opts.Log.Info("serving pods", "node", a.opts.Node, "subnet", view.Local.Subnet.String(), "datapath", view.Node.Datapath)
 	return nil
 }
 
 // program brings the engines in step with the current objects. With engines that only read, it is a dry run.
 func (a *agent) program(ctx context.Context, network *overlay.Network, e *engines) (overlay.View, error) {
-	view, err := a.objects.view(ctx)
-	if err != nil {
-		return view, err
+	return a.objects.Program(ctx, network, overlaynode.Host{Facts: e.nodeFacts, Pass: e.firewall.need})
+}
+
+// statusChanged causes a comparison of the reported state with the agent's. In a dry run, nothing is reported.
+func (a *agent) statusChanged() {
+	if a.status != nil {
+		a.status.Changed()
 	}
-	if view.Node, err = e.nodeFacts(view.Local.HostIP); err != nil {
-		return view, err
-	}
-	if err := e.firewall.need(ctx, host.Traffic(view.Node.Datapath, view.Cluster.VXLANPort)); err != nil {
-		return view, err
-	}
-	if err := a.objects.tenants.prepare(ctx, network, view.Cluster.Mode); err != nil {
-		return view, err
-	}
-	if err := a.objects.egressFirewalls.prepare(ctx, network, &view); err != nil {
-		return view, err
-	}
-	if err := a.objects.egressIPs.prepare(ctx, network, &view); err != nil {
-		return view, err
-	}
-	if err := a.objects.multicast.prepare(ctx, network, &view); err != nil {
-		return view, err
-	}
-	a.objects.entering(view.Cluster.Mode)
-	if err := a.updateNetwork(ctx, network, view); err != nil {
-		return view, err
-	}
-	a.objects.entered(view.Cluster.Mode)
-	if view.Guarded() { // the modes with VNIDs
-		return view, nil
-	}
-	return view, errors.Join(a.objects.tenants.end(ctx), a.objects.egressFirewalls.end(ctx), a.objects.egressIPs.end(ctx, network), a.objects.multicast.end(ctx))
 }
 
 // reportNotReady sets the node's condition while nothing is served yet, and reports whether that worked. A node that already serves pods

@@ -1,14 +1,10 @@
 package agent
 
 import (
-	"bytes"
-	"context"
 	"encoding/json"
 	"errors"
 	"io"
 	"io/fs"
-	"log/slog"
-	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
@@ -16,15 +12,9 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
-	"k8s.io/apimachinery/pkg/types"
 	clientset "k8s.io/client-go/kubernetes/fake"
 	"k8s.io/client-go/rest"
-	"sigs.k8s.io/controller-runtime/pkg/cache"
-	"sigs.k8s.io/controller-runtime/pkg/client"
-	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 
-	networkv1 "weft.dev/weft/api/openshift/v1"
 	"weft.dev/weft/internal/cni"
 )
 
@@ -254,84 +244,6 @@ func TestReport(t *testing.T) {
 	}
 	if err := reportReady(t.Context(), clients, "missing"); err == nil || !strings.Contains(err.Error(), "missing") {
 		t.Errorf("of a node that is not there: %v", err)
-	}
-}
-
-// cached is a cache with the objects of a client.
-type cached struct {
-	cache.Cache
-	from client.Reader
-}
-
-func (c cached) Get(ctx context.Context, key client.ObjectKey, obj client.Object, opts ...client.GetOption) error {
-	return c.from.Get(ctx, key, obj, opts...)
-}
-
-func (c cached) List(ctx context.Context, list client.ObjectList, opts ...client.ListOption) error {
-	return c.from.List(ctx, list, opts...)
-}
-
-func clusterNetwork(change func(*networkv1.ClusterNetwork)) *networkv1.ClusterNetwork {
-	n := &networkv1.ClusterNetwork{
-		ObjectMeta: metav1.ObjectMeta{Name: "default"}, ServiceNetwork: "172.30.0.0/16", PluginName: "redhat/openshift-ovs-subnet",
-		ClusterNetworks: []networkv1.ClusterNetworkEntry{{CIDR: "10.128.0.0/14", HostSubnetLength: 9}},
-	}
-	change(n)
-	return n
-}
-
-func hostSubnet(name, ip, subnet string) *networkv1.HostSubnet {
-	return &networkv1.HostSubnet{ObjectMeta: metav1.ObjectMeta{Name: name, UID: types.UID("uid-" + name)}, Host: name, HostIP: ip, Subnet: subnet}
-}
-
-func TestView(t *testing.T) {
-	asIs := func(*networkv1.ClusterNetwork) {}
-	waiting := hostSubnet("own", "192.0.2.1", "")
-	waiting.Annotations = map[string]string{networkv1.AnnotationAssignSubnet: "true"}
-	waitingRemote := hostSubnet("later", "192.0.2.7", "")
-	waitingRemote.Annotations = waiting.Annotations
-	own, good := hostSubnet("own", "192.0.2.1", "10.128.0.0/23"), hostSubnet("good", "192.0.2.2", "10.128.2.0/23")
-	for name, c := range map[string]struct {
-		objects []client.Object
-		words   string // of the error
-		log     string
-		remotes int
-	}{
-		"all well":             {objects: []client.Object{clusterNetwork(asIs), own, good}, remotes: 1},
-		"alone":                {objects: []client.Object{clusterNetwork(asIs), own}},
-		"no network":           {objects: []client.Object{own, good}, words: "ClusterNetwork default (create it"},
-		"another network":      {objects: []client.Object{clusterNetwork(func(n *networkv1.ClusterNetwork) { n.Name = "other" }), own}, words: "create it"},
-		"network of nonsense":  {objects: []client.Object{clusterNetwork(func(n *networkv1.ClusterNetwork) { n.ServiceNetwork = "x" }), own}, words: "serviceNetwork"},
-		"no host subnet":       {objects: []client.Object{clusterNetwork(asIs), good}, words: "HostSubnet own: not found"},
-		"own is nonsense":      {objects: []client.Object{clusterNetwork(asIs), hostSubnet("own", "x", "10.128.0.0/23"), good}, words: "hostIP"},
-		"own has none yet":     {objects: []client.Object{clusterNetwork(asIs), waiting, good}, words: "no subnet yet"},
-		"a remote is nonsense": {objects: []client.Object{clusterNetwork(asIs), own, good, hostSubnet("bad", "192.0.2.3", "10.128.4.1/23")}, remotes: 1, log: "hostsubnet=bad"},
-		"a remote waits":       {objects: []client.Object{clusterNetwork(asIs), own, good, waitingRemote}, remotes: 1},
-	} {
-		t.Run(name, func(t *testing.T) {
-			scheme := runtime.NewScheme()
-			if err := networkv1.AddToScheme(scheme); err != nil {
-				t.Fatal(err)
-			}
-			var log bytes.Buffer
-			o := &objects{
-				cache: cached{from: fake.NewClientBuilder().WithScheme(scheme).WithObjects(c.objects...).Build()},
-				node:  "own", log: slog.New(slog.NewTextHandler(&log, nil)), changed: make(chan struct{}, 1), port: &tunnelPort{log: slog.New(slog.DiscardHandler)},
-			}
-			view, err := o.view(t.Context())
-			if (err != nil) != (c.words != "") || err != nil && !strings.Contains(err.Error(), c.words) {
-				t.Fatalf("error %v, want %q", err, c.words)
-			}
-			if !strings.Contains(log.String(), c.log) || c.log == "" && log.Len() > 0 {
-				t.Errorf("log %q, want %q", log.String(), c.log)
-			}
-			if err != nil {
-				return
-			}
-			if view.Local.Subnet != netip.MustParsePrefix("10.128.0.0/23") || len(view.Remotes) != c.remotes {
-				t.Errorf("view %+v", view)
-			}
-		})
 	}
 }
 

@@ -2,25 +2,23 @@ package agent
 
 import (
 	"errors"
+	"slices"
 	"strings"
 	"testing"
 	"time"
 
-	networkv1 "weft.dev/weft/api/openshift/v1"
 	"weft.dev/weft/internal/admin"
 	"weft.dev/weft/internal/attach"
 	"weft.dev/weft/internal/reconcile"
-
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 )
 
 // A closed port is reported as a failure of the flows, in the condition EnginesInStep and in weft diff.
 func TestClosedPortIsAFailure(t *testing.T) {
 	closed := map[reconcile.Owner]error{"attachment/c1/eth0": errors.New("the port is closed")}
 	state := admin.State{Ready: true, Engines: withClosed([]admin.Engine{{Name: nameRules, InStep: true}, {Name: nameFlows, InStep: true}}, closed)}
-	if c := inStepCondition(&state); c.Status != metav1.ConditionFalse || c.Reason != networkv1.ReasonFailing ||
-		c.Message != "not programmed: openflow: attachment/c1/eth0: the port is closed" {
-		t.Errorf("condition %+v", c)
+	want := admin.Failure{Owner: "attachment/c1/eth0", Message: "the port is closed"}
+	if flows := state.Engines[1]; !state.Engines[0].InStep || flows.InStep || !slices.Equal(flows.Failures, []admin.Failure{want}) {
+		t.Errorf("engines %+v", state.Engines)
 	}
 	diff := admin.Diff{InStep: true, Engines: []admin.EngineDiff{{Name: nameRules}, {Name: nameFlows}}}
 	diffClosed(&diff, closed)
@@ -40,10 +38,13 @@ func TestBrokenRecordIsAFailure(t *testing.T) {
 		{Path: "/r/broken/b.json", Err: errors.New("cut short"), Modified: boot.Add(-time.Second)},
 	}, boot)
 	state := admin.State{Ready: true, Engines: withClosed([]admin.Engine{{Name: nameFlows, InStep: true}}, broken)}
-	c := inStepCondition(&state)
+	flows := state.Engines[0]
+	if len(broken) != 1 || len(flows.Failures) != 1 {
+		t.Fatalf("%d broken records, failures %v", len(broken), flows.Failures)
+	}
 	for _, words := range []string{"record/a.json", "/r/broken/a.json cannot be read", "cut short", "delete the pod"} {
-		if c.Status != metav1.ConditionFalse || len(broken) != 1 || !strings.Contains(c.Message, words) {
-			t.Errorf("condition %+v: without %q", c, words)
+		if flows.InStep || !strings.Contains(flows.Failures[0].String(), words) {
+			t.Errorf("failure %s: without %q", flows.Failures[0].String(), words)
 		}
 	}
 }

@@ -12,6 +12,7 @@ import (
 
 	"weft.dev/weft/internal/cni"
 	"weft.dev/weft/internal/overlay"
+	"weft.dev/weft/internal/steps"
 )
 
 const (
@@ -148,7 +149,7 @@ func CopyFile(from, to string) error {
 // configure writes the runtime's configuration and the node's condition for the default network, if that is another one than the overlay,
 // or if it becomes the overlay again.
 func (n *networks) configure(ctx context.Context, e *engines) error {
-	return n.agent.keepInStep(ctx, n.changed, "the runtime's configuration", func() error {
+	return steps.Keep(ctx, n.agent.opts.Log, n.changed, "the runtime's configuration", func() error {
 		if n.decided() != nil {
 			return nil //nolint:nilerr // pods could not be placed yet; what is decided wakes this
 		}

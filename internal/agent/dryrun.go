@@ -6,6 +6,10 @@ import (
 	"fmt"
 	"time"
 
+	overlaynode "weft.dev/weft/internal/overlay/node"
+	"weft.dev/weft/internal/overlay/node/datapath"
+	"weft.dev/weft/internal/steps"
+
 	"golang.org/x/sync/errgroup"
 
 	"weft.dev/weft/internal/admin"
@@ -28,17 +32,16 @@ func DryRun(ctx context.Context, opts Options) (admin.Diff, error) {
 	}
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	a := &agent{opts: opts, waiting: newWaiting(), metrics: metrics.NewAgent(opts.Version), status: &statusWriter{wake: make(chan struct{}, 1)}, dry: true}
+	a := &agent{opts: opts, waiting: newWaiting(), metrics: metrics.NewAgent(opts.Version), dry: true}
 	var err error
-	if a.objects, err = newObjects(&opts); err != nil {
+	if a.objects, err = overlaynode.New(opts.overlay(nil, nil)); err != nil {
 		return admin.Diff{}, err
 	}
-	a.objects.egressFirewalls.resolve(&opts, nil)
 	if a.store, err = attach.Look(Records(opts.StateDir)); err != nil {
 		return admin.Diff{}, err
 	}
 	group, groupCtx := errgroup.WithContext(ctx)
-	group.Go(func() error { return a.objects.run(groupCtx) })
+	group.Go(func() error { return a.objects.Run(groupCtx) })
 	diff, err := a.dryRun(groupCtx, group)
 	cancel()
 	ended := group.Wait()
@@ -68,13 +71,10 @@ func (a *agent) dryRun(ctx context.Context, group *errgroup.Group) (admin.Diff, 
 		}
 	}
 	engines := e.overlay()
-	engines.Connections, engines.Datapath, engines.Uplink, engines.Kernel = forgetsNothing{}, nil, nil, nil
+	engines.Connections, engines.Datapath, engines.Uplink, engines.Kernel = datapath.ForgetsNothing{}, nil, nil, nil
 	records := lifecycle.New(a.store, lifecycle.Options{BootID: bootID}).Records(overlay.NetworkName)
 	network := overlay.New(engines, a.store, overlay.Options{BootID: bootID, Records: records, Node: a.opts.Node, Log: a.opts.Log, Ports: PortsNamespace(a.opts.RunDir)})
-	if err := a.objects.synced(ctx); err != nil {
-		return admin.Diff{}, err
-	}
-	if err := a.objects.services.step(ctx, network); err != nil {
+	if err := a.objects.Begin(ctx, network); err != nil {
 		return admin.Diff{}, err
 	}
 	if err := a.dryProgram(ctx, network, e); err != nil {
@@ -87,25 +87,16 @@ func (a *agent) dryRun(ctx context.Context, group *errgroup.Group) (admin.Diff, 
 func (a *agent) dryProgram(ctx context.Context, network *overlay.Network, e *engines) error {
 	for {
 		_, err := a.program(ctx, network, e)
-		if !errors.Is(err, errUnread) {
+		if !errors.Is(err, overlaynode.ErrUnread) {
 			return err
 		}
 		select {
 		case <-ctx.Done():
 			return err
-		case <-time.After(firstFollowRetry):
+		case <-time.After(steps.FirstRetry):
 		}
 	}
 }
-
-// forgetsNothing leaves the switch's conntrack entries in place.
-type forgetsNothing struct{}
-
-// Forget implements balancer.Connections.
-func (forgetsNothing) Forget(context.Context, []openflow.CTFlush) error { return nil }
-
-// Flush implements balancer.Connections.
-func (forgetsNothing) Flush(context.Context, []openflow.CTFlush) error { return nil }
 
 // readOnly returns an engine for a loop: the engine itself, or in a dry run one that reads but does not write.
 func readOnly[K comparable, V any](dry bool, engine reconcile.Engine[K, V]) reconcile.Engine[K, V] {

@@ -13,11 +13,13 @@ import (
 	"sync/atomic"
 	"time"
 
+	overlaynode "weft.dev/weft/internal/overlay/node"
+	"weft.dev/weft/internal/overlay/node/datapath"
+	"weft.dev/weft/internal/steps"
+
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sync/errgroup"
-	"golang.org/x/sys/unix"
 
-	"weft.dev/weft/internal/cni"
 	"weft.dev/weft/internal/link"
 	"weft.dev/weft/internal/metrics"
 	"weft.dev/weft/internal/nft"
@@ -34,7 +36,7 @@ const (
 	nameRows  = "ovsdb"
 	nameLinks = "link"
 	nameRules = "nft"
-	nameFlows = "openflow"
+	nameFlows = overlaynode.EngineFlows
 )
 
 // engines are the node's engines, each with its loop.
@@ -54,8 +56,8 @@ type engines struct {
 	ruleLoop *reconcile.Loop[nft.Key, nft.Item]
 	firewall *firewall
 	verify   time.Duration
-	tunnels  *tunnels
-	tracked  *connections
+	tunnels  *datapath.Neighbours
+	tracked  *datapath.Connections
 	// looked is the network that is notified when ports may have changed; nil until it exists.
 	looked atomic.Pointer[overlay.Network]
 	// settled is called when the state of an engine may have changed.
@@ -82,7 +84,7 @@ type engines struct {
 // newEngines opens the kernel's engines. It reads and changes nothing; that begins when the engines run and their loops start.
 func (a *agent) newEngines() (*engines, error) {
 	e := &engines{
-		verify: a.opts.Verify, settled: a.status.changed, uplinkChanged: a.objects.signal, addressesChanged: a.objects.egressIPs.signal,
+		verify: a.opts.Verify, settled: a.statusChanged, uplinkChanged: a.objects.Changed, addressesChanged: a.objects.AddressesChanged,
 		dry: a.dry, metrics: a.metrics, cares: a.cares(),
 	}
 	e.handovers = node.NewHandovers(e.cares)
@@ -90,7 +92,7 @@ func (a *agent) newEngines() (*engines, error) {
 		e.close()
 		return nil, err
 	}
-	e.firewall.changed = a.objects.signal
+	e.firewall.changed = a.objects.Changed
 	return e, nil
 }
 
@@ -120,7 +122,7 @@ func (e *engines) openKernel(opts Options, recorder *recorder) error {
 	}
 	e.linkLoop = reconcile.NewLoop(readOnly(e.dry, e.links), reconcile.Options[link.Key, link.Item]{Name: nameLinks, Log: opts.Log, Observe: observe, Settled: e.settled, Keep: e.handovers.KeepLink})
 	e.ruleLoop = reconcile.NewLoop(readOnly(e.dry, e.rules), reconcile.Options[nft.Key, nft.Item]{Name: nameRules, Log: opts.Log, Observe: observe, Settled: e.rulesSettled, Keep: e.handovers.KeepRule})
-	e.tunnels = newTunnels(opts.Log)
+	e.tunnels = datapath.NewNeighbours(opts.Log)
 	e.firewall = newFirewall(e.rules, e.ruleLoop, opts.Log)
 	e.handovers.OnChange(e.linkLoop.KeepChanged)
 	e.handovers.OnChange(e.ruleLoop.KeepChanged)
@@ -207,7 +209,7 @@ func (a *agent) openFlows(ctx context.Context, e *engines, run switchRunner) err
 	bridges := map[string]*node.Flows{}
 	for _, bridge := range e.care().Bridges {
 		engine := openflow.NewEngine(openflow.Config{
-			Address: bridgeSocket(a.opts, bridge.Name), Last: bridge.IsNote, OnBundle: e.metrics.Bundle, OnPacket: a.objects.services.idling.packet,
+			Address: bridgeSocket(a.opts, bridge.Name), Last: bridge.IsNote, OnBundle: e.metrics.Bundle, OnPacket: a.objects.PacketIn,
 		})
 		flows, err := e.flowEngine(ctx, bridge.Name, engine)
 		if err != nil {
@@ -218,7 +220,7 @@ func (a *agent) openFlows(ctx context.Context, e *engines, run switchRunner) err
 		})}
 	}
 	e.bridges, e.flows, e.flowLoop = bridges, bridges[host.Bridge].Engine, bridges[host.Bridge].Loop
-	e.tracked = &connections{runDir: a.opts.OVSRunDir, flows: e.flows}
+	e.tracked = &datapath.Connections{RunDir: a.opts.OVSRunDir, Flows: e.flows}
 	run.flows()
 	return nil
 }
@@ -256,7 +258,7 @@ func (e *engines) rulesSettled() {
 // overlay returns the engines in the form that the overlay needs.
 func (e *engines) overlay() overlay.Engines {
 	ends := &hostEnds{Pods: e.pods, metrics: e.metrics}
-	engines := overlay.Engines{Flows: e.flowLoop, Rows: e.rowLoop, Links: e.linkLoop, Rules: e.ruleLoop, Ports: e.flows, Pods: e.surveyed, Preplugged: e.surveyed, HostEnds: ends, Connections: e.tracked, Uplink: uplinkHost{}, Kernel: kernel{}, Macvlans: e.pods, Shapers: ends}
+	engines := overlay.Engines{Flows: e.flowLoop, Rows: e.rowLoop, Links: e.linkLoop, Rules: e.ruleLoop, Ports: e.flows, Pods: e.surveyed, Preplugged: e.surveyed, HostEnds: ends, Connections: e.tracked, Uplink: datapath.Uplink{}, Kernel: datapath.Kernel{}, Macvlans: e.pods, Shapers: ends}
 	if e.datapath == ovsdb.DatapathNetdev {
 		engines.Datapath = e.tracked
 	}
@@ -299,7 +301,7 @@ func (e *engines) runSwitch(ctx context.Context, group *errgroup.Group) switchRu
 			loops.rows()
 			group.Go(func() error { return e.followRows(ctx) })
 			if e.datapath == ovsdb.DatapathNetdev {
-				group.Go(func() error { return e.tunnels.run(ctx) })
+				group.Go(func() error { return e.tunnels.Run(ctx) })
 			}
 		},
 	}
@@ -311,7 +313,7 @@ func (e *engines) runSwitchLoops(ctx context.Context, group *errgroup.Group) swi
 		flows: func() {
 			for _, bridge := range e.bridges {
 				group.Go(func() error { return bridge.Loop.Run(ctx) })
-				group.Go(func() error { return ignoreEnd(ctx, bridge.Engine.Run(ctx)) })
+				group.Go(func() error { return steps.UnlessEnded(ctx, bridge.Engine.Run(ctx)) })
 			}
 		},
 		rows: func() { group.Go(func() error { return e.rowLoop.Run(ctx) }) },
@@ -352,7 +354,7 @@ func (e *engines) followRows(ctx context.Context) error {
 				for _, bridge := range e.bridges {
 					bridge.Loop.Resync()
 				}
-				e.tunnels.again()
+				e.tunnels.Again()
 			}
 		}
 	}
@@ -362,7 +364,7 @@ func (e *engines) followFlows(ctx context.Context, bridge *node.Flows) error {
 	for {
 		event, err := bridge.Engine.Next(ctx)
 		if err != nil {
-			return ignoreEnd(ctx, err)
+			return steps.UnlessEnded(ctx, err)
 		}
 		if event.Connected {
 			e.metrics.Connected("openflow")
@@ -531,25 +533,3 @@ func linkWith(address netip.Addr) (netlink.Link, netip.Prefix, error) {
 		}
 	}
 }
-
-// kernel is the node's own kernel, which tracks the connections to host ports.
-type kernel struct{}
-
-// ForgetHostPorts implements hostports.Connections. TCP is left out: a client that connects again begins a new connection. Packets of UDP
-// and SCTP would continue with the former one.
-func (kernel) ForgetHostPorts(ports ...cni.HostPort) error {
-	var udp, sctp []netip.AddrPort
-	for _, port := range ports {
-		at := netip.AddrPortFrom(port.Address, port.Port)
-		switch port.Protocol {
-		case "udp":
-			udp = append(udp, at)
-		case "sctp":
-			sctp = append(sctp, at)
-		}
-	}
-	return errors.Join(link.ForgetTo(unix.IPPROTO_UDP, udp...), link.ForgetTo(unix.IPPROTO_SCTP, sctp...))
-}
-
-// ForgetTranslatedTo implements hostports.Connections.
-func (kernel) ForgetTranslatedTo(pods ...netip.Addr) error { return link.ForgetLedTo(pods...) }

@@ -35,10 +35,7 @@ const (
 	reasonRecord       = "AttachmentRecordBroken"
 	reasonService      = "ServiceNotAsSpecified"
 	reasonPolicy       = "PolicyNotAsSpecified"
-	reasonName         = "NameNotResolved"
-	reasonFirewallSize = "TooManyAddresses"
 	reasonEgressIP     = "EgressIPNotHeld"
-	reasonNeedPods     = "NeedPods"
 )
 
 // Normally there are few events. These limits apply during a fault. client-go retries an event that the API server does not accept for two

@@ -4,32 +4,23 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"log/slog"
 	"maps"
 	"net/netip"
 	"strings"
 	"testing"
 	"time"
 
-	"github.com/google/go-cmp/cmp"
 	"golang.org/x/time/rate"
-	corev1 "k8s.io/api/core/v1"
 	eventsv1 "k8s.io/api/events/v1"
-	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/runtime"
 	clientset "k8s.io/client-go/kubernetes/fake"
 	"k8s.io/client-go/tools/events"
-	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 
 	"weft.dev/weft/internal/attach"
 	"weft.dev/weft/internal/cni"
 	"weft.dev/weft/internal/ipam"
 	"weft.dev/weft/internal/metrics"
-	"weft.dev/weft/internal/policy"
-	"weft.dev/weft/internal/policy/follow"
 	"weft.dev/weft/internal/reconcile"
-	"weft.dev/weft/internal/service"
 )
 
 // quiet returns a recorder whose events are discarded.
@@ -127,51 +118,7 @@ func TestEventsOfEgressIPs(t *testing.T) {
 	})
 }
 
-// What a node does not implement of a Service is reported on that Service with its UID, because kubectl describe finds events by UID.
-func TestEventsOfServices(t *testing.T) {
-	dns := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "dns", UID: "uid-of-dns"}}
-	store := cached{from: fake.NewClientBuilder().WithObjects(dns).Build()}
-	reported := &sinkOfEvents{}
-	r := quiet()
-	r.sink = reported
-	a := &agent{events: r, opts: Options{Log: slog.New(slog.DiscardHandler)}, objects: &objects{services: newServices(store, "n1")}}
-	warnings := []error{errors.New("port 53: affinity is not kept"), errors.New("port 54")}
-	a.reportServiceWarnings(t.Context(), service.Owner("kube-system", "dns"), warnings)
-	a.reportServiceWarnings(t.Context(), service.Owner("kube-system", "dns"), nil)
-	a.reportServiceWarnings(t.Context(), service.Owner("kube-system", "gone"), warnings)
-	want := []string{"Service kube-system/dns uid-of-dns ServiceNotAsSpecified: n1: port 53: affinity is not kept"}
-	if diff := cmp.Diff(want, reported.events); diff != "" {
-		t.Errorf("events (-want +got):\n%s", diff)
-	}
-}
-
-// What a node does not implement of a NetworkPolicy is reported on that policy.
-func TestEventsOfPolicies(t *testing.T) {
-	np := &networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web", UID: "uid-of-web"}}
-	reported := &sinkOfEvents{}
-	r := quiet()
-	r.sink = reported
-	a := &agent{events: r, opts: Options{Log: slog.New(slog.DiscardHandler)}, objects: &objects{policies: follow.New(cached{from: fake.NewClientBuilder().WithObjects(np).Build()}, nil)}}
-	problems := []error{errors.New("spec.ingress[0]: nonsense"), errors.New("spec.egress[0]: nonsense")}
-	for _, name := range []string{"web", "web", "gone"} {
-		a.reportPolicyProblems(t.Context(), policy.Key{Namespace: "shop", Name: name}, problems)
-	}
-	want := []string{"NetworkPolicy shop/web uid-of-web PolicyNotAsSpecified: n1: spec.ingress[0]: nonsense\nspec.egress[0]: nonsense"}
-	if diff := cmp.Diff(want, reported.events); diff != "" {
-		t.Errorf("events (-want +got):\n%s", diff)
-	}
-}
-
-// sinkOfEvents records events as text.
-type sinkOfEvents struct{ events []string }
-
-// Eventf implements events.EventRecorder.
-func (s *sinkOfEvents) Eventf(about, _ runtime.Object, _, reason, _, note string, args ...any) { //nolint:revive // client-go's interface has so many arguments
-	on := about.(*corev1.ObjectReference)
-	words := fmt.Sprintf(note, args...)
-	s.events = append(s.events, fmt.Sprintf("%s %s/%s %s %s: %s", on.Kind, on.Namespace, on.Name, on.UID, reason, words))
-}
-
+// patienceForEvents bounds the wait for events.
 const patienceForEvents = 20 * time.Second
 
 // However many failures there are, the events sent and the memory kept are bounded.

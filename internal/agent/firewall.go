@@ -19,6 +19,7 @@ import (
 	"weft.dev/weft/internal/overlay"
 	"weft.dev/weft/internal/overlay/host"
 	"weft.dev/weft/internal/reconcile"
+	"weft.dev/weft/internal/steps"
 )
 
 // ownerFirewall owns the rules in other programs' chains. Their failure does not affect other rules, because such a chain may vanish at any
@@ -108,7 +109,7 @@ func (f *firewall) pass(ctx context.Context, network string, traffic []nft.Traff
 	if why == nil || ctx.Err() != nil {
 		return why
 	}
-	wakeUp(f.again)
+	steps.Wake(f.again)
 	if err := f.keep(ctx); err != nil {
 		return errors.Join(why, err)
 	}

@@ -7,7 +7,6 @@ import (
 	"os"
 	"path/filepath"
 	"slices"
-	"strings"
 	"sync"
 
 	"weft.dev/weft/internal/keep"
@@ -124,6 +123,3 @@ func (a *agent) leftoversOf(f *firewall) []string {
 	}
 	return all
 }
-
-// leftoversText joins leftovers into one message.
-func leftoversText(all []string) string { return "left from OpenShift SDN: " + strings.Join(all, "; ") }

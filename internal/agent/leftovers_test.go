@@ -7,10 +7,6 @@ import (
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-
-	networkv1 "weft.dev/weft/api/openshift/v1"
-	"weft.dev/weft/internal/admin"
 )
 
 // Configurations of OpenShift SDN, and of CNI versions that Weft's plugin does not support, are reported; others are not.
@@ -61,23 +57,5 @@ func TestLeftoverConfigurations(t *testing.T) {
 	look("80-openshift-network.conf", "90-old.conf")
 	if changes != 2 {
 		t.Errorf("%d changes were reported, want 2", changes)
-	}
-}
-
-// The HostSubnet's condition lists leftovers, after real obstructions.
-func TestLeftoversInTheCondition(t *testing.T) {
-	for _, c := range []struct {
-		name            string
-		state           admin.State
-		status          metav1.ConditionStatus
-		reason, message string
-	}{
-		{"nothing", admin.State{}, metav1.ConditionTrue, networkv1.ReasonOpen, ""},
-		{"leftovers", admin.State{Leftovers: []string{"a", "b"}}, metav1.ConditionFalse, networkv1.ReasonLeftovers, "left from OpenShift SDN: a; b"},
-		{"both", admin.State{Warnings: []string{"w"}, Leftovers: []string{"a"}}, metav1.ConditionFalse, networkv1.ReasonObstructed, "w; left from OpenShift SDN: a"},
-	} {
-		if got := unobstructedCondition(&c.state); got.Status != c.status || got.Reason != c.reason || got.Message != c.message {
-			t.Errorf("%s: %+v", c.name, got)
-		}
 	}
 }

@@ -10,18 +10,16 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/runtime"
-	toolscache "k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
 
-	networkv1 "weft.dev/weft/api/openshift/v1"
 	"weft.dev/weft/internal/attach"
 	"weft.dev/weft/internal/health"
 	"weft.dev/weft/internal/informer"
 	"weft.dev/weft/internal/network"
 	"weft.dev/weft/internal/overlay"
-	"weft.dev/weft/internal/placement"
+	"weft.dev/weft/internal/steps"
 )
 
 // networks are the networks of this node: which of them are present, and which is the default.
@@ -150,16 +148,8 @@ func (n *networks) followOverlay(ctx context.Context) error {
 	if hasRecords(a.store, overlay.NetworkName) {
 		n.needOverlay()
 	}
-	informer, err := a.objects.cache.GetInformer(ctx, &networkv1.ClusterNetwork{}, cache.BlockUntilSynced(true))
-	if err != nil {
-		return ignoreEnd(ctx, err)
-	}
-	look := func(any) {
-		var object networkv1.ClusterNetwork
-		err := a.objects.cache.Get(ctx, client.ObjectKey{Name: defaultClusterNetwork}, &object)
-		p := network.Presence{Present: err == nil, Cluster: true, Why: "there is no ClusterNetwork " + defaultClusterNetwork}
+	return a.objects.FollowPresence(ctx, func(p network.Presence) {
 		if p.Present {
-			p.Why, p.Default = "ClusterNetwork "+defaultClusterNetwork, object.Annotations[placement.AnnotationDefault] == "true"
 			n.needOverlay()
 		} else if !hasRecords(a.store, overlay.NetworkName) {
 			n.leaveOverlay()
@@ -167,16 +157,8 @@ func (n *networks) followOverlay(ctx context.Context) error {
 		n.mu.Lock()
 		n.home, n.known = p, true
 		n.mu.Unlock()
-		wakeUp(n.changed)
-	}
-	_, err = informer.AddEventHandler(toolscache.ResourceEventHandlerFuncs{
-		AddFunc: look, UpdateFunc: func(_, now any) { look(now) }, DeleteFunc: look,
+		steps.Wake(n.changed)
 	})
-	if err != nil {
-		return fmt.Errorf("watching the API server: %w", err)
-	}
-	look(nil)
-	return nil
 }
 
 // leaveOverlay removes what is left of an overlay that is no longer configured and has no pods on this node.
@@ -194,7 +176,7 @@ func (n *networks) leaveOverlay() {
 func (n *networks) removed(name string) {
 	for _, k := range n.kinds {
 		if k.Name == name {
-			wakeUp(k.wake)
+			steps.Wake(k.wake)
 		}
 	}
 }

@@ -123,31 +123,6 @@ func TestRequestsCountForTheirNetwork(t *testing.T) {
 		`weft_cni_step_duration_seconds_count{command="ADD",network="vpc",step="test"} 1`)
 }
 
-// The time of a change is that of the first change that is not programmed yet.
-func TestChangesCountFromTheFirst(t *testing.T) {
-	o := &objects{changed: make(chan struct{}, 1)}
-	if o.take().IsZero() {
-		t.Error("without a change: no time")
-	}
-	o.signal()
-	first := o.since
-	o.signal()
-	if o.since != first {
-		t.Error("the second counts")
-	}
-	if got := o.take(); got != first {
-		t.Errorf("took %v, want %v", got, first)
-	}
-	o.signal()
-	o.putBack(first)
-	if got := o.take(); got != first {
-		t.Errorf("took %v, want what was put back, %v", got, first)
-	}
-	if later := o.take(); time.Since(later) > time.Minute {
-		t.Errorf("took %v again", later)
-	}
-}
-
 func scrape(t *testing.T, m *metrics.Agent, lines ...string) {
 	t.Helper()
 	answer := httptest.NewRecorder()

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -50,6 +51,13 @@ func newPlaces(config *rest.Config, node string) (*places, error) {
 	}
 	return &places{cache: store, live: live}, nil
 }
+
+// Limits on waits for the API server: podTimeout while a runtime waits for an answer, knownTimeout for a read from a cache that may not be
+// filled yet.
+const (
+	podTimeout   = 10 * time.Second
+	knownTimeout = 100 * time.Millisecond
+)
 
 // keepMetadata removes the parts of an object that placement does not read.
 func keepMetadata(object any) (any, error) {

@@ -14,6 +14,7 @@ import (
 
 	"weft.dev/weft/internal/informer"
 	"weft.dev/weft/internal/network"
+	"weft.dev/weft/internal/steps"
 )
 
 // servedRetry is the interval of checks whether the API server serves a network's kinds. No watch reports a CRD that is installed later.
@@ -27,7 +28,7 @@ func (n *networks) watch(ctx context.Context, k *kind, signal toolscache.Resourc
 		k.waits(fmt.Sprintf("the API server has not sent the list of %T yet", object))
 		informer, err := k.objects.GetInformer(ctx, object, cache.BlockUntilSynced(true))
 		if err != nil {
-			return ignoreEnd(ctx, err)
+			return steps.UnlessEnded(ctx, err)
 		}
 		if _, err := informer.AddEventHandler(signal); err != nil {
 			return fmt.Errorf("network %s: watching the API server: %w", k.Name, err)
@@ -36,7 +37,7 @@ func (n *networks) watch(ctx context.Context, k *kind, signal toolscache.Resourc
 	k.mu.Lock()
 	k.watched = true
 	k.mu.Unlock()
-	wakeUp(k.wake)
+	steps.Wake(k.wake)
 	return nil
 }
 
@@ -63,11 +64,11 @@ func (n *networks) awaitServed(ctx context.Context, k *kind, object client.Objec
 			return
 		}
 		k.waits(fmt.Sprintf("reading %T: %v", object, err))
-		retry := lastFollowRetry
+		retry := steps.LastRetry
 		if meta.IsNoMatchError(err) || apierrors.IsNotFound(err) {
 			retry = servedRetry
 			k.absent(fmt.Sprintf("the API server does not serve %T", object))
-			wakeUp(n.changed)
+			steps.Wake(n.changed)
 			if !hasRecords(n.agent.store, k.Name) {
 				n.agent.engines.Load().handovers.Done(k.Name)
 			}
@@ -107,7 +108,7 @@ func (n *networks) look(ctx context.Context, k *kind) (network.Presence, error) 
 		k.why = cmp.Or(presence.Why, "it is not configured")
 	}
 	k.mu.Unlock()
-	wakeUp(n.changed)
+	steps.Wake(n.changed)
 	return presence, nil
 }
 

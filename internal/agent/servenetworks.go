@@ -7,25 +7,28 @@ import (
 	"fmt"
 	"time"
 
+	weftv1 "weft.dev/weft/api/weft/v1"
+
 	"golang.org/x/sync/errgroup"
 	toolscache "k8s.io/client-go/tools/cache"
 
 	"weft.dev/weft/internal/link"
 	"weft.dev/weft/internal/network"
 	"weft.dev/weft/internal/node"
+	"weft.dev/weft/internal/steps"
 )
 
 // follow keeps a network running while it is present, or has attachments on this node.
 func (n *networks) follow(ctx, engineCtx context.Context, k *kind, e *engines, group *errgroup.Group) error {
 	signal := toolscache.ResourceEventHandlerFuncs{
-		AddFunc: func(any) { wakeUp(k.wake) }, UpdateFunc: func(any, any) { wakeUp(k.wake) }, DeleteFunc: func(any) { wakeUp(k.wake) },
+		AddFunc: func(any) { steps.Wake(k.wake) }, UpdateFunc: func(any, any) { steps.Wake(k.wake) }, DeleteFunc: func(any) { steps.Wake(k.wake) },
 	}
 	// A network with attachments from before a restart is served at once: its pods do not wait for the API server.
 	watching := make(chan error, 1)
 	go func() { watching <- n.watch(ctx, k, signal) }()
 	if !hasRecords(n.agent.store, k.Name) {
 		if err := <-watching; err != nil || ctx.Err() != nil {
-			return ignoreEnd(ctx, err)
+			return steps.UnlessEnded(ctx, err)
 		}
 	} else if err := n.serve(ctx, engineCtx, k, e, group); err != nil || ctx.Err() != nil {
 		return err
@@ -36,7 +39,7 @@ func (n *networks) follow(ctx, engineCtx context.Context, k *kind, e *engines, g
 		switch {
 		case err != nil:
 			n.agent.opts.Log.Warn("reading whether a network is configured failed, trying again", "network", k.Name, "error", err)
-			retry = time.After(lastFollowRetry)
+			retry = time.After(steps.LastRetry)
 		case presence.Present || hasRecords(n.agent.store, k.Name):
 			if err := n.serve(ctx, engineCtx, k, e, group); err != nil {
 				return err
@@ -59,12 +62,12 @@ func (n *networks) serve(ctx, engineCtx context.Context, k *kind, e *engines, gr
 	a := n.agent
 	made, runner, err := n.open(ctx, k, e, group)
 	if err != nil {
-		return ignoreEnd(ctx, err)
+		return steps.UnlessEnded(ctx, err)
 	}
 	runCtx, stop := context.WithCancel(engineCtx)
 	leave := a.handler.Serve(k.Name, made, runner.HandedOver())
 	k.set(made, "")
-	wakeUp(n.changed)
+	steps.Wake(n.changed)
 	ended := make(chan struct{})
 	group.Go(func() error {
 		defer close(ended)
@@ -79,7 +82,7 @@ func (n *networks) serve(ctx, engineCtx context.Context, k *kind, e *engines, gr
 		select {
 		case <-runner.HandedOver():
 			e.handovers.Done(k.Name)
-			wakeUp(n.changed)
+			steps.Wake(n.changed)
 		case <-runCtx.Done():
 		}
 		return nil
@@ -108,14 +111,14 @@ func (n *networks) serve(ctx, engineCtx context.Context, k *kind, e *engines, gr
 // open creates the network, and retries until what it needs of the node exists.
 func (n *networks) open(ctx context.Context, k *kind, e *engines, group *errgroup.Group) (network.Network, network.Runner, error) {
 	a := n.agent
-	delay := firstFollowRetry
+	delay := steps.FirstRetry
 	for {
 		if _, err := setAll(k.Care.Sysctls); err != nil {
 			return nil, nil, err
 		}
 		made, runner, err := k.New(ctx, n.node(k, e, group), network.Deps{
 			Log: a.opts.Log.With("network", k.Name), Records: a.handler.Records(k.Name), Objects: k.objects, API: k.api, Config: a.opts.Config,
-			Events: objectEvents{recorder: a.events, node: a.opts.Node}, Changed: func() { wakeUp(n.changed) },
+			Events: objectEvents{recorder: a.events, node: a.opts.Node}, Changed: func() { steps.Wake(n.changed) },
 			Report: a.reportOf(k.Name), ClosedPorts: closedPorts(a.opts.Networks),
 		})
 		if err == nil || ctx.Err() != nil {
@@ -129,7 +132,7 @@ func (n *networks) open(ctx context.Context, k *kind, e *engines, group *errgrou
 		case <-k.wake:
 		case <-time.After(delay):
 		}
-		delay = min(2*delay, lastFollowRetry)
+		delay = min(2*delay, steps.LastRetry)
 	}
 }
 
@@ -169,4 +172,12 @@ func (k *kind) state() (presence network.Presence, running bool, err error) {
 		return k.presence, true, fmt.Errorf("it is no longer configured (%s), and still serves the pods that it has on this node", k.presence.Why)
 	}
 	return k.presence, true, k.network.Ready()
+}
+
+// reportOf returns a function that replaces a network's own section.
+func (a *agent) reportOf(name string) func(weftv1.NodeNetworkSection) {
+	return func(section weftv1.NodeNetworkSection) {
+		section.Name = name
+		a.nodeNetwork.Set(section)
+	}
 }

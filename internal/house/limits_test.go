@@ -12,7 +12,7 @@ import (
 // grow takes something out of it first, and a change that brings it within the limit removes its line.
 func exceptions() (methods, fields, lines map[string]int) {
 	methods = map[string]int{
-		"internal/agent.agent":                 50,
+		"internal/agent.agent":                 36,
 		"internal/agent.engines":               26,
 		"internal/attach/lifecycle.Handler":    31,
 		"internal/controller.cluster":          27,
@@ -31,13 +31,12 @@ func exceptions() (methods, fields, lines map[string]int) {
 		"test/soak.soak":                       59,
 	}
 	fields = map[string]int{
-		"internal/agent.Options":         26,
-		"internal/agent.agent":           27,
-		"internal/agent.egressFirewalls": 22,
-		"internal/agent.engines":         27,
+		"internal/agent.Options": 26,
+		"internal/agent.agent":   27,
+		"internal/agent.engines": 27,
 	}
 	lines = map[string]int{
-		"internal/agent":            7702,
+		"internal/agent":            4169,
 		"internal/link":             7583,
 		"internal/nft":              3406,
 		"internal/openflow":         6267,

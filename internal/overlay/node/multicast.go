@@ -1,0 +1,123 @@
+package node
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"sync"
+
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	networkv1 "weft.dev/weft/api/openshift/v1"
+	"weft.dev/weft/internal/overlay"
+	"weft.dev/weft/internal/overlay/multicast"
+)
+
+// multicastNamespaces tracks which namespaces have multicast, with their VNIDs. It follows NetNamespaces in the modes that have VNIDs.
+type multicastNamespaces struct {
+	*follower
+	cache cache.Cache
+
+	// stepping serialises step, and guards the fields below.
+	stepping sync.Mutex
+	// received says that the network has received everything once; unsettled, that the last update may not be in effect.
+	received, unsettled bool
+}
+
+func newMulticast(store cache.Cache, vnids *netNamespaces, changed func()) *multicastNamespaces {
+	return &multicastNamespaces{follower: newFollower(vnids, changed), cache: store}
+}
+
+// prepare gives the network all namespaces before it enters a mode that has VNIDs. An error says what the agent waits for.
+func (m *multicastNamespaces) prepare(ctx context.Context, network *overlay.Network, view *overlay.View) error {
+	if !view.Cluster.Mode.HasVNIDs() {
+		return nil
+	}
+	m.await(true)
+	if err := m.begin(ctx); err != nil {
+		return err
+	}
+	m.await(false)
+	if err := m.step(ctx, network); errors.Is(err, errUnprogrammed) {
+		m.signal() // the step is retried; nothing else waits for it
+	} else if err != nil {
+		return err
+	}
+	return nil
+}
+
+// end stops watching. The network is in a mode without multicast. Before it enters another one, it receives everything again.
+func (m *multicastNamespaces) end(ctx context.Context) error {
+	m.stepping.Lock()
+	defer m.stepping.Unlock()
+	watched, err := m.follower.end(ctx)
+	if watched {
+		m.received, m.unsettled = false, false
+	}
+	return err
+}
+
+// step updates the network with what changed since the last step; the first time, with everything.
+func (m *multicastNamespaces) step(ctx context.Context, network *overlay.Network) error {
+	m.stepping.Lock()
+	defer m.stepping.Unlock()
+	dirty, ok := m.take()
+	if !ok {
+		return nil
+	}
+	err := m.advance(ctx, network, dirty)
+	m.mark.Done(err)
+	return err
+}
+
+// advance does the work of step once objects are watched. The caller holds stepping.
+func (m *multicastNamespaces) advance(ctx context.Context, network *overlay.Network, dirty map[string]struct{}) error {
+	change, err := m.change(ctx, dirty)
+	if err != nil {
+		m.untake(dirty)
+		return err
+	}
+	if len(change.Namespaces) == 0 && m.received && !m.unsettled {
+		return nil
+	}
+	change.Reset = !m.received
+	m.received, m.unsettled = true, true
+	if err := network.Multicast.Update(ctx, change); err != nil {
+		return fmt.Errorf("%w: %w", errUnprogrammed, err)
+	}
+	m.unsettled = false
+	return nil
+}
+
+// change reads the NetNamespaces that changed.
+func (m *multicastNamespaces) change(ctx context.Context, names map[string]struct{}) (multicast.Change, error) {
+	change := multicast.Change{Namespaces: map[string]*multicast.Namespace{}}
+	for name := range names {
+		var nn networkv1.NetNamespace
+		err := m.cache.Get(ctx, client.ObjectKey{Name: name}, &nn, client.UnsafeDisableDeepCopy)
+		if err != nil && !apierrors.IsNotFound(err) {
+			return change, fmt.Errorf("NetNamespace %s: %w", name, err)
+		}
+		change.Namespaces[name] = nil
+		if _, usable := vnidOf(&nn); err == nil && usable {
+			change.Namespaces[name] = wantsMulticast(&nn)
+		}
+	}
+	return change, nil
+}
+
+// wantsMulticast returns the part of a NetNamespace on which multicast depends.
+func wantsMulticast(nn *networkv1.NetNamespace) *multicast.Namespace {
+	return &multicast.Namespace{VNID: nn.NetID, On: nn.Annotations[networkv1.AnnotationMulticast] == "true"}
+}
+
+// stripNetNamespace removes the parts of a NetNamespace that nodes do not read.
+func stripNetNamespace(nn *networkv1.NetNamespace) {
+	value, says := nn.Annotations[networkv1.AnnotationMulticast]
+	nn.Annotations, nn.Status = nil, networkv1.NetNamespaceStatus{}
+	if says {
+		nn.Annotations = map[string]string{networkv1.AnnotationMulticast: value}
+	}
+}
