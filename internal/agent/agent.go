@@ -15,6 +15,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"weft.dev/weft/internal/agent/events"
+
 	overlaynode "weft.dev/weft/internal/overlay/node"
 	"weft.dev/weft/internal/overlay/node/hostsubnet"
 	"weft.dev/weft/internal/steps"
@@ -156,15 +158,15 @@ func (o Options) withDefaults() Options {
 	return o
 }
 
-// overlay returns the options of the overlay's objects. With nil events, as in a dry run, nothing is reported or probed.
-func (o *Options) overlay(clients kubernetes.Interface, events *recorder) overlaynode.Options {
+// overlay returns the options of the overlay's objects. Without a recorder, as in a dry run, nothing is reported or probed.
+func (o *Options) overlay(clients kubernetes.Interface, recorder *events.Recorder) overlaynode.Options {
 	options := overlaynode.Options{
 		Config: o.Config, Clients: clients, Node: o.Node, StateDir: o.StateDir, ResolvConf: o.ResolvConf, Log: o.Log,
 		Closed:      overlay.Closed{Metadata: o.MetadataAddresses, TCPPorts: o.ClosedNodePorts},
 		ClosedPorts: closedPorts(o.Networks),
 	}
-	if events != nil {
-		options.Events = events
+	if recorder != nil {
+		options.Events = recorder
 	}
 	return options
 }
@@ -213,7 +215,7 @@ type agent struct {
 	health    *health.Server
 	metrics   *metrics.Agent
 	kube      *kube
-	events    *recorder
+	events    *events.Recorder
 	socket    string
 	records   string
 	// running is set once the engines are open.
@@ -258,7 +260,7 @@ func Run(ctx context.Context, opts Options) error {
 	if a.clients, err = kubernetes.NewForConfig(a.opts.Config); err != nil {
 		return fmt.Errorf("API server: %w", err)
 	}
-	if a.events, err = newRecorder(ctx, a.clients, &a.opts, a.metrics); err != nil {
+	if a.events, err = events.New(ctx, a.clients, opts.Node, a.metrics); err != nil {
 		return err
 	}
 	if a.objects, err = overlaynode.New(a.opts.overlay(a.clients, a.events)); err != nil {
@@ -398,7 +400,7 @@ func (a *agent) serveNetwork(ctx, engineCtx context.Context, e *engines, group *
 		PolicyProblems:  func(key policy.Key, problems []error) { a.objects.ReportPolicyProblems(ctx, key, problems) },
 		WithPods:        a.objects.PodsChanged,
 		Privileged:      overlaynode.Pods{Clients: a.clients}.Privileged,
-		Closed:          a.events.closed,
+		Closed:          a.events.Closed,
 		RuntimeCache:    a.opts.RuntimeCache,
 		Reserved:        a.reservedFor,
 		ServiceWarnings: func(owner reconcile.Owner, warnings []error) { a.objects.ReportServiceWarnings(ctx, owner, warnings) },
@@ -488,7 +490,7 @@ func (a *agent) step(ctx context.Context, network *overlay.Network, e *engines, 
 		return nil
 	}
 	*serving = true
-	a.events.unreadable(a.closed(network))
+	a.events.Unreadable(a.closed(network))
 	steps.Wake(a.networks.changed)
 	a.opts.Log.Info("serving pods", "node", a.opts.Node, "subnet", view.Local.Subnet.String(), "datapath", view.Node.Datapath)
 	return nil

@@ -13,6 +13,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"weft.dev/weft/internal/agent/events"
+
 	overlaynode "weft.dev/weft/internal/overlay/node"
 	"weft.dev/weft/internal/overlay/node/datapath"
 	"weft.dev/weft/internal/steps"
@@ -97,17 +99,17 @@ func (a *agent) newEngines() (*engines, error) {
 }
 
 // observe returns the function that is called for each commit.
-func (e *engines) observe(recorder *recorder) func(reconcile.Event) {
+func (e *engines) observe(recorder *events.Recorder) func(reconcile.Event) {
 	return func(event reconcile.Event) {
 		e.metrics.Commit(event)
-		recorder.drift(event)
+		recorder.Drift(event)
 	}
 }
 
 // care returns the union of all networks' cares.
 func (e *engines) care() node.Care { return node.Union(slices.Collect(maps.Values(e.cares))...) }
 
-func (e *engines) openKernel(opts Options, recorder *recorder) error {
+func (e *engines) openKernel(opts Options, recorder *events.Recorder) error {
 	care, observe := e.care(), e.observe(recorder)
 	var err error
 	if e.links, err = link.NewEngine(link.Options{Devices: care.Devices}); err != nil {
@@ -172,7 +174,7 @@ func (a *agent) openSwitch(ctx context.Context, e *engines, run switchRunner) er
 }
 
 // openRows makes the loop of the switch's database.
-func (e *engines) openRows(ctx context.Context, opts Options, recorder *recorder) error {
+func (e *engines) openRows(ctx context.Context, opts Options, recorder *events.Recorder) error {
 	var err error
 	if e.datapath, err = chooseDatapath(ctx, e.rows, opts.Datapath); err != nil {
 		return err

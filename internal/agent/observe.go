@@ -125,7 +125,7 @@ func (a *agent) observe(ctx context.Context, req *cni.Request, origin cni.Origin
 		}
 		a.metrics.Request(network, command, uint(code), time.Since(begin))
 		traced(err)
-		a.events.request(req, err)
+		a.events.Request(req, err)
 	}
 }
 

@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"time"
 
+	"weft.dev/weft/internal/agent/events"
+
 	weftv1 "weft.dev/weft/api/weft/v1"
 
 	"golang.org/x/sync/errgroup"
@@ -118,7 +120,7 @@ func (n *networks) open(ctx context.Context, k *kind, e *engines, group *errgrou
 		}
 		made, runner, err := k.New(ctx, n.node(k, e, group), network.Deps{
 			Log: a.opts.Log.With("network", k.Name), Records: a.handler.Records(k.Name), Objects: k.objects, API: k.api, Config: a.opts.Config,
-			Events: objectEvents{recorder: a.events, node: a.opts.Node}, Changed: func() { steps.Wake(n.changed) },
+			Events: events.OnObjects{Recorder: a.events}, Changed: func() { steps.Wake(n.changed) },
 			Report: a.reportOf(k.Name), ClosedPorts: closedPorts(a.opts.Networks),
 		})
 		if err == nil || ctx.Err() != nil {

@@ -1,4 +1,6 @@
-package agent
+// Package events reports on objects of the API server by events: on pods that cannot be attached, on the Node, and on objects that the node does
+// not implement as written.
+package events
 
 import (
 	"context"
@@ -30,7 +32,7 @@ import (
 const (
 	reasonAttachFailed = "AttachFailed"
 	reasonExhausted    = "PodAddressesExhausted"
-	reasonDrift        = "DriftRepaired"
+	ReasonDrift        = "DriftRepaired"
 	reasonClosed       = "PortClosed"
 	reasonRecord       = "AttachmentRecordBroken"
 	reasonService      = "ServiceNotAsSpecified"
@@ -61,9 +63,9 @@ type Object struct {
 	Field string
 }
 
-// recorder reports on objects by events. It never waits for the API server, and uses little memory while the API server is unreachable:
+// Recorder reports on objects by events. It never waits for the API server, and uses little memory while the API server is unreachable:
 // events beyond the limits are dropped and counted.
-type recorder struct {
+type Recorder struct {
 	sink    events.EventRecorder
 	node    string
 	metrics *metrics.Agent
@@ -80,21 +82,21 @@ type eventKey struct {
 	note   string
 }
 
-// newRecorder returns a recorder that sends events to the API server until ctx ends.
-func newRecorder(ctx context.Context, clients kubernetes.Interface, opts *Options, m *metrics.Agent) (*recorder, error) {
+// New returns a recorder that sends events to the API server until ctx ends.
+func New(ctx context.Context, clients kubernetes.Interface, node string, m *metrics.Agent) (*Recorder, error) {
 	broadcaster := events.NewBroadcaster(&events.EventSinkImpl{Interface: clients.EventsV1()})
 	if err := broadcaster.StartRecordingToSinkWithContext(ctx); err != nil {
 		return nil, fmt.Errorf("events: %w", err)
 	}
 	context.AfterFunc(ctx, broadcaster.Shutdown)
-	return &recorder{
-		sink: broadcaster.NewRecorder(runtime.NewScheme(), "weft-agent"), node: opts.Node, metrics: m,
+	return &Recorder{
+		sink: broadcaster.NewRecorder(runtime.NewScheme(), "weft-agent"), node: node, metrics: m,
 		limit: rate.NewLimiter(eventRate, eventBurst), sent: map[eventKey]time.Time{},
 	}, nil
 }
 
 // warn reports a problem with an object: a reason of one word, the action that failed, and a note with details.
-func (r *recorder) warn(about Object, reason, action, note string) {
+func (r *Recorder) warn(about Object, reason, action, note string) {
 	note = strings.ToValidUTF8(note[:min(len(note), eventNote)], "")
 	if !r.fresh(eventKey{about, reason, note}, time.Now()) {
 		return
@@ -111,7 +113,7 @@ func (r *recorder) warn(about Object, reason, action, note string) {
 }
 
 // fresh reports whether an event has not been sent recently.
-func (r *recorder) fresh(key eventKey, now time.Time) bool {
+func (r *Recorder) fresh(key eventKey, now time.Time) bool {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	if last, wasSent := r.sent[key]; wasSent && now.Sub(last) < eventRest {
@@ -125,18 +127,18 @@ func (r *recorder) fresh(key eventKey, now time.Time) bool {
 }
 
 // Node reports on this node.
-func (r *recorder) Node(reason, action, note string) {
+func (r *Recorder) Node(reason, action, note string) {
 	// kubectl finds a node's events by its name in the UID field, as kubelets write them.
 	r.warn(Object{Kind: "Node", APIVersion: "v1", Name: r.node, UID: r.node}, reason, action, note)
 }
 
 // Service reports what this node does not implement of a Service.
-func (r *recorder) Service(namespace, name, uid, note string) {
+func (r *Recorder) Service(namespace, name, uid, note string) {
 	r.warn(Object{Kind: "Service", APIVersion: "v1", Namespace: namespace, Name: name, UID: uid}, reasonService, "Program", r.node+": "+note)
 }
 
 // Policy reports what this node does not implement of a NetworkPolicy.
-func (r *recorder) Policy(np *networkingv1.NetworkPolicy, note string) {
+func (r *Recorder) Policy(np *networkingv1.NetworkPolicy, note string) {
 	about := Object{
 		Kind: "NetworkPolicy", APIVersion: networkingv1.SchemeGroupVersion.String(),
 		Namespace: np.Namespace, Name: np.Name, UID: string(np.UID), Version: np.ResourceVersion,
@@ -145,14 +147,14 @@ func (r *recorder) Policy(np *networkingv1.NetworkPolicy, note string) {
 }
 
 // EgressNetworkPolicy reports problems of a policy on this node, such as names that cannot be resolved.
-func (r *recorder) EgressNetworkPolicy(object *networkv1.EgressNetworkPolicy, reason, note string) {
+func (r *Recorder) EgressNetworkPolicy(object *networkv1.EgressNetworkPolicy, reason, note string) {
 	r.warn(Object{
 		Kind: "EgressNetworkPolicy", APIVersion: networkv1.GroupVersion().String(), Namespace: object.Namespace, Name: object.Name, UID: string(object.UID),
 	}, reason, "Resolve", r.node+": "+note)
 }
 
 // HostSubnet reports why this node does not hold an address of its HostSubnet. version is the version of the object that the node has.
-func (r *recorder) HostSubnet(uid types.UID, version string, address netip.Addr, note string) {
+func (r *Recorder) HostSubnet(uid types.UID, version string, address netip.Addr, note string) {
 	about := Object{
 		Kind: "HostSubnet", APIVersion: networkv1.GroupVersion().String(), Name: r.node, UID: string(uid),
 		Field: "egressIPs{" + address.String() + "}",
@@ -164,9 +166,9 @@ func (r *recorder) HostSubnet(uid types.UID, version string, address netip.Addr,
 	r.warn(about, reasonEgressIP, "Program", note)
 }
 
-// request reports a pod that cannot be attached. The kubelet also reports it, for every attempt and with the sandbox's ID, so its events
+// Request reports a pod that cannot be attached. The kubelet also reports it, for every attempt and with the sandbox's ID, so its events
 // are many and all different. This event is sent once per reason. Errors that only require waiting are not reported.
-func (r *recorder) request(req *cni.Request, err error) {
+func (r *Recorder) Request(req *cni.Request, err error) {
 	failure := cni.AsError(err)
 	if failure == nil || req.Command != cni.CommandAdd || req.Args.PodName == "" || isWait(failure) {
 		return
@@ -181,8 +183,8 @@ func (r *recorder) request(req *cni.Request, err error) {
 	}
 }
 
-// closed reports on a pod that its port is closed.
-func (r *recorder) closed(rec attach.Record, why error) {
+// Closed reports on a pod that its port is closed.
+func (r *Recorder) Closed(rec attach.Record, why error) {
 	if r == nil || rec.PodName == "" {
 		return
 	}
@@ -190,10 +192,10 @@ func (r *recorder) closed(rec attach.Record, why error) {
 	r.warn(pod, reasonClosed, "Program", r.node+": "+strings.ReplaceAll(why.Error(), rec.Key().Owner()+": ", ""))
 }
 
-// unreadable reports on the Node the attachment records that cannot be read. closed has the reasons why ports are closed.
-func (r *recorder) unreadable(closed map[reconcile.Owner]error) {
+// Unreadable reports on the Node the attachment records that cannot be read. closed has the reasons why ports are closed.
+func (r *Recorder) Unreadable(closed map[reconcile.Owner]error) {
 	for owner, why := range closed {
-		if strings.HasPrefix(string(owner), "record/") { // see brokenRecords
+		if strings.HasPrefix(string(owner), "record/") { // see the agent
 			r.Node(reasonRecord, "Attach", why.Error())
 		}
 	}
@@ -204,29 +206,26 @@ func isWait(failure *cni.Error) bool {
 	return failure.Code == cni.CodeTryAgainLater && !errors.Is(failure, ipam.ErrExhausted)
 }
 
-// drift reports on the Node that another program's change was reverted.
-func (r *recorder) drift(event reconcile.Event) {
+// Drift reports on the Node that another program's change was reverted.
+func (r *Recorder) Drift(event reconcile.Event) {
 	if r == nil { // a dry run sends no events
 		return
 	}
 	if event.Drift.Items() == 0 || event.Err != nil {
 		return
 	}
-	r.Node(reasonDrift, "Verify", event.Engine+": what Weft had programmed was changed, and is restored: another program changed it, or the switch restarted. "+
+	r.Node(ReasonDrift, "Verify", event.Engine+": what Weft had programmed was changed, and is restored: another program changed it, or the switch restarted. "+
 		"weft_engine_drift_total counts these changes; the agent's log has their times")
 }
 
-// objectEvents sends events on objects.
-type objectEvents struct {
-	recorder *recorder
-	node     string
-}
+// OnObjects sends a network's events on its objects.
+type OnObjects struct{ Recorder *Recorder }
 
 // Warning implements network.Events.
-func (o objectEvents) Warning(object client.Object, reason, action, note string) {
+func (o OnObjects) Warning(object client.Object, reason, action, note string) {
 	gvk := object.GetObjectKind().GroupVersionKind()
-	o.recorder.warn(Object{
+	o.Recorder.warn(Object{
 		Kind: gvk.Kind, APIVersion: gvk.GroupVersion().String(), Namespace: object.GetNamespace(), Name: object.GetName(),
 		UID: string(object.GetUID()), Version: object.GetResourceVersion(),
-	}, reason, action, o.node+": "+note)
+	}, reason, action, o.Recorder.node+": "+note)
 }

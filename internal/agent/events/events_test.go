@@ -1,10 +1,12 @@
-package agent
+package events
 
 import (
 	"context"
 	"errors"
 	"fmt"
 	"maps"
+	"net/http"
+	"net/http/httptest"
 	"net/netip"
 	"strings"
 	"testing"
@@ -24,8 +26,8 @@ import (
 )
 
 // quiet returns a recorder whose events are discarded.
-func quiet() *recorder {
-	return &recorder{
+func quiet() *Recorder {
+	return &Recorder{
 		sink: events.NewFakeRecorder(1000), node: "n1", metrics: metrics.NewAgent("v"),
 		limit: rate.NewLimiter(rate.Inf, 1), sent: map[eventKey]time.Time{},
 	}
@@ -42,22 +44,22 @@ func addOf(pod, container string) *cni.Request {
 func TestEventsOfPods(t *testing.T) {
 	clients := clientset.NewClientset()
 	m := metrics.NewAgent("v")
-	r, err := newRecorder(t.Context(), clients, &Options{Node: "n1"}, m)
+	r, err := New(t.Context(), clients, "n1", m)
 	if err != nil {
 		t.Fatal(err)
 	}
 	for _, container := range []string{"c1", "c2"} {
-		r.request(addOf("web", container), cni.Errorf(cni.CodeUnsupportedField, "attachment %s/eth0: runtimeConfig.ips: not here", container))
+		r.Request(addOf("web", container), cni.Errorf(cni.CodeUnsupportedField, "attachment %s/eth0: runtimeConfig.ips: not here", container))
 	}
-	r.request(addOf("early", "c3"), cni.Errorf(cni.CodeTryAgainLater, "waiting for the API server"))
-	r.request(addOf("fine", "c4"), nil)
-	r.request(addOf("late", "c5"), cni.Errorf(cni.CodeTryAgainLater, "subnet 10.128.0.0/23: %w", ipam.ErrExhausted))
-	r.drift(reconcile.Event{Engine: "openflow", Drift: reconcile.Drift{Missing: 2}})
-	r.closed(attach.Record{ContainerID: "c6", IfName: "eth0", PodNamespace: "default", PodName: "shut", PodUID: "uid-shut"}, errors.New("outside the node's subnet"))
-	r.unreadable(map[reconcile.Owner]error{"record/c7.json": errors.New("cut short"), "attachment/c6/eth0": errors.New("outside the node's subnet")})
+	r.Request(addOf("early", "c3"), cni.Errorf(cni.CodeTryAgainLater, "waiting for the API server"))
+	r.Request(addOf("fine", "c4"), nil)
+	r.Request(addOf("late", "c5"), cni.Errorf(cni.CodeTryAgainLater, "subnet 10.128.0.0/23: %w", ipam.ErrExhausted))
+	r.Drift(reconcile.Event{Engine: "openflow", Drift: reconcile.Drift{Missing: 2}})
+	r.Closed(attach.Record{ContainerID: "c6", IfName: "eth0", PodNamespace: "default", PodName: "shut", PodUID: "uid-shut"}, errors.New("outside the node's subnet"))
+	r.Unreadable(map[reconcile.Owner]error{"record/c7.json": errors.New("cut short"), "attachment/c6/eth0": errors.New("outside the node's subnet")})
 	r.Service("default", "dns", "u", "port 53: affinity is not kept")
 	var list *eventsv1.EventList
-	deadline, cancel := context.WithTimeout(t.Context(), patienceForEvents)
+	deadline, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	ticker := time.NewTicker(10 * time.Millisecond)
 	defer ticker.Stop()
@@ -96,7 +98,7 @@ func TestEventsOfPods(t *testing.T) {
 // merged.
 func TestEventsOfEgressIPs(t *testing.T) {
 	clients := clientset.NewClientset()
-	r, err := newRecorder(t.Context(), clients, &Options{Node: "n1"}, metrics.NewAgent("v"))
+	r, err := New(t.Context(), clients, "n1", metrics.NewAgent("v"))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -118,8 +120,8 @@ func TestEventsOfEgressIPs(t *testing.T) {
 	})
 }
 
-// patienceForEvents bounds the wait for events.
-const patienceForEvents = 20 * time.Second
+// patience bounds the wait for events.
+const patience = 20 * time.Second
 
 // However many failures there are, the events sent and the memory kept are bounded.
 func TestEventsAreBounded(t *testing.T) {
@@ -127,7 +129,7 @@ func TestEventsAreBounded(t *testing.T) {
 	r.limit = rate.NewLimiter(0, eventBurst)
 	const many = 5 * eventMemory
 	for i := range many {
-		r.request(addOf(fmt.Sprintf("pod-%d", i), "c"), cni.Errorf(cni.CodeIO, "disk full: %s", strings.Repeat("ä", 2000)))
+		r.Request(addOf(fmt.Sprintf("pod-%d", i), "c"), cni.Errorf(cni.CodeIO, "disk full: %s", strings.Repeat("ä", 2000)))
 	}
 	if len(r.sent) > eventMemory {
 		t.Errorf("%d are remembered", len(r.sent))
@@ -139,7 +141,7 @@ func TestEventsAreBounded(t *testing.T) {
 // An address that a node cannot hold is reported once, although the HostSubnet's version changes with each write by the agent.
 func TestHostSubnetIsReportedOnceForItsVersions(t *testing.T) {
 	sink := events.NewFakeRecorder(10)
-	r := &recorder{sink: sink, node: "n1", metrics: metrics.NewAgent("v1"), limit: rate.NewLimiter(rate.Inf, 1), sent: map[eventKey]time.Time{}}
+	r := &Recorder{sink: sink, node: "n1", metrics: metrics.NewAgent("v1"), limit: rate.NewLimiter(rate.Inf, 1), sent: map[eventKey]time.Time{}}
 	address := netip.MustParseAddr("192.0.2.100")
 	for _, version := range []string{"1", "2", "2", "3"} {
 		r.HostSubnet("uid", version, address, "no room")
@@ -147,5 +149,32 @@ func TestHostSubnetIsReportedOnceForItsVersions(t *testing.T) {
 	r.HostSubnet("uid", "3", address, "no network")
 	if got := len(sink.Events); got != 2 {
 		t.Errorf("%d events, not one for each of the reasons", got)
+	}
+}
+
+func scrape(t *testing.T, m *metrics.Agent, lines ...string) {
+	t.Helper()
+	answer := httptest.NewRecorder()
+	m.Handler().ServeHTTP(answer, httptest.NewRequest(http.MethodGet, "/metrics", http.NoBody))
+	for _, line := range lines {
+		if !strings.Contains(answer.Body.String(), line+"\n") {
+			t.Errorf("no line %s", line)
+		}
+	}
+}
+
+// eventually waits for a condition.
+func eventually(t *testing.T, what string, is func() bool) {
+	t.Helper()
+	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
+	defer cancel()
+	tick := time.NewTicker(10 * time.Millisecond)
+	defer tick.Stop()
+	for !is() {
+		select {
+		case <-ctx.Done():
+			t.Fatalf("not so: %s", what)
+		case <-tick.C:
+		}
 	}
 }
