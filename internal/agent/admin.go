@@ -14,6 +14,8 @@ import (
 	"sync"
 	"time"
 
+	"weft.dev/weft/internal/agent/firewall"
+
 	"golang.org/x/sys/unix"
 
 	"weft.dev/weft/internal/admin"
@@ -65,7 +67,7 @@ func (a *agent) state(ctx context.Context) admin.State {
 	if refused, ok := a.refused.Load().(string); ok && s.Ready {
 		s.Refused = refused
 	}
-	if err := r.engines.firewall.state(); err != nil {
+	if err := r.engines.firewall.State(); err != nil {
 		s.Warnings = append(s.Warnings, "host firewall: "+err.Error())
 	}
 	s.Leftovers = a.leftoversOf(r.engines.firewall)
@@ -95,6 +97,15 @@ func (a *agent) state(ctx context.Context) admin.State {
 		}
 	})
 	return s
+}
+
+// leftoversOf describes what OpenShift SDN left on the node.
+func (a *agent) leftoversOf(f *firewall.Firewall) []string {
+	all := a.left.All()
+	if rules := f.Leftover(); rules != "" {
+		all = append(all, rules)
+	}
+	return all
 }
 
 // closed returns why ports of this node are closed: attachments outside the node's current subnet, and records of this boot that cannot be

@@ -15,6 +15,9 @@ import (
 	"sync/atomic"
 	"time"
 
+	"weft.dev/weft/internal/agent/cniconf"
+	"weft.dev/weft/internal/nft"
+
 	"weft.dev/weft/internal/agent/events"
 
 	overlaynode "weft.dev/weft/internal/overlay/node"
@@ -230,7 +233,7 @@ type agent struct {
 	// kept returns the failures of the keeper; nil if there are none.
 	kept func() error
 	// left are the leftovers of OpenShift SDN; nil before the agent runs.
-	left *leftovers
+	left *cniconf.Leftovers
 	// dry says that nothing is changed (DryRun).
 	dry bool
 	// toldWarning is the host firewall's warning that was last written to the node's condition.
@@ -334,9 +337,9 @@ func (a *agent) run(ctx context.Context, opened *engines) error {
 	if err != nil {
 		return errors.Join(err, listener.Close())
 	}
-	a.left = &leftovers{dir: a.opts.CNIConfDir, changed: a.status.Changed}
+	a.left = &cniconf.Leftovers{Dir: a.opts.CNIConfDir, Changed: a.status.Changed}
 	keeper := a.keeper(listener, adminListener)
-	keeper.Things = append(keeper.Things, a.left.thing())
+	keeper.Things = append(keeper.Things, a.left.Thing())
 	a.kept = keeper.State
 	engineCtx, stopEngines := context.WithCancel(context.WithoutCancel(ctx))
 	defer stopEngines()
@@ -471,13 +474,13 @@ func (a *agent) step(ctx context.Context, network *overlay.Network, e *engines, 
 	}
 	e.handovers.Done(overlay.NetworkName)
 	e.tunnels.Set(view.Remotes)
-	warning := e.firewall.warning()
+	warning := e.firewall.Warning()
 	if *serving && warning == a.toldWarning {
 		return nil
 	}
 	// Before it is known which networks are configured, pods cannot be placed; what makes it known calls configure.
 	if standard, _ := a.networks.standard(); standard == overlay.NetworkName && a.networks.decided() == nil {
-		if err := writeConf(a.opts.CNIConfDir, a.socket, a.records, PortsNamespace(a.opts.RunDir)); err != nil {
+		if _, err := a.conf().Write(); err != nil {
 			return err
 		}
 		a.configured.Store(true)
@@ -498,7 +501,12 @@ func (a *agent) step(ctx context.Context, network *overlay.Network, e *engines, 
 
 // program brings the engines in step with the current objects. With engines that only read, it is a dry run.
 func (a *agent) program(ctx context.Context, network *overlay.Network, e *engines) (overlay.View, error) {
-	return a.objects.Program(ctx, network, overlaynode.Host{Facts: e.nodeFacts, Pass: e.firewall.need})
+	return a.objects.Program(ctx, network, overlaynode.Host{
+		Facts: e.nodeFacts,
+		Pass: func(ctx context.Context, traffic []nft.Traffic) error {
+			return e.firewall.Pass(ctx, overlay.NetworkName, traffic)
+		},
+	})
 }
 
 // statusChanged causes a comparison of the reported state with the agent's. In a dry run, nothing is reported.

@@ -13,6 +13,8 @@ import (
 	"sync/atomic"
 	"time"
 
+	"weft.dev/weft/internal/agent/firewall"
+
 	"weft.dev/weft/internal/agent/events"
 
 	overlaynode "weft.dev/weft/internal/overlay/node"
@@ -56,7 +58,7 @@ type engines struct {
 	flowLoop *reconcile.Loop[openflow.Key, openflow.Entry]
 	linkLoop *reconcile.Loop[link.Key, link.Item]
 	ruleLoop *reconcile.Loop[nft.Key, nft.Item]
-	firewall *firewall
+	firewall *firewall.Firewall
 	verify   time.Duration
 	tunnels  *datapath.Neighbours
 	tracked  *datapath.Connections
@@ -94,7 +96,7 @@ func (a *agent) newEngines() (*engines, error) {
 		e.close()
 		return nil, err
 	}
-	e.firewall.changed = a.objects.Changed
+	e.firewall.OnChange(a.objects.Changed)
 	return e, nil
 }
 
@@ -125,7 +127,10 @@ func (e *engines) openKernel(opts Options, recorder *events.Recorder) error {
 	e.linkLoop = reconcile.NewLoop(readOnly(e.dry, e.links), reconcile.Options[link.Key, link.Item]{Name: nameLinks, Log: opts.Log, Observe: observe, Settled: e.settled, Keep: e.handovers.KeepLink})
 	e.ruleLoop = reconcile.NewLoop(readOnly(e.dry, e.rules), reconcile.Options[nft.Key, nft.Item]{Name: nameRules, Log: opts.Log, Observe: observe, Settled: e.rulesSettled, Keep: e.handovers.KeepRule})
 	e.tunnels = datapath.NewNeighbours(opts.Log)
-	e.firewall = newFirewall(e.rules, e.ruleLoop, opts.Log)
+	e.firewall = firewall.New(firewall.Options{
+		Engine: e.rules, Loop: e.ruleLoop, Log: opts.Log,
+		Instead: map[string]string{overlay.NetworkName: "; put such rules into chain " + host.AdminChain + " of table inet weft"},
+	})
 	e.handovers.OnChange(e.linkLoop.KeepChanged)
 	e.handovers.OnChange(e.ruleLoop.KeepChanged)
 	return nil
@@ -254,7 +259,7 @@ func chooseDatapath(ctx context.Context, rows *ovsdb.Engine, asked string) (stri
 // rulesSettled is called when the state of the rules may have changed.
 func (e *engines) rulesSettled() {
 	e.settled()
-	e.firewall.settled()
+	e.firewall.Settled()
 }
 
 // overlay returns the engines in the form that the overlay needs.
@@ -422,7 +427,7 @@ func (e *engines) followRules(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	return e.firewall.follow(ctx, drifts)
+	return e.firewall.Follow(ctx, drifts)
 }
 
 func (e *engines) verifyNowAndThen(ctx context.Context) error {
@@ -478,7 +483,7 @@ func (e *engines) failures() error {
 	var errs []error
 	collect := func(engine string, failures map[reconcile.Owner]error) {
 		for owner, err := range failures {
-			if owner == ownerFirewall {
+			if owner == firewall.Owner {
 				continue // it has a separate warning
 			}
 			errs = append(errs, fmt.Errorf("%s: %s: %w", engine, owner, err))

@@ -2,7 +2,6 @@ package agent
 
 import (
 	"context"
-	"path/filepath"
 
 	"weft.dev/weft/internal/agent/events"
 
@@ -15,20 +14,19 @@ import (
 // keeper returns the keeper of the node's state that no engine manages: its sysctls, the agent's sockets, and, once pods are served, the
 // runtime's configuration.
 func (a *agent) keeper(sockets ...*rootsocket.Listener) *keep.Keeper {
-	conf := filepath.Join(a.opts.CNIConfDir, CNIConfName)
+	conf := a.conf()
 	k := &keep.Keeper{
 		Things: []keep.Thing{
 			{Name: "sysctls", Restore: setSysctls},
-			{Name: "CNI configuration", Path: conf, Restore: func() (string, error) {
+			{Name: "CNI configuration", Path: conf.Path(), Restore: func() (string, error) {
 				if !a.configured.Load() {
 					return "", nil
 				}
-				ports := PortsNamespace(a.opts.RunDir)
-				data, err := confData(a.socket, a.records, ports)
-				if err != nil || isThere(conf, data, confMode) {
+				written, err := conf.Write()
+				if !written {
 					return "", err
 				}
-				return conf, writeAtomically(conf, data, confMode)
+				return conf.Path(), err
 			}},
 		},
 		Report: a.reportKept,

@@ -12,6 +12,8 @@ import (
 	"testing"
 	"time"
 
+	"weft.dev/weft/internal/agent/cniconf"
+
 	"weft.dev/weft/internal/cni/cniserver"
 	"weft.dev/weft/internal/keep"
 	"weft.dev/weft/internal/link/nstest"
@@ -44,8 +46,8 @@ func TestNodeIsKept(t *testing.T) {
 		nstest.Do(t, home, func() error { return keepNode(keeping, k) })
 	}()
 
-	conf := filepath.Join(dir, CNIConfName)
-	if err := writeConf(dir, a.socket, a.records, PortsNamespace(a.opts.RunDir)); err != nil {
+	conf := filepath.Join(dir, cniconf.Name)
+	if _, err := a.conf().Write(); err != nil {
 		t.Fatal(err)
 	}
 	a.configured.Store(true)

@@ -66,7 +66,7 @@ func (a *agent) watchNode(e *engines, ready func() error) {
 		health.Check{Name: "node", Run: a.kept},
 	)
 	a.health.Warn(
-		health.Check{Name: "host-firewall", Run: e.firewall.state},
+		health.Check{Name: "host-firewall", Run: e.firewall.State},
 		health.Check{Name: "api-server", Run: a.kube.state},
 	)
 }

@@ -155,3 +155,15 @@ func TestReadyOnlyIfTheNodeIsKept(t *testing.T) {
 		t.Errorf("restored: %d %s", code, body)
 	}
 }
+
+// A warning is reported, and the agent is still ready.
+func TestReadyWithWarning(t *testing.T) {
+	h := &health.Server{}
+	h.Add(health.Check{Name: "network", Run: func() error { return nil }})
+	h.Warn(health.Check{Name: "host-firewall", Run: func() error { return errors.New("chain c drops") }})
+	answer := httptest.NewRecorder()
+	h.Handler().ServeHTTP(answer, httptest.NewRequest(http.MethodGet, "/readyz", nil))
+	if want := "[+]network\n[!]host-firewall: chain c drops\n"; answer.Code != http.StatusOK || answer.Body.String() != want {
+		t.Errorf("%d %s", answer.Code, answer.Body)
+	}
+}

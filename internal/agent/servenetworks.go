@@ -145,7 +145,7 @@ func (n *networks) node(k *kind, e *engines, group *errgroup.Group) *node.Node {
 	return &node.Node{
 		Name: a.opts.Node, BootID: a.bootID, RunDir: a.opts.RunDir, StateDir: a.opts.StateDir,
 		Ports: PortsNamespace(a.opts.RunDir), Verify: a.opts.Verify, Reserved: a.reservedFor,
-		Links: e.linkLoop, Rules: e.ruleLoop, Pods: e.pods, Pass: e.firewall.pass, WatchLinks: e.watchers.add,
+		Links: e.linkLoop, Rules: e.ruleLoop, Pods: e.pods, Pass: e.firewall.Pass, WatchLinks: e.watchers.add,
 		Observe: a.tables.add, Ranges: link.Ranges, Elsewhere: link.Elsewhere,
 		Switch: func(ctx context.Context) (*node.Switch, error) {
 			k.set(nil, "waiting for Open vSwitch's database at "+a.opts.OVSRunDir)

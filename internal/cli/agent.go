@@ -10,6 +10,8 @@ import (
 	"sync"
 	"time"
 
+	"weft.dev/weft/internal/agent/cniconf"
+
 	"github.com/spf13/cobra"
 	"go.opentelemetry.io/otel"
 	"go.opentelemetry.io/otel/trace"
@@ -162,7 +164,7 @@ func installPluginCommand() *cobra.Command {
 		Long:    "Copies the CNI plugin atomically: a runtime never starts half a file.",
 		Example: "  weft install-plugin --from /weft-cni --to /opt/cni/bin/weft",
 		Args:    cobra.NoArgs,
-		RunE:    func(*cobra.Command, []string) error { return agent.InstallPlugin(from, to) },
+		RunE:    func(*cobra.Command, []string) error { return cniconf.InstallPlugin(from, to) },
 	}
 	cmd.Flags().StringVar(&from, "from", "/weft-cni", "the plugin's executable")
 	cmd.Flags().StringVar(&to, "to", "/opt/cni/bin/weft", "where to put it")

@@ -3,6 +3,8 @@ package cli
 import (
 	"fmt"
 
+	"weft.dev/weft/internal/agent/cniconf"
+
 	"github.com/spf13/cobra"
 
 	"weft.dev/weft/internal/agent"
@@ -27,7 +29,7 @@ func cleanupCommand() *cobra.Command {
 			"  kubectl apply -f deploy/cleanup.yaml",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
-			opts.Socket, opts.Ports, opts.CNIConf = agent.Socket(opts.RunDir), agent.PortsNamespace(opts.RunDir), agent.CNIConfName
+			opts.Socket, opts.Ports, opts.CNIConf = agent.Socket(opts.RunDir), agent.PortsNamespace(opts.RunDir), cniconf.Name
 			opts.Records = agent.Records(opts.StateDir)
 			opts.Parts = cleanupParts()
 			opts.Report = func(what string) { _, _ = fmt.Fprintln(cmd.OutOrStdout(), "removed", what) }

@@ -4,9 +4,10 @@ import (
 	"errors"
 	"fmt"
 
+	"weft.dev/weft/internal/agent/cniconf"
+
 	"github.com/spf13/cobra"
 
-	"weft.dev/weft/internal/agent"
 	"weft.dev/weft/internal/command"
 )
 
@@ -30,7 +31,7 @@ func copyCommand(program string) *cobra.Command {
 			return nil
 		},
 		SilenceUsage: true, SilenceErrors: true,
-		RunE: func(_ *cobra.Command, args []string) error { return agent.CopyFile(args[0], args[1]) },
+		RunE: func(_ *cobra.Command, args []string) error { return cniconf.CopyFile(args[0], args[1]) },
 	}
 	if program == copyProgram {
 		cmd.Flags().BoolVarP(&force, "force", "f", false, "replace the copy; it is always replaced")

@@ -12,12 +12,13 @@ import (
 	"strings"
 	"testing"
 
+	"weft.dev/weft/internal/agent/cniconf"
+
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	networkv1 "weft.dev/weft/api/openshift/v1"
-	"weft.dev/weft/internal/agent"
 	"weft.dev/weft/internal/cni"
 	"weft.dev/weft/internal/network/networktest"
 	"weft.dev/weft/internal/openflow/ovstest"
@@ -56,7 +57,7 @@ func TestAlone(t *testing.T) {
 		_, err := os.Stat(filepath.Join(m.dir, "net.d", "20-cable.conflist"))
 		return err
 	})
-	if _, err := os.Stat(filepath.Join(m.dir, "net.d", agent.CNIConfName)); !errors.Is(err, os.ErrNotExist) {
+	if _, err := os.Stat(filepath.Join(m.dir, "net.d", cniconf.Name)); !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("the overlay's configuration: %v", err)
 	}
 	eventually(t, "the node's condition", func() error {

@@ -1,8 +1,7 @@
-package agent
+package cniconf
 
 import (
 	"encoding/json"
-	"fmt"
 	"io"
 	"os"
 	"path/filepath"
@@ -10,12 +9,9 @@ import (
 	"sync"
 
 	"weft.dev/weft/internal/keep"
-	"weft.dev/weft/internal/nft"
 )
 
 const (
-	// adminChain is the iptables chain for rules of OpenShift SDN's administrators. With iptables-nft, it is in the table ip filter.
-	adminChain = "OPENSHIFT-ADMIN-OUTPUT-RULES"
 	// sdnType is the CNI plugin type of OpenShift SDN.
 	sdnType = "openshift-sdn"
 	// confFiles and confBytes bound how much of the runtime's configurations is read.
@@ -23,36 +19,37 @@ const (
 	confBytes = 64 << 10
 )
 
-// leftovers are the configurations of OpenShift SDN in the container runtime's configuration folder.
-type leftovers struct {
-	dir string
-	// changed is called when the set of leftovers has changed.
-	changed func()
+// Leftovers are the configurations of OpenShift SDN in the container runtime's configuration folder.
+type Leftovers struct {
+	// Dir is that folder.
+	Dir string
+	// Changed is called when the set of leftovers has changed.
+	Changed func()
 
 	mu    sync.Mutex
 	confs []string
 }
 
-// thing returns a keep.Thing that watches the folder.
-func (l *leftovers) thing() keep.Thing {
-	return keep.Thing{Name: "leftovers of OpenShift SDN", Path: filepath.Join(l.dir, CNIConfName), Restore: l.look}
+// Thing returns a keep.Thing that watches the folder.
+func (l *Leftovers) Thing() keep.Thing {
+	return keep.Thing{Name: "leftovers of OpenShift SDN", Path: filepath.Join(l.Dir, Name), Restore: l.look}
 }
 
 // look reads the runtime's configurations. It restores nothing.
-func (l *leftovers) look() (string, error) {
-	found := leftoverConfs(l.dir)
+func (l *Leftovers) look() (string, error) {
+	found := leftoverConfs(l.Dir)
 	l.mu.Lock()
 	same := slices.Equal(l.confs, found)
 	l.confs = found
 	l.mu.Unlock()
 	if !same {
-		l.changed()
+		l.Changed()
 	}
 	return "", nil
 }
 
-// all returns a description of each leftover.
-func (l *leftovers) all() []string {
+// All returns a description of each leftover.
+func (l *Leftovers) All() []string {
 	if l == nil {
 		return nil
 	}
@@ -69,7 +66,7 @@ func leftoverConfs(dir string) []string {
 		return nil // the keeper of Weft's own configuration reports it
 	}
 	entries = slices.DeleteFunc(entries, func(e os.DirEntry) bool {
-		return e.Name() == CNIConfName || !e.Type().IsRegular() || !slices.Contains([]string{".conf", ".conflist", ".json"}, filepath.Ext(e.Name()))
+		return e.Name() == Name || !e.Type().IsRegular() || !slices.Contains([]string{".conf", ".conflist", ".json"}, filepath.Ext(e.Name()))
 	})
 	var found []string
 	for _, entry := range entries[:min(len(entries), confFiles)] {
@@ -103,23 +100,4 @@ func leftoverConf(path string) string {
 		return "a CNI configuration of version " + conf.CNIVersion + ": remove it, or write it for 0.3.1 or later"
 	}
 	return ""
-}
-
-// leftoverRules describes the rules in the chain of OpenShift SDN's administrators; "" if there are none.
-func leftoverRules(survey *nft.Survey) string {
-	n := survey.Rules(nft.Key{Family: nft.FamilyIPv4, Table: "filter", Kind: nft.KindChain, Name: adminChain})
-	if n == 0 {
-		return ""
-	}
-	return fmt.Sprintf("iptables chain %s has rules (%d): Weft does not restore them when the node restarts; put them into chain admin of table inet weft, and remove the chain",
-		adminChain, n)
-}
-
-// leftoversOf describes what OpenShift SDN left on the node.
-func (a *agent) leftoversOf(f *firewall) []string {
-	all := a.left.all()
-	if rules := f.leftover(); rules != "" {
-		all = append(all, rules)
-	}
-	return all
 }

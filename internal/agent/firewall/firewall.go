@@ -1,4 +1,5 @@
-package agent
+// Package firewall keeps other programs' nftables chains open for Weft's packets, and reports what is in their way.
+package firewall
 
 import (
 	"cmp"
@@ -13,18 +14,14 @@ import (
 	"sync"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
-
 	"weft.dev/weft/internal/nft"
-	"weft.dev/weft/internal/overlay"
-	"weft.dev/weft/internal/overlay/host"
 	"weft.dev/weft/internal/reconcile"
 	"weft.dev/weft/internal/steps"
 )
 
-// ownerFirewall owns the rules in other programs' chains. Their failure does not affect other rules, because such a chain may vanish at any
+// Owner owns the rules in other programs' chains. Their failure does not affect other rules, because such a chain may vanish at any
 // time.
-const ownerFirewall reconcile.Owner = "host-firewall"
+const Owner reconcile.Owner = "host-firewall"
 
 const (
 	// firewallRest is the minimum interval between two surveys of other programs' chains. The first change after a rest causes a survey at
@@ -37,22 +34,24 @@ const (
 // legacyTables lists the tables of legacy iptables in use, in the reader's network namespace.
 const legacyTables = "/proc/thread-self/net/ip_tables_names"
 
-// surveyor is the part of the nft engine that surveys other programs' chains and reads their contents.
-type surveyor interface {
+// Surveyor is the part of the nft engine that surveys other programs' chains and reads their contents.
+type Surveyor interface {
 	Survey(ctx context.Context, traffic ...nft.Traffic) (*nft.Survey, error)
 	Read(ctx context.Context) (map[nft.Key]nft.Item, error)
 }
 
-// firewall keeps other programs' firewalls open for Weft's packets: one accepting rule at the top of each base chain that would drop all
+// Firewall keeps other programs' firewalls open for Weft's packets: one accepting rule at the top of each base chain that would drop all
 // packets of a kind. If a rule is not allowed or not possible there, it returns a warning.
-type firewall struct {
-	engine surveyor
+type Firewall struct {
+	engine Surveyor
 	loop   *reconcile.Loop[nft.Key, nft.Item]
 	log    *slog.Logger
 	// legacy and retry are legacyTables and firewallRetry, except in tests.
 	legacy string
 	retry  time.Duration
-	// changed is called after the result of state has changed. It is set before anything runs.
+	// instead is Options.Instead.
+	instead map[string]string
+	// changed is called after the result of State has changed. It is set before anything runs.
 	changed func()
 
 	// again signals that a survey failed and must be retried.
@@ -77,19 +76,33 @@ type firewall struct {
 	reported string
 }
 
-func newFirewall(engine surveyor, loop *reconcile.Loop[nft.Key, nft.Item], log *slog.Logger) *firewall {
-	return &firewall{engine: engine, loop: loop, log: log, legacy: legacyTables, retry: firewallRetry, changed: func() {}, again: make(chan struct{}, 1)}
+// Options are the options of a Firewall.
+type Options struct {
+	// Engine and Loop are nftables'. Required.
+	Engine Surveyor
+	Loop   *reconcile.Loop[nft.Key, nft.Item]
+	// Instead is, by network, what a warning about a rule of an administrator adds: where such rules have to be. Default: nothing.
+	Instead map[string]string
+	// Log is the agent's log. Required.
+	Log *slog.Logger
 }
 
-// need sets the packets that must pass, and opens other programs' chains for them. It is called before the loop starts, so that rules from
-// before a restart stay in place. A failed survey is retried, and what is open stays open until one succeeds. An error means that it is not
-// known what is open.
-func (f *firewall) need(ctx context.Context, traffic []nft.Traffic) error {
-	return f.pass(ctx, overlay.NetworkName, traffic)
+// New returns a firewall that opens nothing yet.
+func New(options Options) *Firewall {
+	return &Firewall{
+		engine: options.Engine, loop: options.Loop, instead: options.Instead, log: options.Log,
+		legacy: legacyTables, retry: firewallRetry, changed: func() {}, again: make(chan struct{}, 1),
+	}
 }
 
-// pass does the same for any network. What other networks need stays open.
-func (f *firewall) pass(ctx context.Context, network string, traffic []nft.Traffic) error {
+// OnChange sets the function that is called after the result of State or Leftover has changed. It must not block. It is set before anything
+// runs, and by default nothing is called.
+func (f *Firewall) OnChange(changed func()) { f.changed = changed }
+
+// Pass sets the packets of a network that must pass, and opens other programs' chains for them. What other networks need stays open. It is
+// called before the loop starts, so that rules from before a restart stay in place. A failed survey is retried, and what is open stays open
+// until one succeeds. An error means that it is not known what is open.
+func (f *Firewall) Pass(ctx context.Context, network string, traffic []nft.Traffic) error {
 	f.mu.Lock()
 	if f.needs == nil {
 		f.needs = map[string][]nft.Traffic{}
@@ -118,7 +131,7 @@ func (f *firewall) pass(ctx context.Context, network string, traffic []nft.Traff
 }
 
 // keep keeps the rules from before a restart in other programs' chains, as long as no survey has determined the needed ones.
-func (f *firewall) keep(ctx context.Context) error {
+func (f *Firewall) keep(ctx context.Context) error {
 	f.looking.Lock()
 	defer f.looking.Unlock()
 	f.mu.Lock()
@@ -132,7 +145,7 @@ func (f *firewall) keep(ctx context.Context) error {
 		return fmt.Errorf("host firewall: %w", err)
 	}
 	maps.DeleteFunc(state, func(key nft.Key, _ nft.Item) bool { return key.Kind != nft.KindForeignJump })
-	f.loop.Set(map[reconcile.Owner]map[nft.Key]nft.Item{ownerFirewall: state})
+	f.loop.Set(map[reconcile.Owner]map[nft.Key]nft.Item{Owner: state})
 	f.mu.Lock()
 	f.jumps = state
 	f.mu.Unlock()
@@ -140,11 +153,16 @@ func (f *firewall) keep(ctx context.Context) error {
 }
 
 // look surveys other programs' chains, and hands the rules that they need to the loop.
-func (f *firewall) look(ctx context.Context) error {
+func (f *Firewall) look(ctx context.Context) error {
 	f.looking.Lock()
 	defer f.looking.Unlock()
 	f.mu.Lock()
-	traffic, overlaid := f.traffic, len(f.needs[overlay.NetworkName]) > 0
+	traffic, instead := f.traffic, ""
+	for _, name := range slices.Sorted(maps.Keys(f.instead)) {
+		if len(f.needs[name]) > 0 {
+			instead += f.instead[name]
+		}
+	}
 	f.mu.Unlock()
 	if len(traffic) == 0 {
 		return nil
@@ -155,18 +173,14 @@ func (f *firewall) look(ctx context.Context) error {
 		f.mu.Lock()
 		f.unseen = err
 		f.mu.Unlock()
-		f.settled()
+		f.Settled()
 		return err
 	}
-	instead := ""
-	if overlaid {
-		instead = "; put such rules into chain " + host.AdminChain + " of table inet weft"
-	}
-	jumps, warnings := nft.Open(survey.Drops, string(ownerFirewall), instead)
+	jumps, warnings := nft.Open(survey.Drops, string(Owner), instead)
 	if blind := f.blind(); blind != "" {
 		warnings = append(warnings, blind)
 	}
-	f.loop.Set(map[reconcile.Owner]map[nft.Key]nft.Item{ownerFirewall: jumps})
+	f.loop.Set(map[reconcile.Owner]map[nft.Key]nft.Item{Owner: jumps})
 	f.mu.Lock()
 	unchanged := slices.Equal(f.warnings, warnings)
 	f.survey, f.jumps, f.warnings, f.unseen = survey, jumps, warnings, nil
@@ -182,13 +196,13 @@ func (f *firewall) look(ctx context.Context) error {
 			f.log.Warn("host firewall", "warning", warning)
 		}
 	}
-	f.settled()
+	f.Settled()
 	return nil
 }
 
-// settled calls changed if the warning has changed. It is called after a survey, and after the loop's commits. It does not block.
-func (f *firewall) settled() {
-	warning := f.warning()
+// Settled calls changed if the warning has changed. It is called after a survey, and after the loop's commits. It does not block.
+func (f *Firewall) Settled() {
+	warning := f.Warning()
 	f.mu.Lock()
 	same := f.reported == warning
 	f.reported = warning
@@ -199,7 +213,7 @@ func (f *firewall) settled() {
 }
 
 // blind returns a warning if there may be rules that nft does not show.
-func (f *firewall) blind() string {
+func (f *Firewall) blind() string {
 	text, err := os.ReadFile(f.legacy)
 	if err != nil || !slices.Contains(strings.Fields(string(text)), "filter") {
 		return ""
@@ -208,24 +222,24 @@ func (f *firewall) blind() string {
 		"look at iptables-legacy -S for what drops pods' packets, or change to iptables-nft"
 }
 
-// leftover describes the rules that OpenShift SDN left; "" for none.
-func (f *firewall) leftover() string {
+// Leftover describes the rules that OpenShift SDN left; "" for none.
+func (f *Firewall) Leftover() string {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	return f.rules
 }
 
-// state returns nil if nothing of Weft's traffic is blocked, else one error with all obstacles.
-func (f *firewall) state() error {
-	if warning := f.warning(); warning != "" {
+// State returns nil if nothing of Weft's traffic is blocked, else one error with all obstacles.
+func (f *Firewall) State() error {
+	if warning := f.Warning(); warning != "" {
 		return errors.New(warning)
 	}
 	return nil
 }
 
-// warning returns the warning for users; "" for none.
-func (f *firewall) warning() string {
-	failed := f.loop.Failure(ownerFirewall)
+// Warning returns the warning for users; "" for none.
+func (f *Firewall) Warning() string {
+	failed := f.loop.Failure(Owner)
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	words := slices.Clone(f.warnings)
@@ -237,8 +251,8 @@ func (f *firewall) warning() string {
 	return strings.Join(words, "; ")
 }
 
-// follow rereads what other programs changed, as far as it matters here, until ctx ends.
-func (f *firewall) follow(ctx context.Context, drifts <-chan nft.Drift) error {
+// Follow rereads what other programs changed, as far as it matters here, until ctx ends.
+func (f *Firewall) Follow(ctx context.Context, drifts <-chan nft.Drift) error {
 	var due <-chan time.Time
 	var looked time.Time
 	reread := false
@@ -270,7 +284,7 @@ func (f *firewall) follow(ctx context.Context, drifts <-chan nft.Drift) error {
 
 // take rereads Weft's own tables if a drift may be in them. It reports whether the drift requires a survey, and whether it touches a chain
 // with a rule of Weft's.
-func (f *firewall) take(drift *nft.Drift) (look, ours bool) {
+func (f *Firewall) take(drift *nft.Drift) (look, ours bool) {
 	if drift.InCare || drift.All {
 		f.loop.Resync()
 	}
@@ -279,7 +293,7 @@ func (f *firewall) take(drift *nft.Drift) (look, ours bool) {
 }
 
 // answer surveys other programs' chains, and rereads the rules in them if reread is set. It returns when to retry; nil for never.
-func (f *firewall) answer(ctx context.Context, reread bool) <-chan time.Time {
+func (f *Firewall) answer(ctx context.Context, reread bool) <-chan time.Time {
 	err := f.look(ctx)
 	if reread {
 		f.loop.Resync()
@@ -291,23 +305,8 @@ func (f *firewall) answer(ctx context.Context, reread bool) <-chan time.Time {
 	return time.After(f.retry)
 }
 
-// warningMax bounds the warnings in a node's condition, in bytes. The log has all of them.
-const warningMax = 1024
-
-// reportReadyNode sets the node's condition to ready. The node serves pods whatever the host's firewalls do; the condition's message has their
-// warning.
-func (a *agent) reportReadyNode(ctx context.Context, warning string) error {
-	if warning == "" {
-		return reportReady(ctx, a.clients, a.opts.Node)
-	}
-	return report(ctx, a.clients, a.opts.Node, corev1.NodeCondition{
-		Type: corev1.NodeNetworkUnavailable, Status: corev1.ConditionFalse, Reason: reasonReady,
-		Message: "Weft's agent serves this node's pods; host firewall: " + warning[:min(len(warning), warningMax)],
-	})
-}
-
 // concerns reports whether a drift requires a survey, and whether it touches a chain with a rule of Weft's.
-func (f *firewall) concerns(drift *nft.Drift) (look, ours bool) {
+func (f *Firewall) concerns(drift *nft.Drift) (look, ours bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if drift.InCare {
@@ -322,4 +321,17 @@ func (f *firewall) concerns(drift *nft.Drift) (look, ours bool) {
 		ours = ours || drift.Touches(chain)
 	}
 	return f.survey == nil || f.survey.Concerns(drift), ours
+}
+
+// adminChain is the iptables chain for rules of OpenShift SDN's administrators. With iptables-nft, it is in the table ip filter.
+const adminChain = "OPENSHIFT-ADMIN-OUTPUT-RULES"
+
+// leftoverRules describes the rules in the chain of OpenShift SDN's administrators; "" if there are none.
+func leftoverRules(survey *nft.Survey) string {
+	n := survey.Rules(nft.Key{Family: nft.FamilyIPv4, Table: "filter", Kind: nft.KindChain, Name: adminChain})
+	if n == 0 {
+		return ""
+	}
+	return fmt.Sprintf("iptables chain %s has rules (%d): Weft does not restore them when the node restarts; put them into chain admin of table inet weft, and remove the chain",
+		adminChain, n)
 }

@@ -1,4 +1,4 @@
-package agent
+package cniconf
 
 import (
 	"os"
@@ -13,14 +13,14 @@ import (
 func TestLeftoverConfigurations(t *testing.T) {
 	dir := t.TempDir()
 	changes := 0
-	l := &leftovers{dir: dir, changed: func() { changes++ }}
+	l := &Leftovers{Dir: dir, Changed: func() { changes++ }}
 	look := func(want ...string) {
 		t.Helper()
 		if put, err := l.look(); put != "" || err != nil {
 			t.Errorf("look: %q, %v", put, err)
 		}
 		var got []string
-		for _, text := range l.all() {
+		for _, text := range l.All() {
 			name, _, _ := strings.Cut(text, ": ")
 			got = append(got, filepath.Base(name))
 		}
@@ -37,7 +37,7 @@ func TestLeftoverConfigurations(t *testing.T) {
 		"92-none.conf":              `{"name":"fine","type":"bridge"}`,
 		"93-broken.conf":            `{"type":`,
 		"94-backup.conf.bak":        `{"type":"openshift-sdn"}`,
-		CNIConfName:                 `{"cniVersion":"0.2.0"}`,
+		Name:                        `{"cniVersion":"0.2.0"}`,
 	} {
 		if err := os.WriteFile(filepath.Join(dir, name), []byte(text), 0o600); err != nil {
 			t.Fatal(err)

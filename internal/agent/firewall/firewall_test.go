@@ -1,11 +1,9 @@
-package agent
+package firewall
 
 import (
 	"context"
 	"errors"
 	"log/slog"
-	"net/http"
-	"net/http/httptest"
 	"net/netip"
 	"os"
 	"path/filepath"
@@ -15,7 +13,6 @@ import (
 	"testing"
 	"time"
 
-	"weft.dev/weft/internal/health"
 	"weft.dev/weft/internal/nft"
 	"weft.dev/weft/internal/overlay/host"
 	"weft.dev/weft/internal/ovsdb"
@@ -25,7 +22,7 @@ import (
 // rules is an engine of nftables: the real one or the Fake.
 type rules interface {
 	reconcile.Engine[nft.Key, nft.Item]
-	surveyor
+	Surveyor
 }
 
 // counting counts the calls of an engine.
@@ -57,7 +54,7 @@ func (c *counting) Commit(ctx context.Context, change reconcile.Change[nft.Key, 
 
 // wall is a firewall with its loop, on a node that has its rules.
 type wall struct {
-	*firewall
+	*Firewall
 	drifts chan nft.Drift // drifts sent by a test
 	config host.Config
 	// told counts the calls of changed.
@@ -67,14 +64,14 @@ type wall struct {
 func newWall(t *testing.T, engine rules) *wall {
 	t.Helper()
 	w := &wall{drifts: make(chan nft.Drift), config: sampleHost()}
-	loop := reconcile.NewLoop(engine, reconcile.Options[nft.Key, nft.Item]{Name: "nft", Settled: func() { w.settled() }})
-	w.firewall = newFirewall(engine, loop, slog.New(slog.DiscardHandler))
+	loop := reconcile.NewLoop(engine, reconcile.Options[nft.Key, nft.Item]{Name: "nft", Settled: func() { w.Settled() }})
+	w.Firewall = New(Options{Engine: engine, Loop: loop, Log: slog.New(slog.DiscardHandler)})
 	w.retry, w.changed = time.Millisecond, func() { w.reported.Add(1) }
 	w.legacy = filepath.Join(t.TempDir(), "none")
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() { ended <- loop.Run(ctx) }()
-	if err := w.need(ctx, host.Traffic(ovsdb.DatapathSystem, 4789)); err != nil {
+	if err := w.Pass(ctx, "overlay", host.Traffic(ovsdb.DatapathSystem, 4789)); err != nil {
 		t.Fatal(err)
 	}
 	if err := loop.Start(ctx, map[reconcile.Owner]map[nft.Key]nft.Item{"cluster": w.config.Rules()}); err != nil {
@@ -93,7 +90,7 @@ func newWall(t *testing.T, engine rules) *wall {
 func (w *wall) follows(t *testing.T, drifts <-chan nft.Drift) {
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
-	go func() { ended <- w.follow(ctx, drifts) }()
+	go func() { ended <- w.Follow(ctx, drifts) }()
 	t.Cleanup(func() {
 		cancel()
 		if err := <-ended; err != nil {
@@ -159,7 +156,7 @@ func TestFirewallFollows(t *testing.T) {
 	}
 	gone := nft.Drift{Family: nft.FamilyIPv4, Table: "filter", Hooks: true, Chains: []string{"FORWARD"}}
 	w.drifts <- gone
-	eventually(t, "no rule is desired for a chain that was deleted", func() bool { return w.loop.Failure(ownerFirewall) == nil && w.state() == nil })
+	eventually(t, "no rule is desired for a chain that was deleted", func() bool { return w.loop.Failure(Owner) == nil && w.State() == nil })
 
 	fake.PutForeign(docker())
 	w.drifts <- gone
@@ -178,7 +175,7 @@ func TestFirewallReportsChains(t *testing.T) {
 	fake := nft.NewFake(chain)
 	w := newWall(t, fake)
 	before := w.reported.Load()
-	if err := w.state(); err == nil || !strings.Contains(err.Error(), "chain early of table ip filter") || !strings.Contains(err.Error(), "policy drop") {
+	if err := w.State(); err == nil || !strings.Contains(err.Error(), "chain early of table ip filter") || !strings.Contains(err.Error(), "policy drop") {
 		t.Errorf("got %v", err)
 	}
 	if err := os.WriteFile(w.legacy, []byte("nat\nfilter\n"), 0o600); err != nil {
@@ -188,7 +185,7 @@ func TestFirewallReportsChains(t *testing.T) {
 	if err := w.look(context.Background()); err != nil {
 		t.Fatal(err)
 	}
-	if warning := w.warning(); !strings.Contains(warning, "iptables-legacy -S") || strings.Contains(warning, "early") || w.reported.Load() != before+1 {
+	if warning := w.Warning(); !strings.Contains(warning, "iptables-legacy -S") || strings.Contains(warning, "early") || w.reported.Load() != before+1 {
 		t.Errorf("got %q, reported %d times", warning, w.reported.Load()-before)
 	}
 }
@@ -218,7 +215,7 @@ func TestJudge(t *testing.T) {
 		"all by name, then all":       {[]nft.ForeignDrop{meant, plain}, false, true},
 		"where no rule can be placed": {[]nft.ForeignDrop{shut}, false, true},
 	} {
-		jumps, warnings := nft.Open(c.drops, string(ownerFirewall), "")
+		jumps, warnings := nft.Open(c.drops, string(Owner), "")
 		if len(jumps) == 1 != c.opens || len(warnings) > 0 != c.warns {
 			t.Errorf("%s: jumps %v, warnings %v", name, jumps, warnings)
 		}
@@ -273,24 +270,12 @@ func sampleHost() host.Config {
 	}
 }
 
-// A warning is reported, and the agent is still ready.
-func TestReadyWithWarning(t *testing.T) {
-	h := &health.Server{}
-	h.Add(health.Check{Name: "network", Run: func() error { return nil }})
-	h.Warn(health.Check{Name: "host-firewall", Run: func() error { return errors.New("chain c drops") }})
-	answer := httptest.NewRecorder()
-	h.Handler().ServeHTTP(answer, httptest.NewRequest(http.MethodGet, "/readyz", nil))
-	if want := "[+]network\n[!]host-firewall: chain c drops\n"; answer.Code != http.StatusOK || answer.Body.String() != want {
-		t.Errorf("%d %s", answer.Code, answer.Body)
-	}
-}
-
 // If the watch of other programs' rules fails, follow returns the error. It does not continue without the watch.
 func TestFirewallWithoutEvents(t *testing.T) {
 	w := newWall(t, nft.NewFake())
 	drifts := make(chan nft.Drift, 1)
 	drifts <- nft.Drift{All: true, Err: os.ErrClosed}
-	if err := w.follow(context.Background(), drifts); !errors.Is(err, os.ErrClosed) {
+	if err := w.Follow(context.Background(), drifts); !errors.Is(err, os.ErrClosed) {
 		t.Errorf("got %v", err)
 	}
 }
@@ -319,12 +304,12 @@ func TestFirewallWithFailedSurvey(t *testing.T) {
 	if got := jumpsOf(t, fake); got != dockerOpen {
 		t.Errorf("after a start with a failed survey: %s", got)
 	}
-	if warning := w.warning(); !strings.Contains(warning, "out of memory") {
+	if warning := w.Warning(); !strings.Contains(warning, "out of memory") {
 		t.Errorf("reported: %q", warning)
 	}
 	w.follows(t, w.drifts)
 	engine.on.Store(false)
-	eventually(t, "no warning", func() bool { return w.warning() == "" })
+	eventually(t, "no warning", func() bool { return w.Warning() == "" })
 	if got := jumpsOf(t, fake); got != dockerOpen {
 		t.Errorf("after the survey: %s", got)
 	}
@@ -339,7 +324,7 @@ func TestFirewallReportsFailures(t *testing.T) {
 	fake.ForgetForeign(new(docker()).Key())
 	w.loop.Resync()
 	eventually(t, "a report of the failure", func() bool { return w.reported.Load() > before })
-	if warning := w.warning(); !strings.Contains(warning, "FORWARD") {
+	if warning := w.Warning(); !strings.Contains(warning, "FORWARD") {
 		t.Errorf("reported: %q", warning)
 	}
 }

@@ -1,6 +1,6 @@
 //go:build real
 
-package agent
+package firewall
 
 import (
 	"context"
@@ -152,13 +152,13 @@ func TestRealFirewall(t *testing.T) {
 	})
 	iptables("-N " + adminChain)
 	iptables("-A FORWARD -i tun0 ! -o tun0 -j " + adminChain)
-	if left := w.leftover(); left != "" {
+	if left := w.Leftover(); left != "" {
 		t.Errorf("an empty chain is a leftover: %s", left)
 	}
 	iptables("-A " + adminChain + " -d 192.0.2.2 -j ACCEPT")
-	eventually(t, "the rules of OpenShift SDN's administrators are named", func() bool { return strings.Contains(w.leftover(), adminChain+" has rules (1)") })
+	eventually(t, "the rules of OpenShift SDN's administrators are named", func() bool { return strings.Contains(w.Leftover(), adminChain+" has rules (1)") })
 	iptables("-F " + adminChain)
-	eventually(t, "they are gone", func() bool { return w.leftover() == "" })
+	eventually(t, "they are gone", func() bool { return w.Leftover() == "" })
 	inside(t, n.host, "delete table inet weft\n", "nft", "-f", "-")
 	eventually(t, "the administrator's chain is there again, empty", func() bool {
 		listing := inside(t, n.host, "", "nft", "list", "ruleset")
