@@ -15,8 +15,9 @@ import (
 	"sync/atomic"
 	"time"
 
+	"weft.dev/weft/internal/agent/engines"
+
 	"weft.dev/weft/internal/agent/cniconf"
-	"weft.dev/weft/internal/nft"
 
 	"weft.dev/weft/internal/agent/events"
 
@@ -65,9 +66,9 @@ const maxSparePorts = 1024
 
 // Values of Options.Datapath.
 const (
-	DatapathAuto   = "auto"
-	DatapathSystem = "system"
-	DatapathNetdev = "netdev"
+	DatapathAuto   = engines.DatapathAuto
+	DatapathSystem = engines.DatapathSystem
+	DatapathNetdev = engines.DatapathNetdev
 )
 
 // Options are the options of an agent.
@@ -212,8 +213,8 @@ type agent struct {
 	places   *places
 	bootID   string
 	// engines are the node's engines, once they are open. They run until engineCtx ends.
-	engines   atomic.Pointer[engines]
-	tables    tables
+	engines   atomic.Pointer[engines.Engines]
+	tables    engines.Tables
 	engineCtx context.Context //nolint:containedctx // the life of the engines, which networks that come later join
 	health    *health.Server
 	metrics   *metrics.Agent
@@ -282,9 +283,9 @@ func Run(ctx context.Context, opts Options) error {
 	if err != nil {
 		return err
 	}
-	defer opened.close()
+	defer opened.Close()
 	var ahead sync.WaitGroup
-	ahead.Go(func() { opened.rules.Prefetch(ctx) }) // nft's processes take longer than what else a start reads
+	ahead.Go(func() { opened.Kernel.Prefetch(ctx) })
 	defer ahead.Wait()
 	if a.store, err = attach.Open(a.records); err != nil {
 		return err
@@ -297,6 +298,15 @@ func Run(ctx context.Context, opts Options) error {
 		return errors.Join(err, a.store.Close())
 	}
 	return errors.Join(a.run(ctx, opened), a.store.Close())
+}
+
+// newEngines opens the kernel's engines. It reads and changes nothing; that begins when the engines run and their loops start.
+func (a *agent) newEngines() (*engines.Engines, error) {
+	return engines.New(engines.Options{
+		Cares: a.cares(), OVSRunDir: a.opts.OVSRunDir, Datapath: a.opts.Datapath, Verify: a.opts.Verify, Dry: a.dry,
+		Drift: a.events.Drift, Settled: a.statusChanged, NodeChanged: a.objects.Changed, AddressesChanged: a.objects.AddressesChanged,
+		Packet: a.objects.PacketIn, Metrics: a.metrics, Log: a.opts.Log,
+	})
 }
 
 // serveRuntime creates the handler of the container runtime's requests. Until a network is ready, it answers "try again later".
@@ -328,7 +338,7 @@ func (a *agent) serveRuntime() error {
 
 // run runs all parts until one fails or ctx ends. The CNI server stops first, so that requests in progress still find the engines. The
 // engines stop last.
-func (a *agent) run(ctx context.Context, opened *engines) error {
+func (a *agent) run(ctx context.Context, opened *engines.Engines) error {
 	listener, err := cniserver.Listen(a.socket, 0)
 	if err != nil {
 		return err
@@ -344,7 +354,7 @@ func (a *agent) run(ctx context.Context, opened *engines) error {
 	engineCtx, stopEngines := context.WithCancel(context.WithoutCancel(ctx))
 	defer stopEngines()
 	serving, serveCtx := errgroup.WithContext(ctx)
-	engines, engineGroupCtx := errgroup.WithContext(engineCtx)
+	loops, engineGroupCtx := errgroup.WithContext(engineCtx)
 
 	serving.Go(func() error {
 		server := &cniserver.Server{Handler: a.handler, Logger: a.opts.Log, Observe: a.observe}
@@ -358,16 +368,16 @@ func (a *agent) run(ctx context.Context, opened *engines) error {
 	serving.Go(func() error { return a.nodeNetwork.Run(serveCtx) })
 	serving.Go(func() error { return a.objects.Run(serveCtx) })
 	a.engineCtx = engineGroupCtx
-	opened.run(engineGroupCtx, engines)
+	opened.Run(engineGroupCtx, loops)
 	a.engines.Store(opened)
-	engines.Go(func() error { return a.handler.Run(engineGroupCtx) })
+	loops.Go(func() error { return a.handler.Run(engineGroupCtx) })
 	if a.places != nil {
 		serving.Go(func() error { return a.places.run(serveCtx) })
 	}
-	serving.Go(func() error { return a.networks.run(serveCtx, engineGroupCtx, opened, engines) })
-	serving.Go(func() error { return a.serveNetwork(serveCtx, engineGroupCtx, opened, engines) })
-	opened.readAhead(engineGroupCtx, engines, PortsNamespace(a.opts.RunDir)) // after the requests to other programs, which take longer
-	serving.Go(func() error {                                                // a failed engine ends the agent
+	serving.Go(func() error { return a.networks.run(serveCtx, engineGroupCtx, opened, loops) })
+	serving.Go(func() error { return a.serveNetwork(serveCtx, engineGroupCtx, opened, loops) })
+	opened.Kernel.ReadAhead(engineGroupCtx, loops, PortsNamespace(a.opts.RunDir)) // after the requests to other programs, which take longer
+	serving.Go(func() error {                                                     // a failed engine ends the agent
 		select {
 		case <-engineGroupCtx.Done():
 			return context.Cause(engineGroupCtx)
@@ -377,7 +387,7 @@ func (a *agent) run(ctx context.Context, opened *engines) error {
 	})
 	err = serving.Wait()
 	stopEngines()
-	err = errors.Join(err, engines.Wait())
+	err = errors.Join(err, loops.Wait())
 	if ctx.Err() != nil && (err == nil || errors.Is(err, context.Canceled)) {
 		return nil
 	}
@@ -385,20 +395,20 @@ func (a *agent) run(ctx context.Context, opened *engines) error {
 }
 
 // serveNetwork starts the overlay once it is present, keeps it in step with the objects, and reports its state.
-func (a *agent) serveNetwork(ctx, engineCtx context.Context, e *engines, group *errgroup.Group) error {
+func (a *agent) serveNetwork(ctx, engineCtx context.Context, e *engines.Engines, group *errgroup.Group) error {
 	select {
 	case <-ctx.Done():
 		return nil
 	case <-a.networks.overlay:
 	}
 	a.waiting.set("waiting for Open vSwitch's database at " + a.opts.OVSRunDir)
-	if err := a.openSwitch(ctx, e, e.runSwitch(engineCtx, group)); err != nil {
+	if err := e.Switch.Open(ctx, e.Switch.Starter(engineCtx, group)); err != nil {
 		return steps.UnlessEnded(ctx, err)
 	}
-	if len(e.cares) == 1 {
-		e.handovers.Done(overlay.NetworkName) // each loop starts with its complete state
+	if len(e.Networks()) == 1 {
+		e.Handovers.Done(overlay.NetworkName) // each loop starts with its complete state
 	}
-	network := overlay.New(e.overlay(), a.store, overlay.Options{
+	network := overlay.New(e.Overlay(), a.store, overlay.Options{
 		BootID: a.bootID, Records: a.handler.Records(overlay.NetworkName), Node: a.opts.Node, Log: a.opts.Log, Ports: PortsNamespace(a.opts.RunDir), Spare: a.opts.SparePorts, TenantsRealised: a.status.Changed,
 		PolicyProblems:  func(key policy.Key, problems []error) { a.objects.ReportPolicyProblems(ctx, key, problems) },
 		WithPods:        a.objects.PodsChanged,
@@ -415,7 +425,7 @@ func (a *agent) serveNetwork(ctx, engineCtx context.Context, e *engines, group *
 		defer leave()
 		return network.Run(engineCtx)
 	})
-	e.looked.Store(network)
+	e.Kernel.Restore(network)
 
 	network.Waiting("waiting for the API server")
 	if err := a.objects.Begin(ctx, network); err != nil {
@@ -428,7 +438,7 @@ func (a *agent) serveNetwork(ctx, engineCtx context.Context, e *engines, group *
 }
 
 // follow keeps the network in step with the objects until ctx ends.
-func (a *agent) follow(ctx context.Context, network *overlay.Network, e *engines) error {
+func (a *agent) follow(ctx context.Context, network *overlay.Network, e *engines.Engines) error {
 	delay := steps.FirstRetry
 	serving, unreported := false, false
 	var logged string
@@ -467,14 +477,14 @@ func (a *agent) follow(ctx context.Context, network *overlay.Network, e *engines
 }
 
 // step programs the current objects. The first time, it then reports to the runtime and the cluster that pods can be attached.
-func (a *agent) step(ctx context.Context, network *overlay.Network, e *engines, serving *bool) error {
+func (a *agent) step(ctx context.Context, network *overlay.Network, e *engines.Engines, serving *bool) error {
 	view, err := a.program(ctx, network, e)
 	if err != nil {
 		return err
 	}
-	e.handovers.Done(overlay.NetworkName)
-	e.tunnels.Set(view.Remotes)
-	warning := e.firewall.Warning()
+	e.Handovers.Done(overlay.NetworkName)
+	e.Switch.Tunnel(view.Remotes)
+	warning := e.Kernel.Firewall.Warning()
 	if *serving && warning == a.toldWarning {
 		return nil
 	}
@@ -500,12 +510,14 @@ func (a *agent) step(ctx context.Context, network *overlay.Network, e *engines, 
 }
 
 // program brings the engines in step with the current objects. With engines that only read, it is a dry run.
-func (a *agent) program(ctx context.Context, network *overlay.Network, e *engines) (overlay.View, error) {
+func (a *agent) program(ctx context.Context, network *overlay.Network, e *engines.Engines) (overlay.View, error) {
 	return a.objects.Program(ctx, network, overlaynode.Host{
-		Facts: e.nodeFacts,
-		Pass: func(ctx context.Context, traffic []nft.Traffic) error {
-			return e.firewall.Pass(ctx, overlay.NetworkName, traffic)
+		Facts: func(address netip.Addr) (overlay.Node, error) {
+			facts, err := e.Kernel.Facts(address)
+			facts.Datapath = e.Switch.Datapath
+			return facts, err
 		},
+		Pass: e.Kernel.PassOverlay,
 	})
 }
 

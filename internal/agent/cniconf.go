@@ -7,6 +7,8 @@ import (
 	"path/filepath"
 	"slices"
 
+	"weft.dev/weft/internal/agent/engines"
+
 	"weft.dev/weft/internal/agent/cniconf"
 	"weft.dev/weft/internal/overlay"
 	"weft.dev/weft/internal/steps"
@@ -27,7 +29,7 @@ func (a *agent) conf() *cniconf.File {
 
 // configure writes the runtime's configuration and the node's condition for the default network, if that is another one than the overlay,
 // or if it becomes the overlay again.
-func (n *networks) configure(ctx context.Context, e *engines) error {
+func (n *networks) configure(ctx context.Context, e *engines.Engines) error {
 	return steps.Keep(ctx, n.agent.opts.Log, n.changed, "the runtime's configuration", func() error {
 		if n.decided() != nil {
 			return nil //nolint:nilerr // pods could not be placed yet; what is decided wakes this
@@ -48,7 +50,7 @@ func (n *networks) configure(ctx context.Context, e *engines) error {
 }
 
 // configureKind writes a network's configuration as the node's.
-func (n *networks) configureKind(ctx context.Context, e *engines, k *kind) error {
+func (n *networks) configureKind(ctx context.Context, e *engines.Engines, k *kind) error {
 	data, err := k.CNI.Content()
 	if err != nil {
 		return fmt.Errorf("CNI configuration of network %s: %w", k.Name, err)
@@ -62,11 +64,11 @@ func (n *networks) configureKind(ctx context.Context, e *engines, k *kind) error
 	if err := n.withdrawConf(k.CNI.Name); err != nil {
 		return err
 	}
-	return n.agent.reportReadyNode(ctx, e.firewall.Warning())
+	return n.agent.reportReadyNode(ctx, e.Kernel.Firewall.Warning())
 }
 
 // configureOverlay writes the overlay's configuration as the node's.
-func (n *networks) configureOverlay(ctx context.Context, e *engines) error {
+func (n *networks) configureOverlay(ctx context.Context, e *engines.Engines) error {
 	a := n.agent
 	if _, err := a.conf().Write(); err != nil {
 		return err
@@ -75,7 +77,7 @@ func (n *networks) configureOverlay(ctx context.Context, e *engines) error {
 	if err := n.withdrawConf(cniconf.Name); err != nil {
 		return err
 	}
-	return a.reportReadyNode(ctx, e.firewall.Warning())
+	return a.reportReadyNode(ctx, e.Kernel.Firewall.Warning())
 }
 
 // withdrawConf removes the configurations that the agent wrote for other networks, because a node has only one. A file of the same name

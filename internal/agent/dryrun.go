@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"time"
 
+	"weft.dev/weft/internal/agent/engines"
+
 	overlaynode "weft.dev/weft/internal/overlay/node"
 	"weft.dev/weft/internal/overlay/node/datapath"
 	"weft.dev/weft/internal/steps"
@@ -16,10 +18,7 @@ import (
 	"weft.dev/weft/internal/attach"
 	"weft.dev/weft/internal/attach/lifecycle"
 	"weft.dev/weft/internal/metrics"
-	"weft.dev/weft/internal/openflow"
 	"weft.dev/weft/internal/overlay"
-	"weft.dev/weft/internal/ovsdb"
-	"weft.dev/weft/internal/reconcile"
 )
 
 // DryRun returns what a start of an agent with these options would change in the node's engines. It runs the same steps as Run, with
@@ -60,31 +59,31 @@ func (a *agent) dryRun(ctx context.Context, group *errgroup.Group) (admin.Diff, 
 	if err != nil {
 		return admin.Diff{}, err
 	}
-	defer e.close()
-	e.runLoops(ctx, group)
-	if err := a.openSwitch(ctx, e, e.runSwitchLoops(ctx, group)); err != nil {
+	defer e.Close()
+	e.Kernel.RunLoops(ctx, group)
+	if err := e.Switch.Open(ctx, e.Switch.LoopStarter(ctx, group)); err != nil {
 		return admin.Diff{}, err
 	}
-	for name := range e.cares {
+	for _, name := range e.Networks() {
 		if name == overlay.NetworkName || !hasRecords(a.store, name) {
-			e.handovers.Done(name) // the state of the other networks stays, as in a start that waits for them
+			e.Handovers.Done(name) // the state of the other networks stays, as in a start that waits for them
 		}
 	}
-	engines := e.overlay()
-	engines.Connections, engines.Datapath, engines.Uplink, engines.Kernel = datapath.ForgetsNothing{}, nil, nil, nil
+	programs := e.Overlay()
+	programs.Connections, programs.Datapath, programs.Uplink, programs.Kernel = datapath.ForgetsNothing{}, nil, nil, nil
 	records := lifecycle.New(a.store, lifecycle.Options{BootID: bootID}).Records(overlay.NetworkName)
-	network := overlay.New(engines, a.store, overlay.Options{BootID: bootID, Records: records, Node: a.opts.Node, Log: a.opts.Log, Ports: PortsNamespace(a.opts.RunDir)})
+	network := overlay.New(programs, a.store, overlay.Options{BootID: bootID, Records: records, Node: a.opts.Node, Log: a.opts.Log, Ports: PortsNamespace(a.opts.RunDir)})
 	if err := a.objects.Begin(ctx, network); err != nil {
 		return admin.Diff{}, err
 	}
 	if err := a.dryProgram(ctx, network, e); err != nil {
 		return admin.Diff{}, fmt.Errorf("a start would fail here: %w", err)
 	}
-	return a.compare(ctx, e.all()), nil
+	return a.compare(ctx, e.Views()), nil
 }
 
 // dryProgram compiles everything. It first waits for all objects that a start would wait for.
-func (a *agent) dryProgram(ctx context.Context, network *overlay.Network, e *engines) error {
+func (a *agent) dryProgram(ctx context.Context, network *overlay.Network, e *engines.Engines) error {
 	for {
 		_, err := a.program(ctx, network, e)
 		if !errors.Is(err, overlaynode.ErrUnread) {
@@ -97,38 +96,3 @@ func (a *agent) dryProgram(ctx context.Context, network *overlay.Network, e *eng
 		}
 	}
 }
-
-// readOnly returns an engine for a loop: the engine itself, or in a dry run one that reads but does not write.
-func readOnly[K comparable, V any](dry bool, engine reconcile.Engine[K, V]) reconcile.Engine[K, V] {
-	if dry {
-		return reconcile.DryRun(engine)
-	}
-	return engine
-}
-
-// flowEngine returns the engine of the flow loop. In a dry run on a node without a bridge, there is nothing to connect to, and there are no
-// flows.
-func (e *engines) flowEngine(ctx context.Context, bridge string, engine *openflow.Engine) (reconcile.Engine[openflow.Key, openflow.Entry], error) {
-	if !e.dry {
-		return engine, nil
-	}
-	rows, err := e.rows.Read(ctx)
-	if err != nil {
-		return nil, err
-	}
-	if _, there := rows[ovsdb.BridgeKey(bridge)]; !there {
-		return noFlows{}, nil
-	}
-	return reconcile.DryRun[openflow.Key, openflow.Entry](engine), nil
-}
-
-// noFlows is the engine of a switch without a bridge.
-type noFlows struct{}
-
-// Read implements reconcile.Engine.
-func (noFlows) Read(context.Context) (map[openflow.Key]openflow.Entry, error) {
-	return map[openflow.Key]openflow.Entry{}, nil
-}
-
-// Commit implements reconcile.Engine.
-func (noFlows) Commit(context.Context, openflow.Change) error { return nil }

@@ -6,6 +6,8 @@ import (
 	"slices"
 	"sync"
 
+	"weft.dev/weft/internal/agent/engines"
+
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -124,7 +126,7 @@ func newKind(a *agent, k network.Kind) (*kind, error) {
 }
 
 // run starts and stops networks as their presence changes, until ctx ends. The networks themselves end with engineCtx.
-func (n *networks) run(ctx, engineCtx context.Context, e *engines, group *errgroup.Group) error {
+func (n *networks) run(ctx, engineCtx context.Context, e *engines.Engines, group *errgroup.Group) error {
 	if len(n.kinds) == 0 {
 		n.needOverlay()
 		return nil
@@ -167,7 +169,7 @@ func (n *networks) leaveOverlay() {
 	case <-n.overlay: // it runs, and continues
 	default:
 		if e := n.agent.engines.Load(); e != nil {
-			e.handovers.Done(overlay.NetworkName)
+			e.Handovers.Done(overlay.NetworkName)
 		}
 	}
 }

@@ -11,6 +11,8 @@ import (
 	"sync"
 	"time"
 
+	"weft.dev/weft/internal/agent/engines"
+
 	"k8s.io/client-go/rest"
 
 	"weft.dev/weft/internal/attach"
@@ -37,16 +39,16 @@ func (a *agent) serveMetrics(ctx context.Context) error {
 }
 
 // watch adds the network and its engines to the health checks and the metrics.
-func (a *agent) watch(network *overlay.Network, e *engines) {
+func (a *agent) watch(network *overlay.Network, e *engines.Engines) {
 	if len(a.opts.Networks) == 0 {
 		a.watchNode(e, network.Ready)
 	}
 	a.metrics.Watch(func() metrics.State {
 		used, all := network.Addresses()
 		own := metrics.Network{
-			Ready: network.Ready() == nil, AddressesInUse: used, Addresses: all, Flows: e.flowLoop.Programmed(tableOf), Attachments: noAttachments(),
+			Ready: network.Ready() == nil, AddressesInUse: used, Addresses: all, Flows: e.Switch.Flows().Programmed(tableOf), Attachments: noAttachments(),
 		}
-		state := metrics.State{Engines: e.states(), Networks: map[string]metrics.Network{overlay.NetworkName: own}}
+		state := metrics.State{Engines: e.States(), Networks: map[string]metrics.Network{overlay.NetworkName: own}}
 		for _, record := range a.store.List() {
 			kind := nameOf(&record)
 			if _, known := state.Networks[kind]; !known {
@@ -59,14 +61,14 @@ func (a *agent) watch(network *overlay.Network, e *engines) {
 }
 
 // watchNode adds the node's engines to the health checks, and the network to which ready belongs.
-func (a *agent) watchNode(e *engines, ready func() error) {
+func (a *agent) watchNode(e *engines.Engines, ready func() error) {
 	a.health.Add(
 		health.Check{Name: "network", Run: ready},
-		health.Check{Name: "engines", Run: e.failures},
+		health.Check{Name: "engines", Run: e.Failures},
 		health.Check{Name: "node", Run: a.kept},
 	)
 	a.health.Warn(
-		health.Check{Name: "host-firewall", Run: e.firewall.State},
+		health.Check{Name: "host-firewall", Run: e.Kernel.Firewall.State},
 		health.Check{Name: "api-server", Run: a.kube.state},
 	)
 }
@@ -74,20 +76,6 @@ func (a *agent) watchNode(e *engines, ready func() error) {
 // noAttachments returns a count of zero for each state.
 func noAttachments() map[string]int {
 	return map[string]int{string(attach.Planned): 0, string(attach.Attached): 0, string(attach.Closing): 0}
-}
-
-// states returns the status of the loops.
-func (e *engines) states() map[string]metrics.Engine {
-	all := map[string]metrics.Engine{
-		nameRows:  {Status: e.rowLoop.Status(), Programmed: e.rowLoop.Programmed(one)[""]},
-		nameLinks: {Status: e.linkLoop.Status(), Programmed: e.linkLoop.Programmed(one)[""]},
-		nameRules: {Status: e.ruleLoop.Status(), Programmed: e.ruleLoop.Programmed(one)[""]},
-		nameFlows: {Status: e.flowLoop.Status(), Programmed: e.flowLoop.Programmed(one)[""]},
-	}
-	for name, loop := range e.otherBridges() {
-		all[flowsOf(name)] = metrics.Engine{Status: loop.Status(), Programmed: loop.Programmed(one)[""]}
-	}
-	return all
 }
 
 // tableOf returns the name of a flow's table; for groups, "groups".
@@ -100,9 +88,6 @@ func tableOf(key openflow.Key) string {
 	}
 	return strconv.Itoa(int(key.Table))
 }
-
-// one is a classifier with a single class.
-func one[K any](K) string { return "" }
 
 // observe starts the measurement of a request of the container runtime. The returned function ends it.
 func (a *agent) observe(ctx context.Context, req *cni.Request, origin cni.Origin) (context.Context, func(error)) {

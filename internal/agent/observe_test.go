@@ -10,6 +10,8 @@ import (
 	"testing"
 	"time"
 
+	"weft.dev/weft/internal/agent/engines"
+
 	"weft.dev/weft/internal/agent/events"
 
 	"go.opentelemetry.io/otel/trace/noop"
@@ -141,7 +143,7 @@ func TestReadyOnlyIfTheNodeIsKept(t *testing.T) {
 	a := &agent{health: &health.Server{}}
 	failure := errors.New("sysctls: read-only file system")
 	a.kept = func() error { return failure }
-	a.watchNode(&engines{}, func() error { return nil })
+	a.watchNode(&engines.Engines{Kernel: &engines.Kernel{}}, func() error { return nil })
 	ready := func() (int, string) {
 		answer := httptest.NewRecorder()
 		a.health.Handler().ServeHTTP(answer, httptest.NewRequest(http.MethodGet, "/readyz/node", nil))

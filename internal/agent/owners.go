@@ -7,7 +7,6 @@ import (
 	"strings"
 
 	"weft.dev/weft/internal/admin"
-	"weft.dev/weft/internal/node"
 	"weft.dev/weft/internal/openflow"
 	"weft.dev/weft/internal/overlay/host"
 	"weft.dev/weft/internal/overlay/pipeline"
@@ -21,16 +20,18 @@ func (a *agent) ownersOf(q admin.OwnersQuery) (admin.Owners, error) {
 		return a.owners(q.Policy)
 	}
 	e := a.engines.Load()
-	if e == nil || !e.switched.Load() || e.bridges[q.Bridge] == nil {
-		return admin.Owners{}, fmt.Errorf("bridge %.15q is none of a network of this node", q.Bridge)
+	if e == nil {
+		return admin.Owners{}, noBridge(q.Bridge)
+	}
+	bridge, flows, ok := e.Switch.Bridge(q.Bridge)
+	if !ok {
+		return admin.Owners{}, noBridge(q.Bridge)
 	}
 	all := admin.Owners{Node: a.opts.Node}
-	bridges := e.care().Bridges
-	bridge := bridges[slices.IndexFunc(bridges, func(b node.Bridge) bool { return b.Name == q.Bridge })]
 	if bridge.Tables != nil {
 		all.Tables = bridge.Tables()
 	}
-	items, owners := e.bridges[q.Bridge].Loop.Desired()
+	items, owners := flows.Loop.Desired()
 	known := map[uint64]bool{}
 	for key, item := range items {
 		flow, is := item.(*openflow.Flow)
@@ -56,6 +57,10 @@ func (a *agent) ownersOf(q admin.OwnersQuery) (admin.Owners, error) {
 	return all, nil
 }
 
+func noBridge(name string) error {
+	return fmt.Errorf("bridge %.15q is none of a network of this node", name)
+}
+
 // owners returns the owners of the overlay's flows.
 func (a *agent) owners(first string) (admin.Owners, error) {
 	r := a.running.Load()
@@ -68,7 +73,7 @@ func (a *agent) owners(first string) (admin.Owners, error) {
 	var asked policy.Key
 	asked.Namespace, asked.Name, _ = strings.Cut(first, "/")
 	all := admin.Owners{Node: a.opts.Node}
-	for _, origin := range r.network.Origins(append(r.engines.flowLoop.Owners(), pipeline.OwnerState), asked) {
+	for _, origin := range r.network.Origins(append(r.engines.Switch.Flows().Owners(), pipeline.OwnerState), asked) {
 		owner := admin.Owner{
 			Cookie: fmt.Sprintf("%#x", pipeline.Cookie(origin.Owner)), Owner: string(origin.Owner), MoreObjects: origin.More,
 		}

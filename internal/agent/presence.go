@@ -70,7 +70,7 @@ func (n *networks) awaitServed(ctx context.Context, k *kind, object client.Objec
 			k.absent(fmt.Sprintf("the API server does not serve %T", object))
 			steps.Wake(n.changed)
 			if !hasRecords(n.agent.store, k.Name) {
-				n.agent.engines.Load().handovers.Done(k.Name)
+				n.agent.engines.Load().Handovers.Done(k.Name)
 			}
 		}
 		select {

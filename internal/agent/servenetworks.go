@@ -7,6 +7,8 @@ import (
 	"fmt"
 	"time"
 
+	"weft.dev/weft/internal/agent/engines"
+
 	"weft.dev/weft/internal/agent/events"
 
 	weftv1 "weft.dev/weft/api/weft/v1"
@@ -21,7 +23,7 @@ import (
 )
 
 // follow keeps a network running while it is present, or has attachments on this node.
-func (n *networks) follow(ctx, engineCtx context.Context, k *kind, e *engines, group *errgroup.Group) error {
+func (n *networks) follow(ctx, engineCtx context.Context, k *kind, e *engines.Engines, group *errgroup.Group) error {
 	signal := toolscache.ResourceEventHandlerFuncs{
 		AddFunc: func(any) { steps.Wake(k.wake) }, UpdateFunc: func(any, any) { steps.Wake(k.wake) }, DeleteFunc: func(any) { steps.Wake(k.wake) },
 	}
@@ -48,7 +50,7 @@ func (n *networks) follow(ctx, engineCtx context.Context, k *kind, e *engines, g
 			}
 			continue
 		default:
-			e.handovers.Done(k.Name) // what is left of it is removed
+			e.Handovers.Done(k.Name) // what is left of it is removed
 		}
 		select {
 		case <-ctx.Done():
@@ -60,7 +62,7 @@ func (n *networks) follow(ctx, engineCtx context.Context, k *kind, e *engines, g
 }
 
 // serve runs a network until it is not present any more and has no attachments on this node.
-func (n *networks) serve(ctx, engineCtx context.Context, k *kind, e *engines, group *errgroup.Group) error {
+func (n *networks) serve(ctx, engineCtx context.Context, k *kind, e *engines.Engines, group *errgroup.Group) error {
 	a := n.agent
 	made, runner, err := n.open(ctx, k, e, group)
 	if err != nil {
@@ -83,7 +85,7 @@ func (n *networks) serve(ctx, engineCtx context.Context, k *kind, e *engines, gr
 	group.Go(func() error {
 		select {
 		case <-runner.HandedOver():
-			e.handovers.Done(k.Name)
+			e.Handovers.Done(k.Name)
 			steps.Wake(n.changed)
 		case <-runCtx.Done():
 		}
@@ -111,7 +113,7 @@ func (n *networks) serve(ctx, engineCtx context.Context, k *kind, e *engines, gr
 }
 
 // open creates the network, and retries until what it needs of the node exists.
-func (n *networks) open(ctx context.Context, k *kind, e *engines, group *errgroup.Group) (network.Network, network.Runner, error) {
+func (n *networks) open(ctx context.Context, k *kind, e *engines.Engines, group *errgroup.Group) (network.Network, network.Runner, error) {
 	a := n.agent
 	delay := steps.FirstRetry
 	for {
@@ -139,20 +141,20 @@ func (n *networks) open(ctx context.Context, k *kind, e *engines, group *errgrou
 }
 
 // node returns this node in the form that networks use.
-func (n *networks) node(k *kind, e *engines, group *errgroup.Group) *node.Node {
+func (n *networks) node(k *kind, e *engines.Engines, group *errgroup.Group) *node.Node {
 	a := n.agent
-	run := e.runSwitch(a.engineCtx, group)
+	start := e.Switch.Starter(a.engineCtx, group)
 	return &node.Node{
 		Name: a.opts.Node, BootID: a.bootID, RunDir: a.opts.RunDir, StateDir: a.opts.StateDir,
 		Ports: PortsNamespace(a.opts.RunDir), Verify: a.opts.Verify, Reserved: a.reservedFor,
-		Links: e.linkLoop, Rules: e.ruleLoop, Pods: e.pods, Pass: e.firewall.Pass, WatchLinks: e.watchers.add,
-		Observe: a.tables.add, Ranges: link.Ranges, Elsewhere: link.Elsewhere,
+		Links: e.Kernel.Links, Rules: e.Kernel.Rules, Pods: e.Kernel.Pods, Pass: e.Kernel.Firewall.Pass, WatchLinks: e.Kernel.WatchDevices,
+		Observe: a.tables.Add, Ranges: link.Ranges, Elsewhere: link.Elsewhere,
 		Switch: func(ctx context.Context) (*node.Switch, error) {
 			k.set(nil, "waiting for Open vSwitch's database at "+a.opts.OVSRunDir)
-			if err := a.openSwitch(ctx, e, run); err != nil {
+			if err := e.Switch.Open(ctx, start); err != nil {
 				return nil, err
 			}
-			return &node.Switch{Datapath: e.datapath, Database: e.rows, Rows: e.rowLoop, Bridges: e.bridges}, nil
+			return &node.Switch{Datapath: e.Switch.Datapath, Database: e.Switch.Database, Rows: e.Switch.Rows, Bridges: e.Switch.Bridges}, nil
 		},
 	}
 }

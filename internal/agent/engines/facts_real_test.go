@@ -1,6 +1,6 @@
 //go:build real
 
-package agent
+package engines
 
 import (
 	"fmt"

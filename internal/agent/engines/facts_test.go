@@ -1,4 +1,4 @@
-package agent
+package engines
 
 import (
 	"net/netip"
@@ -8,8 +8,8 @@ import (
 
 // The error for a hostIP that no interface of the node has names the address and the right setting.
 func TestNodeWithoutItsAddress(t *testing.T) {
-	e := &engines{}
-	_, err := e.nodeFacts(netip.MustParseAddr("192.0.2.77")) // RFC 5737: a documentation address
+	k := &Kernel{}
+	_, err := k.Facts(netip.MustParseAddr("192.0.2.77")) // RFC 5737: a documentation address
 	if err == nil || !strings.Contains(err.Error(), "hostIP 192.0.2.77: no interface of this node has it; the Node's first InternalIP must be") {
 		t.Errorf("%v", err)
 	}

@@ -1,0 +1,35 @@
+package engines
+
+import (
+	"context"
+	"time"
+
+	"weft.dev/weft/internal/link"
+	"weft.dev/weft/internal/metrics"
+	"weft.dev/weft/internal/reconcile"
+)
+
+// hostEnds are the pods' host veths. Restoring them counts as drift of the links.
+type hostEnds struct {
+	*link.Pods
+	metrics *metrics.Agent
+}
+
+// Restore implements ports.HostEnds.
+func (h *hostEnds) Restore(ctx context.Context, name string, want link.HostEnd) error {
+	begin := time.Now()
+	err := h.Pods.Restore(ctx, name, want)
+	h.metrics.Commit(reconcile.Event{Engine: NameLinks, Set: 1, Drift: reconcile.Drift{Altered: 1}, Took: time.Since(begin), Err: err})
+	return err
+}
+
+// Reshape implements link.Shapers.
+func (h *hostEnds) Reshape(ctx context.Context, path, name string, want link.Shape) error {
+	if want == (link.Shape{}) {
+		return h.Pods.Reshape(ctx, path, name, want) // of a port that is being removed
+	}
+	begin := time.Now()
+	err := h.Pods.Reshape(ctx, path, name, want)
+	h.metrics.Commit(reconcile.Event{Engine: NameLinks, Set: 1, Drift: reconcile.Drift{Altered: 1}, Took: time.Since(begin), Err: err})
+	return err
+}
