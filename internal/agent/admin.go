@@ -44,7 +44,7 @@ func (a *agent) state(ctx context.Context) admin.State {
 	s := admin.State{Node: a.opts.Node, Version: a.opts.Version, Kernel: kernelRelease(), Attachments: len(a.store.List())}
 	r := a.running.Load()
 	if r == nil {
-		if err := a.networks.ready(); err != nil {
+		if err := a.networks.Ready(); err != nil {
 			s.Waiting = err.Error()
 		}
 		s.Ready = s.Waiting == ""

@@ -15,6 +15,13 @@ import (
 	"sync/atomic"
 	"time"
 
+	weftv1 "weft.dev/weft/api/weft/v1"
+
+	"weft.dev/weft/internal/agent/networks"
+	"weft.dev/weft/internal/agent/sysctl"
+	"weft.dev/weft/internal/node"
+	"weft.dev/weft/internal/placement"
+
 	"weft.dev/weft/internal/agent/engines"
 
 	"weft.dev/weft/internal/agent/cniconf"
@@ -134,7 +141,7 @@ type Options struct {
 func (o Options) withDefaults() Options {
 	for value, fallback := range map[*string]string{
 		&o.OVSRunDir: DefaultOVSRunDir, &o.StateDir: DefaultStateDir, &o.RunDir: DefaultRunDir,
-		&o.CNIConfDir: DefaultCNIConfDir, &o.Datapath: DatapathAuto, &o.ProcSys: procSys, &o.ResolvConf: DefaultResolvConf,
+		&o.CNIConfDir: DefaultCNIConfDir, &o.Datapath: DatapathAuto, &o.ProcSys: sysctl.Dir, &o.ResolvConf: DefaultResolvConf,
 		&o.RuntimeCache: cni.DefaultCache,
 	} {
 		if *value == "" {
@@ -167,7 +174,7 @@ func (o *Options) overlay(clients kubernetes.Interface, recorder *events.Recorde
 	options := overlaynode.Options{
 		Config: o.Config, Clients: clients, Node: o.Node, StateDir: o.StateDir, ResolvConf: o.ResolvConf, Log: o.Log,
 		Closed:      overlay.Closed{Metadata: o.MetadataAddresses, TCPPorts: o.ClosedNodePorts},
-		ClosedPorts: closedPorts(o.Networks),
+		ClosedPorts: networks.ClosedPorts(o.Networks),
 	}
 	if recorder != nil {
 		options.Events = recorder
@@ -209,19 +216,18 @@ type agent struct {
 	waiting *waiting
 	// handler serves the container runtime, with the networks in networks.
 	handler  *lifecycle.Handler
-	networks *networks
-	places   *places
+	networks *networks.Networks
+	places   *networks.Places
 	bootID   string
 	// engines are the node's engines, once they are open. They run until engineCtx ends.
-	engines   atomic.Pointer[engines.Engines]
-	tables    engines.Tables
-	engineCtx context.Context //nolint:containedctx // the life of the engines, which networks that come later join
-	health    *health.Server
-	metrics   *metrics.Agent
-	kube      *kube
-	events    *events.Recorder
-	socket    string
-	records   string
+	engines atomic.Pointer[engines.Engines]
+	tables  engines.Tables
+	health  *health.Server
+	metrics *metrics.Agent
+	kube    *kube
+	events  *events.Recorder
+	socket  string
+	records string
 	// running is set once the engines are open.
 	running atomic.Pointer[running]
 	// refused is why the node is not in step with the objects; "" if it is.
@@ -257,7 +263,10 @@ func Run(ctx context.Context, opts Options) error {
 	a.health = &health.Server{Profiling: opts.Profiling, Metrics: a.metrics.Handler()}
 	a.kube = &kube{metrics: a.metrics}
 	a.opts.Config = a.kube.wrap(opts.Config)
-	if err := prepareSysctls(opts.ProcSys); err != nil {
+	if err := sysctl.Prepare(opts.ProcSys); err != nil {
+		return err
+	}
+	if _, err := setSysctls(); err != nil {
 		return err
 	}
 	var err error
@@ -315,25 +324,59 @@ func (a *agent) serveRuntime() error {
 	if a.bootID, err = attach.ReadBootID(); err != nil {
 		return err
 	}
-	if a.networks, err = newNetworks(a); err != nil {
-		return err
-	}
-	place := placeOnOverlay
-	if len(a.opts.Networks) > 0 {
-		if a.places, err = newPlaces(a.opts.Config, a.opts.Node); err != nil {
-			return err
-		}
-		a.places.cluster = a.networks.cluster
-		place = a.places.place
-	}
 	a.handler = lifecycle.New(a.store, lifecycle.Options{
-		BootID: a.bootID, Place: place, Log: a.opts.Log, Waiting: a.waiting.get, Removed: a.networks.removed,
+		BootID: a.bootID, Place: a.place, Log: a.opts.Log, Waiting: a.waiting.get,
+		Removed: func(name string) { a.networks.Removed(name) },
 		Default: func() (string, error) {
-			name, _ := a.networks.standard()
-			return name, a.networks.decided()
+			name, _ := a.networks.Default()
+			return name, a.networks.Decided()
 		},
 	})
-	return nil
+	a.networks, err = networks.New(networks.Options{
+		Kinds: a.opts.Networks, Config: a.opts.Config, Store: a.store, Handler: a.handler, Overlay: presence{a}, Log: a.opts.Log,
+		OVSRunDir: a.opts.OVSRunDir, Events: events.OnObjects{Recorder: a.events}, Report: a.reportOf,
+		Node: node.Node{
+			Name: a.opts.Node, BootID: a.bootID, RunDir: a.opts.RunDir, StateDir: a.opts.StateDir,
+			Ports: PortsNamespace(a.opts.RunDir), Verify: a.opts.Verify, Reserved: a.reservedFor, Observe: a.tables.Add,
+		},
+	})
+	if err != nil || len(a.opts.Networks) == 0 {
+		return err
+	}
+	a.places, err = networks.NewPlaces(a.opts.Config, a.opts.Node, a.networks)
+	return err
+}
+
+// place returns the network of the pod in an ADD.
+func (a *agent) place(ctx context.Context, req *cni.Request) (placement.Decision, error) {
+	if a.places == nil {
+		return networks.PlaceOnOverlay(ctx, req)
+	}
+	return a.places.Place(ctx, req)
+}
+
+// presence is the overlay, for the networks.
+type presence struct{ agent *agent }
+
+// FollowPresence implements networks.Overlay.
+func (p presence) FollowPresence(ctx context.Context, found func(network.Presence)) error {
+	return p.agent.objects.FollowPresence(ctx, found)
+}
+
+// Ready implements networks.Overlay.
+func (p presence) Ready() error {
+	if r := p.agent.running.Load(); r != nil {
+		return r.network.Ready()
+	}
+	return errors.New(p.agent.waiting.get())
+}
+
+// reportOf returns a function that replaces a network's own section.
+func (a *agent) reportOf(name string) func(weftv1.NodeNetworkSection) {
+	return func(section weftv1.NodeNetworkSection) {
+		section.Name = name
+		a.nodeNetwork.Set(section)
+	}
 }
 
 // run runs all parts until one fails or ctx ends. The CNI server stops first, so that requests in progress still find the engines. The
@@ -367,14 +410,13 @@ func (a *agent) run(ctx context.Context, opened *engines.Engines) error {
 	serving.Go(func() error { return a.status.Run(serveCtx) })
 	serving.Go(func() error { return a.nodeNetwork.Run(serveCtx) })
 	serving.Go(func() error { return a.objects.Run(serveCtx) })
-	a.engineCtx = engineGroupCtx
 	opened.Run(engineGroupCtx, loops)
 	a.engines.Store(opened)
 	loops.Go(func() error { return a.handler.Run(engineGroupCtx) })
 	if a.places != nil {
-		serving.Go(func() error { return a.places.run(serveCtx) })
+		serving.Go(func() error { return a.places.Run(serveCtx) })
 	}
-	serving.Go(func() error { return a.networks.run(serveCtx, engineGroupCtx, opened, loops) })
+	a.serveNetworks(serveCtx, serving, networks.Running{Engines: opened, Context: engineGroupCtx, Group: loops})
 	serving.Go(func() error { return a.serveNetwork(serveCtx, engineGroupCtx, opened, loops) })
 	opened.Kernel.ReadAhead(engineGroupCtx, loops, PortsNamespace(a.opts.RunDir)) // after the requests to other programs, which take longer
 	serving.Go(func() error {                                                     // a failed engine ends the agent
@@ -394,12 +436,23 @@ func (a *agent) run(ctx context.Context, opened *engines.Engines) error {
 	return err
 }
 
+// serveNetworks runs the networks in the group. Networks other than the overlay need a configuration of the runtime of their own.
+func (a *agent) serveNetworks(ctx context.Context, group *errgroup.Group, at networks.Running) {
+	if len(a.opts.Networks) > 0 {
+		a.waiting.set("waiting for the API server to say which networks are configured")
+		a.watchNode(at.Engines, a.networks.Ready)
+		a.health.Warn(health.Check{Name: "networks", Run: a.networks.Problems})
+		group.Go(func() error { return a.configure(ctx, at.Engines) })
+	}
+	group.Go(func() error { return a.networks.Run(ctx, at) })
+}
+
 // serveNetwork starts the overlay once it is present, keeps it in step with the objects, and reports its state.
 func (a *agent) serveNetwork(ctx, engineCtx context.Context, e *engines.Engines, group *errgroup.Group) error {
 	select {
 	case <-ctx.Done():
 		return nil
-	case <-a.networks.overlay:
+	case <-a.networks.Needed():
 	}
 	a.waiting.set("waiting for Open vSwitch's database at " + a.opts.OVSRunDir)
 	if err := e.Switch.Open(ctx, e.Switch.Starter(engineCtx, group)); err != nil {
@@ -489,7 +542,7 @@ func (a *agent) step(ctx context.Context, network *overlay.Network, e *engines.E
 		return nil
 	}
 	// Before it is known which networks are configured, pods cannot be placed; what makes it known calls configure.
-	if standard, _ := a.networks.standard(); standard == overlay.NetworkName && a.networks.decided() == nil {
+	if standard, _ := a.networks.Default(); standard == overlay.NetworkName && a.networks.Decided() == nil {
 		if _, err := a.conf().Write(); err != nil {
 			return err
 		}
@@ -504,7 +557,7 @@ func (a *agent) step(ctx context.Context, network *overlay.Network, e *engines.E
 	}
 	*serving = true
 	a.events.Unreadable(a.closed(network))
-	steps.Wake(a.networks.changed)
+	a.networks.Look()
 	a.opts.Log.Info("serving pods", "node", a.opts.Node, "subnet", view.Local.Subnet.String(), "datapath", view.Node.Datapath)
 	return nil
 }

@@ -5,9 +5,9 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
-	"slices"
 
 	"weft.dev/weft/internal/agent/engines"
+	"weft.dev/weft/internal/network"
 
 	"weft.dev/weft/internal/agent/cniconf"
 	"weft.dev/weft/internal/overlay"
@@ -29,52 +29,48 @@ func (a *agent) conf() *cniconf.File {
 
 // configure writes the runtime's configuration and the node's condition for the default network, if that is another one than the overlay,
 // or if it becomes the overlay again.
-func (n *networks) configure(ctx context.Context, e *engines.Engines) error {
-	return steps.Keep(ctx, n.agent.opts.Log, n.changed, "the runtime's configuration", func() error {
-		if n.decided() != nil {
+func (a *agent) configure(ctx context.Context, e *engines.Engines) error {
+	return steps.Keep(ctx, a.opts.Log, a.networks.Changed(), "the runtime's configuration", func() error {
+		if a.networks.Decided() != nil {
 			return nil //nolint:nilerr // pods could not be placed yet; what is decided wakes this
 		}
-		standard, _ := n.standard()
-		if r := n.agent.running.Load(); standard == overlay.NetworkName && r != nil && r.network.Ready() == nil {
-			return n.configureOverlay(ctx, e)
+		standard, _ := a.networks.Default()
+		if r := a.running.Load(); standard == overlay.NetworkName && r != nil && r.network.Ready() == nil {
+			return a.configureOverlay(ctx, e)
 		}
-		at := slices.IndexFunc(n.kinds, func(k *kind) bool { return k.Name == standard })
-		if at < 0 || n.kinds[at].CNI.Content == nil {
-			return nil // there is none, or it brings no configuration
+		conf, brings := a.networks.Configurations()[standard]
+		if !brings || !a.networks.CanServe(standard) {
+			return nil // there is none, it brings no configuration, or it wakes this once it can serve
 		}
-		if _, running, err := n.kinds[at].state(); !running || err != nil {
-			return nil //nolint:nilerr // it wakes this when that is over
-		}
-		return n.configureKind(ctx, e, n.kinds[at])
+		return a.configureKind(ctx, e, standard, conf)
 	})
 }
 
 // configureKind writes a network's configuration as the node's.
-func (n *networks) configureKind(ctx context.Context, e *engines.Engines, k *kind) error {
-	data, err := k.CNI.Content()
+func (a *agent) configureKind(ctx context.Context, e *engines.Engines, name string, conf network.Conflist) error {
+	data, err := conf.Content()
 	if err != nil {
-		return fmt.Errorf("CNI configuration of network %s: %w", k.Name, err)
+		return fmt.Errorf("CNI configuration of network %s: %w", name, err)
 	}
-	if path := filepath.Join(n.agent.opts.CNIConfDir, k.CNI.Name); !cniconf.IsThere(path, data) {
+	if path := filepath.Join(a.opts.CNIConfDir, conf.Name); !cniconf.IsThere(path, data) {
 		if err := cniconf.WriteAtomically(path, data); err != nil {
 			return err
 		}
 	}
-	n.agent.configured.Store(false)
-	if err := n.withdrawConf(k.CNI.Name); err != nil {
+	a.configured.Store(false)
+	if err := a.withdrawConf(conf.Name); err != nil {
 		return err
 	}
-	return n.agent.reportReadyNode(ctx, e.Kernel.Firewall.Warning())
+	return a.reportReadyNode(ctx, e.Kernel.Firewall.Warning())
 }
 
 // configureOverlay writes the overlay's configuration as the node's.
-func (n *networks) configureOverlay(ctx context.Context, e *engines.Engines) error {
-	a := n.agent
+func (a *agent) configureOverlay(ctx context.Context, e *engines.Engines) error {
 	if _, err := a.conf().Write(); err != nil {
 		return err
 	}
 	a.configured.Store(true)
-	if err := n.withdrawConf(cniconf.Name); err != nil {
+	if err := a.withdrawConf(cniconf.Name); err != nil {
 		return err
 	}
 	return a.reportReadyNode(ctx, e.Kernel.Firewall.Warning())
@@ -82,19 +78,15 @@ func (n *networks) configureOverlay(ctx context.Context, e *engines.Engines) err
 
 // withdrawConf removes the configurations that the agent wrote for other networks, because a node has only one. A file of the same name
 // with other content belongs to another program, and stays.
-func (n *networks) withdrawConf(now string) error {
-	a := n.agent
+func (a *agent) withdrawConf(now string) error {
 	mine, err := a.conf().Content()
 	if err != nil {
 		return err
 	}
 	written := map[string][]byte{cniconf.Name: mine}
-	for _, k := range n.kinds {
-		if k.CNI.Content == nil {
-			continue
-		}
-		if data, err := k.CNI.Content(); err == nil {
-			written[k.CNI.Name] = data
+	for _, conf := range a.networks.Configurations() {
+		if data, err := conf.Content(); err == nil {
+			written[conf.Name] = data
 		}
 	}
 	for name, data := range written {

@@ -6,6 +6,8 @@ import (
 	"fmt"
 	"time"
 
+	"weft.dev/weft/internal/agent/networks"
+
 	"weft.dev/weft/internal/agent/engines"
 
 	overlaynode "weft.dev/weft/internal/overlay/node"
@@ -65,7 +67,7 @@ func (a *agent) dryRun(ctx context.Context, group *errgroup.Group) (admin.Diff, 
 		return admin.Diff{}, err
 	}
 	for _, name := range e.Networks() {
-		if name == overlay.NetworkName || !hasRecords(a.store, name) {
+		if name == overlay.NetworkName || !networks.HasRecords(a.store, name) {
 			e.Handovers.Done(name) // the state of the other networks stays, as in a start that waits for them
 		}
 	}

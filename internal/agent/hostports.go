@@ -5,6 +5,8 @@ import (
 	"net/netip"
 	"strconv"
 
+	"weft.dev/weft/internal/agent/networks"
+
 	"weft.dev/weft/internal/cni"
 	"weft.dev/weft/internal/liveness"
 )
@@ -44,11 +46,9 @@ func reservedPorts(healthAddress string, tunnels []uint16) []reservedPort {
 
 // reservedFor returns what a port of the node is reserved for; "" if it is not reserved.
 func (a *agent) reservedFor(port cni.HostPort) string {
-	tunnels := closedPorts(a.opts.Networks)
+	tunnels := networks.ClosedPorts(a.opts.Networks)
 	if a.networks != nil {
-		for _, k := range a.networks.kinds {
-			tunnels = append(tunnels, k.tunnelPorts()...)
-		}
+		tunnels = append(tunnels, a.networks.TunnelPorts()...)
 	}
 	for _, r := range reservedPorts(a.opts.HealthAddress, tunnels) {
 		if r.port.Overlaps(port) {
@@ -56,11 +56,4 @@ func (a *agent) reservedFor(port cni.HostPort) string {
 		}
 	}
 	return ""
-}
-
-// tunnelPorts returns the UDP ports of tunnels that the network's objects configure.
-func (k *kind) tunnelPorts() []uint16 {
-	k.mu.Lock()
-	defer k.mu.Unlock()
-	return k.presence.TunnelPorts
 }

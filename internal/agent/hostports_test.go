@@ -47,23 +47,14 @@ func TestReservedPorts(t *testing.T) {
 	}
 }
 
-// The ports of tunnels are reserved: of all networks that the agent serves, and those that a network's objects configure.
+// The ports of tunnels of all networks that the agent serves are reserved.
 func TestTunnelPortsAreReserved(t *testing.T) {
-	kinds := []network.Kind{flannel.Kind(flannel.KindOptions{}), neutron.Kind("n1")}
-	a := &agent{opts: Options{Networks: kinds}, networks: &networks{}}
-	configured := &kind{Kind: kinds[0]}
-	a.networks.kinds = []*kind{configured, {Kind: kinds[1]}}
-	udp := func(port uint16) string {
-		return a.reservedFor(cni.HostPort{Address: netip.MustParseAddr("192.0.2.1"), Port: port, Protocol: "udp", ContainerPort: 53})
-	}
+	a := &agent{opts: Options{Networks: []network.Kind{flannel.Kind(flannel.KindOptions{}), neutron.Kind("n1")}}}
 	for port, want := range map[uint16]string{6081: "tunnels between nodes", 4789: "tunnels between nodes", 8472: "", 53: ""} {
-		if got := udp(port); got != want {
+		got := a.reservedFor(cni.HostPort{Address: netip.MustParseAddr("192.0.2.1"), Port: port, Protocol: "udp", ContainerPort: 53})
+		if got != want {
 			t.Errorf("%d/udp is reserved for %q, want %q", port, got, want)
 		}
-	}
-	configured.presence = network.Presence{Present: true, TunnelPorts: []uint16{8472}}
-	if got := udp(8472); got != "tunnels between nodes" {
-		t.Errorf("flannel's port is reserved for %q", got)
 	}
 	if got := a.reservedFor(cni.HostPort{Port: 6081, Protocol: "tcp", ContainerPort: 80}); got != "" {
 		t.Errorf("6081/tcp is reserved for %q", got)

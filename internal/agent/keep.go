@@ -3,6 +3,8 @@ package agent
 import (
 	"context"
 
+	"weft.dev/weft/internal/agent/sysctl"
+
 	"weft.dev/weft/internal/agent/events"
 
 	"weft.dev/weft/internal/keep"
@@ -66,3 +68,6 @@ func keepNode(ctx context.Context, k *keep.Keeper) error {
 	<-forwarding
 	return err
 }
+
+// setSysctls sets what the whole node needs, and returns the names of the settings that it changed.
+func setSysctls() (put string, err error) { return sysctl.Set(overlayCare().Sysctls) }

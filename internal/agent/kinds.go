@@ -1,8 +1,6 @@
 package agent
 
 import (
-	"slices"
-
 	"weft.dev/weft/internal/cni"
 	flannel "weft.dev/weft/internal/flannel/node"
 	"weft.dev/weft/internal/network"
@@ -28,16 +26,6 @@ func Kinds(o *Options) []network.Kind {
 		kinds = append(kinds, neutron.Kind(o.Node))
 	}
 	return kinds
-}
-
-// closedPorts returns the UDP ports of the networks' tunnels, ascending, without duplicates.
-func closedPorts(kinds []network.Kind) []uint16 {
-	var ports []uint16
-	for i := range kinds {
-		ports = append(ports, kinds[i].ClosedPorts...)
-	}
-	slices.Sort(ports)
-	return slices.Compact(ports)
 }
 
 // pluginKeys returns the keys by which a plugin finds an agent that is not in the default place.

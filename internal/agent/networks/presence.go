@@ -1,4 +1,4 @@
-package agent
+package networks
 
 import (
 	"cmp"
@@ -22,9 +22,9 @@ const servedRetry = time.Minute
 
 // watch watches the objects that determine whether the network is configured, once the API server serves their kinds. Until then the
 // network is not present.
-func (n *networks) watch(ctx context.Context, k *kind, signal toolscache.ResourceEventHandler) error {
+func (n *Networks) watch(ctx context.Context, at Running, k *kind, signal toolscache.ResourceEventHandler) error {
 	for _, object := range k.Presence {
-		n.awaitServed(ctx, k, object)
+		n.awaitServed(ctx, at, k, object)
 		k.waits(fmt.Sprintf("the API server has not sent the list of %T yet", object))
 		informer, err := k.objects.GetInformer(ctx, object, cache.BlockUntilSynced(true))
 		if err != nil {
@@ -57,7 +57,7 @@ func (k *kind) binds() bool {
 }
 
 // awaitServed returns once the API server serves the kind of an object, or ctx ends.
-func (n *networks) awaitServed(ctx context.Context, k *kind, object client.Object) {
+func (n *Networks) awaitServed(ctx context.Context, at Running, k *kind, object client.Object) {
 	for {
 		err := informer.Served(ctx, k.api, object)
 		if err == nil || ctx.Err() != nil {
@@ -69,8 +69,8 @@ func (n *networks) awaitServed(ctx context.Context, k *kind, object client.Objec
 			retry = servedRetry
 			k.absent(fmt.Sprintf("the API server does not serve %T", object))
 			steps.Wake(n.changed)
-			if !hasRecords(n.agent.store, k.Name) {
-				n.agent.engines.Load().Handovers.Done(k.Name)
+			if !HasRecords(n.options.Store, k.Name) {
+				at.Engines.Handovers.Done(k.Name)
 			}
 		}
 		select {
@@ -92,7 +92,7 @@ func (k *kind) absent(why string) {
 }
 
 // look decides whether the network is present.
-func (n *networks) look(ctx context.Context, k *kind) (network.Presence, error) {
+func (n *Networks) look(ctx context.Context, k *kind) (network.Presence, error) {
 	limited, cancel := context.WithTimeout(ctx, podTimeout)
 	defer cancel()
 	presence, err := k.Present(limited, k.objects)

@@ -1,4 +1,4 @@
-package agent
+package networks
 
 import (
 	"context"
@@ -29,7 +29,7 @@ func TestPlaceWithoutWatches(t *testing.T) {
 	}))
 	t.Cleanup(server.Close)
 	t.Cleanup(server.CloseClientConnections)
-	p, err := newPlaces(&rest.Config{Host: server.URL}, "n")
+	p, err := NewPlaces(&rest.Config{Host: server.URL}, "n", &Networks{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -38,8 +38,8 @@ func TestPlaceWithoutWatches(t *testing.T) {
 	}
 	ctx, cancel := context.WithCancel(t.Context())
 	ended := make(chan error, 1)
-	go func() { ended <- p.run(ctx) }()
-	decision, err := p.place(ctx, &cni.Request{Args: cni.Args{PodNamespace: "ns", PodName: "p", PodUID: "u"}})
+	go func() { ended <- p.Run(ctx) }()
+	decision, err := p.Place(ctx, &cni.Request{Args: cni.Args{PodNamespace: "ns", PodName: "p", PodUID: "u"}})
 	if err != nil || !strings.Contains(decision.Network, overlay.NetworkName) {
 		t.Errorf("placed by %+v, error %v, want network %s", decision, err, overlay.NetworkName)
 	}

@@ -1,4 +1,4 @@
-package agent
+package networks
 
 import (
 	"errors"
@@ -10,7 +10,7 @@ import (
 )
 
 // serving returns the names of the networks that are present, the overlay first.
-func (n *networks) serving() []string {
+func (n *Networks) serving() []string {
 	var names []string
 	n.mu.Lock()
 	if n.home.Present || len(n.kinds) == 0 {
@@ -25,8 +25,8 @@ func (n *networks) serving() []string {
 	return names
 }
 
-// standard returns the name of the default network and the reason; "" if there is none.
-func (n *networks) standard() (name, reason string) {
+// Default returns the name of the default network and the reason; "" if there is none.
+func (n *Networks) Default() (name, reason string) {
 	if len(n.kinds) == 0 {
 		return overlay.NetworkName, "it is the only network"
 	}
@@ -57,8 +57,8 @@ func (n *networks) standard() (name, reason string) {
 	return "", ""
 }
 
-// decided returns nil once the presence of every network is known.
-func (n *networks) decided() error {
+// Decided returns nil once the presence of every network is known.
+func (n *Networks) Decided() error {
 	if len(n.kinds) == 0 {
 		return nil
 	}
@@ -79,9 +79,9 @@ func (n *networks) decided() error {
 	return nil
 }
 
-// problems returns why networks that are present cannot serve pods, except for the default network.
-func (n *networks) problems() error {
-	standard, _ := n.standard()
+// Problems returns why networks that are present cannot serve pods, except for the default network.
+func (n *Networks) Problems() error {
+	standard, _ := n.Default()
 	var errs []error
 	for _, k := range n.kinds {
 		presence, running, err := k.state()
@@ -92,17 +92,14 @@ func (n *networks) problems() error {
 	return errors.Join(errs...)
 }
 
-// ready returns nil if the default network can serve pods.
-func (n *networks) ready() error {
-	standard, _ := n.standard()
+// Ready returns nil if the default network can serve pods.
+func (n *Networks) Ready() error {
+	standard, _ := n.Default()
 	for _, k := range n.kinds {
 		if k.Name == standard {
 			_, _, err := k.state()
 			return err
 		}
 	}
-	if r := n.agent.running.Load(); r != nil {
-		return r.network.Ready()
-	}
-	return errors.New(n.agent.waiting.get())
+	return n.options.Overlay.Ready()
 }

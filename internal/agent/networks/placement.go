@@ -1,4 +1,4 @@
-package agent
+package networks
 
 import (
 	"context"
@@ -21,16 +21,17 @@ import (
 	"weft.dev/weft/internal/placement"
 )
 
-// places returns the networks of pods from the API server's objects. This node's pods and all namespaces are watched; an object that the
+// Places returns the networks of pods from the API server's objects. This node's pods and all namespaces are watched; an object that the
 // watch does not have yet is read from the API server. Of what the runtime passes, only the pod's name and UID are used.
-type places struct {
+type Places struct {
 	cache cache.Cache
 	live  client.Reader
 	// cluster returns what is known of the networks, and how many of them serve this node.
 	cluster func(ctx context.Context) (c placement.Cluster, serving int, err error)
 }
 
-func newPlaces(config *rest.Config, node string) (*places, error) {
+// NewPlaces returns the places of a node's pods. Nothing is watched before Run.
+func NewPlaces(config *rest.Config, node string, in *Networks) (*Places, error) {
 	scheme := runtime.NewScheme()
 	if err := corev1.AddToScheme(scheme); err != nil {
 		return nil, fmt.Errorf("scheme: %w", err)
@@ -49,7 +50,7 @@ func newPlaces(config *rest.Config, node string) (*places, error) {
 	if err != nil {
 		return nil, fmt.Errorf("API server: %w", err)
 	}
-	return &places{cache: store, live: live}, nil
+	return &Places{cache: store, live: live, cluster: in.cluster}, nil
 }
 
 // Limits on waits for the API server: podTimeout while a runtime waits for an answer, knownTimeout for a read from a cache that may not be
@@ -70,8 +71,8 @@ func keepMetadata(object any) (any, error) {
 	return object, nil
 }
 
-// run watches until ctx ends.
-func (p *places) run(ctx context.Context) error {
+// Run watches until ctx ends.
+func (p *Places) Run(ctx context.Context) error {
 	for _, kind := range []client.Object{&corev1.Pod{}, &corev1.Namespace{}} {
 		if _, err := p.cache.GetInformer(ctx, kind, cache.BlockUntilSynced(false)); err != nil {
 			return fmt.Errorf("watching the API server: %w", err)
@@ -80,8 +81,8 @@ func (p *places) run(ctx context.Context) error {
 	return p.cache.Start(ctx)
 }
 
-// place returns the network of the pod in an ADD.
-func (p *places) place(ctx context.Context, req *cni.Request) (placement.Decision, error) {
+// Place returns the network of the pod in an ADD.
+func (p *Places) Place(ctx context.Context, req *cni.Request) (placement.Decision, error) {
 	cluster, serving, err := p.cluster(ctx)
 	if err != nil {
 		return placement.Decision{}, cni.Errorf(cni.CodeTryAgainLater, "placing pod %s/%s: %w", req.Args.PodNamespace, req.Args.PodName, err)
@@ -105,7 +106,7 @@ func (p *places) place(ctx context.Context, req *cni.Request) (placement.Decisio
 }
 
 // pod reads the pod that the runtime means. A pod of the same name with another UID is a former or a later one.
-func (p *places) pod(ctx context.Context, args cni.Args, pod *corev1.Pod) error {
+func (p *Places) pod(ctx context.Context, args cni.Args, pod *corev1.Pod) error {
 	key := client.ObjectKey{Namespace: args.PodNamespace, Name: args.PodName}
 	if err := p.cached(ctx, key, pod); err == nil && isPod(pod, args.PodUID) {
 		return nil
@@ -128,7 +129,7 @@ func isPod(pod *corev1.Pod, uid string) bool {
 }
 
 // get reads an object from the watch, or from the API server if the watch does not have it yet.
-func (p *places) get(ctx context.Context, key client.ObjectKey, object client.Object) error {
+func (p *Places) get(ctx context.Context, key client.ObjectKey, object client.Object) error {
 	if err := p.cached(ctx, key, object); err == nil {
 		return nil
 	}
@@ -139,22 +140,17 @@ func (p *places) get(ctx context.Context, key client.ObjectKey, object client.Ob
 }
 
 // cached reads an object from the watch. Before the watch has its first state, a read waits; the rest of ctx's time is for the API server.
-func (p *places) cached(ctx context.Context, key client.ObjectKey, object client.Object) error {
+func (p *Places) cached(ctx context.Context, key client.ObjectKey, object client.Object) error {
 	ctx, cancel := context.WithTimeout(ctx, knownTimeout)
 	defer cancel()
 	return p.cache.Get(ctx, key, object)
 }
 
-// placeOnOverlay replaces place on a node that serves no other kind of network.
-func placeOnOverlay(context.Context, *cni.Request) (placement.Decision, error) {
-	return placement.Decision{Network: overlay.NetworkName, Reason: "it is the only network"}, nil
-}
-
 // cluster returns what placement needs to know of the networks.
-func (n *networks) cluster(ctx context.Context) (placement.Cluster, int, error) {
+func (n *Networks) cluster(ctx context.Context) (placement.Cluster, int, error) {
 	c := placement.Cluster{Absent: map[string]string{}, Known: []string{overlay.NetworkName}}
-	c.Default, c.DefaultReason = n.standard()
-	if err := n.decided(); err != nil {
+	c.Default, c.DefaultReason = n.Default()
+	if err := n.Decided(); err != nil {
 		return c, 0, err
 	}
 	n.mu.Lock()
@@ -181,4 +177,9 @@ func (n *networks) cluster(ctx context.Context) (placement.Cluster, int, error) 
 		c.Binders = append(c.Binders, binder)
 	}
 	return c, len(n.serving()), nil
+}
+
+// PlaceOnOverlay replaces Places.Place on a node that serves no other kind of network.
+func PlaceOnOverlay(context.Context, *cni.Request) (placement.Decision, error) {
+	return placement.Decision{Network: overlay.NetworkName, Reason: "it is the only network"}, nil
 }

@@ -1,7 +1,8 @@
-package agent
+package networks
 
 import (
 	"context"
+	"slices"
 	"strings"
 	"testing"
 
@@ -39,11 +40,11 @@ func TestDefaultNetwork(t *testing.T) {
 		"also for a bound pod":                     {present, present, chosen, "bound"},
 		"the overlay's object and another network": {chosen, chosen, absent, "overlay"},
 	} {
-		n := &networks{
+		n := &Networks{
 			home: presence(c.overlay, true), known: true,
 			kinds: []*kind{decidedKind("flat", presence(c.flat, true)), decidedKind("bound", presence(c.bound, false))},
 		}
-		if have, reason := n.standard(); have != c.want || (reason == "") != (c.want == "") {
+		if have, reason := n.Default(); have != c.want || (reason == "") != (c.want == "") {
 			t.Errorf("%s: %q (%s), want %q", name, have, reason, c.want)
 		}
 	}
@@ -54,7 +55,7 @@ func TestDefaultNetwork(t *testing.T) {
 func TestNothingIsPlacedBeforeAllIsKnown(t *testing.T) {
 	flat := decidedKind("flat", netkind.Presence{Why: "there is no ConfigMap"})
 	flat.why = "there is no ConfigMap"
-	n := &networks{home: netkind.Presence{Present: true, Cluster: true}, kinds: []*kind{flat}}
+	n := &Networks{home: netkind.Presence{Present: true, Cluster: true}, kinds: []*kind{flat}}
 	if _, _, err := n.cluster(t.Context()); err == nil {
 		t.Error("pods are placed before the overlay's objects are read")
 	}
@@ -72,7 +73,7 @@ func TestNothingIsPlacedBeforeAllIsKnown(t *testing.T) {
 		t.Errorf("decision %+v", d)
 	}
 	flat.presence.Present = true
-	if err := n.problems(); err == nil || !strings.Contains(err.Error(), "flat") {
+	if err := n.Problems(); err == nil || !strings.Contains(err.Error(), "flat") {
 		t.Errorf("problems: %v", err)
 	}
 }
@@ -92,7 +93,7 @@ func TestAbsentNetworkBinds(t *testing.T) {
 			return []placement.Binding{{Level: placement.ByNamespace, Network: "bound", Reason: "Subnet blue names namespace shop", Only: true}}
 		}, nil
 	}
-	n := &networks{home: netkind.Presence{Present: true, Cluster: true}, known: true, kinds: []*kind{bound}}
+	n := &Networks{home: netkind.Presence{Present: true, Cluster: true}, known: true, kinds: []*kind{bound}}
 	decide := func(namespace string, annotations map[string]string) placement.Decision {
 		t.Helper()
 		cluster, serving, err := n.cluster(t.Context())
@@ -113,5 +114,18 @@ func TestAbsentNetworkBinds(t *testing.T) {
 	}
 	if d := decide("other", nil); d.Network != "overlay" || d.Refuse != "" {
 		t.Errorf("a pod that nothing binds: %+v", d)
+	}
+}
+
+// The ports of tunnels that a network's objects configure are known, so that no pod gets one as a host port.
+func TestTunnelPorts(t *testing.T) {
+	configured := decidedKind("flat", netkind.Presence{})
+	n := &Networks{kinds: []*kind{configured, decidedKind("bound", netkind.Presence{})}}
+	if got := n.TunnelPorts(); len(got) > 0 {
+		t.Errorf("without objects: %v", got)
+	}
+	configured.presence = netkind.Presence{Present: true, TunnelPorts: []uint16{8472}}
+	if got := n.TunnelPorts(); !slices.Equal(got, []uint16{8472}) {
+		t.Errorf("ports %v", got)
 	}
 }
