@@ -7,9 +7,8 @@ import (
 	"testing"
 	"time"
 
-	"weft.dev/weft/internal/agent/engines"
-
 	"weft.dev/weft/internal/admin"
+	"weft.dev/weft/internal/agent/engines"
 	"weft.dev/weft/internal/attach"
 	"weft.dev/weft/internal/reconcile"
 )

@@ -70,15 +70,3 @@ func report(ctx context.Context, clients kubernetes.Interface, node string, want
 
 // warningMax bounds the warnings in a node's condition, in bytes. The log has all of them.
 const warningMax = 1024
-
-// reportReadyNode sets the node's condition to ready. The node serves pods whatever the host's firewalls do; the condition's message has their
-// warning.
-func (a *agent) reportReadyNode(ctx context.Context, warning string) error {
-	if warning == "" {
-		return reportReady(ctx, a.clients, a.opts.Node)
-	}
-	return report(ctx, a.clients, a.opts.Node, corev1.NodeCondition{
-		Type: corev1.NodeNetworkUnavailable, Status: corev1.ConditionFalse, Reason: reasonReady,
-		Message: "Weft's agent serves this node's pods; host firewall: " + warning[:min(len(warning), warningMax)],
-	})
-}

@@ -6,21 +6,18 @@ import (
 	"fmt"
 	"time"
 
-	"weft.dev/weft/internal/agent/networks"
-
-	"weft.dev/weft/internal/agent/engines"
-
-	overlaynode "weft.dev/weft/internal/overlay/node"
-	"weft.dev/weft/internal/overlay/node/datapath"
-	"weft.dev/weft/internal/steps"
-
 	"golang.org/x/sync/errgroup"
 
 	"weft.dev/weft/internal/admin"
+	"weft.dev/weft/internal/agent/engines"
+	"weft.dev/weft/internal/agent/networks"
 	"weft.dev/weft/internal/attach"
 	"weft.dev/weft/internal/attach/lifecycle"
 	"weft.dev/weft/internal/metrics"
 	"weft.dev/weft/internal/overlay"
+	overlaynode "weft.dev/weft/internal/overlay/node"
+	"weft.dev/weft/internal/overlay/node/datapath"
+	"weft.dev/weft/internal/steps"
 )
 
 // DryRun returns what a start of an agent with these options would change in the node's engines. It runs the same steps as Run, with
@@ -41,6 +38,7 @@ func DryRun(ctx context.Context, opts Options) (admin.Diff, error) {
 	if a.store, err = attach.Look(Records(opts.StateDir)); err != nil {
 		return admin.Diff{}, err
 	}
+	a.reports = &reports{node: opts.Node, objects: a.objects, store: a.store}
 	group, groupCtx := errgroup.WithContext(ctx)
 	group.Go(func() error { return a.objects.Run(groupCtx) })
 	diff, err := a.dryRun(groupCtx, group)
@@ -81,7 +79,7 @@ func (a *agent) dryRun(ctx context.Context, group *errgroup.Group) (admin.Diff, 
 	if err := a.dryProgram(ctx, network, e); err != nil {
 		return admin.Diff{}, fmt.Errorf("a start would fail here: %w", err)
 	}
-	return a.compare(ctx, e.Views()), nil
+	return a.reports.compare(ctx, e.Views()), nil
 }
 
 // dryProgram compiles everything. It first waits for all objects that a start would wait for.

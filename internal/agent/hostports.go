@@ -6,7 +6,6 @@ import (
 	"strconv"
 
 	"weft.dev/weft/internal/agent/networks"
-
 	"weft.dev/weft/internal/cni"
 	"weft.dev/weft/internal/liveness"
 )
@@ -45,15 +44,16 @@ func reservedPorts(healthAddress string, tunnels []uint16) []reservedPort {
 }
 
 // reservedFor returns what a port of the node is reserved for; "" if it is not reserved.
-func (a *agent) reservedFor(port cni.HostPort) string {
-	tunnels := networks.ClosedPorts(a.opts.Networks)
-	if a.networks != nil {
-		tunnels = append(tunnels, a.networks.TunnelPorts()...)
-	}
-	for _, r := range reservedPorts(a.opts.HealthAddress, tunnels) {
+func (o *Options) reservedFor(port cni.HostPort, configured []uint16) string {
+	for _, r := range reservedPorts(o.HealthAddress, append(networks.ClosedPorts(o.Networks), configured...)) {
 		if r.port.Overlaps(port) {
 			return r.user
 		}
 	}
 	return ""
+}
+
+// reserved does the same with the ports of tunnels that networks' objects configure.
+func (a *agent) reserved(port cni.HostPort) string {
+	return a.opts.reservedFor(port, a.networks.TunnelPorts())
 }

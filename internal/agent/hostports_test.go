@@ -49,14 +49,18 @@ func TestReservedPorts(t *testing.T) {
 
 // The ports of tunnels of all networks that the agent serves are reserved.
 func TestTunnelPortsAreReserved(t *testing.T) {
-	a := &agent{opts: Options{Networks: []network.Kind{flannel.Kind(flannel.KindOptions{}), neutron.Kind("n1")}}}
+	o := Options{Networks: []network.Kind{flannel.Kind(flannel.KindOptions{}), neutron.Kind("n1")}}
 	for port, want := range map[uint16]string{6081: "tunnels between nodes", 4789: "tunnels between nodes", 8472: "", 53: ""} {
-		got := a.reservedFor(cni.HostPort{Address: netip.MustParseAddr("192.0.2.1"), Port: port, Protocol: "udp", ContainerPort: 53})
+		got := o.reservedFor(cni.HostPort{Address: netip.MustParseAddr("192.0.2.1"), Port: port, Protocol: "udp", ContainerPort: 53}, nil)
 		if got != want {
 			t.Errorf("%d/udp is reserved for %q, want %q", port, got, want)
 		}
 	}
-	if got := a.reservedFor(cni.HostPort{Port: 6081, Protocol: "tcp", ContainerPort: 80}); got != "" {
+	udp := cni.HostPort{Port: 8472, Protocol: "udp", ContainerPort: 53}
+	if got := o.reservedFor(udp, []uint16{8472}); got != "tunnels between nodes" {
+		t.Errorf("flannel's port is reserved for %q", got)
+	}
+	if got := o.reservedFor(cni.HostPort{Port: 6081, Protocol: "tcp", ContainerPort: 80}, nil); got != "" {
 		t.Errorf("6081/tcp is reserved for %q", got)
 	}
 }

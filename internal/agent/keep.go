@@ -3,10 +3,8 @@ package agent
 import (
 	"context"
 
-	"weft.dev/weft/internal/agent/sysctl"
-
 	"weft.dev/weft/internal/agent/events"
-
+	"weft.dev/weft/internal/agent/sysctl"
 	"weft.dev/weft/internal/keep"
 	"weft.dev/weft/internal/link"
 	"weft.dev/weft/internal/rootsocket"
@@ -16,12 +14,12 @@ import (
 // keeper returns the keeper of the node's state that no engine manages: its sysctls, the agent's sockets, and, once pods are served, the
 // runtime's configuration.
 func (a *agent) keeper(sockets ...*rootsocket.Listener) *keep.Keeper {
-	conf := a.conf()
+	conf := &a.readiness.conf
 	k := &keep.Keeper{
 		Things: []keep.Thing{
 			{Name: "sysctls", Restore: setSysctls},
 			{Name: "CNI configuration", Path: conf.Path(), Restore: func() (string, error) {
-				if !a.configured.Load() {
+				if !a.readiness.configured.Load() {
 					return "", nil
 				}
 				written, err := conf.Write()

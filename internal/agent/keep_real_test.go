@@ -13,7 +13,6 @@ import (
 	"time"
 
 	"weft.dev/weft/internal/agent/cniconf"
-
 	"weft.dev/weft/internal/cni/cniserver"
 	"weft.dev/weft/internal/keep"
 	"weft.dev/weft/internal/link/nstest"
@@ -23,8 +22,12 @@ import (
 // Before pods are served, there is no configuration.
 func TestNodeIsKept(t *testing.T) {
 	dir := t.TempDir()
-	a := &agent{opts: Options{CNIConfDir: dir, RunDir: filepath.Join(dir, "run"), Log: slog.New(slog.DiscardHandler)}, socket: filepath.Join(dir, "run", "cni", "cni.sock")}
-	listener, err := cniserver.Listen(a.socket, 0)
+	socketPath := filepath.Join(dir, "run", "cni", "cni.sock")
+	a := &agent{
+		opts:      Options{CNIConfDir: dir, RunDir: filepath.Join(dir, "run"), Log: slog.New(slog.DiscardHandler)},
+		readiness: &readiness{conf: cniconf.File{Dir: dir, Socket: socketPath}},
+	}
+	listener, err := cniserver.Listen(socketPath, 0)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -47,15 +50,15 @@ func TestNodeIsKept(t *testing.T) {
 	}()
 
 	conf := filepath.Join(dir, cniconf.Name)
-	if _, err := a.conf().Write(); err != nil {
+	if _, err := a.readiness.conf.Write(); err != nil {
 		t.Fatal(err)
 	}
-	a.configured.Store(true)
+	a.readiness.configured.Store(true)
 	<-reported // the sysctls of a new namespace
 	for name, damage := range map[string]func() error{
 		"sysctls: net.ipv4.ip_forward": func() error { return os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("0"), 0) },
 		"CNI configuration: " + conf:   func() error { return os.Remove(conf) },
-		"socket " + a.socket + ": ":    func() error { return os.Remove(a.socket) },
+		"socket " + socketPath + ": ":  func() error { return os.Remove(socketPath) },
 	} {
 		nstest.Do(t, home, damage)
 		select {
@@ -73,7 +76,7 @@ func TestNodeIsKept(t *testing.T) {
 	if _, err := os.Stat(conf); err != nil {
 		t.Error(err)
 	}
-	if conn, err := new(net.Dialer).DialContext(ctx, "unix", a.socket); err != nil {
+	if conn, err := new(net.Dialer).DialContext(ctx, "unix", socketPath); err != nil {
 		t.Error(err)
 	} else {
 		_ = conn.Close()

@@ -10,13 +10,11 @@ import (
 	"testing"
 	"time"
 
-	"weft.dev/weft/internal/agent/engines"
-
-	"weft.dev/weft/internal/agent/events"
-
 	"go.opentelemetry.io/otel/trace/noop"
 	"k8s.io/client-go/rest"
 
+	"weft.dev/weft/internal/agent/engines"
+	"weft.dev/weft/internal/agent/events"
 	"weft.dev/weft/internal/attach"
 	"weft.dev/weft/internal/cni"
 	"weft.dev/weft/internal/health"
@@ -88,7 +86,7 @@ func TestKubeWatches(t *testing.T) {
 
 // Requests are counted by command and code, and so are their steps.
 func TestRequestsAreMeasured(t *testing.T) {
-	a := &agent{events: &events.Recorder{}, metrics: metrics.NewAgent("v"), opts: Options{Traces: noop.NewTracerProvider()}}
+	a := &requests{events: &events.Recorder{}, metrics: metrics.NewAgent("v"), traces: noop.NewTracerProvider()}
 	for _, outcome := range []error{nil, cni.Errorf(cni.CodeTryAgainLater, "not yet"), context.Canceled} {
 		_, done := a.observe(t.Context(), &cni.Request{Command: cni.CommandAdd}, cni.Origin{})
 		done(outcome)
@@ -104,7 +102,7 @@ func TestRequestsCountForTheirNetwork(t *testing.T) {
 		t.Fatal(err)
 	}
 	t.Cleanup(func() { _ = store.Close() })
-	a := &agent{events: &events.Recorder{}, metrics: metrics.NewAgent("v"), opts: Options{Traces: noop.NewTracerProvider()}, store: store}
+	a := &requests{events: &events.Recorder{}, metrics: metrics.NewAgent("v"), traces: noop.NewTracerProvider(), store: store}
 	record := attach.Record{
 		Network: "vpc.0f3c", ContainerID: "c1", IfName: "eth0", Netns: "/run/netns/a", BootID: "b", State: attach.Planned, Created: time.Unix(1, 0),
 	}

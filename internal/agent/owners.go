@@ -15,11 +15,11 @@ import (
 )
 
 // ownersOf returns the owners of a bridge's flows.
-func (a *agent) ownersOf(q admin.OwnersQuery) (admin.Owners, error) {
+func (r *reports) ownersOf(q admin.OwnersQuery) (admin.Owners, error) {
 	if q.Bridge == "" || q.Bridge == host.Bridge {
-		return a.owners(q.Policy)
+		return r.owners(q.Policy)
 	}
-	e := a.engines.Load()
+	e := r.engines.Load()
 	if e == nil {
 		return admin.Owners{}, noBridge(q.Bridge)
 	}
@@ -27,7 +27,7 @@ func (a *agent) ownersOf(q admin.OwnersQuery) (admin.Owners, error) {
 	if !ok {
 		return admin.Owners{}, noBridge(q.Bridge)
 	}
-	all := admin.Owners{Node: a.opts.Node}
+	all := admin.Owners{Node: r.node}
 	if bridge.Tables != nil {
 		all.Tables = bridge.Tables()
 	}
@@ -42,7 +42,7 @@ func (a *agent) ownersOf(q admin.OwnersQuery) (admin.Owners, error) {
 		all.Owners = append(all.Owners, admin.Owner{Cookie: fmt.Sprintf("%#x", flow.Cookie), Owner: string(owners[key][0])})
 	}
 	slices.SortFunc(all.Owners, func(x, y admin.Owner) int { return cmp.Compare(x.Owner, y.Owner) })
-	a.namePods(func(pod func(owner string) string) {
+	r.namePods(func(pod func(owner string) string) {
 		for i := range all.Owners {
 			o := &all.Owners[i]
 			if namespace, name, is := strings.Cut(pod(o.Owner), "/"); is {
@@ -62,18 +62,18 @@ func noBridge(name string) error {
 }
 
 // owners returns the owners of the overlay's flows.
-func (a *agent) owners(first string) (admin.Owners, error) {
-	r := a.running.Load()
-	if r == nil {
-		return admin.Owners{}, fmt.Errorf("the agent has not read all objects of the cluster yet: %s", a.waiting.get())
+func (r *reports) owners(first string) (admin.Owners, error) {
+	run := r.running.Load()
+	if run == nil {
+		return admin.Owners{}, fmt.Errorf("the agent has not read all objects of the cluster yet: %s", r.waiting.get())
 	}
-	if err := r.network.Ready(); err != nil {
+	if err := run.network.Ready(); err != nil {
 		return admin.Owners{}, fmt.Errorf("the agent has not read all objects of the cluster yet: %w", err)
 	}
 	var asked policy.Key
 	asked.Namespace, asked.Name, _ = strings.Cut(first, "/")
-	all := admin.Owners{Node: a.opts.Node}
-	for _, origin := range r.network.Origins(append(r.engines.Switch.Flows().Owners(), pipeline.OwnerState), asked) {
+	all := admin.Owners{Node: r.node}
+	for _, origin := range run.network.Origins(append(run.engines.Switch.Flows().Owners(), pipeline.OwnerState), asked) {
 		owner := admin.Owner{
 			Cookie: fmt.Sprintf("%#x", pipeline.Cookie(origin.Owner)), Owner: string(origin.Owner), MoreObjects: origin.More,
 		}

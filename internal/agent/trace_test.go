@@ -5,12 +5,11 @@ import (
 	"testing"
 	"time"
 
-	"weft.dev/weft/internal/agent/events"
-
 	"go.opentelemetry.io/otel/codes"
 	sdktrace "go.opentelemetry.io/otel/sdk/trace"
 	"go.opentelemetry.io/otel/sdk/trace/tracetest"
 
+	"weft.dev/weft/internal/agent/events"
 	"weft.dev/weft/internal/cni"
 	"weft.dev/weft/internal/metrics"
 	"weft.dev/weft/internal/timing"
@@ -19,7 +18,7 @@ import (
 // The spans of a request are connected: the runtime's, the plugin's from its start, the agent's and those of its steps.
 func TestRequestIsTraced(t *testing.T) {
 	exporter := tracetest.NewInMemoryExporter()
-	a := &agent{events: &events.Recorder{}, metrics: metrics.NewAgent("v"), opts: Options{Traces: sdktrace.NewTracerProvider(sdktrace.WithSyncer(exporter))}}
+	a := &requests{events: &events.Recorder{}, metrics: metrics.NewAgent("v"), traces: sdktrace.NewTracerProvider(sdktrace.WithSyncer(exporter))}
 	started := time.Now().Add(-20 * time.Millisecond)
 	origin := cni.Origin{TraceParent: "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", Started: started}
 	ctx, done := a.observe(t.Context(), &cni.Request{Command: cni.CommandAdd}, origin)
@@ -47,7 +46,7 @@ func TestRequestIsTraced(t *testing.T) {
 // An invalid trace parent from the plugin does not fail the request, and is ignored.
 func TestWrongTraceParentIsIgnored(t *testing.T) {
 	exporter := tracetest.NewInMemoryExporter()
-	a := &agent{events: &events.Recorder{}, metrics: metrics.NewAgent("v"), opts: Options{Traces: sdktrace.NewTracerProvider(sdktrace.WithSyncer(exporter))}}
+	a := &requests{events: &events.Recorder{}, metrics: metrics.NewAgent("v"), traces: sdktrace.NewTracerProvider(sdktrace.WithSyncer(exporter))}
 	_, done := a.observe(t.Context(), &cni.Request{Command: cni.CommandDel}, cni.Origin{TraceParent: "00-zz-yy-01"})
 	done(nil)
 	if spans := exporter.GetSpans(); len(spans) != 1 || spans[0].Parent.IsValid() {

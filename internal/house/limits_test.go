@@ -12,7 +12,6 @@ import (
 // grow takes something out of it first, and a change that brings it within the limit removes its line.
 func exceptions() (methods, fields, lines map[string]int) {
 	methods = map[string]int{
-		"internal/agent.agent":                 41,
 		"internal/attach/lifecycle.Handler":    31,
 		"internal/controller.cluster":          27,
 		"internal/flannel/daemon.Daemon":       33,
@@ -31,7 +30,6 @@ func exceptions() (methods, fields, lines map[string]int) {
 	}
 	fields = map[string]int{
 		"internal/agent.Options": 26,
-		"internal/agent.agent":   27,
 	}
 	lines = map[string]int{
 		"internal/link":             7583,

@@ -11,8 +11,6 @@ import (
 	"slices"
 	"time"
 
-	overlaynode "weft.dev/weft/internal/overlay/node"
-
 	"golang.org/x/sync/errgroup"
 
 	"weft.dev/weft/internal/agent/firewall"
@@ -20,6 +18,7 @@ import (
 	"weft.dev/weft/internal/node"
 	"weft.dev/weft/internal/openflow"
 	"weft.dev/weft/internal/overlay"
+	overlaynode "weft.dev/weft/internal/overlay/node"
 	"weft.dev/weft/internal/overlay/node/datapath"
 	"weft.dev/weft/internal/ovsdb"
 	"weft.dev/weft/internal/reconcile"

@@ -7,13 +7,11 @@ import (
 	"fmt"
 	"time"
 
-	"weft.dev/weft/internal/agent/sysctl"
-
-	"weft.dev/weft/internal/agent/engines"
-
 	"golang.org/x/sync/errgroup"
 	toolscache "k8s.io/client-go/tools/cache"
 
+	"weft.dev/weft/internal/agent/engines"
+	"weft.dev/weft/internal/agent/sysctl"
 	"weft.dev/weft/internal/link"
 	"weft.dev/weft/internal/network"
 	"weft.dev/weft/internal/node"

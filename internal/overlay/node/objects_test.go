@@ -11,8 +11,6 @@ import (
 	"testing"
 	"time"
 
-	"weft.dev/weft/internal/overlay/node/hostsubnet"
-
 	"github.com/google/go-cmp/cmp"
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -23,6 +21,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 
 	networkv1 "weft.dev/weft/api/openshift/v1"
+	"weft.dev/weft/internal/overlay/node/hostsubnet"
 	"weft.dev/weft/internal/policy"
 	"weft.dev/weft/internal/policy/follow"
 )

@@ -4,21 +4,22 @@ import (
 	"context"
 	"fmt"
 	"maps"
-	"net"
 	"path/filepath"
 	"slices"
 	"strconv"
+	"sync/atomic"
 	"time"
-
-	"weft.dev/weft/internal/agent/engines"
-
-	"weft.dev/weft/internal/agent/firewall"
 
 	"golang.org/x/sys/unix"
 
 	"weft.dev/weft/internal/admin"
+	"weft.dev/weft/internal/agent/cniconf"
+	"weft.dev/weft/internal/agent/engines"
+	"weft.dev/weft/internal/agent/firewall"
+	"weft.dev/weft/internal/agent/networks"
 	"weft.dev/weft/internal/attach"
 	"weft.dev/weft/internal/overlay"
+	overlaynode "weft.dev/weft/internal/overlay/node"
 	"weft.dev/weft/internal/reconcile"
 )
 
@@ -28,58 +29,68 @@ type running struct {
 	engines *engines.Engines
 }
 
-// serveAdmin answers the requests of operators until ctx ends.
-func (a *agent) serveAdmin(ctx context.Context, listener net.Listener) error {
-	server := &admin.Server{
-		State: func() admin.State { return a.state(ctx) }, Diff: a.diff, Owners: a.ownersOf, Level: a.opts.LogLevel, Logger: a.opts.Log,
-	}
-	return server.Serve(ctx, listener)
+// reports are what the agent reports about itself: to operators, and in the status of the node's HostSubnet.
+type reports struct {
+	node, version string
+	objects       *overlaynode.Objects
+	store         *attach.Store
+	networks      *networks.Networks
+	waiting       *waiting
+	// tables are the loops of networks' own nftables tables.
+	tables engines.Tables
+	// left are the leftovers of OpenShift SDN; nil before the agent runs.
+	left *cniconf.Leftovers
+	// engines are the node's engines, once they run. running is set once the overlay's engines are open.
+	engines atomic.Pointer[engines.Engines]
+	running atomic.Pointer[running]
+	// refused is why the node is not in step with the objects; "" if it is.
+	refused atomic.Value
 }
 
 // versionTimeout bounds the query for the switch's release. If the database does not answer, the rest of the state is still reported.
 const versionTimeout = time.Second
 
 // state returns the agent's state.
-func (a *agent) state(ctx context.Context) admin.State {
-	s := admin.State{Node: a.opts.Node, Version: a.opts.Version, Kernel: kernelRelease(), Attachments: len(a.store.List())}
-	r := a.running.Load()
-	if r == nil {
-		if err := a.networks.Ready(); err != nil {
+func (r *reports) state(ctx context.Context) admin.State {
+	s := admin.State{Node: r.node, Version: r.version, Kernel: kernelRelease(), Attachments: len(r.store.List())}
+	run := r.running.Load()
+	if run == nil {
+		if err := r.networks.Ready(); err != nil {
 			s.Waiting = err.Error()
 		}
 		s.Ready = s.Waiting == ""
 		return s
 	}
 	s.Ready = true
-	if err := r.network.Ready(); err != nil {
+	if err := run.network.Ready(); err != nil {
 		s.Ready, s.Waiting = false, err.Error()
 	}
-	if refused, ok := a.refused.Load().(string); ok && s.Ready {
+	if refused, ok := r.refused.Load().(string); ok && s.Ready {
 		s.Refused = refused
 	}
-	if err := r.engines.Kernel.Firewall.State(); err != nil {
+	if err := run.engines.Kernel.Firewall.State(); err != nil {
 		s.Warnings = append(s.Warnings, "host firewall: "+err.Error())
 	}
-	s.Leftovers = a.leftoversOf(r.engines.Kernel.Firewall)
-	s.Datapath = r.engines.Switch.Datapath
+	s.Leftovers = r.leftoversOf(run.engines.Kernel.Firewall)
+	s.Datapath = run.engines.Switch.Datapath
 	limited, cancel := context.WithTimeout(ctx, versionTimeout)
 	defer cancel()
-	if version, err := r.engines.Switch.Database.Version(limited); err == nil { // without a version, the failure of the ovsdb engine says more
+	if version, err := run.engines.Switch.Database.Version(limited); err == nil { // without a version, the failure of the ovsdb engine says more
 		s.OpenVSwitch = version
 	}
-	usage := r.network.Usage()
+	usage := run.network.Usage()
 	s.Attachments, s.AddressesUsed, s.AddressesTotal = usage.Attachments, usage.Used, usage.Total
-	if version := r.network.Projects.Realised(); version > 0 {
+	if version := run.network.Projects.Realised(); version > 0 {
 		s.VNIDsVersion = strconv.FormatUint(version, 10)
 	}
-	s.VXLANPorts = a.objects.Port().Reported()
-	s.RefusedEgressIPs = a.objects.RefusedEgressIPs()
-	for _, e := range append(r.engines.Views(), r.engines.Switch.OtherViews()...) {
+	s.VXLANPorts = r.objects.Port().Reported()
+	s.RefusedEgressIPs = r.objects.RefusedEgressIPs()
+	for _, e := range append(run.engines.Views(), run.engines.Switch.OtherViews()...) {
 		s.Engines = append(s.Engines, e.State())
 	}
-	s.Engines = withClosed(s.Engines, a.closed(r.network))
-	s.Realised, s.RealisedKnown = a.objects.Realised(r.network, s.Engines)
-	a.namePods(func(name func(owner string) string) {
+	s.Engines = withClosed(s.Engines, r.closed(run.network))
+	s.Realised, s.RealisedKnown = r.objects.Realised(run.network, s.Engines)
+	r.namePods(func(name func(owner string) string) {
 		for i := range s.Engines {
 			for k := range s.Engines[i].Failures {
 				s.Engines[i].Failures[k].Pod = name(s.Engines[i].Failures[k].Owner)
@@ -90,8 +101,8 @@ func (a *agent) state(ctx context.Context) admin.State {
 }
 
 // leftoversOf describes what OpenShift SDN left on the node.
-func (a *agent) leftoversOf(f *firewall.Firewall) []string {
-	all := a.left.All()
+func (r *reports) leftoversOf(f *firewall.Firewall) []string {
+	all := r.left.All()
 	if rules := f.Leftover(); rules != "" {
 		all = append(all, rules)
 	}
@@ -100,7 +111,7 @@ func (a *agent) leftoversOf(f *firewall.Firewall) []string {
 
 // closed returns why ports of this node are closed: attachments outside the node's current subnet, and records of this boot that cannot be
 // read. Such records are named by their files.
-func (a *agent) closed(network *overlay.Network) map[reconcile.Owner]error {
+func (r *reports) closed(network *overlay.Network) map[reconcile.Owner]error {
 	closed := network.Closed()
 	if closed == nil {
 		return nil
@@ -110,7 +121,7 @@ func (a *agent) closed(network *overlay.Network) map[reconcile.Owner]error {
 	if unix.Sysinfo(&info) == nil {
 		boot = time.Now().Add(-time.Duration(info.Uptime) * time.Second)
 	}
-	maps.Copy(closed, brokenRecords(a.store.Broken(), boot))
+	maps.Copy(closed, brokenRecords(r.store.Broken(), boot))
 	return closed
 }
 
@@ -157,12 +168,12 @@ func diffClosed(diff *admin.Diff, closed map[reconcile.Owner]error) {
 }
 
 // namePods calls each with a function that returns the pod of an attachment. Operators know pods by name, not by container ID.
-func (a *agent) namePods(each func(name func(owner string) string)) {
+func (r *reports) namePods(each func(name func(owner string) string)) {
 	var pods map[string]string
 	each(func(owner string) string {
 		if pods == nil {
 			pods = map[string]string{}
-			for _, rec := range a.store.List() {
+			for _, rec := range r.store.List() {
 				if rec.PodName != "" {
 					pods[rec.Key().Owner()] = rec.PodNamespace + "/" + rec.PodName
 				}
@@ -181,35 +192,35 @@ func kernelRelease() string {
 }
 
 // diff reads back the state of every engine and compares it with the desired state.
-func (a *agent) diff(ctx context.Context) (admin.Diff, error) {
-	r, e := a.running.Load(), a.engines.Load()
+func (r *reports) diff(ctx context.Context) (admin.Diff, error) {
+	run, e := r.running.Load(), r.engines.Load()
 	switch {
-	case r != nil:
-		diff := a.compare(ctx, slices.Concat(r.engines.Views(), r.engines.Switch.OtherViews(), a.tables.Views()))
-		diffClosed(&diff, a.closed(r.network))
-		a.nameDifferences(&diff)
+	case run != nil:
+		diff := r.compare(ctx, slices.Concat(run.engines.Views(), run.engines.Switch.OtherViews(), r.tables.Views()))
+		diffClosed(&diff, r.closed(run.network))
+		r.nameDifferences(&diff)
 		return diff, nil
-	case e != nil && len(e.Switch.OtherViews())+len(a.tables.Views()) > 0: // networks without the overlay
-		return a.compare(ctx, slices.Concat(e.Kernel.Views(), e.Switch.OtherViews(), a.tables.Views())), nil
+	case e != nil && len(e.Switch.OtherViews())+len(r.tables.Views()) > 0: // networks without the overlay
+		return r.compare(ctx, slices.Concat(e.Kernel.Views(), e.Switch.OtherViews(), r.tables.Views())), nil
 	}
-	return admin.Diff{}, fmt.Errorf("nothing to compare yet: %s", a.waiting.get())
+	return admin.Diff{}, fmt.Errorf("nothing to compare yet: %s", r.waiting.get())
 }
 
 // compare reads back the state of the engines and compares it with the desired state.
-func (a *agent) compare(ctx context.Context, all []engines.View) admin.Diff {
+func (r *reports) compare(ctx context.Context, all []engines.View) admin.Diff {
 	diff := admin.Diff{InStep: true}
 	for _, engine := range all {
 		d := engine.Diff(ctx)
 		diff.InStep = diff.InStep && d.Error == "" && len(d.Differences) == 0
 		diff.Engines = append(diff.Engines, d)
 	}
-	a.nameDifferences(&diff)
+	r.nameDifferences(&diff)
 	return diff
 }
 
 // nameDifferences adds the pods' names.
-func (a *agent) nameDifferences(diff *admin.Diff) {
-	a.namePods(func(name func(owner string) string) {
+func (r *reports) nameDifferences(diff *admin.Diff) {
+	r.namePods(func(name func(owner string) string) {
 		for i := range diff.Engines {
 			for k := range diff.Engines[i].Differences {
 				diff.Engines[i].Differences[k].Pod = name(diff.Engines[i].Differences[k].Owner)

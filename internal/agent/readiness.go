@@ -1,0 +1,139 @@
+package agent
+
+import (
+	"context"
+	"fmt"
+	"log/slog"
+	"os"
+	"path/filepath"
+	"sync/atomic"
+
+	corev1 "k8s.io/api/core/v1"
+	"k8s.io/client-go/kubernetes"
+
+	"weft.dev/weft/internal/agent/cniconf"
+	"weft.dev/weft/internal/agent/engines"
+	"weft.dev/weft/internal/agent/networks"
+	"weft.dev/weft/internal/network"
+	"weft.dev/weft/internal/overlay"
+	"weft.dev/weft/internal/steps"
+)
+
+// readiness tells the container runtime and the cluster that pods can be attached: by the runtime's configuration, which is that of the
+// default network, and by the Node's condition.
+type readiness struct {
+	clients  kubernetes.Interface
+	node     string
+	log      *slog.Logger
+	networks *networks.Networks
+	// conf is the configuration of the overlay, and overlay reports whether the overlay can serve.
+	conf    cniconf.File
+	overlay func() bool
+	// configured is set while the runtime's configuration is the overlay's.
+	configured atomic.Bool
+}
+
+// configure writes the runtime's configuration and the node's condition for the default network, if that is another one than the overlay,
+// or if it becomes the overlay again.
+func (r *readiness) configure(ctx context.Context, e *engines.Engines) error {
+	return steps.Keep(ctx, r.log, r.networks.Changed(), "the runtime's configuration", func() error {
+		if r.networks.Decided() != nil {
+			return nil //nolint:nilerr // pods could not be placed yet; what is decided wakes this
+		}
+		standard, _ := r.networks.Default()
+		if standard == overlay.NetworkName && r.overlay() {
+			return r.configureOverlay(ctx, e)
+		}
+		conf, brings := r.networks.Configurations()[standard]
+		if !brings || !r.networks.CanServe(standard) {
+			return nil // there is none, it brings no configuration, or it wakes this once it can serve
+		}
+		return r.configureKind(ctx, e, standard, conf)
+	})
+}
+
+// configureKind writes a network's configuration as the node's.
+func (r *readiness) configureKind(ctx context.Context, e *engines.Engines, name string, conf network.Conflist) error {
+	data, err := conf.Content()
+	if err != nil {
+		return fmt.Errorf("CNI configuration of network %s: %w", name, err)
+	}
+	if path := filepath.Join(r.conf.Dir, conf.Name); !cniconf.IsThere(path, data) {
+		if err := cniconf.WriteAtomically(path, data); err != nil {
+			return err
+		}
+	}
+	r.configured.Store(false)
+	if err := r.withdrawConf(conf.Name); err != nil {
+		return err
+	}
+	return r.ready(ctx, e.Kernel.Firewall.Warning())
+}
+
+// configureOverlay writes the overlay's configuration as the node's.
+func (r *readiness) configureOverlay(ctx context.Context, e *engines.Engines) error {
+	if _, err := r.conf.Write(); err != nil {
+		return err
+	}
+	r.configured.Store(true)
+	if err := r.withdrawConf(cniconf.Name); err != nil {
+		return err
+	}
+	return r.ready(ctx, e.Kernel.Firewall.Warning())
+}
+
+// overlayReady writes the overlay's configuration and the node's condition.
+func (r *readiness) overlayReady(ctx context.Context, warning string) error {
+	if _, err := r.conf.Write(); err != nil {
+		return err
+	}
+	r.configured.Store(true)
+	return r.ready(ctx, warning)
+}
+
+// withdrawConf removes the configurations that the agent wrote for other networks, because a node has only one. A file of the same name
+// with other content belongs to another program, and stays.
+func (r *readiness) withdrawConf(now string) error {
+	mine, err := r.conf.Content()
+	if err != nil {
+		return err
+	}
+	written := map[string][]byte{cniconf.Name: mine}
+	for _, conf := range r.networks.Configurations() {
+		if data, err := conf.Content(); err == nil {
+			written[conf.Name] = data
+		}
+	}
+	for name, data := range written {
+		path := filepath.Join(r.conf.Dir, name)
+		if name == now || !cniconf.IsThere(path, data) {
+			continue
+		}
+		if err := os.Remove(path); err != nil {
+			return fmt.Errorf("CNI configuration of a network that is not the default: %w", err)
+		}
+	}
+	return nil
+}
+
+// ready sets the node's condition to ready. The node serves pods whatever the host's firewalls do; the condition's message has their
+// warning.
+func (r *readiness) ready(ctx context.Context, warning string) error {
+	if warning == "" {
+		return reportReady(ctx, r.clients, r.node)
+	}
+	return report(ctx, r.clients, r.node, corev1.NodeCondition{
+		Type: corev1.NodeNetworkUnavailable, Status: corev1.ConditionFalse, Reason: reasonReady,
+		Message: "Weft's agent serves this node's pods; host firewall: " + warning[:min(len(warning), warningMax)],
+	})
+}
+
+// notReady sets the node's condition while nothing is served yet, and reports whether that worked. A node that already serves pods continues
+// with its state.
+func (r *readiness) notReady(ctx context.Context, why error) bool {
+	err := reportNotReady(ctx, r.clients, r.node, why)
+	if err != nil && ctx.Err() == nil {
+		r.log.Warn("reporting to the API server failed", "error", err)
+	}
+	return err == nil
+}
