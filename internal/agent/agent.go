@@ -82,7 +82,7 @@ func Run(ctx context.Context, opts Options) error {
 	a.health = &health.Server{Profiling: opts.Profiling, Metrics: a.metrics.Handler()}
 	a.kube = &kube{metrics: a.metrics}
 	a.opts.Config = a.kube.wrap(opts.Config)
-	if err := sysctl.Prepare(opts.ProcSys); err != nil {
+	if err := sysctl.Prepare(opts.Paths.ProcSys); err != nil {
 		return err
 	}
 	if _, err := setSysctls(); err != nil {
@@ -116,7 +116,7 @@ func Run(ctx context.Context, opts Options) error {
 	var ahead sync.WaitGroup
 	ahead.Go(func() { opened.Kernel.Prefetch(ctx) })
 	defer ahead.Wait()
-	if a.store, err = attach.Open(Records(opts.StateDir)); err != nil {
+	if a.store, err = attach.Open(Records(opts.Paths.StateDir)); err != nil {
 		return err
 	}
 	a.reports.store = a.store
@@ -134,7 +134,7 @@ func Run(ctx context.Context, opts Options) error {
 // newEngines opens the kernel's engines. It reads and changes nothing; that begins when the engines run and their loops start.
 func (a *agent) newEngines() (*engines.Engines, error) {
 	return engines.New(engines.Options{
-		Cares: a.cares(), OVSRunDir: a.opts.OVSRunDir, Datapath: a.opts.Datapath, Verify: a.opts.Verify, Dry: a.dry,
+		Cares: a.cares(), OVSRunDir: a.opts.Paths.OVSRunDir, Datapath: a.opts.Datapath, Verify: a.opts.Verify, Dry: a.dry,
 		Drift: a.events.Drift, Settled: a.statusChanged, NodeChanged: a.objects.Changed, AddressesChanged: a.objects.AddressesChanged,
 		Packet: a.objects.PacketIn, Metrics: a.metrics, Log: a.opts.Log,
 	})
@@ -156,10 +156,10 @@ func (a *agent) serveRuntime() error {
 	})
 	a.networks, err = networks.New(networks.Options{
 		Kinds: a.opts.Networks, Config: a.opts.Config, Store: a.store, Handler: a.handler, Overlay: presence{a}, Log: a.opts.Log,
-		OVSRunDir: a.opts.OVSRunDir, Events: events.OnObjects{Recorder: a.events}, Report: a.reportOf,
+		OVSRunDir: a.opts.Paths.OVSRunDir, Events: events.OnObjects{Recorder: a.events}, Report: a.reportOf,
 		Node: node.Node{
-			Name: a.opts.Node, BootID: a.bootID, RunDir: a.opts.RunDir, StateDir: a.opts.StateDir,
-			Ports: PortsNamespace(a.opts.RunDir), Verify: a.opts.Verify, Reserved: a.reserved, Observe: a.reports.tables.Add,
+			Name: a.opts.Node, BootID: a.bootID, RunDir: a.opts.Paths.RunDir, StateDir: a.opts.Paths.StateDir,
+			Ports: PortsNamespace(a.opts.Paths.RunDir), Verify: a.opts.Verify, Reserved: a.reserved, Observe: a.reports.tables.Add,
 		},
 	})
 	if err != nil {
@@ -169,7 +169,7 @@ func (a *agent) serveRuntime() error {
 	a.readiness = &readiness{
 		clients: a.clients, node: a.opts.Node, log: a.opts.Log, networks: a.networks, overlay: func() bool { return presence{a}.serves() },
 		conf: cniconf.File{
-			Dir: a.opts.CNIConfDir, Socket: Socket(a.opts.RunDir), Records: Records(a.opts.StateDir), Ports: PortsNamespace(a.opts.RunDir),
+			Dir: a.opts.Paths.CNIConfDir, Socket: Socket(a.opts.Paths.RunDir), Records: Records(a.opts.Paths.StateDir), Ports: PortsNamespace(a.opts.Paths.RunDir),
 		},
 	}
 	if len(a.opts.Networks) == 0 {
@@ -217,15 +217,15 @@ func (a *agent) reportOf(name string) func(weftv1.NodeNetworkSection) {
 // run runs all parts until one fails or ctx ends. The CNI server stops first, so that requests in progress still find the engines. The
 // engines stop last.
 func (a *agent) run(ctx context.Context, opened *engines.Engines) error {
-	listener, err := cniserver.Listen(Socket(a.opts.RunDir), 0)
+	listener, err := cniserver.Listen(Socket(a.opts.Paths.RunDir), 0)
 	if err != nil {
 		return err
 	}
-	adminListener, err := admin.Listen(filepath.Join(a.opts.RunDir, "admin", "admin.sock"), 0)
+	adminListener, err := admin.Listen(filepath.Join(a.opts.Paths.RunDir, "admin", "admin.sock"), 0)
 	if err != nil {
 		return errors.Join(err, listener.Close())
 	}
-	left := &cniconf.Leftovers{Dir: a.opts.CNIConfDir, Changed: a.status.Changed}
+	left := &cniconf.Leftovers{Dir: a.opts.Paths.CNIConfDir, Changed: a.status.Changed}
 	a.reports.left = left
 	keeper := a.keeper(listener, adminListener)
 	keeper.Things = append(keeper.Things, left.Thing())
@@ -254,8 +254,8 @@ func (a *agent) run(ctx context.Context, opened *engines.Engines) error {
 	}
 	a.serveNetworks(serveCtx, serving, networks.Running{Engines: opened, Context: engineGroupCtx, Group: loops})
 	serving.Go(func() error { return a.serveNetwork(serveCtx, engineGroupCtx, opened, loops) })
-	opened.Kernel.ReadAhead(engineGroupCtx, loops, PortsNamespace(a.opts.RunDir)) // after the requests to other programs, which take longer
-	serving.Go(func() error {                                                     // a failed engine ends the agent
+	opened.Kernel.ReadAhead(engineGroupCtx, loops, PortsNamespace(a.opts.Paths.RunDir)) // after the requests to other programs, which take longer
+	serving.Go(func() error {                                                           // a failed engine ends the agent
 		select {
 		case <-engineGroupCtx.Done():
 			return context.Cause(engineGroupCtx)
@@ -290,7 +290,7 @@ func (a *agent) serveNetwork(ctx, engineCtx context.Context, e *engines.Engines,
 		return nil
 	case <-a.networks.Needed():
 	}
-	a.waiting.set("waiting for Open vSwitch's database at " + a.opts.OVSRunDir)
+	a.waiting.set("waiting for Open vSwitch's database at " + a.opts.Paths.OVSRunDir)
 	if err := e.Switch.Open(ctx, e.Switch.Starter(engineCtx, group)); err != nil {
 		return steps.UnlessEnded(ctx, err)
 	}
@@ -298,12 +298,12 @@ func (a *agent) serveNetwork(ctx, engineCtx context.Context, e *engines.Engines,
 		e.Handovers.Done(overlay.NetworkName) // each loop starts with its complete state
 	}
 	network := overlay.New(e.Overlay(), a.store, overlay.Options{
-		BootID: a.bootID, Records: a.handler.Records(overlay.NetworkName), Node: a.opts.Node, Log: a.opts.Log, Ports: PortsNamespace(a.opts.RunDir), Spare: a.opts.SparePorts, TenantsRealised: a.status.Changed,
+		BootID: a.bootID, Records: a.handler.Records(overlay.NetworkName), Node: a.opts.Node, Log: a.opts.Log, Ports: PortsNamespace(a.opts.Paths.RunDir), Spare: a.opts.SparePorts, TenantsRealised: a.status.Changed,
 		PolicyProblems:  func(key policy.Key, problems []error) { a.objects.ReportPolicyProblems(ctx, key, problems) },
 		WithPods:        a.objects.PodsChanged,
 		Privileged:      overlaynode.Pods{Clients: a.clients}.Privileged,
 		Closed:          a.events.Closed,
-		RuntimeCache:    a.opts.RuntimeCache,
+		RuntimeCache:    a.opts.Paths.RuntimeCache,
 		Reserved:        a.reserved,
 		ServiceWarnings: func(owner reconcile.Owner, warnings []error) { a.objects.ReportServiceWarnings(ctx, owner, warnings) },
 	})

@@ -74,7 +74,7 @@ func TestReport(t *testing.T) {
 
 func TestOptions(t *testing.T) {
 	good := Options{Config: &rest.Config{}, Node: "n"}.withDefaults()
-	if err := good.validate(); err != nil || good.StateDir != DefaultStateDir || good.Verify != DefaultVerify {
+	if err := good.validate(); err != nil || good.Paths.StateDir != DefaultStateDir || good.Verify != DefaultVerify {
 		t.Errorf("%v %+v", err, good)
 	}
 	for words, change := range map[string]func(*Options){

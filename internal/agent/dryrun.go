@@ -35,7 +35,7 @@ func DryRun(ctx context.Context, opts Options) (admin.Diff, error) {
 	if a.objects, err = overlaynode.New(opts.overlay(nil, nil)); err != nil {
 		return admin.Diff{}, err
 	}
-	if a.store, err = attach.Look(Records(opts.StateDir)); err != nil {
+	if a.store, err = attach.Look(Records(opts.Paths.StateDir)); err != nil {
 		return admin.Diff{}, err
 	}
 	a.reports = &reports{node: opts.Node, objects: a.objects, store: a.store}
@@ -72,7 +72,7 @@ func (a *agent) dryRun(ctx context.Context, group *errgroup.Group) (admin.Diff, 
 	programs := e.Overlay()
 	programs.Connections, programs.Datapath, programs.Uplink, programs.Kernel = datapath.ForgetsNothing{}, nil, nil, nil
 	records := lifecycle.New(a.store, lifecycle.Options{BootID: bootID}).Records(overlay.NetworkName)
-	network := overlay.New(programs, a.store, overlay.Options{BootID: bootID, Records: records, Node: a.opts.Node, Log: a.opts.Log, Ports: PortsNamespace(a.opts.RunDir)})
+	network := overlay.New(programs, a.store, overlay.Options{BootID: bootID, Records: records, Node: a.opts.Node, Log: a.opts.Log, Ports: PortsNamespace(a.opts.Paths.RunDir)})
 	if err := a.objects.Begin(ctx, network); err != nil {
 		return admin.Diff{}, err
 	}

@@ -24,7 +24,7 @@ func TestNodeIsKept(t *testing.T) {
 	dir := t.TempDir()
 	socketPath := filepath.Join(dir, "run", "cni", "cni.sock")
 	a := &agent{
-		opts:      Options{CNIConfDir: dir, RunDir: filepath.Join(dir, "run"), Log: slog.New(slog.DiscardHandler)},
+		opts:      Options{Paths: Paths{CNIConfDir: dir, RunDir: filepath.Join(dir, "run")}, Log: slog.New(slog.DiscardHandler)},
 		readiness: &readiness{conf: cniconf.File{Dir: dir, Socket: socketPath}},
 	}
 	listener, err := cniserver.Listen(socketPath, 0)

@@ -31,10 +31,10 @@ func Kinds(o *Options) []network.Kind {
 // pluginKeys returns the keys by which a plugin finds an agent that is not in the default place.
 func (o *Options) pluginKeys() map[string]string {
 	keys := map[string]string{}
-	if socket := Socket(o.RunDir); socket != cni.DefaultSocket {
+	if socket := Socket(o.Paths.RunDir); socket != cni.DefaultSocket {
 		keys["socket"] = socket
 	}
-	if records := Records(o.StateDir); records != cni.DefaultRecords {
+	if records := Records(o.Paths.StateDir); records != cni.DefaultRecords {
 		keys["records"] = records
 	}
 	return keys

@@ -50,21 +50,14 @@ const (
 	DatapathNetdev = engines.DatapathNetdev
 )
 
-// Options are the options of an agent.
-type Options struct {
-	// Config is the configuration of the API server's client. Required.
-	Config *rest.Config
-	// Node is the name of this node's Node object. Required.
-	Node string
+// Paths are the directories and files of an agent and of the programs that it works with.
+type Paths struct {
 	// OVSRunDir is the directory of the switch's sockets: db.sock and <bridge>.mgmt. Default DefaultOVSRunDir.
 	OVSRunDir string
 	// StateDir is the directory of the attachment records. Default DefaultStateDir.
 	StateDir string
 	// RunDir is the directory of the agent's own sockets. Default DefaultRunDir.
 	RunDir string
-	// SparePorts is the number of pre-plugged ports. 0: each pod gets a port when it is created, with a veth interface unless its bandwidth is
-	// limited.
-	SparePorts int
 	// CNIConfDir is the runtime's directory of network configurations. Default DefaultCNIConfDir.
 	CNIConfDir string
 	// ResolvConf is the file with the name servers that resolve the names in EgressNetworkPolicies. It is read before each query. Default
@@ -72,6 +65,21 @@ type Options struct {
 	ResolvConf string
 	// RuntimeCache is the directory where the container runtime stores the results of ADD. Default cni.DefaultCache.
 	RuntimeCache string
+	// ProcSys is a directory where the sysctls are writable, for a process whose own /proc/sys is read-only. Default /proc/sys.
+	ProcSys string
+}
+
+// Options are the options of an agent.
+type Options struct {
+	// Config is the configuration of the API server's client. Required.
+	Config *rest.Config
+	// Node is the name of this node's Node object. Required.
+	Node string
+	// Paths are the agent's directories and files.
+	Paths Paths
+	// SparePorts is the number of pre-plugged ports. 0: each pod gets a port when it is created, with a veth interface unless its bandwidth is
+	// limited.
+	SparePorts int
 	// Datapath is the switch's datapath: DatapathAuto (the kernel's if the module is available), DatapathSystem or DatapathNetdev. Default
 	// DatapathAuto.
 	Datapath string
@@ -79,8 +87,6 @@ type Options struct {
 	MetadataAddresses []netip.Addr
 	// ClosedNodePorts are TCP ports of nodes, and of hosts outside, that are closed to pods. Default: none.
 	ClosedNodePorts []uint16
-	// ProcSys is a directory where the sysctls are writable, for a process whose own /proc/sys is read-only. Default /proc/sys.
-	ProcSys string
 	// HealthAddress is the address of /healthz, /readyz and /metrics. Empty: not served.
 	HealthAddress string
 	// MetricsAddress is an additional address that serves /metrics only. Empty: not served.
@@ -112,9 +118,9 @@ type Options struct {
 
 func (o Options) withDefaults() Options {
 	for value, fallback := range map[*string]string{
-		&o.OVSRunDir: DefaultOVSRunDir, &o.StateDir: DefaultStateDir, &o.RunDir: DefaultRunDir,
-		&o.CNIConfDir: DefaultCNIConfDir, &o.Datapath: DatapathAuto, &o.ProcSys: sysctl.Dir, &o.ResolvConf: DefaultResolvConf,
-		&o.RuntimeCache: cni.DefaultCache,
+		&o.Paths.OVSRunDir: DefaultOVSRunDir, &o.Paths.StateDir: DefaultStateDir, &o.Paths.RunDir: DefaultRunDir,
+		&o.Paths.CNIConfDir: DefaultCNIConfDir, &o.Datapath: DatapathAuto, &o.Paths.ProcSys: sysctl.Dir, &o.Paths.ResolvConf: DefaultResolvConf,
+		&o.Paths.RuntimeCache: cni.DefaultCache,
 	} {
 		if *value == "" {
 			*value = fallback
@@ -144,7 +150,7 @@ func (o Options) withDefaults() Options {
 // overlay returns the options of the overlay's objects. Without a recorder, as in a dry run, nothing is reported or probed.
 func (o *Options) overlay(clients kubernetes.Interface, recorder *events.Recorder) overlaynode.Options {
 	options := overlaynode.Options{
-		Config: o.Config, Clients: clients, Node: o.Node, StateDir: o.StateDir, ResolvConf: o.ResolvConf, Log: o.Log,
+		Config: o.Config, Clients: clients, Node: o.Node, StateDir: o.Paths.StateDir, ResolvConf: o.Paths.ResolvConf, Log: o.Log,
 		Closed:      overlay.Closed{Metadata: o.MetadataAddresses, TCPPorts: o.ClosedNodePorts},
 		ClosedPorts: networks.ClosedPorts(o.Networks),
 	}

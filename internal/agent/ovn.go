@@ -11,7 +11,7 @@ import (
 )
 
 // database returns the endpoint of the node's Open vSwitch.
-func (o *Options) database() string { return "unix:" + filepath.Join(o.OVSRunDir, "db.sock") }
+func (o *Options) database() string { return "unix:" + filepath.Join(o.Paths.OVSRunDir, "db.sock") }
 
 // joinOVN returns a function that makes the node a chassis of Weft's OVN; nil if other programs do so.
 func joinOVN(opts *Options) func(context.Context, string, func(weftv1.VPCNode, error)) error {
@@ -19,7 +19,7 @@ func joinOVN(opts *Options) func(context.Context, string, func(weftv1.VPCNode, e
 		return nil
 	}
 	member := ovnd.MemberOptions{
-		Config: opts.Config, Namespace: opts.OVNNamespace, Node: opts.Node, Dir: filepath.Join(opts.StateDir, "ovn"), Endpoint: opts.database(), Log: opts.Log,
+		Config: opts.Config, Namespace: opts.OVNNamespace, Node: opts.Node, Dir: filepath.Join(opts.Paths.StateDir, "ovn"), Endpoint: opts.database(), Log: opts.Log,
 	}
 	return func(ctx context.Context, datapath string, report func(weftv1.VPCNode, error)) error {
 		member.Datapath, member.Report = datapath, report

@@ -113,14 +113,14 @@ func agentCommand(common *commonFlags, environment Environment) *cobra.Command {
 	dry.register(cmd)
 	flags := cmd.Flags()
 	flags.StringVar(&opts.Node, "node-name", environment.Node, "name of this node's Node object (default: $NODE_NAME)")
-	flags.StringVar(&opts.OVSRunDir, "ovs-run-dir", agent.DefaultOVSRunDir, "directory with Open vSwitch's sockets")
-	flags.StringVar(&opts.StateDir, "state-dir", agent.DefaultStateDir, "directory of the attachment records")
-	flags.StringVar(&opts.RunDir, "run-dir", agent.DefaultRunDir, "directory of the agent's sockets")
-	flags.StringVar(&opts.RuntimeCache, "runtime-cache-dir", cni.DefaultCache,
+	flags.StringVar(&opts.Paths.OVSRunDir, "ovs-run-dir", agent.DefaultOVSRunDir, "directory with Open vSwitch's sockets")
+	flags.StringVar(&opts.Paths.StateDir, "state-dir", agent.DefaultStateDir, "directory of the attachment records")
+	flags.StringVar(&opts.Paths.RunDir, "run-dir", agent.DefaultRunDir, "directory of the agent's sockets")
+	flags.StringVar(&opts.Paths.RuntimeCache, "runtime-cache-dir", cni.DefaultCache,
 		"directory where the container runtime keeps the results of ADD, for attachment records that cannot be read")
-	flags.StringVar(&opts.CNIConfDir, "cni-conf-dir", agent.DefaultCNIConfDir, "directory of the runtime's network configurations")
+	flags.StringVar(&opts.Paths.CNIConfDir, "cni-conf-dir", agent.DefaultCNIConfDir, "directory of the runtime's network configurations")
 	flags.IntVar(&opts.SparePorts, "spare-ports", agent.DefaultSparePorts, "number of pre-plugged ports for pods, whose interfaces are then of type macvlan; more makes pod start faster and costs memory; 0: none, and pods get veth interfaces")
-	flags.StringVar(&opts.ResolvConf, "resolv-conf", agent.DefaultResolvConf, "file with the name servers that resolve names in EgressNetworkPolicies; read again before each query")
+	flags.StringVar(&opts.Paths.ResolvConf, "resolv-conf", agent.DefaultResolvConf, "file with the name servers that resolve names in EgressNetworkPolicies; read again before each query")
 	flags.StringVar(&opts.Datapath, "datapath", agent.DatapathAuto, "the switch's datapath: auto, system (kernel) or netdev (userspace)")
 	flags.BoolVar(&opts.Neutron, "neutron", false, "serve pods on Neutron networks (Networks of stackube.kubernetes.io); needs br-int and its program on the node, and the controller's --neutron-config")
 	flags.StringVar(&opts.HealthAddress, "health-address", agent.DefaultHealthAddress, "host:port of /healthz, /readyz and /metrics; empty: none")
@@ -131,7 +131,7 @@ func agentCommand(common *commonFlags, environment Environment) *cobra.Command {
 	flags.StringVar(&opts.OVNNamespace, "ovn-namespace", "", "with --vpc, namespace of the ConfigMap weft-ovn: the node joins Weft's OVN; empty: ovn-controller is configured by others")
 	flags.BoolVar(&opts.VPC, "vpc", false, "serve VPCs; ovn-controller runs on the node")
 	flags.BoolVar(&serveFlannel, "flannel", false, "serve the flannel network once ConfigMap kube-flannel-cfg is there; flags of flanneld follow after --")
-	flags.StringVar(&opts.ProcSys, "proc-sys", "/proc/sys", "where the sysctls can be written; in a container /proc/sys is read-only")
+	flags.StringVar(&opts.Paths.ProcSys, "proc-sys", "/proc/sys", "where the sysctls can be written; in a container /proc/sys is read-only")
 	return cmd
 }
 

@@ -68,7 +68,8 @@ func runAgent(text string) error {
 		},
 	}
 	return agent.Run(ctx, agent.Options{
-		Config: config, Node: o.Node, OVSRunDir: o.OVSRunDir, StateDir: o.Dir + "/state", RunDir: o.Dir + "/run", CNIConfDir: o.Dir + "/net.d",
+		Config: config, Node: o.Node,
+		Paths:         agent.Paths{OVSRunDir: o.OVSRunDir, StateDir: o.Dir + "/state", RunDir: o.Dir + "/run", CNIConfDir: o.Dir + "/net.d"},
 		HealthAddress: agent.DefaultHealthAddress, Datapath: agent.DatapathNetdev, Networks: []network.Kind{networktest.Kind()},
 		Log: slog.New(slog.NewTextHandler(os.Stderr, nil)),
 	})
