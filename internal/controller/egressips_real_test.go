@@ -27,22 +27,25 @@ func (c *cluster) list(obj client.Object, name string, change func()) {
 	})
 }
 
-func (c *cluster) ranges(node string, cidrs ...string) {
-	c.t.Helper()
+// egressIPs are the egress IPs of a cluster.
+type egressIPs struct{ c *cluster }
+
+func (e egressIPs) ranges(node string, cidrs ...string) {
+	e.c.t.Helper()
 	var hs networkv1.HostSubnet
-	c.list(&hs, node, func() { hs.EgressCIDRs = cidrs })
+	e.c.list(&hs, node, func() { hs.EgressCIDRs = cidrs })
 }
 
-func (c *cluster) wants(namespace string, ips ...string) {
-	c.t.Helper()
+func (e egressIPs) wants(namespace string, ips ...string) {
+	e.c.t.Helper()
 	var nn networkv1.NetNamespace
-	c.list(&nn, namespace, func() { nn.EgressIPs = ips })
+	e.c.list(&nn, namespace, func() { nn.EgressIPs = ips })
 }
 
-func (c *cluster) awaitEgressIPs(node string, ips ...string) {
-	c.t.Helper()
-	c.eventually("egressIPs of "+node, func() error {
-		hs, err := c.hostSubnet(node)
+func (e egressIPs) awaitEgressIPs(node string, ips ...string) {
+	e.c.t.Helper()
+	e.c.eventually("egressIPs of "+node, func() error {
+		hs, err := e.c.hostSubnet(node)
 		if err == nil && !slices.Equal(hs.EgressIPs, ips) {
 			return fmt.Errorf("they are %v, want %v", hs.EgressIPs, ips)
 		}
@@ -62,9 +65,9 @@ func (c *cluster) ready(node string, status corev1.ConditionStatus) {
 	})
 }
 
-func (c *cluster) awaitInUse(namespace, reason string, words ...string) {
-	c.t.Helper()
-	c.awaitVNID(namespace, func(nn networkv1.NetNamespace) bool {
+func (e egressIPs) awaitInUse(namespace, reason string, words ...string) {
+	e.c.t.Helper()
+	e.c.awaitVNID(namespace, func(nn networkv1.NetNamespace) bool {
 		got := meta.FindStatusCondition(nn.Status.Conditions, networkv1.ConditionEgressIPsInUse)
 		return got != nil && got.Reason == reason && !slices.ContainsFunc(words, func(word string) bool { return !strings.Contains(got.Message, word) })
 	})
@@ -74,6 +77,7 @@ func (c *cluster) awaitInUse(namespace, reason string, words ...string) {
 // or why they are not.
 func TestEgressIPsAreAssigned(t *testing.T) {
 	c := newCluster(t)
+	e := egressIPs{c}
 	c.network(networkv1.PluginMultitenant, usualRange())
 	for _, name := range []string{"shop", "cart"} {
 		c.namespace(name)
@@ -86,26 +90,26 @@ func TestEgressIPsAreAssigned(t *testing.T) {
 	}
 	c.awaitSubnet("n1", "192.0.2.1", "")
 	c.awaitSubnet("n2", "192.0.2.2", "")
-	c.wants("shop", "192.0.2.100")
-	c.awaitInUse("shop", networkv1.ReasonEgressIPUnassigned, "192.0.2.100 is hosted by no node")
+	e.wants("shop", "192.0.2.100")
+	e.awaitInUse("shop", networkv1.ReasonEgressIPUnassigned, "192.0.2.100 is hosted by no node")
 	c.awaitEvent("NetNamespace", "shop", "192.0.2.100 is hosted by no node")
-	c.ranges("n1", "192.0.2.96/28")
-	c.awaitEgressIPs("n1", "192.0.2.100")
-	c.awaitInUse("shop", networkv1.ReasonInUse, "192.0.2.100 at n1")
-	c.ranges("n2", "192.0.2.96/28")
+	e.ranges("n1", "192.0.2.96/28")
+	e.awaitEgressIPs("n1", "192.0.2.100")
+	e.awaitInUse("shop", networkv1.ReasonInUse, "192.0.2.100 at n1")
+	e.ranges("n2", "192.0.2.96/28")
 	c.ready("n1", corev1.ConditionUnknown)
-	c.awaitEgressIPs("n1")
-	c.awaitEgressIPs("n2", "192.0.2.100")
-	c.awaitInUse("shop", networkv1.ReasonInUse, "192.0.2.100 at n2")
-	c.wants("cart", "192.0.2.101", "192.0.2.100")
-	c.awaitInUse("shop", networkv1.ReasonEgressIPConflict, "is listed by cart as well")
-	c.awaitInUse("cart", networkv1.ReasonEgressIPConflict, "is listed by shop as well")
-	c.awaitEgressIPs("n2", "192.0.2.101")
-	c.wants("cart", "192.0.2.101")
+	e.awaitEgressIPs("n1")
+	e.awaitEgressIPs("n2", "192.0.2.100")
+	e.awaitInUse("shop", networkv1.ReasonInUse, "192.0.2.100 at n2")
+	e.wants("cart", "192.0.2.101", "192.0.2.100")
+	e.awaitInUse("shop", networkv1.ReasonEgressIPConflict, "is listed by cart as well")
+	e.awaitInUse("cart", networkv1.ReasonEgressIPConflict, "is listed by shop as well")
+	e.awaitEgressIPs("n2", "192.0.2.101")
+	e.wants("cart", "192.0.2.101")
 	c.ready("n1", corev1.ConditionTrue)
-	c.wants("cart", "192.0.2.101", "192.0.2.102")
-	c.awaitEgressIPs("n1", "192.0.2.102") // the other node has an address of the project already
-	c.wants("cart")
+	e.wants("cart", "192.0.2.101", "192.0.2.102")
+	e.awaitEgressIPs("n1", "192.0.2.102") // the other node has an address of the project already
+	e.wants("cart")
 	c.awaitVNID("cart", func(nn networkv1.NetNamespace) bool {
 		return meta.FindStatusCondition(nn.Status.Conditions, networkv1.ConditionEgressIPsInUse) == nil
 	})
@@ -114,6 +118,7 @@ func TestEgressIPsAreAssigned(t *testing.T) {
 // A node's cloud annotation limits how many addresses it gets. An annotation that cannot be parsed is reported.
 func TestEgressIPCapacity(t *testing.T) {
 	c := newCluster(t)
+	e := egressIPs{c}
 	c.network(networkv1.PluginNetworkPolicy, usualRange())
 	for _, name := range []string{"shop", "cart"} {
 		c.namespace(name)
@@ -126,12 +131,12 @@ func TestEgressIPCapacity(t *testing.T) {
 	})
 	for i, name := range []string{"shop", "cart"} {
 		c.awaitVNID(name, func(networkv1.NetNamespace) bool { return true })
-		c.wants(name, fmt.Sprintf("192.0.2.%d", 100+i))
+		e.wants(name, fmt.Sprintf("192.0.2.%d", 100+i))
 	}
-	c.ranges("n1", "192.0.2.0/24")
-	c.awaitEgressIPs("n1", "192.0.2.101") // among projects with the same number of addresses, the first by name is cart
-	c.awaitInUse("shop", networkv1.ReasonEgressIPUnassigned, "node n1 has all 1 that it can have")
+	e.ranges("n1", "192.0.2.0/24")
+	e.awaitEgressIPs("n1", "192.0.2.101") // among projects with the same number of addresses, the first by name is cart
+	e.awaitInUse("shop", networkv1.ReasonEgressIPUnassigned, "node n1 has all 1 that it can have")
 	c.list(node, "n1", func() { node.Annotations = map[string]string{"cloud.network.openshift.io/egress-ipconfig": "nonsense"} })
 	c.awaitEvent("Node", "n1", "annotation "+"cloud.network.openshift.io/egress-ipconfig")
-	c.awaitEgressIPs("n1", "192.0.2.101", "192.0.2.100")
+	e.awaitEgressIPs("n1", "192.0.2.101", "192.0.2.100")
 }

@@ -84,14 +84,14 @@ func TestStartUsesWhatWasReadAhead(t *testing.T) {
 		"a verification": {func(m *memory, l *Loop[string, text]) {
 			tamper(m)
 			go func() { _, _ = l.Verify(context.WithoutCancel(t.Context())) }()
-			for !l.isAwaited() {
+			for !isAwaited(l) {
 				runtime.Gosched()
 			}
 		}, 2},
 		"a new connection": {func(m *memory, l *Loop[string, text]) {
 			tamper(m)
 			l.ReadAhead()
-			for m.readings() < 2 || !l.hasEarly() {
+			for m.readings() < 2 || !hasEarly(l) {
 				runtime.Gosched()
 			}
 		}, 2},
@@ -100,7 +100,7 @@ func TestStartUsesWhatWasReadAhead(t *testing.T) {
 			engine := &memory{state: map[string]text{"a": "1"}}
 			loop := runLoop(t, engine, Options[string, text]{})
 			loop.ReadAhead()
-			for !loop.hasEarly() {
+			for !hasEarly(loop) {
 				runtime.Gosched()
 			}
 			c.meanwhile(engine, loop)
@@ -174,13 +174,15 @@ func TestReadingAheadFails(t *testing.T) {
 	}
 }
 
-func (l *Loop[K, V]) hasEarly() bool {
+// hasEarly reports whether the loop has read ahead.
+func hasEarly[K comparable, V Value[V]](l *Loop[K, V]) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return l.ahead.early != nil
 }
 
-func (l *Loop[K, V]) isAwaited() bool {
+// isAwaited reports whether a caller waits for the loop.
+func isAwaited[K comparable, V Value[V]](l *Loop[K, V]) bool {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	return len(l.waiters) > 0

@@ -17,7 +17,7 @@ import (
 
 // Check compares a pod's interface with its record, and the record with the result that the runtime got. It implements cni.Handler.
 func (h *Handler) Check(ctx context.Context, req *cni.Request) error {
-	if err := h.any(); err != nil {
+	if err := h.board.any(); err != nil {
 		return err
 	}
 	key := attach.Key{ContainerID: req.ContainerID, IfName: req.IfName}
@@ -28,7 +28,7 @@ func (h *Handler) Check(ctx context.Context, req *cni.Request) error {
 	if err != nil {
 		return cni.Errorf(cni.CodeIO, "%w", err)
 	}
-	s, err := h.of(network.KindOf(rec.Network), cni.CodeTryAgainLater)
+	s, err := h.board.of(network.KindOf(rec.Network), cni.CodeTryAgainLater)
 	if err != nil {
 		return err
 	}

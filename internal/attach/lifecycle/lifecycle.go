@@ -62,13 +62,9 @@ type Handler struct {
 	locks  attach.Keyed[attach.Key]
 	reaper *reaper
 
-	// mu guards the fields below. It is not held across calls of a network.
-	mu       sync.Mutex
-	networks map[string]*served
-	// closing are the attachments whose DEL is running or done.
-	closing map[attach.Key]bool
-	// changed wakes Run when networks have changed.
-	changed chan struct{}
+	// board has the networks, and closing the attachments whose DEL is running or done.
+	board   *switchboard
+	closing closing
 }
 
 var _ cni.Handler = (*Handler)(nil)
@@ -81,7 +77,7 @@ func New(store *attach.Store, opts Options) *Handler {
 	if opts.Removed == nil {
 		opts.Removed = func(string) {}
 	}
-	h := &Handler{store: store, opts: opts, networks: map[string]*served{}, closing: map[attach.Key]bool{}, changed: make(chan struct{}, 1)}
+	h := &Handler{store: store, opts: opts, board: newSwitchboard(opts.Waiting), closing: closing{keys: map[attach.Key]bool{}}}
 	h.reaper = newReaper(h)
 	return h
 }
@@ -92,7 +88,7 @@ func (h *Handler) Run(ctx context.Context) error {
 	defer loops.Wait()
 	running := map[*served]bool{}
 	for {
-		for _, s := range h.all() {
+		for _, s := range h.board.all() {
 			if !running[s] {
 				running[s] = true
 				loops.Go(func() { h.reaper.run(ctx, s) })
@@ -101,7 +97,7 @@ func (h *Handler) Run(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-h.changed:
+		case <-h.board.changed:
 		}
 	}
 }
@@ -128,7 +124,7 @@ func (h *Handler) lock(ctx context.Context, key attach.Key) (unlock func(), err 
 
 // Add attaches a pod's interface. It implements cni.Handler.
 func (h *Handler) Add(ctx context.Context, req *cni.Request) (*types100.Result, error) {
-	if err := h.any(); err != nil {
+	if err := h.board.any(); err != nil {
 		return nil, err
 	}
 	key := attach.Key{ContainerID: req.ContainerID, IfName: req.IfName}
@@ -157,7 +153,7 @@ func (h *Handler) Add(ctx context.Context, req *cni.Request) (*types100.Result, 
 	if at.Refuse != "" {
 		return nil, cni.Errorf(cni.CodeRefused, "pod %s/%s is not attached: %s", req.Args.PodNamespace, req.Args.PodName, at.Refuse)
 	}
-	s, err := h.of(at.Network, cni.CodeTryAgainLater)
+	s, err := h.board.of(at.Network, cni.CodeTryAgainLater)
 	if err != nil {
 		return nil, err
 	}
@@ -171,7 +167,7 @@ func (h *Handler) Add(ctx context.Context, req *cni.Request) (*types100.Result, 
 
 // again answers an ADD for an existing attachment, after checking it.
 func (h *Handler) again(ctx context.Context, rec *attach.Record) (*types100.Result, error) {
-	s, err := h.of(network.KindOf(rec.Network), cni.CodeTryAgainLater)
+	s, err := h.board.of(network.KindOf(rec.Network), cni.CodeTryAgainLater)
 	if err != nil {
 		return nil, err
 	}
@@ -188,7 +184,7 @@ func (h *Handler) clear(ctx context.Context, key attach.Key) error {
 	if err != nil {
 		return err
 	}
-	s, err := h.of(network.KindOf(rec.Network), cni.CodeTryAgainLater)
+	s, err := h.board.of(network.KindOf(rec.Network), cni.CodeTryAgainLater)
 	if err != nil {
 		return err
 	}
@@ -196,7 +192,7 @@ func (h *Handler) clear(ctx context.Context, key attach.Key) error {
 		return cni.Errorf(cni.CodeTryAgainLater, "attachment %s: network %s has not taken over yet what an earlier one left: try again later", key, s.name)
 	}
 	if err := h.remove(ctx, s, rec); err != nil {
-		h.giveUp(ctx, key)
+		h.reaper.takeOver(ctx, key)
 		return cni.Errorf(cni.CodeTryAgainLater, "attachment %s: removing the remains of an earlier one: %w", key, err)
 	}
 	return nil
@@ -286,7 +282,7 @@ func (h *Handler) yields(ctx context.Context, rec *attach.Record, taken *attach.
 	if err != nil || rec.PodName == "" || holder.PodName != rec.PodName || holder.PodNamespace != rec.PodNamespace {
 		return false
 	}
-	s, err := h.of(network.KindOf(holder.Network), cni.CodeTryAgainLater)
+	s, err := h.board.of(network.KindOf(holder.Network), cni.CodeTryAgainLater)
 	if err != nil || !errors.Is(s.network.Check(ctx, holder), link.ErrNoNamespace) {
 		return false
 	}
@@ -326,10 +322,10 @@ func (h *Handler) connect(ctx context.Context, s *served, rec *attach.Record) (*
 func (h *Handler) undo(ctx context.Context, s *served, rec attach.Record) {
 	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), undoTimeout)
 	defer cancel()
-	h.markClosing(rec.Key())
+	h.closing.add(rec.Key())
 	if err := h.remove(ctx, s, rec); err != nil {
 		h.opts.Log.Warn("undoing an ADD that failed, going on in the background", "attachment", rec.Key().String(), "error", err)
-		h.giveUp(ctx, rec.Key())
+		h.reaper.takeOver(ctx, rec.Key())
 	}
 }
 
@@ -365,23 +361,10 @@ func discard(s *served, rec attach.Record) {
 	}
 }
 
-// giveUp leaves an attachment to the reaper, and marks its record, so that a restart does not treat it as attached.
-func (h *Handler) giveUp(ctx context.Context, key attach.Key) {
-	h.reaper.add(key)
-	rec, err := h.store.Get(key)
-	if err != nil || rec.State == attach.Closing {
-		return
-	}
-	rec.State = attach.Closing
-	if err := h.store.Put(context.WithoutCancel(ctx), rec); err != nil {
-		h.opts.Log.Error("marking an attachment as closing", "attachment", key.String(), "error", err)
-	}
-}
-
 // Del detaches a pod's interface. Its traffic ends before the answer; the rest is removed in the background. Del succeeds if there is no
 // attachment. It implements cni.Handler.
 func (h *Handler) Del(ctx context.Context, req *cni.Request) error {
-	if err := h.any(); err != nil {
+	if err := h.board.any(); err != nil {
 		return err
 	}
 	return h.detach(ctx, attach.Key{ContainerID: req.ContainerID, IfName: req.IfName})
@@ -403,11 +386,11 @@ func (h *Handler) detach(ctx context.Context, key attach.Key) error {
 	if err != nil {
 		return cni.Errorf(cni.CodeIO, "%w", err)
 	}
-	s, err := h.of(network.KindOf(rec.Network), cni.CodeTryAgainLater)
+	s, err := h.board.of(network.KindOf(rec.Network), cni.CodeTryAgainLater)
 	if err != nil {
 		return err
 	}
-	h.markClosing(key)
+	h.closing.add(key)
 	closing, cancel := context.WithTimeout(ctx, closeTimeout)
 	defer cancel()
 	left := s.network.Close(closing, rec)
@@ -441,7 +424,7 @@ func (h *Handler) detachNow(ctx context.Context, s *served, rec attach.Record, w
 
 // GC detaches the interfaces of all networks that the runtime no longer lists. It implements cni.Handler.
 func (h *Handler) GC(ctx context.Context, req *cni.Request) error {
-	if err := h.any(); err != nil {
+	if err := h.board.any(); err != nil {
 		return err
 	}
 	valid := map[attach.Key]bool{}
@@ -457,18 +440,10 @@ func (h *Handler) GC(ctx context.Context, req *cni.Request) error {
 	return errors.Join(errs...)
 }
 
-func (h *Handler) markClosing(key attach.Key) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	h.closing[key] = true
-}
-
 // forget takes a key back from the reaper: the attachment is removed already, or there is a new one.
 func (h *Handler) forget(key attach.Key) {
 	h.reaper.forget(key)
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	delete(h.closing, key)
+	h.closing.remove(key)
 }
 
 func isClosed(c <-chan struct{}) bool {

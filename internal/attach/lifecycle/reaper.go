@@ -42,6 +42,19 @@ func (r *reaper) add(key attach.Key) {
 	}
 }
 
+// takeOver queues an attachment that a request could not remove, and marks its record, so that a restart does not treat it as attached.
+func (r *reaper) takeOver(ctx context.Context, key attach.Key) {
+	r.add(key)
+	rec, err := r.handler.store.Get(key)
+	if err != nil || rec.State == attach.Closing {
+		return
+	}
+	rec.State = attach.Closing
+	if err := r.handler.store.Put(context.WithoutCancel(ctx), rec); err != nil {
+		r.handler.opts.Log.Error("marking an attachment as closing", "attachment", key.String(), "error", err)
+	}
+}
+
 // addStray is add for an attachment without a record.
 func (r *reaper) addStray(rec attach.Record) {
 	r.mu.Lock()
@@ -78,7 +91,7 @@ func (r *reaper) keys() []attach.Key {
 
 // wakeUp makes every network's loop check the waiting attachments.
 func (r *reaper) wakeUp() {
-	for _, s := range r.handler.all() {
+	for _, s := range r.handler.board.all() {
 		select {
 		case s.wake <- struct{}{}:
 		default: // a wake-up is already waiting

@@ -4,10 +4,35 @@ import (
 	"context"
 	"fmt"
 	"slices"
+	"sync"
 
 	"weft.dev/weft/internal/attach"
 	"weft.dev/weft/internal/network"
 )
+
+// closing are the attachments whose DEL is running or done.
+type closing struct {
+	mu   sync.Mutex
+	keys map[attach.Key]bool
+}
+
+func (c *closing) add(key attach.Key) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	c.keys[key] = true
+}
+
+func (c *closing) remove(key attach.Key) {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	delete(c.keys, key)
+}
+
+func (c *closing) has(key attach.Key) bool {
+	c.mu.Lock()
+	defer c.mu.Unlock()
+	return c.keys[key]
+}
 
 // records are the attachments of one network.
 type records struct {
@@ -18,19 +43,14 @@ type records struct {
 // Records returns the attachments of the network of that name.
 func (h *Handler) Records(name string) network.Records { return &records{handler: h, name: name} }
 
-// Present reports whether there are attachments of the network of that name, complete or not.
-func (h *Handler) Present(name string) bool {
-	return slices.ContainsFunc(h.store.List(), func(rec attach.Record) bool { return network.KindOf(rec.Network) == name })
-}
-
 // Attached implements network.Records.
 func (r *records) Attached() []attach.Record {
 	h := r.handler
 	all := h.store.List()
-	h.mu.Lock()
-	defer h.mu.Unlock()
+	h.closing.mu.Lock()
+	defer h.closing.mu.Unlock()
 	return slices.DeleteFunc(all, func(rec attach.Record) bool {
-		return network.KindOf(rec.Network) != r.name || !h.complete(&rec) || h.closing[rec.Key()]
+		return network.KindOf(rec.Network) != r.name || !h.complete(&rec) || h.closing.keys[rec.Key()]
 	})
 }
 
@@ -44,10 +64,7 @@ func (r *records) Put(ctx context.Context, rec attach.Record) error {
 	if err == nil && network.KindOf(have.Network) != r.name {
 		return fmt.Errorf("attachment %s: it already belongs to network %s", rec.Key(), have.Network)
 	}
-	h.mu.Lock()
-	closing := h.closing[rec.Key()] || err == nil && have.State == attach.Closing // since this start, or before
-	h.mu.Unlock()
-	if closing {
+	if h.closing.has(rec.Key()) || err == nil && have.State == attach.Closing { // since this start, or before
 		return fmt.Errorf("attachment %s: it is being removed", rec.Key())
 	}
 	return h.store.Put(ctx, rec)

@@ -31,40 +31,86 @@ func (h *Handler) Serve(name string, n network.Network, handedOver <-chan struct
 			h.reaper.add(rec.Key())
 		}
 	}
-	h.mu.Lock()
-	h.networks[name] = s
-	h.mu.Unlock()
+	h.board.add(s)
+	return sync.OnceFunc(func() { h.board.remove(s) })
+}
+
+// switchboard has the networks that get requests.
+type switchboard struct {
+	// waiting returns what the agent waits for while a network is missing.
+	waiting func() string
+	// changed receives once a network was added.
+	changed chan struct{}
+
+	// mu guards networks. It is not held across calls of a network.
+	mu       sync.Mutex
+	networks map[string]*served
+}
+
+func newSwitchboard(waiting func() string) *switchboard {
+	return &switchboard{waiting: waiting, networks: map[string]*served{}, changed: make(chan struct{}, 1)}
+}
+
+// add adds a network, or replaces the one of its name.
+func (b *switchboard) add(s *served) {
+	b.mu.Lock()
+	b.networks[s.name] = s
+	b.mu.Unlock()
 	select {
-	case h.changed <- struct{}{}:
-	default: // Run has a wake-up waiting
+	case b.changed <- struct{}{}:
+	default: // a wake-up is pending
 	}
-	return sync.OnceFunc(func() {
-		h.mu.Lock()
-		defer h.mu.Unlock()
-		if h.networks[name] == s {
-			delete(h.networks, name)
-		}
-		close(s.left)
-	})
+}
+
+// remove removes a network, and ends its requests.
+func (b *switchboard) remove(s *served) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if b.networks[s.name] == s {
+		delete(b.networks, s.name)
+	}
+	close(s.left)
 }
 
 // of returns the network of that name, or a CNI error with the code if requests cannot reach it.
-func (h *Handler) of(name string, code cni.Code) (*served, error) {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if s := h.networks[name]; s != nil {
+func (b *switchboard) of(name string, code cni.Code) (*served, error) {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if s := b.networks[name]; s != nil {
 		return s, nil
 	}
-	if len(h.networks) == 0 {
-		return nil, cni.Errorf(code, "the node's network is not ready: %s: try again later", h.opts.Waiting())
+	if len(b.networks) == 0 {
+		return nil, cni.Errorf(code, "the node's network is not ready: %s: try again later", b.waiting())
 	}
-	return nil, cni.Errorf(code, "network %s is not running on this node: %s: try again later", name, h.opts.Waiting())
+	return nil, cni.Errorf(code, "network %s is not running on this node: %s: try again later", name, b.waiting())
+}
+
+// any returns an error while there is no network.
+func (b *switchboard) any() *cni.Error {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	if len(b.networks) > 0 {
+		return nil
+	}
+	return cni.Errorf(cni.CodeTryAgainLater, "the node's network is not ready: %s: try again later", b.waiting())
+}
+
+// all returns the networks, ordered by name.
+func (b *switchboard) all() []*served {
+	b.mu.Lock()
+	defer b.mu.Unlock()
+	list := make([]*served, 0, len(b.networks))
+	for _, s := range b.networks {
+		list = append(list, s)
+	}
+	slices.SortFunc(list, func(a, b *served) int { return strings.Compare(a.name, b.name) })
+	return list
 }
 
 // Status reports whether the default network can serve ADD: the node stays ready while only another of its networks is not. Without a
 // default network it reports whether any network can. It implements cni.Handler.
 func (h *Handler) Status(context.Context, *cni.Request) error {
-	if err := h.any(); err != nil {
+	if err := h.board.any(); err != nil {
 		err.Code = cni.CodeNotAvailable
 		return err
 	}
@@ -73,14 +119,14 @@ func (h *Handler) Status(context.Context, *cni.Request) error {
 		return cni.Errorf(cni.CodeNotAvailable, "%w", err)
 	}
 	if name != "" {
-		s, err := h.of(name, cni.CodeNotAvailable)
+		s, err := h.board.of(name, cni.CodeNotAvailable)
 		if err != nil {
 			return err
 		}
 		return status(s)
 	}
 	var errs []error
-	for _, s := range h.all() {
+	for _, s := range h.board.all() {
 		err := status(s)
 		if err == nil {
 			return nil
@@ -107,26 +153,4 @@ func ready(s *served) error {
 		return cni.Errorf(cni.CodeTryAgainLater, "network %s is not ready: %w: try again later", s.name, err)
 	}
 	return nil
-}
-
-// any returns an error while there is no network.
-func (h *Handler) any() *cni.Error {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	if len(h.networks) > 0 {
-		return nil
-	}
-	return cni.Errorf(cni.CodeTryAgainLater, "the node's network is not ready: %s: try again later", h.opts.Waiting())
-}
-
-// all returns the networks, ordered by name.
-func (h *Handler) all() []*served {
-	h.mu.Lock()
-	defer h.mu.Unlock()
-	list := make([]*served, 0, len(h.networks))
-	for _, s := range h.networks {
-		list = append(list, s)
-	}
-	slices.SortFunc(list, func(a, b *served) int { return strings.Compare(a.name, b.name) })
-	return list
 }
