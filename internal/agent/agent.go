@@ -167,7 +167,7 @@ func (a *agent) serveRuntime() error {
 	}
 	a.reports.networks = a.networks
 	a.readiness = &readiness{
-		clients: a.clients, node: a.opts.Node, log: a.opts.Log, networks: a.networks, overlay: func() bool { return presence{a}.serves() },
+		clients: a.clients, node: a.opts.Node, log: a.opts.Log, networks: a.networks, overlay: presence{a}.serves,
 		conf: cniconf.File{
 			Dir: a.opts.Paths.CNIConfDir, Socket: Socket(a.opts.Paths.RunDir), Records: Records(a.opts.Paths.StateDir), Ports: PortsNamespace(a.opts.Paths.RunDir),
 		},
@@ -329,12 +329,12 @@ func (a *agent) serveNetwork(ctx, engineCtx context.Context, e *engines.Engines,
 // follow keeps the network in step with the objects until ctx ends.
 func (a *agent) follow(ctx context.Context, network *overlay.Network, e *engines.Engines) error {
 	delay := steps.FirstRetry
-	told, unreported := reported{}, false
+	last, unreported := reported{}, false
 	var logged string
 	for {
 		var retry <-chan time.Time
 		seen := a.objects.Changes().Take()
-		err := a.step(ctx, network, e, &told)
+		err := a.step(ctx, network, e, &last)
 		if ctx.Err() != nil {
 			return nil //nolint:nilerr // the end of ctx is why, and is no failure
 		}
@@ -345,7 +345,7 @@ func (a *agent) follow(ctx context.Context, network *overlay.Network, e *engines
 				a.opts.Log.Warn("the node is not in step", "error", err)
 				logged = err.Error()
 				a.events.Node(reasonNotReady, "Program", logged)
-				unreported = !told.serving
+				unreported = !last.serving
 			}
 			unreported = unreported && !a.readiness.notReady(ctx, err)
 			timer := time.NewTimer(delay)
@@ -373,7 +373,7 @@ type reported struct {
 }
 
 // step programs the current objects. The first time, it then reports to the runtime and the cluster that pods can be attached.
-func (a *agent) step(ctx context.Context, network *overlay.Network, e *engines.Engines, told *reported) error {
+func (a *agent) step(ctx context.Context, network *overlay.Network, e *engines.Engines, last *reported) error {
 	view, err := a.program(ctx, network, e)
 	if err != nil {
 		return err
@@ -381,7 +381,7 @@ func (a *agent) step(ctx context.Context, network *overlay.Network, e *engines.E
 	e.Handovers.Done(overlay.NetworkName)
 	e.Switch.Tunnel(view.Remotes)
 	warning := e.Kernel.Firewall.Warning()
-	if told.serving && warning == told.warning {
+	if last.serving && warning == last.warning {
 		return nil
 	}
 	// Before it is known which networks are configured, pods cannot be placed; what makes it known calls configure.
@@ -390,11 +390,11 @@ func (a *agent) step(ctx context.Context, network *overlay.Network, e *engines.E
 			return err
 		}
 	}
-	told.warning = warning
-	if told.serving {
+	last.warning = warning
+	if last.serving {
 		return nil
 	}
-	told.serving = true
+	last.serving = true
 	a.events.Unreadable(a.reports.closed(network))
 	a.networks.Look()
 	a.opts.Log.Info("serving pods", "node", a.opts.Node, "subnet", view.Local.Subnet.String(), "datapath", view.Node.Datapath)
