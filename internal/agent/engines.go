@@ -15,9 +15,8 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sync/errgroup"
-	"golang.org/x/sys/unix"
 
-	"weft.dev/weft/internal/cni"
+	"weft.dev/weft/internal/hostport/publish"
 	"weft.dev/weft/internal/link"
 	"weft.dev/weft/internal/metrics"
 	"weft.dev/weft/internal/nft"
@@ -256,7 +255,7 @@ func (e *engines) rulesSettled() {
 // overlay returns the engines in the form that the overlay needs.
 func (e *engines) overlay() overlay.Engines {
 	ends := &hostEnds{Pods: e.pods, metrics: e.metrics}
-	engines := overlay.Engines{Flows: e.flowLoop, Rows: e.rowLoop, Links: e.linkLoop, Rules: e.ruleLoop, Ports: e.flows, Pods: e.surveyed, Preplugged: e.surveyed, HostEnds: ends, Connections: e.tracked, Uplink: uplinkHost{}, Kernel: kernel{}, Macvlans: e.pods, Shapers: ends}
+	engines := overlay.Engines{Flows: e.flowLoop, Rows: e.rowLoop, Links: e.linkLoop, Rules: e.ruleLoop, Ports: e.flows, Pods: e.surveyed, Preplugged: e.surveyed, HostEnds: ends, Connections: e.tracked, Uplink: uplinkHost{}, Kernel: publish.Own{}, Macvlans: e.pods, Shapers: ends}
 	if e.datapath == ovsdb.DatapathNetdev {
 		engines.Datapath = e.tracked
 	}
@@ -531,25 +530,3 @@ func linkWith(address netip.Addr) (netlink.Link, netip.Prefix, error) {
 		}
 	}
 }
-
-// kernel is the node's own kernel, which tracks the connections to host ports.
-type kernel struct{}
-
-// ForgetHostPorts implements hostports.Connections. TCP is left out: a client that connects again begins a new connection. Packets of UDP
-// and SCTP would continue with the former one.
-func (kernel) ForgetHostPorts(ports ...cni.HostPort) error {
-	var udp, sctp []netip.AddrPort
-	for _, port := range ports {
-		at := netip.AddrPortFrom(port.Address, port.Port)
-		switch port.Protocol {
-		case "udp":
-			udp = append(udp, at)
-		case "sctp":
-			sctp = append(sctp, at)
-		}
-	}
-	return errors.Join(link.ForgetTo(unix.IPPROTO_UDP, udp...), link.ForgetTo(unix.IPPROTO_SCTP, sctp...))
-}
-
-// ForgetTranslatedTo implements hostports.Connections.
-func (kernel) ForgetTranslatedTo(pods ...netip.Addr) error { return link.ForgetLedTo(pods...) }
