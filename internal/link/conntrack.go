@@ -70,8 +70,8 @@ func (c *Conntrack) Flush(ends func(Tracked) bool) (removed int, err error) {
 // switch. It returns how many connections the dump had, and how many it removed.
 func (c *Conntrack) flush(of narrow, ends func(*connection) bool) (dumped, removed int, err error) {
 	for try := 1; ; try++ {
-		n, failed := 0, error(nil)
-		dumped, n, failed = c.flushOnce(of, ends)
+		all, n, failed := c.flushOnce(of, ends)
+		dumped = all
 		removed += n
 		if errors.Is(failed, netlink.ErrDumpInterrupted) && try < dumpAttempts {
 			continue

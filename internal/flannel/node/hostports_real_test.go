@@ -180,7 +180,7 @@ func TestHostPorts(t *testing.T) {
 	stop()
 	all("without an agent")
 	runNFT(t, s.space, "delete table inet weft-flannel")
-	h = serve(t, s)
+	_ = serve(t, s)
 	eventually(t, "the rules are there again", func() error {
 		_, err := asks(outside, "192.0.2.1:8080", time.Second)
 		return err
