@@ -61,8 +61,8 @@ func (p *Published) Note() string {
 
 // Elements returns an element of a table's maps for each port and each of the pod's addresses. A port at one address of the node, or at all
 // of one family, is translated to the pod's address of that family only, as by the plugin portmap.
-func (p *Published) Elements(table string) []nft.Item {
-	items := make([]nft.Item, 0, len(p.Ports)*len(p.Addresses))
+func (p *Published) Elements(table string) map[nft.Key]nft.Item {
+	items := make(map[nft.Key]nft.Item, len(p.Ports)*len(p.Addresses))
 	for _, port := range p.Ports {
 		for _, address := range p.Addresses {
 			if port.Address.IsValid() && port.Address.Is4() != address.Is4() {
@@ -79,7 +79,7 @@ func (p *Published) Elements(table string) []nft.Item {
 			if port.AtOne() {
 				e.Set, e.Match = family.atOne, append([]string{port.Address.String()}, e.Match...)
 			}
-			items = append(items, e)
+			items[e.Key()] = e
 		}
 	}
 	return items
@@ -133,26 +133,4 @@ func Chains(families []Family, tunnels []uint16, except ...string) (received, ow
 	// The node drops packets from outside to the loopback range. Translated before, they would not be dropped.
 	return chain("hostports-in", nft.HookPrerouting, "ip daddr 127.0.0.0/8 return"),
 		chain("hostports-out", nft.HookOutput, "ip daddr 127.0.0.0/8 ip daddr != "+loopback+" return")
-}
-
-// Requested returns the host ports in a runtime's request, or an error for the runtime, which names the pod. reserved says what a port of the
-// node is reserved for; "" or nil: it is not.
-func Requested(req *cni.Request, reserved func(cni.HostPort) string, ipv6 bool) ([]cni.HostPort, error) {
-	if req.NetConf == nil {
-		return nil, nil
-	}
-	pod := req.Args.PodNamespace + "/" + req.Args.PodName
-	ports, err := cni.ParsePortMappings(req.NetConf.RuntimeConfig.PortMappings, ipv6)
-	if err != nil {
-		return nil, fmt.Errorf("pod %s: %w", pod, err)
-	}
-	for _, port := range ports {
-		if reserved == nil {
-			break
-		}
-		if why := reserved(port); why != "" {
-			return nil, cni.Errorf(cni.CodeInvalidConfig, "pod %s cannot have host port %s: it is reserved for %s; use another one", pod, port, why)
-		}
-	}
-	return ports, nil
 }

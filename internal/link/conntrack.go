@@ -1,7 +1,6 @@
 package link
 
 import (
-	"encoding/binary"
 	"errors"
 	"fmt"
 	"net/netip"
@@ -63,8 +62,16 @@ func (c *Conntrack) Close() {
 // Flush removes the connections for which ends returns true, and returns their number. It walks the kernel's whole table once. The time
 // depends on the table's size, not on the number of connections: about 10 ms of CPU time with the usual 262,144 buckets.
 func (c *Conntrack) Flush(ends func(Tracked) bool) (removed int, err error) {
+	_, removed, err = c.flush(narrow{}, func(of *connection) bool { return ends(of.tracked()) })
+	return removed, err
+}
+
+// flush removes the connections that ends selects from a dump restricted by of. It leaves connections in zones alone, which belong to the
+// switch. It returns how many connections the dump had, and how many it removed.
+func (c *Conntrack) flush(of narrow, ends func(*connection) bool) (dumped, removed int, err error) {
 	for try := 1; ; try++ {
-		n, failed := c.flush(ends)
+		all, n, failed := c.flushOnce(of, ends)
+		dumped = all
 		removed += n
 		if errors.Is(failed, netlink.ErrDumpInterrupted) && try < dumpAttempts {
 			continue
@@ -72,15 +79,19 @@ func (c *Conntrack) Flush(ends func(Tracked) bool) (removed int, err error) {
 		if failed != nil {
 			failed = fmt.Errorf("flushing connections: %w", failed)
 		}
-		return removed, failed
+		return dumped, removed, failed
 	}
 }
 
-func (c *Conntrack) flush(ends func(Tracked) bool) (removed int, err error) {
+func (c *Conntrack) flushOnce(of narrow, ends func(*connection) bool) (dumped, removed int, err error) {
 	var found [][]byte
-	request := c.request(nl.IPCTNL_MSG_CT_GET, unix.NLM_F_DUMP, unix.AF_UNSPEC)
+	request := c.request(nl.IPCTNL_MSG_CT_GET, unix.NLM_F_DUMP, of.family)
+	for _, attribute := range of.attributes {
+		request.AddData(attribute)
+	}
 	errs := []error{request.ExecuteIter(unix.NETLINK_NETFILTER, 0, func(message []byte) bool {
-		if t, zone := parseTracked(message); zone == 0 && len(message) > nl.SizeofNfgenmsg && ends(t) {
+		dumped++
+		if t := parseConnection(message[min(nl.SizeofNfgenmsg, len(message)):]); t.zone == 0 && len(message) > nl.SizeofNfgenmsg && ends(&t) {
 			found = append(found, message)
 		}
 		return true
@@ -96,7 +107,7 @@ func (c *Conntrack) flush(ends func(Tracked) bool) (removed int, err error) {
 			errs = append(errs, err)
 		}
 	}
-	return removed, errors.Join(errs...)
+	return dumped, removed, errors.Join(errs...)
 }
 
 func (c *Conntrack) request(operation, flags int, family uint8) *nl.NetlinkRequest {
@@ -119,15 +130,11 @@ func (c *Conntrack) Own() (map[netip.Addr]bool, error) {
 	return own, nil
 }
 
-// parseTracked reads a message of the kernel, which begins with the address family. Fields that are missing in it stay empty.
-func parseTracked(message []byte) (t Tracked, zone uint16) {
-	attributes := message[min(nl.SizeofNfgenmsg, len(message)):]
-	c := parseConnection(attributes)
-	t = Tracked{Source: c.from, Destination: c.by, Protocol: c.protocol, Original: netip.AddrPortFrom(c.to, c.port)}
+// tracked returns the connection as users of Conntrack see it.
+func (c *connection) tracked() Tracked {
+	t := Tracked{Source: c.from, Destination: c.by, Protocol: c.protocol, Original: netip.AddrPortFrom(c.to, c.port)}
 	if p := c.protocol; p == unix.IPPROTO_TCP || p == unix.IPPROTO_UDP || p == unix.IPPROTO_SCTP {
-		if port := attribute(attributes, nl.CTA_TUPLE_REPLY, nl.CTA_TUPLE_PROTO, nl.CTA_PROTO_SRC_PORT); len(port) == 2 {
-			t.Port = binary.BigEndian.Uint16(port)
-		}
+		t.Port = c.byPort
 	}
-	return t, c.zone
+	return t
 }

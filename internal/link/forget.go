@@ -2,28 +2,29 @@ package link
 
 import (
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"net/netip"
 	"slices"
 
-	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 )
 
-// ForgetTo flushes the connections of this network namespace to the given ports of one protocol (unix.IPPROTO_UDP). A port with an address
-// matches connections to that address, a port without one matches connections to any of the namespace's own addresses. Connections to
-// addresses that are not the namespace's own are never flushed.
-func ForgetTo(protocol uint8, ports ...netip.AddrPort) error {
+// FlushTo flushes the connections to the given ports of one protocol (unix.IPPROTO_UDP). A port with an address matches connections to that
+// address; with 0.0.0.0 or ::, to any of the namespace's own addresses of that family; without one, to any of them. Connections to addresses
+// that are not the namespace's own are never flushed.
+func (c *Conntrack) FlushTo(protocol uint8, ports ...netip.AddrPort) error {
 	if len(ports) == 0 {
 		return nil
 	}
-	own, err := ownAddresses()
-	if err == nil {
-		_, err = forget(toPorts(protocol, ports), func(c *connection) bool {
-			return c.protocol == protocol && (own[c.to] || c.to.IsLoopback()) && slices.ContainsFunc(ports, func(port netip.AddrPort) bool {
-				return port.Port() == c.port && (!port.Addr().IsValid() || port.Addr() == c.to)
+	own, err := c.Own()
+	for _, family := range familiesOf(ports) {
+		if err != nil {
+			break
+		}
+		_, _, err = c.flush(toPorts(family, protocol, ports), func(t *connection) bool {
+			return t.protocol == protocol && (own[t.to] || t.to.IsLoopback()) && slices.ContainsFunc(ports, func(port netip.AddrPort) bool {
+				return port.Port() == t.port && includes(port.Addr(), t.to)
 			})
 		})
 	}
@@ -33,27 +34,34 @@ func ForgetTo(protocol uint8, ports ...netip.AddrPort) error {
 	return nil
 }
 
-// ForgetLedTo flushes the connections of this network namespace that are translated to one of the addresses, from another destination. All
-// addresses take one walk through the table.
-func ForgetLedTo(addresses ...netip.Addr) error {
+// familiesOf returns the families in which the ports can have connections.
+func familiesOf(ports []netip.AddrPort) []uint8 {
+	var families []uint8
+	if slices.ContainsFunc(ports, func(p netip.AddrPort) bool { return !p.Addr().Is6() }) {
+		families = append(families, unix.AF_INET)
+	}
+	if slices.ContainsFunc(ports, func(p netip.AddrPort) bool { return !p.Addr().Is4() }) {
+		families = append(families, unix.AF_INET6)
+	}
+	return families
+}
+
+// includes reports whether an address is one of those that another one stands for: itself, all of its family, or all.
+func includes(of, address netip.Addr) bool {
+	return !of.IsValid() || of == address || of.IsUnspecified() && of.Is4() == address.Is4()
+}
+
+// FlushTranslatedTo flushes the connections that are translated to one of the addresses, from another destination. All addresses take one walk
+// through the table.
+func (c *Conntrack) FlushTranslatedTo(addresses ...netip.Addr) error {
 	if len(addresses) == 0 {
 		return nil
 	}
-	_, err := forget(ledTo(addresses), func(c *connection) bool { return c.by != c.to && slices.Contains(addresses, c.by) })
+	_, _, err := c.flush(ledTo(addresses), func(t *connection) bool { return t.by != t.to && slices.Contains(addresses, t.by) })
 	if err != nil {
 		return fmt.Errorf("conntrack flush of connections translated to %v: %w", addresses, err)
 	}
 	return nil
-}
-
-// ownAddresses returns the addresses of all devices of this network namespace.
-func ownAddresses() (map[netip.Addr]bool, error) {
-	all, err := dump(func() ([]netlink.Addr, error) { return netlink.AddrList(nil, netlink.FAMILY_V4) })
-	own := make(map[netip.Addr]bool, len(all))
-	for _, address := range all {
-		own[toAddr(address.IP)] = true
-	}
-	return own, err
 }
 
 // Constants of connection tracking that the netlink package lacks (nfnetlink_conntrack.h, and nf_internals.h for the flags).
@@ -67,10 +75,16 @@ const (
 	ctFilterDstPort     = 1 << 5
 )
 
+// narrow restricts a dump of the table: to a family, 0 for all, and to what the attributes match. With attributes the kernel needs a family.
+type narrow struct {
+	family     uint8
+	attributes []*nl.RtAttr
+}
+
 // toPorts restricts a dump of the table to connections to ports; ledTo restricts it to connections that are translated to addresses. The
 // kernel compares with one port or address: with several, the dump is not restricted by them. A kernel before 5.8 always returns all
 // connections, so the results have to be compared again.
-func toPorts(protocol uint8, ports []netip.AddrPort) []*nl.RtAttr {
+func toPorts(family, protocol uint8, ports []netip.AddrPort) narrow {
 	port, flags := ports[0].Port(), uint32(ctFilterProtocol)
 	tuple := nl.NewRtAttr(unix.NLA_F_NESTED|nl.CTA_TUPLE_ORIG, nil)
 	proto := tuple.AddRtAttr(unix.NLA_F_NESTED|nl.CTA_TUPLE_PROTO, nil)
@@ -79,60 +93,26 @@ func toPorts(protocol uint8, ports []netip.AddrPort) []*nl.RtAttr {
 		flags |= ctFilterDstPort
 		proto.AddRtAttr(nl.CTA_PROTO_DST_PORT, nl.BEUint16Attr(port))
 	}
-	return narrowed(tuple, ctaFilterOrigFlags, flags)
+	return narrow{family: family, attributes: filtered(tuple, ctaFilterOrigFlags, flags)}
 }
 
-func ledTo(addresses []netip.Addr) []*nl.RtAttr {
+func ledTo(addresses []netip.Addr) narrow {
 	if len(addresses) > 1 {
-		return nil
+		return narrow{}
+	}
+	if addresses[0].Is6() {
+		return narrow{family: unix.AF_INET6} // with an IPv6 address, kernel 6.18 returns the connections that do not match
 	}
 	tuple := nl.NewRtAttr(unix.NLA_F_NESTED|nl.CTA_TUPLE_REPLY, nil)
 	tuple.AddRtAttr(unix.NLA_F_NESTED|nl.CTA_TUPLE_IP, nil).AddRtAttr(nl.CTA_IP_V4_SRC, addresses[0].AsSlice())
-	return narrowed(tuple, ctaFilterReplyFlags, ctFilterIPSrc)
+	return narrow{family: unix.AF_INET, attributes: filtered(tuple, ctaFilterReplyFlags, ctFilterIPSrc)}
 }
 
-// narrowed returns a tuple with the flags that select the fields to compare.
-func narrowed(tuple *nl.RtAttr, kind int, flags uint32) []*nl.RtAttr {
+// filtered returns a tuple with the flags that select the fields to compare.
+func filtered(tuple *nl.RtAttr, kind int, flags uint32) []*nl.RtAttr {
 	filter := nl.NewRtAttr(unix.NLA_F_NESTED|ctaFilter, nil)
 	filter.AddRtAttr(kind, nl.Uint32Attr(flags))
 	return []*nl.RtAttr{tuple, filter}
-}
-
-// forget flushes the connections that matches selects from a dump restricted by narrow. It leaves connections in zones alone, which belong
-// to the switch. It returns how many connections the dump had.
-func forget(narrow []*nl.RtAttr, matches func(c *connection) bool) (dumped int, err error) {
-	found, err := dump(func() ([][]byte, error) {
-		var found [][]byte
-		dumped = 0
-		request := conntrackRequest(nl.IPCTNL_MSG_CT_GET, unix.NLM_F_DUMP)
-		for _, attribute := range narrow {
-			request.AddData(attribute)
-		}
-		err := request.ExecuteIter(unix.NETLINK_NETFILTER, 0, func(message []byte) bool {
-			dumped++
-			attributes := message[min(nl.SizeofNfgenmsg, len(message)):]
-			if c := parseConnection(attributes); c.zone == 0 && matches(&c) {
-				found = append(found, attributes)
-			}
-			return true
-		})
-		return found, err
-	})
-	errs := []error{err}
-	for _, attributes := range found {
-		request := conntrackRequest(nl.IPCTNL_MSG_CT_DELETE, unix.NLM_F_ACK)
-		request.AddRawData(attributes)
-		if _, err := request.Execute(unix.NETLINK_NETFILTER, 0); err != nil && !errors.Is(err, unix.ENOENT) { // ENOENT: it has ended
-			errs = append(errs, err)
-		}
-	}
-	return dumped, errors.Join(errs...)
-}
-
-func conntrackRequest(operation, flags int) *nl.NetlinkRequest {
-	request := nl.NewNetlinkRequest(unix.NFNL_SUBSYS_CTNETLINK<<8|operation, flags)
-	request.AddData(&nl.Nfgenmsg{NfgenFamily: unix.AF_INET, Version: nl.NFNETLINK_V0})
-	return request
 }
 
 // connection has what is compared: its protocol, the addresses of its first packet (from, to) and of the answers (by, back), and its zone.
@@ -141,6 +121,7 @@ type connection struct {
 	from, to netip.Addr
 	by, back netip.Addr
 	port     uint16 // of to
+	byPort   uint16 // of by
 	zone     uint16
 }
 
@@ -154,6 +135,9 @@ func parseConnection(attributes []byte) connection {
 	}
 	if port := attribute(attributes, nl.CTA_TUPLE_ORIG, nl.CTA_TUPLE_PROTO, nl.CTA_PROTO_DST_PORT); len(port) == 2 {
 		c.port = binary.BigEndian.Uint16(port)
+	}
+	if port := attribute(attributes, nl.CTA_TUPLE_REPLY, nl.CTA_TUPLE_PROTO, nl.CTA_PROTO_SRC_PORT); len(port) == 2 {
+		c.byPort = binary.BigEndian.Uint16(port)
 	}
 	if zone := attribute(attributes, ctaZone); len(zone) == 2 {
 		c.zone = binary.BigEndian.Uint16(zone)

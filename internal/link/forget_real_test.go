@@ -3,6 +3,7 @@
 package link_test
 
 import (
+	"errors"
 	"net"
 	"net/netip"
 	"slices"
@@ -46,6 +47,11 @@ func TestForget(t *testing.T) {
 		if err := netlink.AddrAdd(device, &netlink.Addr{IPNet: &net.IPNet{IP: net.IPv4(192, 0, 2, 1), Mask: net.CIDRMask(24, 32)}}); err != nil {
 			return err
 		}
+		conntrack, err := link.NewConntrack("")
+		if err != nil {
+			return err
+		}
+		defer conntrack.Close()
 		const pod, client = "10.128.0.5", "192.0.2.9"
 		for _, c := range []struct {
 			to, led  string
@@ -75,26 +81,91 @@ func TestForget(t *testing.T) {
 		const sctp = "192.0.2.1:0 by 192.0.2.1" // the netlink package does not read its port
 		others := []string{"198.51.100.1:53 by 198.51.100.1", pod + ":53 by " + pod}
 		expect("before", append([]string{tcp, tcp, sctp, one, loop}, others...)...)
-		if err := link.ForgetTo(unix.IPPROTO_UDP, netip.AddrPortFrom(netip.MustParseAddr("192.0.2.1"), 53)); err != nil {
+		if err := conntrack.FlushTo(unix.IPPROTO_UDP, netip.AddrPortFrom(netip.MustParseAddr("192.0.2.1"), 53)); err != nil {
 			return err
 		}
 		expect("one address", append([]string{tcp, sctp, one, loop}, others...)...)
-		if err := link.ForgetTo(unix.IPPROTO_UDP, netip.AddrPortFrom(netip.Addr{}, 53), netip.AddrPortFrom(netip.MustParseAddr("192.0.2.2"), 54)); err != nil {
+		if err := conntrack.FlushTo(unix.IPPROTO_UDP, netip.AddrPortFrom(netip.Addr{}, 53), netip.AddrPortFrom(netip.MustParseAddr("192.0.2.2"), 54)); err != nil {
 			return err
 		}
 		expect("all addresses", append([]string{tcp, sctp, one}, others...)...)
-		if err := link.ForgetTo(unix.IPPROTO_SCTP, netip.AddrPortFrom(netip.Addr{}, 53), netip.AddrPortFrom(netip.Addr{}, 54)); err != nil {
+		if err := conntrack.FlushTo(unix.IPPROTO_SCTP, netip.AddrPortFrom(netip.Addr{}, 53), netip.AddrPortFrom(netip.Addr{}, 54)); err != nil {
 			return err
 		}
 		expect("another port of SCTP", append([]string{tcp, sctp, one}, others...)...)
-		if err := link.ForgetTo(unix.IPPROTO_SCTP, netip.AddrPortFrom(netip.Addr{}, 55)); err != nil {
+		if err := conntrack.FlushTo(unix.IPPROTO_SCTP, netip.AddrPortFrom(netip.Addr{}, 55)); err != nil {
 			return err
 		}
 		expect("SCTP", append([]string{tcp, one}, others...)...)
-		if err := link.ForgetLedTo(netip.MustParseAddr("10.128.0.6"), netip.MustParseAddr(pod)); err != nil {
+		if err := conntrack.FlushTranslatedTo(netip.MustParseAddr("10.128.0.6"), netip.MustParseAddr(pod)); err != nil {
 			return err
 		}
 		expect("the pod", append([]string{tcp}, others...)...)
-		return nil
+		return forgetsFamilies(t, conntrack)
+	})
+}
+
+// forgetsFamilies checks that 0.0.0.0 and :: stand for all addresses of their families, and that connections by IPv6 are flushed like those by
+// IPv4.
+func forgetsFamilies(t *testing.T, conntrack *link.Conntrack) error {
+	t.Helper()
+	const pod = "fd00::5"
+	device, err := netlink.LinkByName("wtown")
+	if err != nil {
+		return err
+	}
+	add := func() error {
+		return errors.Join(track6("2001:db8::9", "2001:db8::1", pod), track("192.0.2.9", "192.0.2.1", "10.128.0.7", unix.IPPROTO_UDP, 53))
+	}
+	count := func() (six, four int) {
+		all, err := netlink.ConntrackTableList(netlink.ConntrackTable, unix.AF_INET6)
+		some, failed := netlink.ConntrackTableList(netlink.ConntrackTable, unix.AF_INET)
+		if err != nil || failed != nil {
+			t.Error(err, failed)
+		}
+		for _, flow := range some {
+			if flow.Forward.Protocol == unix.IPPROTO_UDP && flow.Reverse.SrcIP.String() == "10.128.0.7" && flow.Forward.DstIP.String() == "192.0.2.1" {
+				four++
+			}
+		}
+		return len(all), four
+	}
+	if err := netlink.AddrAdd(device, &netlink.Addr{IPNet: &net.IPNet{IP: net.ParseIP("2001:db8::1"), Mask: net.CIDRMask(64, 128)}, Flags: unix.IFA_F_NODAD}); err != nil {
+		return err
+	}
+	for _, c := range []struct {
+		what      string
+		flush     func() error
+		six, four int
+	}{
+		{"0.0.0.0", func() error {
+			return conntrack.FlushTo(unix.IPPROTO_UDP, netip.AddrPortFrom(netip.IPv4Unspecified(), 53))
+		}, 1, 0},
+		{"::", func() error {
+			return conntrack.FlushTo(unix.IPPROTO_UDP, netip.AddrPortFrom(netip.IPv6Unspecified(), 53))
+		}, 0, 1},
+		{"all", func() error { return conntrack.FlushTo(unix.IPPROTO_UDP, netip.AddrPortFrom(netip.Addr{}, 53)) }, 0, 0},
+		{"an IPv6 pod", func() error { return conntrack.FlushTranslatedTo(netip.MustParseAddr(pod)) }, 0, 1},
+		{"the pods", func() error {
+			return conntrack.FlushTranslatedTo(netip.MustParseAddr(pod), netip.MustParseAddr("10.128.0.7"))
+		}, 0, 0},
+	} {
+		if err := errors.Join(conntrack.FlushTo(unix.IPPROTO_UDP, netip.AddrPortFrom(netip.Addr{}, 53)), add(), c.flush()); err != nil {
+			return err
+		}
+		if six, four := count(); six != c.six || four != c.four {
+			t.Errorf("%s: %d connections by IPv6 and %d by IPv4 are left, want %d and %d", c.what, six, four, c.six, c.four)
+		}
+	}
+	return nil
+}
+
+// track6 is track for a connection to port 53 by IPv6.
+func track6(from, to, led string) error {
+	const clientPort, port, timeout = 40000, 53, 100
+	return netlink.ConntrackCreate(netlink.ConntrackTable, unix.AF_INET6, &netlink.ConntrackFlow{
+		FamilyType: unix.AF_INET6, TimeOut: timeout,
+		Forward: netlink.IPTuple{SrcIP: net.ParseIP(from), DstIP: net.ParseIP(to), SrcPort: clientPort, DstPort: port, Protocol: unix.IPPROTO_UDP},
+		Reverse: netlink.IPTuple{SrcIP: net.ParseIP(led), DstIP: net.ParseIP(from), SrcPort: port, DstPort: clientPort, Protocol: unix.IPPROTO_UDP},
 	})
 }

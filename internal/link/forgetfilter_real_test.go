@@ -8,7 +8,6 @@ import (
 	"testing"
 
 	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
 	"weft.dev/weft/internal/link/nstest"
@@ -35,24 +34,29 @@ func TestForgetIsNarrow(t *testing.T) {
 		if err := track(20000, 53, "10.128.0.6"); err != nil {
 			return err
 		}
+		c, err := NewConntrack("")
+		if err != nil {
+			return err
+		}
+		defer c.Close()
 		one, other, port := netip.MustParseAddr("10.128.0.5"), netip.MustParseAddr("10.128.0.6"), netip.AddrPortFrom(netip.Addr{}, 53)
-		for _, c := range []struct {
+		for _, test := range []struct {
 			what    string
-			narrow  []*nl.RtAttr
+			narrow  narrow
 			matches bool
 			dumped  int
 		}{
 			{"two addresses", ledTo([]netip.Addr{one, other}), false, others + 1},
-			{"two ports", toPorts(unix.IPPROTO_UDP, []netip.AddrPort{port, netip.AddrPortFrom(netip.Addr{}, 54)}), false, others + 1},
-			{"another protocol", toPorts(unix.IPPROTO_TCP, []netip.AddrPort{port}), true, 0},
+			{"two ports", toPorts(unix.AF_INET, unix.IPPROTO_UDP, []netip.AddrPort{port, netip.AddrPortFrom(netip.Addr{}, 54)}), false, others + 1},
+			{"another protocol", toPorts(unix.AF_INET, unix.IPPROTO_TCP, []netip.AddrPort{port}), true, 0},
 			{"an address", ledTo([]netip.Addr{other}), false, 1},
-			{"a port", toPorts(unix.IPPROTO_UDP, []netip.AddrPort{port}), true, 1},
-			{"a port, forgotten", toPorts(unix.IPPROTO_UDP, []netip.AddrPort{port}), true, 0},
+			{"a port", toPorts(unix.AF_INET, unix.IPPROTO_UDP, []netip.AddrPort{port}), true, 1},
+			{"a port, forgotten", toPorts(unix.AF_INET, unix.IPPROTO_UDP, []netip.AddrPort{port}), true, 0},
 			{"an address with many", ledTo([]netip.Addr{one}), true, others},
 			{"all, forgotten", ledTo([]netip.Addr{one, other}), false, 0},
 		} {
-			if dumped, err := forget(c.narrow, func(*connection) bool { return c.matches }); err != nil || dumped != c.dumped {
-				t.Errorf("%s: dump of %d entries, %v; want %d", c.what, dumped, err, c.dumped)
+			if dumped, _, err := c.flush(test.narrow, func(*connection) bool { return test.matches }); err != nil || dumped != test.dumped {
+				t.Errorf("%s: dump of %d entries, %v; want %d", test.what, dumped, err, test.dumped)
 			}
 		}
 		return nil

@@ -6,6 +6,8 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+
+	"golang.org/x/sys/unix"
 )
 
 // procSys is the directory of settings such as net/ipv4/ip_forward; network settings are those of the calling thread's namespace.
@@ -51,9 +53,13 @@ type Connection struct {
 
 // Forget flushes the connections of this network namespace that match.
 func Forget(match func(Connection) bool) error {
-	_, err := forget(nil, func(c *connection) bool {
-		return match(Connection{Protocol: c.protocol, From: c.from, To: c.to, Port: c.port, By: c.by, Back: c.back})
-	})
+	tracked, err := NewConntrack("")
+	if err == nil {
+		defer tracked.Close()
+		_, _, err = tracked.flush(narrow{family: unix.AF_INET}, func(c *connection) bool {
+			return match(Connection{Protocol: c.protocol, From: c.from, To: c.to, Port: c.port, By: c.by, Back: c.back})
+		})
+	}
 	if err != nil {
 		return fmt.Errorf("forgetting connections: %w", err)
 	}

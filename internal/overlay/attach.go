@@ -13,11 +13,11 @@ import (
 	"weft.dev/weft/internal/attach"
 	"weft.dev/weft/internal/attach/plan"
 	"weft.dev/weft/internal/cni"
+	"weft.dev/weft/internal/hostport/publish"
 	"weft.dev/weft/internal/link"
 	"weft.dev/weft/internal/network"
 	"weft.dev/weft/internal/openflow"
 	"weft.dev/weft/internal/overlay/egressrouter"
-	"weft.dev/weft/internal/overlay/hostports"
 	"weft.dev/weft/internal/overlay/multicast"
 	"weft.dev/weft/internal/overlay/pipeline"
 	"weft.dev/weft/internal/overlay/ports"
@@ -42,7 +42,7 @@ type attachments struct {
 	projects  *projects.Projects
 	multicast *multicast.Feature
 	routers   egressrouter.Routers
-	hostPorts hostports.Ports
+	hostPorts *publish.Publisher
 	// ready returns what the network waits for, nil if pods can be attached.
 	ready func() error
 }
@@ -153,7 +153,7 @@ func (a *attachments) program(ctx context.Context, s *settings.Settings, rec *at
 	defer cancel()
 	rest, restCtx := errgroup.WithContext(ctx)
 	rest.Go(func() error { return a.programFlows(restCtx, s, rec) })
-	rest.Go(func() error { return publish(restCtx, &a.hostPorts, rec) })
+	rest.Go(func() error { return publishPorts(restCtx, a.hostPorts, rec) })
 	linkCtx, linked := timing.Start(ctx, stepLink)
 	created, err := a.engines.Pods.Create(linkCtx, pair)
 	linked(err)
@@ -193,7 +193,7 @@ func (a *attachments) programPreplugged(ctx context.Context, s *settings.Setting
 	a.pods.open(*rec)
 	flows, flowsCtx := errgroup.WithContext(ctx)
 	flows.Go(func() error { return a.programFlows(flowsCtx, s, rec) })
-	flows.Go(func() error { return publish(flowsCtx, &a.hostPorts, rec) })
+	flows.Go(func() error { return publishPorts(flowsCtx, a.hostPorts, rec) })
 	if err := a.putAttached(ctx, rec); err != nil {
 		return created, errors.Join(err, flows.Wait())
 	}
@@ -244,13 +244,13 @@ func plug(ctx context.Context, pods *ports.Ports, rec *attach.Record) error {
 	return err
 }
 
-// publish programs an attachment's host ports, if it has any, as a step.
-func publish(ctx context.Context, published *hostports.Ports, rec *attach.Record) error {
+// publishPorts programs an attachment's host ports, if it has any, as a step.
+func publishPorts(ctx context.Context, published *publish.Publisher, rec *attach.Record) error {
 	if len(rec.HostPorts) == 0 {
 		return nil
 	}
 	ctx, done := startCommit(ctx, stepHostPorts)
-	err := published.Program(ctx, rec)
+	err := published.Publish(ctx, rec)
 	done(err)
 	return err
 }

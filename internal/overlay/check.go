@@ -29,6 +29,7 @@ func (a *attachments) Check(ctx context.Context, rec attach.Record) error {
 		a.engines.Rows.Failure(o),
 		a.engines.Flows.Failure(o),
 		a.engines.Rules.Failure(o),
+		a.hostPorts.Check(ctx, &rec),
 	)
 }
 

@@ -34,9 +34,7 @@ func (a *attachments) Close(ctx context.Context, rec attach.Record) error {
 	flowCtx, done := startCommit(ctx, stepFlows)
 	err := a.engines.Flows.Apply(flowCtx, closed)
 	done(err)
-	if len(ports) > 0 {
-		err = errors.Join(err, a.engines.Rules.Apply(ctx, ports))
-	}
+	err = errors.Join(err, a.hostPorts.Await(ctx, ports))
 	select {
 	case <-began: // the runtime deletes the pod's namespace as soon as it has its answer
 	case <-ctx.Done():
@@ -88,7 +86,7 @@ func (a *attachments) remove(ctx context.Context, recs []attach.Record) error {
 			links = append(links, rec.HostInterface)
 		}
 	}
-	hostPorts := a.hostPorts.Withdraw(recs...) // another pod may have them already, even if the rest fails
+	a.hostPorts.Withdraw(recs...) // another pod may have them already, even if the rest fails
 	failure := func(o reconcile.Owner) error { return named(string(o), a.engines.Flows.Failure(o)) }
 	if err := errors.Join(a.engines.Flows.Apply(ctx, flows), a.multicast.Withdrawn(keys, failure)); err != nil {
 		return fmt.Errorf("closing ports: %w", err)
@@ -99,7 +97,7 @@ func (a *attachments) remove(ctx context.Context, recs []attach.Record) error {
 	both.Go(func() error { return named("removing links", a.engines.Pods.Delete(ctx, links...)) })
 	both.Go(func() error { return named("removing interfaces", a.ports.Preplugged.UnplugAll(ctx, preplugged)) })
 	both.Go(func() error { return named("removing macvlans", a.routers.Remove(ctx, recs...)) })
-	both.Go(func() error { return named("removing host ports", a.hostPorts.Remove(ctx, recs, hostPorts)) })
+	both.Go(func() error { return named("removing host ports", a.hostPorts.Unpublish(ctx, recs)) })
 	if err := both.Wait(); err != nil {
 		return err
 	}

@@ -26,9 +26,9 @@ type kernel struct {
 	err      error
 }
 
-func (k *kernel) ForgetHostPorts(ports ...cni.HostPort) error { return k.note(fmt.Sprint(ports)) }
+func (k *kernel) FlushTo(_ uint8, ports ...netip.AddrPort) error { return k.note(fmt.Sprint(ports)) }
 
-func (k *kernel) ForgetTranslatedTo(pods ...netip.Addr) error {
+func (k *kernel) FlushTranslatedTo(pods ...netip.Addr) error {
 	return k.note(strings.Trim(fmt.Sprint(pods), "[]"))
 }
 
@@ -114,7 +114,7 @@ func TestHostPorts(t *testing.T) {
 	ip := l.record(t, req).Addresses[0].Addr().String()
 	want := []string{"192.0.2.1 . udp . 53 : " + ip + " . 80", "udp . 8080 : " + ip + " . 80"}
 	l.leads(t, want...)
-	if got := l.node.kernel.forgot(); !slices.Contains(got, "[8080/udp 192.0.2.1:53/udp]") || slices.Contains(got, ip) {
+	if got := l.node.kernel.forgot(); !slices.Contains(got, "[0.0.0.0:8080 192.0.2.1:53]") || slices.Contains(got, ip) {
 		t.Errorf("forgotten when it came: %q", got)
 	}
 	if err := l.Check(t.Context(), req); err != nil {

@@ -20,6 +20,7 @@ import (
 	"weft.dev/weft/internal/attach"
 	"weft.dev/weft/internal/clusternetwork"
 	"weft.dev/weft/internal/cni"
+	"weft.dev/weft/internal/hostport/publish"
 	"weft.dev/weft/internal/link"
 	"weft.dev/weft/internal/network"
 	"weft.dev/weft/internal/nft"
@@ -28,7 +29,7 @@ import (
 	"weft.dev/weft/internal/overlay/egress"
 	"weft.dev/weft/internal/overlay/egressrouter"
 	"weft.dev/weft/internal/overlay/firewalls"
-	"weft.dev/weft/internal/overlay/hostports"
+	"weft.dev/weft/internal/overlay/host"
 	"weft.dev/weft/internal/overlay/multicast"
 	"weft.dev/weft/internal/overlay/pipeline"
 	"weft.dev/weft/internal/overlay/ports"
@@ -78,7 +79,7 @@ type Engines struct {
 	// Macvlans creates egress routers' second interfaces. Nil: pods that need one are refused.
 	Macvlans link.Macvlans
 	// Kernel is the node's own conntrack, for host ports. Nil: no connection is flushed.
-	Kernel hostports.Connections
+	Kernel publish.Tracked
 	// Datapath is the switch's datapath. Nil: it needs no purge to follow new flows.
 	Datapath Datapath
 }
@@ -192,9 +193,12 @@ func New(engines Engines, store *attach.Store, opts Options) *Network {
 	n.former = &takeover{engines: &n.engines, store: store, opts: &n.opts, ports: n.ports, pods: n.pods}
 	n.attachments = &attachments{
 		engines: &n.engines, store: store, opts: &n.opts, pods: n.pods, ports: n.ports, projects: n.Projects, multicast: n.Multicast,
-		routers:   egressrouter.Routers{Macvlans: engines.Macvlans, Privileged: opts.Privileged, BootID: opts.BootID},
-		hostPorts: hostports.Ports{Loop: engines.Rules, Kernel: engines.Kernel, Reserved: opts.Reserved, BootID: opts.BootID, Log: opts.Log},
-		ready:     n.Ready,
+		routers: egressrouter.Routers{Macvlans: engines.Macvlans, Privileged: opts.Privileged, BootID: opts.BootID},
+		hostPorts: publish.New(publish.Options{
+			Rules: engines.Rules, Compile: host.Published, Reserved: opts.Reserved, Tracked: engines.Kernel, BootID: opts.BootID,
+			Attached: func() []attach.Record { return opts.Records.Attached() }, Log: opts.Log,
+		}),
+		ready: n.Ready,
 	}
 	n.Waiting("the agent is starting")
 	return n
@@ -298,8 +302,10 @@ func (n *Network) start(ctx context.Context, s *settings.Settings) error {
 	n.engines.Rules.Set(remote.Rules)
 	n.EgressIPs.Inherit(s.FeatureView(nil), former)
 	n.pods.mu.Lock()
-	n.hostPorts.Set(n.pods.live)
+	live := slices.Collect(maps.Values(n.pods.live))
+	n.hostPorts.Restore(live...)
 	n.pods.mu.Unlock()
+	n.hostPorts.Report(live)
 	n.engines.Flows.Set(n.EgressIPs.Adapt(s.FeatureView(nil)))
 	if err := n.engines.Rules.Start(ctx, s.Rules()); err != nil {
 		return fmt.Errorf("node rules: %w", err)

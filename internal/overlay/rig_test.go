@@ -28,7 +28,6 @@ import (
 	"weft.dev/weft/internal/nft"
 	"weft.dev/weft/internal/openflow"
 	"weft.dev/weft/internal/overlay/host"
-	"weft.dev/weft/internal/overlay/hostports"
 	"weft.dev/weft/internal/overlay/pipeline"
 	"weft.dev/weft/internal/ovsdb"
 	"weft.dev/weft/internal/placement"
@@ -470,7 +469,7 @@ func (l *life) whole(t tb, req *cni.Request) {
 		t.Errorf("%s has no flows", rec.Key())
 	}
 	rules, _ := l.node.rules.Read(context.Background())
-	for key, element := range hostports.Rules(&rec) {
+	for key, element := range l.hostPorts.Fragment(&rec) {
 		if rules[key] == nil || !element.Equal(rules[key]) {
 			t.Errorf("%s lacks host port %s, has %v", rec.Key(), element, rules[key])
 		}

@@ -16,6 +16,8 @@ const (
 	NetworkReady = "Ready"
 	// NetworkInStep is True when the complete desired state of the network is programmed on the node.
 	NetworkInStep = "InStep"
+	// NetworkHostPorts is False when a pod lacks a host port because another pod has it.
+	NetworkHostPorts = "HostPorts"
 )
 
 // NodeNetwork reports the networks of one node. Its name is the node's, and the Node owns it: it is deleted with the Node.

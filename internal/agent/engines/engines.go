@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"weft.dev/weft/internal/agent/firewall"
+	"weft.dev/weft/internal/hostport/publish"
 	"weft.dev/weft/internal/metrics"
 	"weft.dev/weft/internal/node"
 	"weft.dev/weft/internal/openflow"
@@ -128,7 +129,7 @@ func (e *Engines) Overlay() overlay.Engines {
 	ends, s := &hostEnds{Pods: e.Kernel.Pods, metrics: e.options.Metrics}, e.Switch
 	engines := overlay.Engines{
 		Flows: s.Flows(), Rows: s.Rows, Links: e.Kernel.Links, Rules: e.Kernel.Rules, Ports: s.flows(), Pods: e.Kernel.surveyed, Preplugged: e.Kernel.surveyed,
-		HostEnds: ends, Connections: s.tracked, Uplink: datapath.Uplink{}, Kernel: datapath.Kernel{}, Macvlans: e.Kernel.Pods, Shapers: ends,
+		HostEnds: ends, Connections: s.tracked, Uplink: datapath.Uplink{}, Kernel: publish.Own{}, Macvlans: e.Kernel.Pods, Shapers: ends,
 	}
 	if s.Datapath == ovsdb.DatapathNetdev {
 		engines.Datapath = s.tracked

@@ -19,6 +19,7 @@ import (
 	"github.com/containernetworking/plugins/pkg/testutils"
 	"github.com/vishvananda/netlink"
 
+	weftv1 "weft.dev/weft/api/weft/v1"
 	"weft.dev/weft/internal/attach"
 	"weft.dev/weft/internal/flannel/daemon"
 	"weft.dev/weft/internal/flannel/host"
@@ -145,6 +146,9 @@ type stage struct {
 	links  *machine.LinkLoop // of the last agent
 	// annotations are those of the pods of serve's agents.
 	annotations map[string]string
+	// report and conflict receive what agents report.
+	report   func(weftv1.NodeNetworkSection)
+	conflict func(rec *attach.Record, why error)
 	// watched makes agents follow events of links; their loops compare nothing without one.
 	watched bool
 }
@@ -233,7 +237,7 @@ func (s *stage) start(ctx context.Context, t *testing.T, records network.Records
 		var judge node.Judge
 		judge, errs[4] = s.judge()
 		made, errs[3] = node.New(node.Options{
-			Node: n, Records: records, Leases: fixed{s.state}, Judge: judge, Changed: func() {},
+			Node: n, Records: records, Leases: fixed{s.state}, Judge: judge, Changed: func() {}, Report: s.report, Conflict: s.conflict,
 			Conf: func(context.Context) ([]byte, error) { return []byte(s.conf), nil },
 		})
 		return errors.Join(errs[:]...)

@@ -3,6 +3,7 @@
 package node_test
 
 import (
+	"bytes"
 	"encoding/binary"
 	"errors"
 	"fmt"
@@ -14,6 +15,7 @@ import (
 	"path/filepath"
 	"slices"
 	"strings"
+	"sync"
 	"testing"
 	"time"
 
@@ -21,10 +23,14 @@ import (
 	"github.com/containernetworking/plugins/pkg/ns"
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	weftv1 "weft.dev/weft/api/weft/v1"
 	"weft.dev/weft/internal/attach"
 	"weft.dev/weft/internal/attach/lifecycle"
 	"weft.dev/weft/internal/cni"
+	"weft.dev/weft/internal/network/networktest"
 )
 
 // mirrors answers each connection and each datagram at a port of a namespace with the client's address.
@@ -121,7 +127,7 @@ func publish(t *testing.T, h *lifecycle.Handler, name string, pod ns.NetNS, port
 }
 
 // TestHostPorts: host ports lead to the pod from outside, from the node, from another pod and from the pod itself, by IPv4 and IPv6, also
-// after a restart of the agent and after another program has removed the rules; a second pod cannot have the port; a DEL ends it.
+// after a restart of the agent and after another program has removed the rules.
 func TestHostPorts(t *testing.T) {
 	s := newStage(t)
 	outside := uplink(t, s.space)
@@ -129,8 +135,7 @@ func TestHostPorts(t *testing.T) {
 	pod, other := space(t), space(t)
 	tcp, udp := cni.PortMapping{HostPort: 8080, ContainerPort: 80}, cni.PortMapping{HostPort: 8080, ContainerPort: 80, Protocol: "udp"}
 	one := cni.PortMapping{HostPort: 8081, ContainerPort: 80, HostIP: "2001:db8::1"}
-	result, err := publish(t, h, "web", pod, tcp, udp, one)
-	if err != nil {
+	if _, err := publish(t, h, "web", pod, tcp, udp, one); err != nil {
 		t.Fatal(err)
 	}
 	asked, err := add(t, h, "other", other)
@@ -172,225 +177,91 @@ func TestHostPorts(t *testing.T) {
 			t.Errorf("%s answers %q", to, got)
 		}
 	}
-	if _, err := publish(t, h, "second", space(t), tcp); cni.AsError(err) == nil || cni.AsError(err).Code != cni.CodeTryAgainLater || !strings.Contains(err.Error(), "default/web") {
-		t.Errorf("a second pod with the host port: %v", err)
-	}
 	stop()
 	all("without an agent")
 	runNFT(t, s.space, "delete table inet weft-flannel")
-	h = serve(t, s)
+	_ = serve(t, s)
 	eventually(t, "the rules are there again", func() error {
 		_, err := asks(outside, "192.0.2.1:8080", time.Second)
 		return err
 	})
 	all("with the next agent")
-
-	// A client that goes on sending while no pod has the port reaches the next one.
-	sender := datagrams(t, outside, "udp4 192.0.2.1:8080")
-	sends := func() error {
-		if err := sender.SetDeadline(time.Now().Add(200 * time.Millisecond)); err != nil {
-			return err
-		}
-		_, _ = sender.Write([]byte("x")) // an ICMP unreachable causes an error of the next write
-		_, err := sender.Read(make([]byte, 64))
-		return err
-	}
-	eventually(t, "a datagram is answered", sends)
-	if err := h.Del(t.Context(), &cni.Request{Command: cni.CommandDel, ContainerID: "web", IfName: "eth0", Netns: pod.Path(), Args: cni.Args{PodNamespace: "default", PodName: "web"}, NetConf: &cni.NetConf{}}); err != nil {
-		t.Fatal(err)
-	}
-	for _, to := range []string{"192.0.2.1:8080", "[2001:db8::1]:8081"} {
-		if got, err := asks(outside, to, time.Second); err == nil {
-			t.Errorf("after DEL, %s answers %q", to, got)
-		}
-	}
-	if err := sends(); err == nil {
-		t.Error("after DEL, a datagram is answered")
-	}
-	next := space(t)
-	if _, err := publish(t, h, "next", next, tcp, udp); err != nil {
-		t.Fatal(err)
-	}
-	mirrors(t, next, 80)
-	if result.IPs[0].Address.IP == nil {
-		t.Fatal("no address")
-	}
-	eventually(t, "a datagram of the same client is answered by the next pod", sends)
-	if got, err := asks(outside, "192.0.2.1:8080", 10*time.Second); err != nil || got != "192.0.2.9" {
-		t.Errorf("the next pod sees %q, %v", got, err)
-	}
 }
 
-// hostPortElements returns the elements of the maps of host ports.
-func hostPortElements(t *testing.T, node ns.NetNS) string {
-	t.Helper()
-	var found []string
-	err := node.Do(func(ns.NetNS) error {
-		for _, name := range []string{"hostports", "hostports-at", "hostports6", "hostports6-at"} {
-			out, err := exec.Command("nft", "list", "map", "inet", "weft-flannel", name).CombinedOutput()
-			if err != nil {
-				return fmt.Errorf("%w: %s", err, out)
-			}
-			if _, elements, has := strings.Cut(string(out), "elements ="); has {
-				found = append(found, name+elements)
-			}
+// TestHostPortSuite: the network passes the suite of networks with host ports, by IPv4 and IPv6.
+func TestHostPortSuite(t *testing.T) {
+	networktest.RunHostPorts(t, func(t *testing.T) networktest.HostPortSubject {
+		s := newStage(t)
+		return networktest.HostPortSubject{
+			Records: filepath.Join(s.dir, "attachments"), Namespace: "default", Table: "weft-flannel",
+			Node: s.space, Outside: uplink(t, s.space), Addresses: []netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("2001:db8::1")},
+			Serve: func(t *testing.T) (networktest.Runtime, func()) { return serveUntil(t, s) },
+			Pod:   func(t *testing.T, _ string) (netns, uid string) { return space(t).Path(), "" },
 		}
-		return nil
 	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return strings.Join(found, "\n")
 }
 
-// TestHostPortFamilies: a port at 0.0.0.0 is open by IPv4 only and one at :: by IPv6 only, as with the plugin portmap, so two pods may have
-// the same port, each by a family.
-func TestHostPortFamilies(t *testing.T) {
+// TestHostPortConflictIsReported: a conflict about a host port that the agent finds when it starts is reported on the pod and in the network's
+// section, until it ends.
+func TestHostPortConflictIsReported(t *testing.T) {
 	s := newStage(t)
-	outside := uplink(t, s.space)
+	var mu sync.Mutex
+	var pods []string
+	var section weftv1.NodeNetworkSection
+	s.conflict = func(rec *attach.Record, why error) {
+		mu.Lock()
+		defer mu.Unlock()
+		pods = append(pods, rec.PodName+": "+why.Error())
+	}
+	s.report = func(now weftv1.NodeNetworkSection) {
+		mu.Lock()
+		defer mu.Unlock()
+		section = now
+	}
+	condition := func(want metav1.ConditionStatus, words string) error {
+		mu.Lock()
+		defer mu.Unlock()
+		c := meta.FindStatusCondition(section.Conditions, weftv1.NetworkHostPorts)
+		switch {
+		case c == nil && want == "", c != nil && c.Status == want && strings.Contains(c.Message, words):
+			return nil
+		default:
+			return fmt.Errorf("condition %+v, want %s %q", c, want, words)
+		}
+	}
 	h, stop := serveUntil(t, s)
-	four, six := space(t), space(t)
-	any4, any6 := cni.PortMapping{HostPort: 8080, ContainerPort: 80, HostIP: "0.0.0.0"}, cni.PortMapping{HostPort: 8080, ContainerPort: 81, HostIP: "::"}
-	if _, err := publish(t, h, "four", four, any4); err != nil {
-		t.Fatal(err)
-	}
-	mirrors(t, four, 80)
-	mirrors(t, six, 81)
-	if got, err := asks(outside, "[2001:db8::1]:8080", 10*time.Second); err == nil {
-		t.Errorf("a port at 0.0.0.0 answers %q by IPv6", got)
-	}
-	if _, err := publish(t, h, "six", six, any6); err != nil {
-		t.Fatalf("another pod with the port at ::, %v", err)
-	}
-	for _, when := range []string{"at first", "with the next agent"} {
-		for to, want := range map[string]string{"192.0.2.1:8080": "192.0.2.9", "[2001:db8::1]:8080": "2001:db8::9"} {
-			if got, err := asks(outside, to, 10*time.Second); err != nil || got != want {
-				t.Errorf("%s: %s answers %q, %v, want %s", when, to, got, err, want)
-			}
-		}
-		if when == "at first" {
-			stop()
-			runNFT(t, s.space, "delete table inet weft-flannel")
-			h = serve(t, s)
-		}
-	}
-	for _, other := range []cni.PortMapping{{HostPort: 8080, ContainerPort: 80}, {HostPort: 8080, ContainerPort: 80, HostIP: "192.0.2.1"}} {
-		if _, err := publish(t, h, "other", space(t), other); cni.AsError(err) == nil || cni.AsError(err).Code != cni.CodeTryAgainLater {
-			t.Errorf("another pod with the port at %q: %v", other.HostIP, err)
-		}
-	}
-}
-
-// TestHostPortMovesAtOnce: with its first datagram after the ADD, a client that goes on sending reaches the next pod that has the host port,
-// although that pod has another address and nothing has ended the connection to the former one: from outside and from the node.
-func TestHostPortMovesAtOnce(t *testing.T) {
-	s := newStage(t)
-	outside := uplink(t, s.space)
-	h := serve(t, s)
-	udp, first := cni.PortMapping{HostPort: 8080, ContainerPort: 80, Protocol: "udp"}, space(t)
-	result, err := publish(t, h, "first", first, udp)
-	if err != nil {
-		t.Fatal(err)
-	}
-	mirrors(t, first, 80)
-	clients := map[string]net.Conn{}
-	for _, to := range []string{"udp4 192.0.2.1:8080", "udp6 [2001:db8::1]:8080"} {
-		clients["outside to "+to], clients["the node to "+to] = datagrams(t, outside, to), datagrams(t, s.space, to)
-	}
-	clients["the node to loopback"] = datagrams(t, s.space, "udp4 127.0.0.1:8080")
-	sends := func(client net.Conn, within time.Duration) error {
-		if err := client.SetDeadline(time.Now().Add(within)); err != nil {
-			return err
-		}
-		_, _ = client.Write([]byte("x")) // an ICMP unreachable causes an error of the next write
-		_, err := client.Read(make([]byte, 64))
-		return err
-	}
-	for name, client := range clients {
-		eventually(t, name+": a datagram is answered", func() error { return sends(client, 200*time.Millisecond) })
-		for late := error(nil); late == nil; { // answers to those before it
-			_ = client.SetDeadline(time.Now().Add(50 * time.Millisecond))
-			_, late = client.Read(make([]byte, 64))
-		}
-	}
-	del(t, h, "first")
-	for name, client := range clients {
-		if err := sends(client, 50*time.Millisecond); err == nil {
-			t.Errorf("%s: after DEL, a datagram is answered", name)
-		}
-	}
-	next := space(t)
-	moved, err := publish(t, h, "next", next, udp)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if moved.IPs[0].Address.IP.Equal(result.IPs[0].Address.IP) {
-		t.Fatal("the next pod has the former one's address")
-	}
-	mirrors(t, next, 80)
-	for name, client := range clients {
-		if err := sends(client, 10*time.Second); err != nil {
-			t.Errorf("%s: the first datagram to the next pod: %v", name, err)
-		}
-	}
-}
-
-// TestHostPortsEnd: once a DEL is answered, and after an ADD that failed when host ports may have been published, no rule leads to the pod,
-// and the next pod can have the port; and so if the agent ends before it has withdrawn those of a pod whose DEL came.
-func TestHostPortsEnd(t *testing.T) {
-	s := newStage(t)
-	_ = uplink(t, s.space)
-	h, stop := serveUntil(t, s)
-	tcp, one := cni.PortMapping{HostPort: 8080, ContainerPort: 80}, cni.PortMapping{HostPort: 8081, ContainerPort: 80, HostIP: "2001:db8::1"}
-	for i := range 5 {
-		name := fmt.Sprintf("web%d", i)
-		if _, err := publish(t, h, name, space(t), tcp, one); err != nil {
+	for i, name := range []string{"first", "second"} {
+		if _, err := publish(t, h, name, space(t), cni.PortMapping{HostPort: 8080 + i, ContainerPort: 80}); err != nil {
 			t.Fatal(err)
 		}
-		if found := hostPortElements(t, s.space); strings.Count(found, "8080") != 2 || strings.Count(found, "8081") != 1 {
-			t.Errorf("once an ADD is answered: %s", found)
-		}
-		del(t, h, name)
-		if found := hostPortElements(t, s.space); found != "" {
-			t.Errorf("once a DEL is answered: %s", found)
-		}
 	}
-	_, err := h.Add(t.Context(), &cni.Request{
-		Command: cni.CommandAdd, ContainerID: "fails", IfName: "eth0", Netns: filepath.Join(s.dir, "none"), Args: cni.Args{PodNamespace: "default", PodName: "fails"},
-		NetConf: &cni.NetConf{RuntimeConfig: cni.RuntimeConfig{PortMappings: []cni.PortMapping{tcp, one}}},
-	})
-	if err == nil {
-		t.Fatal("an ADD without a namespace succeeds")
-	}
-	eventually(t, "a failed ADD leaves no host port", func() error {
-		if found := hostPortElements(t, s.space); found != "" {
-			return errors.New(found)
-		}
-		return nil
-	})
-	if _, err := publish(t, h, "crash", space(t), tcp, one); err != nil {
-		t.Fatal(err)
+	if err := condition("", ""); err != nil {
+		t.Error(err)
 	}
 	stop()
-	store, err := attach.Open(filepath.Join(s.dir, "attachments"))
+	files, err := filepath.Glob(filepath.Join(s.dir, "attachments-extra", "*"))
 	if err != nil {
 		t.Fatal(err)
 	}
-	rec, err := store.Get(attach.Key{ContainerID: "crash", IfName: "eth0"})
-	rec.State = attach.Closing
-	if err := errors.Join(err, store.Put(t.Context(), rec), store.Close()); err != nil {
-		t.Fatal(err)
-	}
-	if found := hostPortElements(t, s.space); !strings.Contains(found, "8080") {
-		t.Fatalf("while no agent runs: %s", found)
+	for _, file := range files { // no agent writes two records with one port
+		data, err := os.ReadFile(file)
+		if err == nil {
+			err = os.WriteFile(file, bytes.ReplaceAll(data, []byte(":8081"), []byte(":8080")), 0o600)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
 	}
 	h = serve(t, s)
-	if found := hostPortElements(t, s.space); found != "" {
-		t.Errorf("with the next agent: %s", found)
+	const why = "pod default/second cannot have host port 8080/tcp of this node: pod default/first has it"
+	eventually(t, "the section has the conflict", func() error { return condition(metav1.ConditionFalse, why) })
+	mu.Lock()
+	if len(pods) != 1 || pods[0] != "second: "+why {
+		t.Errorf("reported %q", pods)
 	}
-	if _, err := publish(t, h, "next", space(t), tcp, one); err != nil {
-		t.Errorf("the next pod with the port: %v", err)
-	}
+	mu.Unlock()
+	del(t, h, "first")
+	eventually(t, "the section has the end of the conflict", func() error { return condition(metav1.ConditionTrue, "") })
 }
 
 // TestLoopbackClosedToPods: although packets to 127.0.0.1 from the bridge are routed, a pod reaches no program of the node that listens

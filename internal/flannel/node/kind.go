@@ -26,6 +26,7 @@ import (
 	"weft.dev/weft/internal/flannel/kubestore"
 	"weft.dev/weft/internal/flannel/lease"
 	"weft.dev/weft/internal/flannel/netconf"
+	"weft.dev/weft/internal/hostport/publish"
 	"weft.dev/weft/internal/network"
 	machine "weft.dev/weft/internal/node"
 	"weft.dev/weft/internal/placement"
@@ -170,7 +171,7 @@ func open(ctx context.Context, n *machine.Node, deps network.Deps, opts KindOpti
 	}
 	made, err := New(Options{
 		Node: n, Records: deps.Records, Conf: read, Leases: leases, Judge: judge, Bridge: c.bridgeName(), Closed: deps.ClosedPorts, Results: handover.ResultsDir,
-		Log: deps.Log, Changed: deps.Changed, Report: deps.Report,
+		Log: deps.Log, Changed: deps.Changed, Report: deps.Report, Conflict: publish.Warnings(deps.Events),
 	})
 	if err != nil {
 		judge.close()

@@ -29,6 +29,7 @@ import (
 	"weft.dev/weft/internal/flannel/daemon"
 	"weft.dev/weft/internal/flannel/handover"
 	"weft.dev/weft/internal/flannel/published"
+	"weft.dev/weft/internal/hostport/publish"
 	"weft.dev/weft/internal/link"
 	"weft.dev/weft/internal/network"
 	"weft.dev/weft/internal/nft/nftnl"
@@ -69,6 +70,8 @@ type Options struct {
 	Log *slog.Logger
 	// Changed is called when the result of Ready may have changed.
 	Changed func()
+	// Conflict is called when the network starts for each pod that lacks a host port because another pod has it. Nil: it is only logged.
+	Conflict func(rec *attach.Record, why error)
 	// Report replaces the network's section of the node's NodeNetwork. Nil: there is none.
 	Report func(weftv1.NodeNetworkSection)
 }
@@ -82,7 +85,8 @@ type Network struct {
 	handed    chan struct{}
 	mac       net.HardwareAddr // the bridge's, from its first programming on
 	ends      *ends
-	published *published.Publisher
+	tracked   *link.Conntrack
+	hostPorts *publish.Publisher
 
 	// mu guards what follows. It is not held across I/O.
 	mu     sync.Mutex
@@ -90,6 +94,8 @@ type Network struct {
 	why    error   // why there is no bridge
 	// shut are the attachments that were closed: a new attachment with the same key is another pod's.
 	shut map[attach.Key]bool
+	// conflicts counts the pods that were last reported to lack a host port.
+	conflicts int
 }
 
 var (
@@ -107,15 +113,18 @@ func New(opts Options) (*Network, error) {
 	if opts.Log == nil {
 		opts.Log = slog.New(slog.DiscardHandler)
 	}
-	publisher, err := published.New(opts.Node.Rules, opts.Node.Reserved, opts.Log)
+	tracked, err := link.NewConntrack("")
 	if err != nil {
 		engine.Close()
 		return nil, err
 	}
 	return &Network{
-		opts: opts, engine: engine, published: publisher, handed: make(chan struct{}), ends: newEnds(), why: errors.New("starting"), shut: map[attach.Key]bool{},
-		addresses: newAddresses(&opts),
-		ports:     reconcile.NewLoop(engine, reconcile.Options[nftnl.Key, nftnl.Item]{Name: "nftables " + portsTable}),
+		opts: opts, engine: engine, tracked: tracked, handed: make(chan struct{}), ends: newEnds(), why: errors.New("starting"), shut: map[attach.Key]bool{},
+		addresses: newAddresses(&opts), hostPorts: publish.New(publish.Options{
+			Rules: opts.Node.Rules, Compile: published.Elements, IPv6: true, Reserved: opts.Node.Reserved, Tracked: tracked, BootID: opts.Node.BootID,
+			Attached: opts.Records.Attached, Conflict: opts.Conflict, Log: opts.Log,
+		}),
+		ports: reconcile.NewLoop(engine, reconcile.Options[nftnl.Key, nftnl.Item]{Name: "nftables " + portsTable}),
 	}, nil
 }
 
@@ -183,7 +192,7 @@ func (n *Network) Plan(ctx context.Context, req *cni.Request, at placement.Decis
 	if err != nil {
 		return rec, cni.Errorf(cni.CodeInternal, "network %s: %w", Name, err)
 	}
-	rec.HostPorts, err = n.published.Requested(req, addresses)
+	rec.HostPorts, err = n.hostPorts.Requested(req, addresses...)
 	return rec, err
 }
 
@@ -220,7 +229,7 @@ func (n *Network) Connect(ctx context.Context, rec *attach.Record) (*types100.Re
 	})
 	group.Go(func() error { return n.ports.Apply(groupCtx, n.portFragment(rec, portItems(rec))) })
 	group.Go(func() error { return n.opts.Judge.Admit(groupCtx, []Pod{podOf(rec)}) })
-	group.Go(func() error { return n.published.Publish(groupCtx, rec) })
+	group.Go(func() error { return n.hostPorts.Publish(groupCtx, rec) })
 	if err := group.Wait(); err != nil {
 		return nil, err
 	}
@@ -250,12 +259,12 @@ func (n *Network) Close(ctx context.Context, rec attach.Record) error {
 	n.mu.Unlock()
 	n.addresses.keep(&rec)
 	n.opts.Judge.Dismiss([]attach.Key{rec.Key()})
-	withdrawn := n.published.Withdraw(rec)
+	withdrawn := n.hostPorts.Withdraw(rec)
 	n.opts.Node.Links.Set(map[reconcile.Owner]map[link.Key]link.Item{linkOwner(&rec): nil})
 	var err error
 	select {
 	case <-n.handed:
-		err = errors.Join(n.ports.Apply(ctx, n.portFragment(&rec, nil)), n.published.Await(ctx, withdrawn))
+		err = errors.Join(n.ports.Apply(ctx, n.portFragment(&rec, nil)), n.hostPorts.Await(ctx, withdrawn))
 		if err == nil {
 			return nil
 		}
@@ -276,7 +285,7 @@ func (n *Network) Remove(ctx context.Context, recs []attach.Record) map[attach.K
 		links[linkOwner(&recs[i])], ports[linkOwner(&recs[i])] = nil, nil
 	}
 	n.opts.Judge.Dismiss(keys)
-	err := errors.Join(n.opts.Node.Pods.Delete(ctx, names...), n.opts.Node.Links.Apply(ctx, links), n.ports.Apply(ctx, ports), n.published.Unpublish(ctx, recs))
+	err := errors.Join(n.opts.Node.Pods.Delete(ctx, names...), n.opts.Node.Links.Apply(ctx, links), n.ports.Apply(ctx, ports), n.hostPorts.Unpublish(ctx, recs))
 	for i := range recs {
 		if recs[i].BootID != n.opts.Node.BootID { // it was never closed
 			n.addresses.keep(&recs[i])
@@ -290,12 +299,13 @@ func (n *Network) Remove(ctx context.Context, recs []attach.Record) map[attach.K
 		}
 	}
 	n.mu.Lock()
-	defer n.mu.Unlock()
 	for _, key := range keys {
 		if failed[key] == nil {
 			delete(n.shut, key)
 		}
 	}
+	n.mu.Unlock()
+	n.conflictsEnded()
 	return failed
 }
 
@@ -313,5 +323,5 @@ func (n *Network) Check(ctx context.Context, rec attach.Record) error {
 		return err
 	}
 	node, owner := n.opts.Node, linkOwner(&rec)
-	return errors.Join(node.Pods.Check(ctx, pair), node.Links.Failure(owner), node.Rules.Failure(owner), n.ports.Failure(owner))
+	return errors.Join(node.Pods.Check(ctx, pair), node.Links.Failure(owner), node.Rules.Failure(owner), n.hostPorts.Check(ctx, &rec), n.ports.Failure(owner))
 }

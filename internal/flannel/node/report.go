@@ -8,6 +8,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	weftv1 "weft.dev/weft/api/weft/v1"
+	"weft.dev/weft/internal/hostport/publish"
 )
 
 // report reports in the node's NodeNetwork whether the node serves pods of the network, and how.
@@ -29,5 +30,35 @@ func (n *Network) report(b *bridge) {
 		ready.Status, ready.Reason, ready.Message = metav1.ConditionFalse, "NotServing", err.Error()
 	}
 	section.Conditions = []metav1.Condition{ready}
+	conflicts := n.hostPorts.Conflicts(n.opts.Records.Attached())
+	n.mu.Lock()
+	reported := n.conflicts
+	n.conflicts = len(conflicts)
+	n.mu.Unlock()
+	if len(conflicts) > 0 || reported > 0 {
+		section.Conditions = append(section.Conditions, hostPortsCondition(conflicts))
+	}
 	n.opts.Report(section)
+}
+
+// hostPortsCondition reports whether each pod has its host ports, with the reason for the first that lacks one.
+func hostPortsCondition(conflicts []publish.Conflict) metav1.Condition {
+	if len(conflicts) == 0 {
+		return metav1.Condition{Type: weftv1.NetworkHostPorts, Status: metav1.ConditionTrue, Reason: "InEffect"}
+	}
+	message := conflicts[0].Err.Error()
+	if more := len(conflicts) - 1; more > 0 {
+		message += fmt.Sprintf("; %d more pods lack one", more)
+	}
+	return metav1.Condition{Type: weftv1.NetworkHostPorts, Status: metav1.ConditionFalse, Reason: "Conflict", Message: message}
+}
+
+// conflictsEnded reports again if some conflict about host ports was reported: it may have ended with the attachments that were removed.
+func (n *Network) conflictsEnded() {
+	n.mu.Lock()
+	b, reported := n.bridge, n.conflicts
+	n.mu.Unlock()
+	if reported > 0 {
+		n.report(b)
+	}
 }

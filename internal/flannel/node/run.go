@@ -23,7 +23,7 @@ import (
 // Run implements network.Runner.
 func (n *Network) Run(ctx context.Context) error {
 	defer n.engine.Close()
-	defer n.published.Close()
+	defer n.tracked.Close()
 	group, ctx := errgroup.WithContext(ctx)
 	states := make(chan daemon.State, 1)
 	n.say(nil, nil)
@@ -148,7 +148,7 @@ func (n *Network) establish(ctx context.Context, b *bridge, again bool) error {
 		attached = n.opts.Records.Attached()
 	}
 	var pods []Pod
-	links, ports, rules := map[reconcile.Owner]map[link.Key]link.Item{}, map[reconcile.Owner]map[nftnl.Key]nftnl.Item{}, map[reconcile.Owner]published.Items{}
+	links, ports := map[reconcile.Owner]map[link.Key]link.Item{}, map[reconcile.Owner]map[nftnl.Key]nftnl.Item{}
 	for i := range attached {
 		rec := &attached[i]
 		d, err := detailsOf(rec)
@@ -158,22 +158,22 @@ func (n *Network) establish(ctx context.Context, b *bridge, again bool) error {
 		}
 		pods = append(pods, podOf(rec))
 		links[linkOwner(rec)], ports[linkOwner(rec)] = d.port(rec), portItems(rec)
-		if elements := published.Elements(rec); elements != nil {
-			rules[linkOwner(rec)] = elements
-		}
 	}
 	if err := n.opts.Judge.Admit(ctx, pods); err != nil {
 		return fmt.Errorf("have NetworkPolicies judge the pods: %w", err)
 	}
 	n.mu.Lock()
-	for i := range attached { // without those whose DEL came meanwhile
-		if n.shut[attached[i].Key()] {
-			delete(links, linkOwner(&attached[i]))
-			delete(ports, linkOwner(&attached[i]))
-			delete(rules, linkOwner(&attached[i]))
+	attached = slices.DeleteFunc(attached, func(rec attach.Record) bool { // without those whose DEL came meanwhile
+		if n.shut[rec.Key()] {
+			delete(links, linkOwner(&rec))
+			delete(ports, linkOwner(&rec))
 		}
-	}
+		return n.shut[rec.Key()] || ports[linkOwner(&rec)] == nil
+	})
+	// A pod whose host ports fail, fails alone: CHECK reports it.
+	n.hostPorts.Restore(attached...)
 	n.mu.Unlock()
+	n.hostPorts.Report(attached)
 	ports[owner] = portRules()
 	if err := n.ports.Start(ctx, ports); err != nil {
 		return fmt.Errorf("program table bridge %s: %w", portsTable, err)
@@ -183,8 +183,7 @@ func (n *Network) establish(ctx context.Context, b *bridge, again bool) error {
 		return err
 	}
 	// The lease's rules are in effect. The table of earlier releases, which had one of them, has the same name.
-	rules[owner] = published.Static(b.Name, n.opts.Closed)
-	if err := node.Rules.Start(ctx, rules); err != nil {
+	if err := node.Rules.Start(ctx, map[reconcile.Owner]published.Items{owner: published.Static(b.Name, n.opts.Closed)}); err != nil {
 		return fmt.Errorf("program table inet %s: %w", published.Table, err)
 	}
 	if err := node.Links.Start(ctx, map[reconcile.Owner]map[link.Key]link.Item{owner: n.bridgeItems(b)}); err != nil {

@@ -1,22 +1,11 @@
-// Package published makes host ports of pods on the flannel network reach them: it compiles them to the table inet weft-flannel, and maintains
-// those of attachments in the node's rules.
+// Package published compiles the host ports of pods on the flannel network to the table inet weft-flannel.
 package published
 
 import (
-	"context"
 	"fmt"
-	"log/slog"
-	"net/netip"
-	"slices"
 
-	"golang.org/x/sys/unix"
-
-	"weft.dev/weft/internal/attach"
-	"weft.dev/weft/internal/cni"
 	"weft.dev/weft/internal/hostport"
-	"weft.dev/weft/internal/link"
 	"weft.dev/weft/internal/nft"
-	"weft.dev/weft/internal/reconcile"
 )
 
 // Table is the name of the table, of family inet.
@@ -35,27 +24,6 @@ const (
 
 // Items are rules of the node.
 type Items = map[nft.Key]nft.Item
-
-// Publisher maintains the host ports of attachments.
-type Publisher struct {
-	rules    *reconcile.Loop[nft.Key, nft.Item]
-	reserved func(cni.HostPort) string
-	tracked  *link.Conntrack
-	log      *slog.Logger
-}
-
-// New returns a Publisher for the caller's network namespace. reserved says what a port of the node is reserved for; "" or nil: it is not.
-// log gets failures that delay nothing.
-func New(rules *reconcile.Loop[nft.Key, nft.Item], reserved func(cni.HostPort) string, log *slog.Logger) (*Publisher, error) {
-	tracked, err := link.NewConntrack("")
-	if err != nil {
-		return nil, err //nolint:wrapcheck // it says what failed
-	}
-	return &Publisher{rules, reserved, tracked, log}, nil
-}
-
-// Close closes its sockets.
-func (p *Publisher) Close() { p.tracked.Close() }
 
 func families() []hostport.Family { return []hostport.Family{hostport.IPv4(), hostport.IPv6()} }
 
@@ -89,16 +57,10 @@ func Static(bridge string, tunnels []uint16) Items {
 	return out
 }
 
-// Elements returns the elements of an attachment's host ports; nil if there are none.
-func Elements(rec *attach.Record) Items {
-	if len(rec.HostPorts) == 0 {
-		return nil
-	}
-	of := hostport.Published{Pod: rec.PodNamespace + "/" + rec.PodName, Ports: rec.HostPorts}
-	out := Items{}
-	for _, prefix := range rec.Addresses {
-		address := prefix.Addr()
-		of.Addresses = append(of.Addresses, address)
+// Elements returns the elements of a pod's host ports.
+func Elements(of *hostport.Published) Items {
+	out := of.Elements(Table)
+	for _, address := range of.Addresses {
 		self := &nft.Element{
 			Family: nft.FamilyInet, Table: Table, Set: setSelf4, Match: []string{address.String(), address.String()}, Owner: of.Note(),
 		}
@@ -107,122 +69,5 @@ func Elements(rec *attach.Record) Items {
 		}
 		out[self.Key()] = self
 	}
-	for _, element := range of.Elements(Table) {
-		out[element.Key()] = element
-	}
 	return out
-}
-
-func ownerOf(rec *attach.Record) reconcile.Owner { return reconcile.Owner(rec.Key().Owner()) }
-
-// Requested returns the host ports that a pod with these addresses requests.
-func (p *Publisher) Requested(req *cni.Request, addresses []netip.Prefix) ([]cni.HostPort, error) {
-	ports, err := hostport.Requested(req, p.reserved, true)
-	if err != nil {
-		return nil, err //nolint:wrapcheck // it names the pod
-	}
-	var has [2]bool
-	for _, prefix := range addresses {
-		has[familyIndex(prefix.Addr())] = true
-	}
-	for _, port := range ports {
-		if port.Address.IsValid() && !has[familyIndex(port.Address)] {
-			return nil, cni.Errorf(cni.CodeUnsupportedField, "pod %s/%s cannot have host port %s: it has no address of that family; "+
-				"leave hostIP out, or name an address of the node of the pod's family", req.Args.PodNamespace, req.Args.PodName, port)
-		}
-	}
-	return ports, nil
-}
-
-func familyIndex(address netip.Addr) int {
-	if address.Is4() {
-		return 0
-	}
-	return 1
-}
-
-// Publish makes an attachment's host ports reach it, and returns once they do.
-func (p *Publisher) Publish(ctx context.Context, rec *attach.Record) error {
-	if len(rec.HostPorts) == 0 {
-		return nil
-	}
-	if err := p.rules.Apply(ctx, map[reconcile.Owner]Items{ownerOf(rec): Elements(rec)}); err != nil {
-		return fmt.Errorf("host ports: %w", err)
-	}
-	return p.forget(rec.HostPorts)
-}
-
-// forget flushes the connections to ports of the node: a TCP client opens a new connection; with the other protocols, packets of the same
-// client would follow the rules at its first packet, to the node itself or to the pod that had the port before.
-func (p *Publisher) forget(ports []cni.HostPort) error {
-	protocols := map[string]uint8{"udp": unix.IPPROTO_UDP, "sctp": unix.IPPROTO_SCTP}
-	untracked := true
-	for _, port := range ports {
-		untracked = untracked && protocols[port.Protocol] == 0
-	}
-	if untracked {
-		return nil
-	}
-	own, err := p.tracked.Own()
-	if err != nil {
-		return fmt.Errorf("host ports: %w", err)
-	}
-	if _, err = p.tracked.Flush(func(t link.Tracked) bool {
-		to := t.Original
-		return own[to.Addr()] && slices.ContainsFunc(ports, func(port cni.HostPort) bool {
-			return t.Protocol == protocols[port.Protocol] && to.Port() == port.Port && port.At(to.Addr())
-		})
-	}); err != nil {
-		return fmt.Errorf("host ports: %w", err)
-	}
-	return nil
-}
-
-// Withdrawn are host ports that were withdrawn and may still be in effect.
-type Withdrawn map[reconcile.Owner]Items
-
-// Withdraw removes attachments' host ports, without waiting: see Await.
-func (p *Publisher) Withdraw(recs ...attach.Record) Withdrawn {
-	gone := Withdrawn{}
-	for i := range recs {
-		if len(recs[i].HostPorts) > 0 {
-			gone[ownerOf(&recs[i])] = nil
-		}
-	}
-	if len(gone) > 0 {
-		p.rules.Set(gone)
-	}
-	return gone
-}
-
-// Await returns once no rule leads to what was withdrawn.
-func (p *Publisher) Await(ctx context.Context, gone Withdrawn) error {
-	if len(gone) == 0 {
-		return nil
-	}
-	if err := p.rules.Apply(ctx, gone); err != nil {
-		return fmt.Errorf("host ports: %w", err)
-	}
-	return nil
-}
-
-// Unpublish removes attachments' host ports, returns once no rule leads to them, and then flushes the connections that are translated to
-// the pods. The judge flushes them too, but may do so while rules still lead there: the node's own packets, which it does not judge, would
-// open such connections again.
-func (p *Publisher) Unpublish(ctx context.Context, recs []attach.Record) error {
-	gone := p.Withdraw(recs...)
-	if err := p.Await(ctx, gone); err != nil || len(gone) == 0 {
-		return err
-	}
-	former := map[netip.Addr]bool{}
-	for i := range recs {
-		for _, prefix := range recs[i].Addresses {
-			former[prefix.Addr()] = len(recs[i].HostPorts) > 0
-		}
-	}
-	_, err := p.tracked.Flush(func(t link.Tracked) bool { return former[t.Destination] && t.Original.Addr() != t.Destination })
-	if err != nil {
-		p.log.Warn("conntrack flush of host ports; their connections last until they end", "error", err)
-	}
-	return nil
 }

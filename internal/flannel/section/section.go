@@ -8,6 +8,8 @@ import (
 	"strings"
 
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	weftv1 "weft.dev/weft/api/weft/v1"
@@ -80,10 +82,28 @@ func judge(facts any, all *status.Facts) status.SectionReport {
 		}
 		report.Problems = append(report.Problems, status.Finding{Object: "node/" + node.Name, What: what, Next: "kubectl get node " + node.Name + " -o yaml"})
 	}
+	report.Problems = append(report.Problems, hostPortProblems(all.NodeNetworks)...)
 	report.Line = fmt.Sprintf("flannel: %s, backend %s; nodes with a lease: %d of %d, with Weft's agent: %d",
 		strings.Join(networks, " and "), counts.Backend, counts.Leases, len(all.Nodes), counts.Agents)
 	report.Facts = counts
 	return report
+}
+
+// hostPortProblems returns the nodes on which a pod lacks a host port because another pod has it.
+func hostPortProblems(nodes []weftv1.NodeNetwork) []status.Finding {
+	var found []status.Finding
+	for i := range nodes {
+		for _, section := range nodes[i].Status.Networks {
+			c := meta.FindStatusCondition(section.Conditions, weftv1.NetworkHostPorts)
+			if section.Name == weftv1.NetworkFlannel && c != nil && c.Status == metav1.ConditionFalse {
+				found = append(found, status.Finding{
+					Object: "node/" + nodes[i].Name, What: "network flannel: " + c.Message + "; delete one of the two pods",
+					Next: "kubectl get events -A --field-selector reason=HostPortClosed",
+				})
+			}
+		}
+	}
+	return found
 }
 
 func text(enabled bool, network fmt.Stringer) string {

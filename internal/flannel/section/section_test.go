@@ -60,6 +60,20 @@ func TestJudge(t *testing.T) {
 			t.Errorf("problem %v, want %s", fmt.Sprint(p), word)
 		}
 	}
+	lacks := metav1.Condition{Type: weftv1.NetworkHostPorts, Status: metav1.ConditionFalse, Message: "pod shop/b cannot have host port 8080/tcp of this node: pod shop/a has it"}
+	conflicts := &status.Facts{NodeNetworks: []weftv1.NodeNetwork{
+		{ObjectMeta: metav1.ObjectMeta{Name: "good"}, Status: weftv1.NodeNetworkStatus{Networks: []weftv1.NodeNetworkSection{
+			{Name: weftv1.NetworkFlannel, Conditions: []metav1.Condition{{Type: weftv1.NetworkHostPorts, Status: metav1.ConditionTrue}}},
+			{Name: weftv1.NetworkNeutron, Conditions: []metav1.Condition{lacks}},
+		}}},
+		{ObjectMeta: metav1.ObjectMeta{Name: "torn"}, Status: weftv1.NodeNetworkStatus{Networks: []weftv1.NodeNetworkSection{
+			{Name: weftv1.NetworkFlannel, Conditions: []metav1.Condition{lacks}},
+		}}},
+	}}
+	found := judge(config(`{"Network":"10.244.0.0/16","Backend":{"Type":"vxlan"}}`), conflicts).Problems
+	if len(found) != 1 || found[0].Object != "node/torn" || !strings.Contains(found[0].What, lacks.Message) {
+		t.Errorf("problems of host ports %v", found)
+	}
 	report = judge(config(`{"Network":"10.244"}`), all)
 	if len(report.Problems) != 1 || report.Problems[0].Object != "configmap/kube-flannel-cfg" || !strings.Contains(report.Problems[0].What, "Network") {
 		t.Errorf("problems of a broken configuration %v", report.Problems)

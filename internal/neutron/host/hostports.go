@@ -20,20 +20,13 @@ const (
 // translates to that port opens nothing in addition.
 const toHostPort = `oifname "` + Device + `" ct direction original ct status dnat ip daddr . meta l4proto . th dport @` + published
 
-// Published are the host ports of a pod with one address.
-type Published hostport.Published
-
-// Rules returns what they add to the node's rules: two elements for each port.
-func (p Published) Rules() map[nft.Key]nft.Item {
-	of := (*hostport.Published)(&p)
-	fragment := map[nft.Key]nft.Item{}
-	for _, leads := range of.Elements(table) {
-		fragment[leads.Key()] = leads
-	}
-	for _, port := range p.Ports {
+// Published returns what the host ports of a pod with one address add to the node's rules: two elements for each port.
+func Published(of *hostport.Published) map[nft.Key]nft.Item {
+	fragment := of.Elements(table)
+	for _, port := range of.Ports {
 		passes := &nft.Element{
 			Family: nft.FamilyInet, Table: table, Set: published, Owner: of.Note(),
-			Match: []string{p.Addresses[0].String(), port.Protocol, strconv.Itoa(int(port.ContainerPort))},
+			Match: []string{of.Addresses[0].String(), port.Protocol, strconv.Itoa(int(port.ContainerPort))},
 		}
 		fragment[passes.Key()] = passes
 	}

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"net/netip"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -18,6 +19,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"weft.dev/weft/internal/cni"
+	"weft.dev/weft/internal/network/networktest"
 	"weft.dev/weft/internal/ovn/ovntest"
 )
 
@@ -181,4 +183,25 @@ func TestHostPorts(t *testing.T) {
 	if out, err := ovntest.Try(s.neighbour.NetNS, "ping", "-n", "-c", "1", "-W", "1", address); err == nil {
 		t.Error(errors.New("a neighbour reaches a pod by the node: " + out))
 	}
+}
+
+// The network passes the suite of networks with host ports, by IPv4.
+func TestHostPortSuite(t *testing.T) {
+	networktest.RunHostPorts(t, func(t *testing.T) networktest.HostPortSubject {
+		s := newPublishedSite(t)
+		s.stop()
+		agents := s.served
+		return networktest.HostPortSubject{
+			Records: s.dir, Namespace: "published", Table: "weft-neutron",
+			Node: s.NetNS, Outside: s.neighbour.NetNS, Addresses: []netip.Addr{netip.MustParseAddr("192.0.2.1")},
+			Serve: func(t *testing.T) (networktest.Runtime, func()) {
+				s.begin(t, s.machine)
+				return s.handler, s.stop
+			},
+			Pod: func(t *testing.T, name string) (netns, uid string) {
+				object := podObject(t, agents, "published", name, nil)
+				return ovntest.NewPod(t).ProcPath(), string(object.UID)
+			},
+		}
+	})
 }

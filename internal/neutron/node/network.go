@@ -25,6 +25,7 @@ import (
 	"weft.dev/weft/internal/attach"
 	"weft.dev/weft/internal/attach/plan"
 	"weft.dev/weft/internal/cni"
+	"weft.dev/weft/internal/hostport/publish"
 	"weft.dev/weft/internal/link"
 	"weft.dev/weft/internal/network"
 	"weft.dev/weft/internal/neutron/host"
@@ -60,7 +61,8 @@ type Network struct {
 	ports   *ports.Ports
 	handed  chan struct{}
 
-	publisher *publisher
+	tracked   *link.Conntrack
+	publisher *publish.Publisher
 	shapes    *shapes
 	// compiler has the flows of the networks.
 	compiler *compiler
@@ -94,7 +96,10 @@ func newNetwork(ctx context.Context, n *node.Node, deps network.Deps, rest time.
 			deps.Events.Warning(policy, "PolicyNotAsSpecified", "Enforce", note)
 		}
 	}
-	made.publisher, made.shapes = &publisher{node: n, log: deps.Log}, &shapes{node: n, records: deps.Records, log: deps.Log}
+	if made.tracked, err = link.NewConntrack(""); err != nil {
+		return nil, err //nolint:wrapcheck // it says what failed
+	}
+	made.publisher, made.shapes = newPublisher(n, &made.deps, made.tracked), &shapes{node: n, records: deps.Records, log: deps.Log}
 	made.ports = made.newPorts(rest)
 	return made, nil
 }
@@ -118,6 +123,7 @@ func (n *Network) newPorts(rest time.Duration) *ports.Ports {
 
 // Run implements network.Runner.
 func (n *Network) Run(ctx context.Context) error {
+	defer n.tracked.Close()
 	if err := n.start(ctx); err != nil {
 		if ctx.Err() != nil {
 			return nil //nolint:nilerr // the end of ctx is why
@@ -193,13 +199,12 @@ func (n *Network) restore() []attach.Record {
 				n.vswitch.Rows.Set(map[reconcile.Owner]map[ovsdb.Key]ovsdb.Row{owner: host.PodRows(owner, rec.HostInterface, d.Slot)})
 			}
 			n.node.Links.Set(map[reconcile.Owner]map[link.Key]link.Item{owner: host.Routes(rec.Addresses)})
-			if published := hostPortRules(&rec); published != nil {
-				n.node.Rules.Set(rules{owner: published})
-			}
+			n.publisher.Restore(rec)
 		}) {
 			kept = append(kept, rec)
 		}
 	}
+	n.publisher.Report(kept)
 	return kept
 }
 
@@ -260,7 +265,7 @@ func (n *Network) Plan(ctx context.Context, req *cni.Request, at placement.Decis
 	if err != nil {
 		return attach.Record{}, err
 	}
-	hostPorts, err := n.publisher.requested(req)
+	hostPorts, err := n.publisher.Requested(req)
 	if err != nil {
 		return attach.Record{}, err
 	}
@@ -435,7 +440,7 @@ func (n *Network) serve(ctx context.Context, rec *attach.Record, d *ports.Detail
 		opened(err)
 		return err
 	})
-	group.Go(func() error { return n.publisher.publish(ctx, rec) })
+	group.Go(func() error { return n.publisher.Publish(ctx, rec) })
 	written := *rec
 	written.State = attach.Attached
 	var err error
@@ -534,8 +539,8 @@ func (n *Network) Close(ctx context.Context, rec attach.Record) error {
 	owner := ownerOf(&rec)
 	n.compiler.close(&rec)
 	n.node.Links.Set(map[reconcile.Owner]map[link.Key]link.Item{owner: nil})
-	n.publisher.withdraw(rec)
-	if n.Ready() == nil && n.flows().Loop.Apply(ctx, fragments{owner: nil}) == nil {
+	withdrawn := n.publisher.Withdraw(rec)
+	if n.Ready() == nil && errors.Join(n.flows().Loop.Apply(ctx, fragments{owner: nil}), n.publisher.Await(ctx, withdrawn)) == nil {
 		return nil
 	}
 	if ports.OnPair(&rec) && rec.BootID != n.node.BootID {
@@ -563,7 +568,7 @@ func (n *Network) Remove(ctx context.Context, recs []attach.Record) map[attach.K
 	if len(veths) > 0 {
 		err = errors.Join(err, n.node.Pods.Delete(ctx, veths...), n.vswitch.Rows.Apply(ctx, rows))
 	}
-	err = errors.Join(err, n.shapes.remove(ctx, recs), n.publisher.unpublish(ctx, recs))
+	err = errors.Join(err, n.shapes.remove(ctx, recs), n.publisher.Unpublish(ctx, recs))
 	if err != nil {
 		failed := map[attach.Key]error{}
 		for i := range recs {
@@ -588,7 +593,7 @@ func (n *Network) Check(ctx context.Context, rec attach.Record) error {
 		return err
 	}
 	owner, port := ownerOf(&rec), ports.Owner(d.Port)
-	return errors.Join(n.node.Pods.Check(ctx, pair), n.node.Links.Failure(owner), n.node.Rules.Failure(owner), n.flows().Loop.Failure(owner),
+	return errors.Join(n.node.Pods.Check(ctx, pair), n.node.Links.Failure(owner), n.node.Rules.Failure(owner), n.publisher.Check(ctx, &rec), n.flows().Loop.Failure(owner),
 		n.vswitch.Rows.Failure(owner), n.vswitch.Rows.Failure(port))
 }
 

@@ -220,10 +220,13 @@ func (m *machine) life(ctx context.Context, t *testing.T, records network.Record
 		pods.Close()
 		rules.Close()
 	})
-	made, err := newNetwork(ctx, n, network.Deps{
-		Records: records, Objects: objects, API: api(t), Changed: func() {}, Report: func(s weftv1.NodeNetworkSection) { m.reported.Store(&s) },
-	}, m.rest)
-	must(t, err)
+	var made *Network
+	must(t, m.NetNS.Do(func(ns.NetNS) (err error) {
+		made, err = newNetwork(ctx, n, network.Deps{
+			Records: records, Objects: objects, API: api(t), Changed: func() {}, Report: func(s weftv1.NodeNetworkSection) { m.reported.Store(&s) },
+		}, m.rest)
+		return err
+	}))
 	return made
 }
 

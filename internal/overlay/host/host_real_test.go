@@ -27,7 +27,7 @@ func TestRulesSettle(t *testing.T) {
 	maps.Copy(want, c.RemoteRules(netip.MustParseAddr("192.0.2.2")))
 	maps.Copy(want, host.EgressIP{VNID: 42, Address: netip.MustParseAddr("192.0.2.100"), MAC: pipeline.EgressMAC(42)}.Rules())
 	maps.Copy(want, host.EgressIP{VNID: 0x8000, Address: netip.MustParseAddr("192.0.2.101"), MAC: pipeline.EgressMAC(0x8000)}.Rules())
-	maps.Copy(want, published().Rules())
+	maps.Copy(want, host.Published(published()))
 	ctx := context.Background()
 	have, err := engine.Read(ctx)
 	if err != nil {

@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"weft.dev/weft/internal/cni"
+	"weft.dev/weft/internal/hostport"
 	"weft.dev/weft/internal/nft"
 	"weft.dev/weft/internal/overlay/host"
 	"weft.dev/weft/internal/ovsdb"
@@ -53,7 +54,7 @@ func TestFragments(t *testing.T) {
 		VNID: 42, Address: netip.MustParseAddr("192.0.2.100"), MAC: net.HardwareAddr{0x0a, 0x59, 0, 0, 0, 42}, Uplink: "eth0",
 	}
 	got += lines("rules of an egress address", egress.Rules()) + lines("links of an egress address", egress.Links())
-	got += lines("rules of a pod with host ports", published().Rules())
+	got += lines("rules of a pod with host ports", host.Published(published()))
 	const path = "testdata/fragments.golden"
 	if *update {
 		if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
@@ -69,8 +70,8 @@ func TestFragments(t *testing.T) {
 	}
 }
 
-func published() host.Published {
-	return host.Published{Pod: "shop/" + strings.Repeat("w", 253), Addresses: []netip.Addr{netip.MustParseAddr("10.128.0.5")}, Ports: []cni.HostPort{
+func published() *hostport.Published {
+	return &hostport.Published{Pod: "shop/" + strings.Repeat("w", 253), Addresses: []netip.Addr{netip.MustParseAddr("10.128.0.5")}, Ports: []cni.HostPort{
 		{Port: 8080, Protocol: "tcp", ContainerPort: 80},
 		{Address: netip.MustParseAddr("192.0.2.1"), Port: 53, Protocol: "udp", ContainerPort: 5353},
 		{Port: 9, Protocol: "sctp", ContainerPort: 9},

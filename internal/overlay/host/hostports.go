@@ -7,15 +7,8 @@ import (
 	"weft.dev/weft/internal/nft"
 )
 
-// Published are the host ports of a pod.
-type Published hostport.Published
-
-// Rules returns the host ports' part of the node's rules: one element for each port.
-func (p Published) Rules() map[nft.Key]nft.Item {
-	f := fragment{}
-	f.add((*hostport.Published)(&p).Elements(table)...)
-	return f
-}
+// Published returns the part of a pod's host ports in the node's rules: one element for each port.
+func Published(of *hostport.Published) map[nft.Key]nft.Item { return of.Elements(table) }
 
 // hostPorts translates host ports to their pods. The source stays unchanged; see masquerade for the exceptions.
 func (c *Config) hostPorts(f fragment) {

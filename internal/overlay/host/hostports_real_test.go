@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"weft.dev/weft/internal/cni"
+	"weft.dev/weft/internal/hostport"
 	"weft.dev/weft/internal/link/nstest"
 	"weft.dev/weft/internal/nft"
 	"weft.dev/weft/internal/overlay/host"
@@ -36,7 +37,9 @@ const (
 func TestHostPortsLead(t *testing.T) {
 	node, neighbour := nstest.New(t), nstest.New(t)
 	want := sample().Rules()
-	maps.Copy(want, host.Published{Pod: "shop/web", Addresses: []netip.Addr{netip.MustParseAddr(podAddress)}, Ports: []cni.HostPort{{Port: 8080, Protocol: "udp", ContainerPort: 80}}}.Rules())
+	maps.Copy(want, host.Published(&hostport.Published{
+		Pod: "shop/web", Addresses: []netip.Addr{netip.MustParseAddr(podAddress)}, Ports: []cni.HostPort{{Port: 8080, Protocol: "udp", ContainerPort: 80}},
+	}))
 	maps.Copy(want, host.EgressIP{VNID: 42, Address: netip.MustParseAddr(egressAddress), MAC: pipeline.EgressMAC(42)}.Rules())
 	programRules(t, node, want)
 	nstest.Do(t, node, func() error { return makeNode(neighbour) })

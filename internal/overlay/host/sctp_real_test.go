@@ -16,6 +16,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"weft.dev/weft/internal/cni"
+	"weft.dev/weft/internal/hostport"
 	"weft.dev/weft/internal/link/nstest"
 	"weft.dev/weft/internal/overlay/host"
 )
@@ -25,12 +26,12 @@ import (
 func TestHostPortsLeadSCTP(t *testing.T) {
 	node, neighbour := nstest.New(t), nstest.New(t)
 	want := sample().Rules()
-	web := host.Published{Pod: "shop/web", Addresses: []netip.Addr{netip.MustParseAddr(podAddress)}, Ports: []cni.HostPort{
+	web := hostport.Published{Pod: "shop/web", Addresses: []netip.Addr{netip.MustParseAddr(podAddress)}, Ports: []cni.HostPort{
 		{Port: 8080, Protocol: "sctp", ContainerPort: 80},
 		{Port: 8081, Protocol: "sctp", ContainerPort: 81, Address: netip.MustParseAddr(nodeAddress)},
 		{Port: 8082, Protocol: "udp", ContainerPort: 82},
 	}}
-	maps.Copy(want, web.Rules())
+	maps.Copy(want, host.Published(&web))
 	programRules(t, node, want)
 	nstest.Do(t, node, func() error { return makeNode(neighbour) })
 	nstest.Do(t, neighbour, func() error { return up("far", neighbourAddress+"/24") })
