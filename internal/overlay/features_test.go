@@ -56,7 +56,8 @@ func TestFeaturesDoNotWaitForEachOther(t *testing.T) {
 		"Services": func(ctx context.Context, l *life) error {
 			return l.Services.Update(ctx, one(svc("dns", "172.30.0.11", service.KindClusterIP, service.UDP, "10.128.0.5:53")))
 		},
-		"projects": func(ctx context.Context, l *life) error { return l.Projects.Update(ctx, vnids("a", 12)) },
+		"egress IPs": func(ctx context.Context, l *life) error { return l.EgressIPs.Update(ctx, leavesElsewhere(10, nodeB)) },
+		"projects":   func(ctx context.Context, l *life) error { return l.Projects.Update(ctx, vnids("a", 12)) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			l := isolate(t, newNode(t.TempDir()), vnids("a", 10))

@@ -11,6 +11,7 @@ import (
 	"weft.dev/weft/internal/attach"
 	"weft.dev/weft/internal/clusternetwork"
 	"weft.dev/weft/internal/openflow"
+	"weft.dev/weft/internal/overlay/egress"
 	"weft.dev/weft/internal/overlay/feature"
 	"weft.dev/weft/internal/overlay/firewalls"
 	"weft.dev/weft/internal/overlay/multicast"
@@ -27,6 +28,7 @@ type openPods struct {
 	opts      *Options
 	ports     *ports.Ports
 	firewalls *firewalls.Firewalls
+	egress    *egress.Addresses
 	multicast *multicast.Feature
 
 	// settings is nil until the first View is programmed. Until then no pod is attached. It is replaced only while mu is held.
@@ -79,6 +81,7 @@ func (p *openPods) handOver(s *settings.Settings) map[attach.Key]error {
 	// These go together with the pods' flows, which carry the numbers of their firewalls and say whether they are isolated. Without the rules
 	// of policies, isolated pods would receive nothing.
 	flows := p.policies.adapt(s)
+	p.egress.Regroup()
 	maps.Copy(flows, p.firewalls.Adapt(s.FeatureView(p.live)))
 	maps.Copy(flows, p.multicast.Adapt(p.multicast.View(&s.Pipeline), p.live))
 	for key, rec := range p.live {
@@ -92,6 +95,10 @@ func (p *openPods) handOver(s *settings.Settings) map[attach.Key]error {
 	}
 	p.engines.Rows.Set(rows)
 	p.engines.Flows.Set(flows)
+	if p.settings.Load() != nil { // so that ADDs under way compile again: features may have changed what their flows depend on
+		again := *s
+		p.settings.Store(&again)
+	}
 	return closed
 }
 

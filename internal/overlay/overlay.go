@@ -188,7 +188,7 @@ func New(engines Engines, store *attach.Store, opts Options) *Network {
 	n.Services = newBalancer(n, groups)
 	n.Multicast = multicast.NewFeature(changer{n}, n.Projects.Reached, n.hosts.Usable)
 	n.pods.ports = n.ports
-	n.pods.firewalls, n.pods.multicast = n.Firewalls, n.Multicast
+	n.pods.firewalls, n.pods.egress, n.pods.multicast = n.Firewalls, n.EgressIPs, n.Multicast
 	n.former = &takeover{engines: &n.engines, store: store, opts: &n.opts, ports: n.ports, pods: n.pods}
 	n.attachments = &attachments{
 		engines: &n.engines, store: store, opts: &n.opts, pods: n.pods, ports: n.ports, projects: n.Projects, multicast: n.Multicast,
@@ -253,7 +253,7 @@ func (n *Network) program(ctx context.Context, view View) (flush bool, err error
 		if err := n.start(ctx, next); err != nil {
 			return false, err
 		}
-		n.EgressIPs.Flush()
+		n.EgressIPs.InEffect()
 		n.pods.policies.enforcer.ReportProblems()
 		// The flows now committed may differ from those before the restart, including those that close ports.
 		n.pods.policies.purges.Due(next.Judges() || len(view.ClosedPorts) > 0)
@@ -273,7 +273,7 @@ func (n *Network) program(ctx context.Context, view View) (flush bool, err error
 		return false, err
 	}
 	n.incomplete, n.purge = false, false
-	n.EgressIPs.Flush()
+	n.EgressIPs.InEffect()
 	n.pods.policies.enforcer.ReportProblems()
 	return true, nil
 }
