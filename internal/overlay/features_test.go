@@ -57,7 +57,12 @@ func TestFeaturesDoNotWaitForEachOther(t *testing.T) {
 			return l.Services.Update(ctx, one(svc("dns", "172.30.0.11", service.KindClusterIP, service.UDP, "10.128.0.5:53")))
 		},
 		"egress IPs": func(ctx context.Context, l *life) error { return l.EgressIPs.Update(ctx, leavesElsewhere(10, nodeB)) },
-		"projects":   func(ctx context.Context, l *life) error { return l.Projects.Update(ctx, vnids("a", 12)) },
+		"View": func(ctx context.Context, l *life) error {
+			view := isolated()
+			view.Cluster.VXLANPort = 4790
+			return l.Update(ctx, view)
+		},
+		"projects": func(ctx context.Context, l *life) error { return l.Projects.Update(ctx, vnids("a", 12)) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			l := isolate(t, newNode(t.TempDir()), vnids("a", 10))

@@ -27,6 +27,7 @@ import (
 	"weft.dev/weft/internal/overlay/balancer"
 	"weft.dev/weft/internal/overlay/egress"
 	"weft.dev/weft/internal/overlay/egressrouter"
+	"weft.dev/weft/internal/overlay/feature"
 	"weft.dev/weft/internal/overlay/firewalls"
 	"weft.dev/weft/internal/overlay/hostports"
 	"weft.dev/weft/internal/overlay/multicast"
@@ -152,15 +153,23 @@ type Network struct {
 	// waiting says what the network waits for until the first View is programmed.
 	waiting atomic.Pointer[string]
 
-	// updating serialises Update and the features' updates, and guards the fields below.
+	// updating serialises handing over by Views and by features, and guards the fields below. It is not held during I/O.
 	updating sync.Mutex
-	started  bool
-	// incomplete says that the last Update failed: the next one compiles everything.
+	// wanted are the settings of the last View.
+	wanted *settings.Settings
+	// missed says that a feature stored a change since the first state was handed over: the network is not programmed yet, and the change is
+	// not in that state.
+	missed bool
+
+	// views programs the last View. The fields below are those of the run in progress.
+	views   feature.Runs
+	started bool
+	// incomplete says that the last run failed: the next one compiles everything.
 	incomplete bool
 	// purge says that the datapath has to be purged once a View that differs from the one in effect is in effect.
 	purge bool
-	// crossing says that pods are closed while the network changes from one isolating mode to another.
-	crossing bool
+	// remote are flows of remote hosts that are handed over after their rules.
+	remote feature.Flows
 
 	// running is closed when the engines have started.
 	running chan struct{}
@@ -231,24 +240,32 @@ func (n *Network) HandedOver() <-chan struct{} { return n.running }
 func (n *Network) Waiting(what string) { n.waiting.Store(&what) }
 
 // Update makes the node match a new View. The first call starts the engines. Their initial state includes everything from the records, so
-// that a restart changes nothing. An error names what is wrong with the View or the node; what was programmed before stays.
+// that a restart changes nothing. An error names what is wrong with the View or the node; what was programmed before stays. A later View
+// supersedes those that have not begun to be programmed. Features are updated while the engines commit a View.
 func (n *Network) Update(ctx context.Context, view View) error {
-	flush, err := n.program(ctx, view)
-	if !flush {
-		return err
-	}
-	return errors.Join(err, n.pods.policies.purges.Flush(ctx))
-}
-
-// program programs a new View, and reports whether the datapath may have to be purged now.
-func (n *Network) program(ctx context.Context, view View) (flush bool, err error) {
-	n.updating.Lock()
-	defer n.updating.Unlock()
 	next, err := settings.New(view)
 	if err != nil {
-		return false, err
+		return err
 	}
 	next.Projects, next.Firewalls, next.Egress, next.Multicast = n.Projects, n.Firewalls, n.EgressIPs, n.Multicast
+	n.updating.Lock()
+	n.wanted = next
+	n.updating.Unlock()
+	return n.views.Do(ctx, func(ctx context.Context) error {
+		flush, err := n.program(ctx)
+		if !flush {
+			return err
+		}
+		return errors.Join(err, n.pods.policies.purges.Flush(ctx))
+	})
+}
+
+// program programs the last View, and reports whether the datapath may have to be purged now.
+func (n *Network) program(ctx context.Context) (flush bool, err error) {
+	n.updating.Lock()
+	next := n.wanted
+	n.updating.Unlock()
+	view := next.View
 	if !n.started {
 		if err := n.start(ctx, next); err != nil {
 			return false, err
@@ -294,17 +311,20 @@ func (n *Network) start(ctx context.Context, s *settings.Settings) error {
 	}
 	n.pods.policies.compile(s)
 	// start does not wait for the fragments of pods and remote hosts: a pod that has lost its link must not block the others.
-	remote := n.compileRemotes(s, s.View.Remotes, true)
-	n.engines.Rules.Set(remote.Rules)
-	n.EgressIPs.Inherit(s.FeatureView(nil), former)
+	n.handOver(func() {
+		n.missed = false
+		n.EgressIPs.Inherit(s.FeatureView(nil), former)
+		n.handOverHosts(s)
+	})
 	n.pods.mu.Lock()
 	n.hostPorts.Set(n.pods.live)
 	n.pods.mu.Unlock()
-	n.engines.Flows.Set(n.EgressIPs.Adapt(s.FeatureView(nil)))
 	if err := n.engines.Rules.Start(ctx, s.Rules()); err != nil {
 		return fmt.Errorf("node rules: %w", err)
 	}
-	n.pods.set(s)
+	var closed map[attach.Key]error
+	n.handOver(func() { closed = n.pods.handOver(s) })
+	n.pods.report(closed)
 	n.ports.Preplugged.Configure(s.Preplugged())
 	if err := n.engines.Rows.Start(ctx, s.Rows()); err != nil {
 		return fmt.Errorf("switch: %w", err)
@@ -312,18 +332,55 @@ func (n *Network) start(ctx context.Context, s *settings.Settings) error {
 	if err := n.engines.Links.Start(ctx, s.Links()); err != nil {
 		return fmt.Errorf("node links: %w", err)
 	}
-	n.engines.Flows.Set(remote.Flows)
-	n.engines.Flows.Set(n.Services.Adapt(s.FeatureView(nil), true))
+	n.handOver(func() {
+		n.handOverRemotes(s)
+		n.engines.Flows.Set(n.Services.Adapt(s.FeatureView(nil), true))
+	})
 	if err := n.engines.Flows.Start(ctx, s.Flows()); err != nil {
 		return fmt.Errorf("flows: %w", err)
 	}
-	n.pods.follow(s)
+	for n.begin(s) {
+		if err := n.engines.Flows.Apply(ctx, nil); err != nil {
+			return fmt.Errorf("flows: %w", err)
+		}
+	}
 	n.pods.mu.Lock()
 	n.pods.policies.enforcer.HandOver() // policy changes that came meanwhile
 	n.pods.mu.Unlock()
 	n.started = true
 	close(n.running)
 	return nil
+}
+
+// handOver hands over a part of a View. Features hand over nothing meanwhile.
+func (n *Network) handOver(part func()) {
+	n.updating.Lock()
+	defer n.updating.Unlock()
+	part()
+}
+
+// handOverHosts hands over the remote hosts and the egress IPs, without waiting. The caller holds updating.
+func (n *Network) handOverHosts(s *settings.Settings) {
+	remote := n.compileRemotes(s, s.View.Remotes, true)
+	n.remote = remote.Flows
+	n.engines.Rules.Set(remote.Rules)
+	n.engines.Flows.Set(n.EgressIPs.Adapt(s.FeatureView(nil)))
+}
+
+// begin makes s the network's settings, unless features have stored changes since the first state was handed over. Then it hands over the
+// features again, and reports true.
+func (n *Network) begin(s *settings.Settings) (missed bool) {
+	n.updating.Lock()
+	defer n.updating.Unlock()
+	if missed, n.missed = n.missed, false; !missed {
+		n.pods.follow(s)
+		return false
+	}
+	n.engines.Flows.Set(n.EgressIPs.Adapt(s.FeatureView(nil)))
+	n.pods.handOver(s) // the ports that stay closed are logged already
+	n.engines.Flows.Set(n.Services.Adapt(s.FeatureView(nil), true))
+	n.engines.Flows.Set(n.Multicast.Nodes(n.Multicast.View(&s.Pipeline), n.hosts.Usable()))
+	return true
 }
 
 // refresh programs what differs from the previous View. An engine that fails does not block the others; its changes stay desired.
@@ -333,37 +390,46 @@ func (n *Network) refresh(ctx context.Context, was, s *settings.Settings) error 
 	}
 	n.pods.policies.compile(s)
 	// Between two isolating modes, each lets through what only the other would drop. So pods are closed during the change.
-	n.crossing = n.crossing || was.Judges() && s.Judges() && was.Pipeline.Mode != s.Pipeline.Mode
-	if n.crossing {
+	crossing := n.pods.closes() || was.Judges() && s.Judges() && was.Pipeline.Mode != s.Pipeline.Mode
+	if crossing {
 		if err := n.pods.close(ctx); err != nil {
 			return err
 		}
 	}
-	n.pods.follow(s)
-	remote := n.compileRemotes(s, s.View.Remotes, true)
-	n.engines.Rules.Set(remote.Rules)
-	n.engines.Flows.Set(n.EgressIPs.Adapt(s.FeatureView(nil)))
+	n.handOver(func() {
+		n.pods.follow(s)
+		n.handOverHosts(s)
+	})
 	rules := n.engines.Rules.Apply(ctx, s.Rules())
 	// This order loses no packet that is allowed both before and after a change of the mode: packets from other nodes are handled by the new
 	// mode before the pods' flows stop saying which packets they admit, and the flow that admits everything is removed last.
-	n.engines.Flows.Set(remote.Flows)
-	if n.crossing || s.Policies() && !was.Policies() { // until pods' flows say which pods are isolated, these let everything through
+	n.handOver(func() { n.handOverRemotes(s) })
+	if crossing || s.Policies() && !was.Policies() { // until pods' flows say which pods are isolated, these let everything through
 		if err := n.engines.Flows.Apply(ctx, s.Flows()); err != nil {
 			return named("flows", err)
 		}
 	}
-	n.crossing = false
-	n.pods.set(s)
+	var closed map[attach.Key]error
+	n.handOver(func() { closed = n.pods.handOver(s) })
+	n.pods.report(closed)
 	n.ports.Preplugged.Configure(s.Preplugged())
 	// The switch sets the MTU and the MAC address of tun0 from its row. Desired links must agree by then.
 	n.engines.Links.Set(s.Links())
 	rows := n.engines.Rows.Apply(ctx, s.Rows())
 	links := n.engines.Links.Apply(ctx, s.Links())
-	n.engines.Flows.Set(n.Services.Adapt(s.FeatureView(nil), false))
+	n.handOver(func() { n.engines.Flows.Set(n.Services.Adapt(s.FeatureView(nil), false)) })
 	flows := n.engines.Flows.Apply(ctx, s.Flows())
 	return errors.Join(
 		named("node rules", rules), named("switch", rows), named("node links", links), named("flows", flows),
 	)
+}
+
+// handOverRemotes hands over the flows of the remote hosts that handOverHosts has compiled, with multicast as it is now. The caller holds
+// updating.
+func (n *Network) handOverRemotes(s *settings.Settings) {
+	maps.Copy(n.remote, n.Multicast.Nodes(n.Multicast.View(&s.Pipeline), n.hosts.Usable()))
+	n.engines.Flows.Set(n.remote)
+	n.remote = nil
 }
 
 // compileRemotes returns the fragments of the remote hosts that differ from those of the previous call, or of all.
@@ -377,16 +443,18 @@ func (n *Network) compileRemotes(s *settings.Settings, hosts []clusternetwork.Ho
 
 // refreshRemotes programs remote hosts that differ, when nothing else in the View does.
 func (n *Network) refreshRemotes(ctx context.Context, s *settings.Settings, hosts []clusternetwork.HostSubnet) error {
-	changed := n.compileRemotes(s, hosts, false)
-	n.pods.followNodes(s, hosts)
+	var changed remotes.Fragments
+	var rules, flows func(context.Context) error
+	n.handOver(func() {
+		changed = n.compileRemotes(s, hosts, false)
+		n.pods.followNodes(s, hosts)
+		flows, rules = n.engines.Flows.Submit(changed.Flows), n.engines.Rules.Submit(changed.Rules)
+	})
 	if len(changed.Flows) == 0 {
 		return nil
 	}
 	n.incomplete = true
-	n.engines.Flows.Set(changed.Flows)
-	rules := n.engines.Rules.Apply(ctx, changed.Rules)
-	flows := n.engines.Flows.Apply(ctx, changed.Flows)
-	if err := errors.Join(named("node rules", rules), named("flows", flows)); err != nil {
+	if err := errors.Join(named("node rules", rules(ctx)), named("flows", flows(ctx))); err != nil {
 		return err
 	}
 	n.incomplete = false
