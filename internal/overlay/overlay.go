@@ -153,7 +153,7 @@ type Network struct {
 	// waiting says what the network waits for until the first View is programmed.
 	waiting atomic.Pointer[string]
 
-	// updating serialises handing over by Views and by features, and guards the fields below. It is not held during I/O.
+	// updating serialises handing over by Views and by features, and guards wanted and missed. It is not held during I/O.
 	updating sync.Mutex
 	// wanted are the settings of the last View.
 	wanted *settings.Settings
@@ -161,8 +161,16 @@ type Network struct {
 	// not in that state.
 	missed bool
 
-	// views programs the last View. The fields below are those of the run in progress.
-	views   feature.Runs
+	// views programs the last View.
+	views viewRuns
+
+	// running is closed when the engines have started.
+	running chan struct{}
+}
+
+// viewRuns program the last View. The fields are those of the run in progress.
+type viewRuns struct {
+	feature.Runs
 	started bool
 	// incomplete says that the last run failed: the next one compiles everything.
 	incomplete bool
@@ -170,9 +178,6 @@ type Network struct {
 	purge bool
 	// remote are flows of remote hosts that are handed over after their rules.
 	remote feature.Flows
-
-	// running is closed when the engines have started.
-	running chan struct{}
 }
 
 // New returns the network. It changes nothing on the node before the first Update.
@@ -266,7 +271,7 @@ func (n *Network) program(ctx context.Context) (flush bool, err error) {
 	next := n.wanted
 	n.updating.Unlock()
 	view := next.View
-	if !n.started {
+	if !n.views.started {
 		if err := n.start(ctx, next); err != nil {
 			return false, err
 		}
@@ -277,19 +282,19 @@ func (n *Network) program(ctx context.Context) (flush bool, err error) {
 		return true, nil
 	}
 	was := n.pods.settings.Load()
-	if !n.incomplete && was.View.EqualButRemotes(view) {
+	if !n.views.incomplete && was.View.EqualButRemotes(view) {
 		return true, n.refreshRemotes(ctx, was, view.Remotes)
 	}
-	n.incomplete = true
-	n.purge = n.purge || was.Judges() || next.Judges() || was.View.Cluster.VXLANPort != next.View.Cluster.VXLANPort || !slices.Equal(was.View.ClosedPorts, next.View.ClosedPorts)
+	n.views.incomplete = true
+	n.views.purge = n.views.purge || was.Judges() || next.Judges() || was.View.Cluster.VXLANPort != next.View.Cluster.VXLANPort || !slices.Equal(was.View.ClosedPorts, next.View.ClosedPorts)
 	err = n.refresh(ctx, was, next)
 	// Only now: a feature or a policy that is programmed meanwhile makes purges that are due. After a failure it makes one for what is in effect,
 	// and the call that brings the rest makes another: by then the settings may be those of the View already.
-	n.pods.policies.purges.Due(n.purge)
+	n.pods.policies.purges.Due(n.views.purge)
 	if err != nil {
 		return false, err
 	}
-	n.incomplete, n.purge = false, false
+	n.views.incomplete, n.views.purge = false, false
 	n.EgressIPs.InEffect()
 	n.pods.policies.enforcer.ReportProblems()
 	return true, nil
@@ -347,7 +352,7 @@ func (n *Network) start(ctx context.Context, s *settings.Settings) error {
 	n.pods.mu.Lock()
 	n.pods.policies.enforcer.HandOver() // policy changes that came meanwhile
 	n.pods.mu.Unlock()
-	n.started = true
+	n.views.started = true
 	close(n.running)
 	return nil
 }
@@ -362,7 +367,7 @@ func (n *Network) handOver(part func()) {
 // handOverHosts hands over the remote hosts and the egress IPs, without waiting. The caller holds updating.
 func (n *Network) handOverHosts(s *settings.Settings) {
 	remote := n.compileRemotes(s, s.View.Remotes, true)
-	n.remote = remote.Flows
+	n.views.remote = remote.Flows
 	n.engines.Rules.Set(remote.Rules)
 	n.engines.Flows.Set(n.EgressIPs.Adapt(s.FeatureView(nil)))
 }
@@ -427,9 +432,9 @@ func (n *Network) refresh(ctx context.Context, was, s *settings.Settings) error 
 // handOverRemotes hands over the flows of the remote hosts that handOverHosts has compiled, with multicast as it is now. The caller holds
 // updating.
 func (n *Network) handOverRemotes(s *settings.Settings) {
-	maps.Copy(n.remote, n.Multicast.Nodes(n.Multicast.View(&s.Pipeline), n.hosts.Usable()))
-	n.engines.Flows.Set(n.remote)
-	n.remote = nil
+	maps.Copy(n.views.remote, n.Multicast.Nodes(n.Multicast.View(&s.Pipeline), n.hosts.Usable()))
+	n.engines.Flows.Set(n.views.remote)
+	n.views.remote = nil
 }
 
 // compileRemotes returns the fragments of the remote hosts that differ from those of the previous call, or of all.
@@ -448,16 +453,16 @@ func (n *Network) refreshRemotes(ctx context.Context, s *settings.Settings, host
 	n.handOver(func() {
 		changed = n.compileRemotes(s, hosts, false)
 		n.pods.followNodes(s, hosts)
-		flows, rules = n.engines.Flows.Submit(changed.Flows), n.engines.Rules.Submit(changed.Rules)
+		flows, rules = reconcile.Submit(n.engines.Flows, changed.Flows), reconcile.Submit(n.engines.Rules, changed.Rules)
 	})
 	if len(changed.Flows) == 0 {
 		return nil
 	}
-	n.incomplete = true
+	n.views.incomplete = true
 	if err := errors.Join(named("node rules", rules(ctx)), named("flows", flows(ctx))); err != nil {
 		return err
 	}
-	n.incomplete = false
+	n.views.incomplete = false
 	return nil
 }
 

@@ -77,11 +77,6 @@ func (l *Loop[K, V]) Apply(ctx context.Context, fragments map[Owner]map[K]V) err
 	return l.apply(ctx, fragments, &waiter{})
 }
 
-// Submit hands over fragments as Apply does, and returns the wait for them: a caller that holds a lock to hand over in order waits without it.
-func (l *Loop[K, V]) Submit(fragments map[Owner]map[K]V) (wait func(ctx context.Context) error) {
-	return l.submit(fragments, &waiter{})
-}
-
 // Set is Apply without waiting: Failure reports the result.
 func (l *Loop[K, V]) Set(fragments map[Owner]map[K]V) {
 	_ = l.enqueue(nil, fragments) // fails only on a stopped loop, whose state is not used any more
@@ -95,10 +90,16 @@ func (l *Loop[K, V]) Verify(ctx context.Context) (int, error) {
 }
 
 func (l *Loop[K, V]) apply(ctx context.Context, fragments map[Owner]map[K]V, w *waiter) error {
-	return l.submit(fragments, w)(ctx)
+	return submit(l, fragments, w)(ctx)
 }
 
-func (l *Loop[K, V]) submit(fragments map[Owner]map[K]V, w *waiter) (wait func(ctx context.Context) error) {
+// Submit hands over fragments as Loop.Apply does, and returns the wait for them: a caller that holds a lock to hand over in order waits
+// without it.
+func Submit[K comparable, V Value[V]](l *Loop[K, V], fragments map[Owner]map[K]V) (wait func(ctx context.Context) error) {
+	return submit(l, fragments, &waiter{})
+}
+
+func submit[K comparable, V Value[V]](l *Loop[K, V], fragments map[Owner]map[K]V, w *waiter) (wait func(ctx context.Context) error) {
 	w.owners, w.done = slices.Collect(maps.Keys(fragments)), make(chan error, 1)
 	if err := l.enqueue(w, fragments); err != nil {
 		return func(context.Context) error { return err }

@@ -192,7 +192,7 @@ func (a *Addresses) move(ctx context.Context, c *change) error {
 	if errors.Is(err, errSuperseded) {
 		return err
 	}
-	rules := a.step(ctx, c, func() wait { return a.engines.Rules.Submit(withSome(c.rules)) })
+	rules := a.step(ctx, c, func() wait { return reconcile.Submit(a.engines.Rules, withSome(c.rules)) })
 	a.Announce(c.come)
 	flows := a.step(ctx, c, func() wait {
 		handed := a.network.Change(func(v feature.View) (feature.Flows, []attach.Record) {
@@ -211,8 +211,8 @@ func (a *Addresses) move(ctx context.Context, c *change) error {
 		due = feature.Now
 	}
 	err = errors.Join(err, a.network.Purge(ctx, due),
-		named("node rules", a.step(ctx, c, func() wait { return a.engines.Rules.Submit(c.rules) })),
-		named("node links", a.step(ctx, c, func() wait { return a.engines.Links.Submit(c.links) })))
+		named("node rules", a.step(ctx, c, func() wait { return reconcile.Submit(a.engines.Rules, c.rules) })),
+		named("node links", a.step(ctx, c, func() wait { return reconcile.Submit(a.engines.Links, c.links) })))
 	if errors.Is(err, errSuperseded) || !a.settle(c, err == nil) {
 		return errSuperseded
 	}
@@ -224,22 +224,17 @@ type wait = func(ctx context.Context) error
 
 // step hands over a step of a run, unless a View has superseded the run, and waits for it.
 func (a *Addresses) step(ctx context.Context, c *change, hand func() wait) error {
-	inEffect, err := a.handOver(c, hand)
-	if err != nil {
-		return err
-	}
+	inEffect := func() wait {
+		defer a.network.Begin()()
+		a.mu.RLock()
+		superseded := a.views != c.views
+		a.mu.RUnlock()
+		if superseded {
+			return func(context.Context) error { return errSuperseded }
+		}
+		return hand()
+	}()
 	return inEffect(ctx)
-}
-
-func (a *Addresses) handOver(c *change, hand func() wait) (wait, error) {
-	defer a.network.Begin()()
-	a.mu.RLock()
-	superseded := a.views != c.views
-	a.mu.RUnlock()
-	if superseded {
-		return nil, errSuperseded
-	}
-	return hand(), nil
 }
 
 // settle notes the end of a run, and that it is in effect. false: a View has superseded it.
@@ -274,7 +269,7 @@ func (a *Addresses) release(ended iter.Seq[uint32]) {
 func (a *Addresses) regroup(v feature.View, wanted *IPs) (pods []attach.Record) {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	now := a.groupsOf(wanted)
+	now := a.engines.groupsOf(wanted)
 	for _, rec := range v.Live {
 		if a.groups[rec.PodNamespace] != now[rec.PodNamespace] {
 			pods = append(pods, rec)
@@ -288,24 +283,24 @@ func (a *Addresses) regroup(v feature.View, wanted *IPs) (pods []attach.Record) 
 func (a *Addresses) Regroup() {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.groups = a.groupsOf(&a.wanted)
+	a.groups = a.engines.groupsOf(&a.wanted)
 }
 
-// groupsOf returns the groups of the namespaces that are to have egress IPs. The caller holds mu.
-func (a *Addresses) groupsOf(wanted *IPs) map[string]uint32 {
+// groupsOf returns the groups of the namespaces that are to have egress IPs.
+func (e *Engines) groupsOf(wanted *IPs) map[string]uint32 {
 	groups := make(map[string]uint32, len(wanted.Namespaces))
 	for _, vnid := range slices.Sorted(maps.Keys(wanted.Ways)) { // sorted, so that groups have the same numbers after a restart
-		a.group(vnid)
+		e.group(vnid)
 	}
 	for _, namespace := range slices.Sorted(maps.Keys(wanted.Namespaces)) {
-		groups[namespace] = a.group(wanted.Namespaces[namespace])
+		groups[namespace] = e.group(wanted.Namespaces[namespace])
 	}
 	return groups
 }
 
 // group returns the number of a project's group.
-func (a *Addresses) group(vnid uint32) uint32 {
-	return a.engines.Groups.ID(string(pipeline.EgressOwner(vnid)))
+func (e *Engines) group(vnid uint32) uint32 {
+	return e.Groups.ID(string(pipeline.EgressOwner(vnid)))
 }
 
 // Adapt hands over the rules and links of all egress IPs for another View, without waiting, and returns their flows. The caller has called
@@ -365,7 +360,7 @@ type change struct {
 
 // change compiles the ways that differ from those that were handed over, or all. The caller holds mu.
 func (a *Addresses) change(v feature.View, all bool) *change {
-	a.groupsOf(&a.wanted) // so that the numbers are given in order
+	a.engines.groupsOf(&a.wanted) // so that the numbers are given in order
 	c := &change{
 		wanted: a.wanted, number: a.stored, views: a.views,
 		flows: feature.Flows{},
@@ -380,7 +375,7 @@ func (a *Addresses) change(v feature.View, all bool) *change {
 			continue
 		}
 		c.leads = c.leads || !same
-		c.compile(v, vnid, way, a.group(vnid))
+		c.compile(v, vnid, way, a.engines.group(vnid))
 	}
 	for vnid := range a.broken { // it may succeed this time
 		if way := a.wanted.Ways[vnid]; way.Address.IsValid() && !slices.Contains(c.come, way.Address) {
@@ -435,7 +430,7 @@ func (c *change) unhold(vnid uint32, address netip.Addr) {
 // have it, and would be cut off.
 func (a *Addresses) hold(ctx context.Context, c *change) (unheld, err error) {
 	coming := withSome(c.links)
-	err = a.step(ctx, c, func() wait { return a.engines.Links.Submit(coming) })
+	err = a.step(ctx, c, func() wait { return reconcile.Submit(a.engines.Links, coming) })
 	if errors.Is(err, errSuperseded) {
 		return nil, err
 	}
