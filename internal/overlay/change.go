@@ -22,6 +22,7 @@ var _ feature.Network = changer{}
 // Begin implements feature.Network.
 func (c changer) Begin() (end func()) {
 	c.network.updating.Lock()
+	c.network.missed = true // counts only until the network is programmed
 	return c.network.updating.Unlock
 }
 

@@ -367,3 +367,40 @@ func TestEgressIPWaitsForNoFlush(t *testing.T) {
 		t.Error("nothing was flushed")
 	}
 }
+
+// A View that comes while egress IPs are programmed supersedes them: its rules are not replaced by those compiled before, and the update
+// ends when everything is in effect for the new View. A change that comes meanwhile is in effect as well.
+func TestEgressIPsAndAViewMeanwhile(t *testing.T) {
+	l, u := egressLife(t)
+	waits, end := make(chan struct{}), make(chan struct{})
+	first, release := sync.OnceFunc(func() { close(waits) }), sync.OnceFunc(func() { close(end) })
+	defer release()
+	l.node.linkEngine.before(func() { first(); <-end })
+	one, two, viewed := make(chan error, 1), make(chan error, 1), make(chan error, 1)
+	go func() { one <- l.EgressIPs.Update(t.Context(), heldHere(10)) }()
+	<-waits
+	other := netip.MustParseAddr("192.0.2.101")
+	latest := EgressIPs{Ways: map[uint32]EgressWay{11: {Address: other}}, Namespaces: map[string]uint32{"b": 11}}
+	go func() { two <- l.EgressIPs.Update(t.Context(), latest) }()
+	view := isolated()
+	view.Remotes = view.Remotes[:1]
+	view.Cluster.MTU = 1400
+	go func() { viewed <- l.Update(t.Context(), view) }()
+	eventually(t, "the View is handed over", func() bool { return l.pods.settings.Load().MTU == 1400 })
+	release()
+	for _, done := range []<-chan error{one, two, viewed} {
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	}
+	l.wantWays(t, "by the node", "here")
+	if state := l.node.state(t); strings.Contains(state, addressOne.String()) || !strings.Contains(state, "egress-sources 11 : 192.0.2.101") {
+		t.Errorf("the first change is still there, or the second is not:\n%s", state)
+	}
+	eventually(t, "the latest address is announced", func() bool { return u.knows(&u.announced, other) })
+	commits := l.node.commits()
+	l.leaves(t, latest)
+	if got := l.node.commits(); got != commits {
+		t.Errorf("the same again commits: %v, was %v", got, commits)
+	}
+}

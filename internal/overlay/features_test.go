@@ -56,6 +56,13 @@ func TestFeaturesDoNotWaitForEachOther(t *testing.T) {
 		"Services": func(ctx context.Context, l *life) error {
 			return l.Services.Update(ctx, one(svc("dns", "172.30.0.11", service.KindClusterIP, service.UDP, "10.128.0.5:53")))
 		},
+		"egress IPs": func(ctx context.Context, l *life) error { return l.EgressIPs.Update(ctx, leavesElsewhere(10, nodeB)) },
+		"View": func(ctx context.Context, l *life) error {
+			view := isolated()
+			view.Cluster.VXLANPort = 4790
+			return l.Update(ctx, view)
+		},
+		"projects": func(ctx context.Context, l *life) error { return l.Projects.Update(ctx, vnids("a", 12)) },
 	} {
 		t.Run(name, func(t *testing.T) {
 			l := isolate(t, newNode(t.TempDir()), vnids("a", 10))

@@ -11,6 +11,7 @@ import (
 	"weft.dev/weft/internal/attach"
 	"weft.dev/weft/internal/clusternetwork"
 	"weft.dev/weft/internal/openflow"
+	"weft.dev/weft/internal/overlay/egress"
 	"weft.dev/weft/internal/overlay/feature"
 	"weft.dev/weft/internal/overlay/firewalls"
 	"weft.dev/weft/internal/overlay/multicast"
@@ -27,6 +28,7 @@ type openPods struct {
 	opts      *Options
 	ports     *ports.Ports
 	firewalls *firewalls.Firewalls
+	egress    *egress.Addresses
 	multicast *multicast.Feature
 
 	// settings is nil until the first View is programmed. Until then no pod is attached. It is replaced only while mu is held.
@@ -37,6 +39,13 @@ type openPods struct {
 	mu       sync.Mutex
 	live     map[attach.Key]attach.Record
 	policies *policies
+}
+
+// closes reports whether close was called, and handOver was not called since.
+func (p *openPods) closes() bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.policies.closed
 }
 
 // follow makes s the network's settings. From here on ADDs use them, and policies are enforced if they say so. ADDs under way finish with
@@ -63,14 +72,15 @@ func (p *openPods) followNodes(s *settings.Settings, remotes []clusternetwork.Ho
 	}
 }
 
-// set hands over the fragments of all attachments without waiting. Failure reports their fate.
-func (p *openPods) set(s *settings.Settings) {
-	for key, why := range p.handOver(s) {
+// report logs which attachments' ports stay closed.
+func (p *openPods) report(closed map[attach.Key]error) {
+	for key, why := range closed {
 		p.opts.Log.Error("port of a pod stays closed", "attachment", key.String(), "error", why)
 	}
 }
 
-// handOver is set without its logging. It returns the attachments whose ports stay closed, with the reasons.
+// handOver hands over the fragments of all attachments without waiting. Failure reports their fate. It returns the attachments whose ports
+// stay closed, with the reasons.
 func (p *openPods) handOver(s *settings.Settings) map[attach.Key]error {
 	closed := map[attach.Key]error{}
 	p.mu.Lock()
@@ -78,7 +88,9 @@ func (p *openPods) handOver(s *settings.Settings) map[attach.Key]error {
 	rows := make(map[reconcile.Owner]map[ovsdb.Key]ovsdb.Row, len(p.live))
 	// These go together with the pods' flows, which carry the numbers of their firewalls and say whether they are isolated. Without the rules
 	// of policies, isolated pods would receive nothing.
+	p.policies.closed = false
 	flows := p.policies.adapt(s)
+	p.egress.Regroup()
 	maps.Copy(flows, p.firewalls.Adapt(s.FeatureView(p.live)))
 	maps.Copy(flows, p.multicast.Adapt(p.multicast.View(&s.Pipeline), p.live))
 	for key, rec := range p.live {
@@ -92,6 +104,10 @@ func (p *openPods) handOver(s *settings.Settings) map[attach.Key]error {
 	}
 	p.engines.Rows.Set(rows)
 	p.engines.Flows.Set(flows)
+	if p.settings.Load() != nil { // so that ADDs under way compile again: features may have changed what their flows depend on
+		again := *s
+		p.settings.Store(&again)
+	}
 	return closed
 }
 
@@ -117,13 +133,14 @@ func closedError(err error) error {
 	return fmt.Errorf("the port is closed, and the pod has no traffic: %w: delete the pod, or assign the node its former subnet again", err)
 }
 
-// close withdraws the flows of all pods, and waits until they are gone.
+// close withdraws the flows of all pods, and waits until they are gone. Until handOver, changes of features and policies open none.
 func (p *openPods) close(ctx context.Context) error {
 	p.mu.Lock()
 	closed := make(map[reconcile.Owner]map[openflow.Key]openflow.Entry, len(p.live))
 	for key := range p.live {
 		closed[owner(key)] = nil
 	}
+	p.policies.closed = true
 	p.engines.Flows.Set(closed)
 	p.policies.enforcer.Hide(slices.Collect(maps.Keys(p.live))...)
 	p.mu.Unlock()
@@ -140,7 +157,7 @@ func (p *openPods) inherit(attached func() []attach.Record) {
 	}
 }
 
-// open adds an attachment to those that set compiles. The caller hands over the attachment's own fragments afterwards.
+// open adds an attachment to those that handOver compiles. The caller hands over the attachment's own fragments afterwards.
 func (p *openPods) open(rec attach.Record) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -174,7 +191,7 @@ func (p *openPods) countPods(namespace string, pods int) {
 	}
 }
 
-// shut removes attachments from those that set compiles. Fragments that are withdrawn afterwards stay withdrawn.
+// shut removes attachments from those that handOver compiles. Fragments that are withdrawn afterwards stay withdrawn.
 func (p *openPods) shut(keys ...attach.Key) {
 	p.mu.Lock()
 	defer p.mu.Unlock()

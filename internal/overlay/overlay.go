@@ -28,6 +28,7 @@ import (
 	"weft.dev/weft/internal/overlay/balancer"
 	"weft.dev/weft/internal/overlay/egress"
 	"weft.dev/weft/internal/overlay/egressrouter"
+	"weft.dev/weft/internal/overlay/feature"
 	"weft.dev/weft/internal/overlay/firewalls"
 	"weft.dev/weft/internal/overlay/host"
 	"weft.dev/weft/internal/overlay/multicast"
@@ -153,18 +154,31 @@ type Network struct {
 	// waiting says what the network waits for until the first View is programmed.
 	waiting atomic.Pointer[string]
 
-	// updating serialises Update and the features' updates, and guards the fields below.
+	// updating serialises handing over by Views and by features, and guards wanted and missed. It is not held during I/O.
 	updating sync.Mutex
-	started  bool
-	// incomplete says that the last Update failed: the next one compiles everything.
-	incomplete bool
-	// purge says that the datapath has to be purged once a View that differs from the one in effect is in effect.
-	purge bool
-	// crossing says that pods are closed while the network changes from one isolating mode to another.
-	crossing bool
+	// wanted are the settings of the last View.
+	wanted *settings.Settings
+	// missed says that a feature stored a change since the first state was handed over: the network is not programmed yet, and the change is
+	// not in that state.
+	missed bool
+
+	// views programs the last View.
+	views viewRuns
 
 	// running is closed when the engines have started.
 	running chan struct{}
+}
+
+// viewRuns program the last View. The fields are those of the run in progress.
+type viewRuns struct {
+	feature.Runs
+	started bool
+	// incomplete says that the last run failed: the next one compiles everything.
+	incomplete bool
+	// purge says that the datapath has to be purged once a View that differs from the one in effect is in effect.
+	purge bool
+	// remote are flows of remote hosts that are handed over after their rules.
+	remote feature.Flows
 }
 
 // New returns the network. It changes nothing on the node before the first Update.
@@ -189,7 +203,7 @@ func New(engines Engines, store *attach.Store, opts Options) *Network {
 	n.Services = newBalancer(n, groups)
 	n.Multicast = multicast.NewFeature(changer{n}, n.Projects.Reached, n.hosts.Usable)
 	n.pods.ports = n.ports
-	n.pods.firewalls, n.pods.multicast = n.Firewalls, n.Multicast
+	n.pods.firewalls, n.pods.egress, n.pods.multicast = n.Firewalls, n.EgressIPs, n.Multicast
 	n.former = &takeover{engines: &n.engines, store: store, opts: &n.opts, ports: n.ports, pods: n.pods}
 	n.attachments = &attachments{
 		engines: &n.engines, store: store, opts: &n.opts, pods: n.pods, ports: n.ports, projects: n.Projects, multicast: n.Multicast,
@@ -235,49 +249,57 @@ func (n *Network) HandedOver() <-chan struct{} { return n.running }
 func (n *Network) Waiting(what string) { n.waiting.Store(&what) }
 
 // Update makes the node match a new View. The first call starts the engines. Their initial state includes everything from the records, so
-// that a restart changes nothing. An error names what is wrong with the View or the node; what was programmed before stays.
+// that a restart changes nothing. An error names what is wrong with the View or the node; what was programmed before stays. A later View
+// supersedes those that have not begun to be programmed. Features are updated while the engines commit a View.
 func (n *Network) Update(ctx context.Context, view View) error {
-	flush, err := n.program(ctx, view)
-	if !flush {
-		return err
-	}
-	return errors.Join(err, n.pods.policies.purges.Flush(ctx))
-}
-
-// program programs a new View, and reports whether the datapath may have to be purged now.
-func (n *Network) program(ctx context.Context, view View) (flush bool, err error) {
-	n.updating.Lock()
-	defer n.updating.Unlock()
 	next, err := settings.New(view)
 	if err != nil {
-		return false, err
+		return err
 	}
 	next.Projects, next.Firewalls, next.Egress, next.Multicast = n.Projects, n.Firewalls, n.EgressIPs, n.Multicast
-	if !n.started {
+	n.updating.Lock()
+	n.wanted = next
+	n.updating.Unlock()
+	return n.views.Do(ctx, func(ctx context.Context) error {
+		flush, err := n.program(ctx)
+		if !flush {
+			return err
+		}
+		return errors.Join(err, n.pods.policies.purges.Flush(ctx))
+	})
+}
+
+// program programs the last View, and reports whether the datapath may have to be purged now.
+func (n *Network) program(ctx context.Context) (flush bool, err error) {
+	n.updating.Lock()
+	next := n.wanted
+	n.updating.Unlock()
+	view := next.View
+	if !n.views.started {
 		if err := n.start(ctx, next); err != nil {
 			return false, err
 		}
-		n.EgressIPs.Flush()
+		n.EgressIPs.InEffect()
 		n.pods.policies.enforcer.ReportProblems()
 		// The flows now committed may differ from those before the restart, including those that close ports.
 		n.pods.policies.purges.Due(next.Judges() || len(view.ClosedPorts) > 0)
 		return true, nil
 	}
 	was := n.pods.settings.Load()
-	if !n.incomplete && was.View.EqualButRemotes(view) {
+	if !n.views.incomplete && was.View.EqualButRemotes(view) {
 		return true, n.refreshRemotes(ctx, was, view.Remotes)
 	}
-	n.incomplete = true
-	n.purge = n.purge || was.Judges() || next.Judges() || was.View.Cluster.VXLANPort != next.View.Cluster.VXLANPort || !slices.Equal(was.View.ClosedPorts, next.View.ClosedPorts)
+	n.views.incomplete = true
+	n.views.purge = n.views.purge || was.Judges() || next.Judges() || was.View.Cluster.VXLANPort != next.View.Cluster.VXLANPort || !slices.Equal(was.View.ClosedPorts, next.View.ClosedPorts)
 	err = n.refresh(ctx, was, next)
 	// Only now: a feature or a policy that is programmed meanwhile makes purges that are due. After a failure it makes one for what is in effect,
 	// and the call that brings the rest makes another: by then the settings may be those of the View already.
-	n.pods.policies.purges.Due(n.purge)
+	n.pods.policies.purges.Due(n.views.purge)
 	if err != nil {
 		return false, err
 	}
-	n.incomplete, n.purge = false, false
-	n.EgressIPs.Flush()
+	n.views.incomplete, n.views.purge = false, false
+	n.EgressIPs.InEffect()
 	n.pods.policies.enforcer.ReportProblems()
 	return true, nil
 }
@@ -298,19 +320,22 @@ func (n *Network) start(ctx context.Context, s *settings.Settings) error {
 	}
 	n.pods.policies.compile(s)
 	// start does not wait for the fragments of pods and remote hosts: a pod that has lost its link must not block the others.
-	remote := n.compileRemotes(s, s.View.Remotes, true)
-	n.engines.Rules.Set(remote.Rules)
-	n.EgressIPs.Inherit(s.FeatureView(nil), former)
+	n.handOver(func() {
+		n.missed = false
+		n.EgressIPs.Inherit(s.FeatureView(nil), former)
+		n.handOverHosts(s)
+	})
 	n.pods.mu.Lock()
 	live := slices.Collect(maps.Values(n.pods.live))
 	n.hostPorts.Restore(live...)
 	n.pods.mu.Unlock()
 	n.hostPorts.Report(live)
-	n.engines.Flows.Set(n.EgressIPs.Adapt(s.FeatureView(nil)))
 	if err := n.engines.Rules.Start(ctx, s.Rules()); err != nil {
 		return fmt.Errorf("node rules: %w", err)
 	}
-	n.pods.set(s)
+	var closed map[attach.Key]error
+	n.handOver(func() { closed = n.pods.handOver(s) })
+	n.pods.report(closed)
 	n.ports.Preplugged.Configure(s.Preplugged())
 	if err := n.engines.Rows.Start(ctx, s.Rows()); err != nil {
 		return fmt.Errorf("switch: %w", err)
@@ -318,18 +343,55 @@ func (n *Network) start(ctx context.Context, s *settings.Settings) error {
 	if err := n.engines.Links.Start(ctx, s.Links()); err != nil {
 		return fmt.Errorf("node links: %w", err)
 	}
-	n.engines.Flows.Set(remote.Flows)
-	n.engines.Flows.Set(n.Services.Adapt(s.FeatureView(nil), true))
+	n.handOver(func() {
+		n.handOverRemotes(s)
+		n.engines.Flows.Set(n.Services.Adapt(s.FeatureView(nil), true))
+	})
 	if err := n.engines.Flows.Start(ctx, s.Flows()); err != nil {
 		return fmt.Errorf("flows: %w", err)
 	}
-	n.pods.follow(s)
+	for n.begin(s) {
+		if err := n.engines.Flows.Apply(ctx, nil); err != nil {
+			return fmt.Errorf("flows: %w", err)
+		}
+	}
 	n.pods.mu.Lock()
 	n.pods.policies.enforcer.HandOver() // policy changes that came meanwhile
 	n.pods.mu.Unlock()
-	n.started = true
+	n.views.started = true
 	close(n.running)
 	return nil
+}
+
+// handOver hands over a part of a View. Features hand over nothing meanwhile.
+func (n *Network) handOver(part func()) {
+	n.updating.Lock()
+	defer n.updating.Unlock()
+	part()
+}
+
+// handOverHosts hands over the remote hosts and the egress IPs, without waiting. The caller holds updating.
+func (n *Network) handOverHosts(s *settings.Settings) {
+	remote := n.compileRemotes(s, s.View.Remotes, true)
+	n.views.remote = remote.Flows
+	n.engines.Rules.Set(remote.Rules)
+	n.engines.Flows.Set(n.EgressIPs.Adapt(s.FeatureView(nil)))
+}
+
+// begin makes s the network's settings, unless features have stored changes since the first state was handed over. Then it hands over the
+// features again, and reports true.
+func (n *Network) begin(s *settings.Settings) (missed bool) {
+	n.updating.Lock()
+	defer n.updating.Unlock()
+	if missed, n.missed = n.missed, false; !missed {
+		n.pods.follow(s)
+		return false
+	}
+	n.engines.Flows.Set(n.EgressIPs.Adapt(s.FeatureView(nil)))
+	n.pods.handOver(s) // the ports that stay closed are logged already
+	n.engines.Flows.Set(n.Services.Adapt(s.FeatureView(nil), true))
+	n.engines.Flows.Set(n.Multicast.Nodes(n.Multicast.View(&s.Pipeline), n.hosts.Usable()))
+	return true
 }
 
 // refresh programs what differs from the previous View. An engine that fails does not block the others; its changes stay desired.
@@ -339,37 +401,46 @@ func (n *Network) refresh(ctx context.Context, was, s *settings.Settings) error 
 	}
 	n.pods.policies.compile(s)
 	// Between two isolating modes, each lets through what only the other would drop. So pods are closed during the change.
-	n.crossing = n.crossing || was.Judges() && s.Judges() && was.Pipeline.Mode != s.Pipeline.Mode
-	if n.crossing {
+	crossing := n.pods.closes() || was.Judges() && s.Judges() && was.Pipeline.Mode != s.Pipeline.Mode
+	if crossing {
 		if err := n.pods.close(ctx); err != nil {
 			return err
 		}
 	}
-	n.pods.follow(s)
-	remote := n.compileRemotes(s, s.View.Remotes, true)
-	n.engines.Rules.Set(remote.Rules)
-	n.engines.Flows.Set(n.EgressIPs.Adapt(s.FeatureView(nil)))
+	n.handOver(func() {
+		n.pods.follow(s)
+		n.handOverHosts(s)
+	})
 	rules := n.engines.Rules.Apply(ctx, s.Rules())
 	// This order loses no packet that is allowed both before and after a change of the mode: packets from other nodes are handled by the new
 	// mode before the pods' flows stop saying which packets they admit, and the flow that admits everything is removed last.
-	n.engines.Flows.Set(remote.Flows)
-	if n.crossing || s.Policies() && !was.Policies() { // until pods' flows say which pods are isolated, these let everything through
+	n.handOver(func() { n.handOverRemotes(s) })
+	if crossing || s.Policies() && !was.Policies() { // until pods' flows say which pods are isolated, these let everything through
 		if err := n.engines.Flows.Apply(ctx, s.Flows()); err != nil {
 			return named("flows", err)
 		}
 	}
-	n.crossing = false
-	n.pods.set(s)
+	var closed map[attach.Key]error
+	n.handOver(func() { closed = n.pods.handOver(s) })
+	n.pods.report(closed)
 	n.ports.Preplugged.Configure(s.Preplugged())
 	// The switch sets the MTU and the MAC address of tun0 from its row. Desired links must agree by then.
 	n.engines.Links.Set(s.Links())
 	rows := n.engines.Rows.Apply(ctx, s.Rows())
 	links := n.engines.Links.Apply(ctx, s.Links())
-	n.engines.Flows.Set(n.Services.Adapt(s.FeatureView(nil), false))
+	n.handOver(func() { n.engines.Flows.Set(n.Services.Adapt(s.FeatureView(nil), false)) })
 	flows := n.engines.Flows.Apply(ctx, s.Flows())
 	return errors.Join(
 		named("node rules", rules), named("switch", rows), named("node links", links), named("flows", flows),
 	)
+}
+
+// handOverRemotes hands over the flows of the remote hosts that handOverHosts has compiled, with multicast as it is now. The caller holds
+// updating.
+func (n *Network) handOverRemotes(s *settings.Settings) {
+	maps.Copy(n.views.remote, n.Multicast.Nodes(n.Multicast.View(&s.Pipeline), n.hosts.Usable()))
+	n.engines.Flows.Set(n.views.remote)
+	n.views.remote = nil
 }
 
 // compileRemotes returns the fragments of the remote hosts that differ from those of the previous call, or of all.
@@ -383,19 +454,21 @@ func (n *Network) compileRemotes(s *settings.Settings, hosts []clusternetwork.Ho
 
 // refreshRemotes programs remote hosts that differ, when nothing else in the View does.
 func (n *Network) refreshRemotes(ctx context.Context, s *settings.Settings, hosts []clusternetwork.HostSubnet) error {
-	changed := n.compileRemotes(s, hosts, false)
-	n.pods.followNodes(s, hosts)
+	var changed remotes.Fragments
+	var rules, flows func(context.Context) error
+	n.handOver(func() {
+		changed = n.compileRemotes(s, hosts, false)
+		n.pods.followNodes(s, hosts)
+		flows, rules = reconcile.Submit(n.engines.Flows, changed.Flows), reconcile.Submit(n.engines.Rules, changed.Rules)
+	})
 	if len(changed.Flows) == 0 {
 		return nil
 	}
-	n.incomplete = true
-	n.engines.Flows.Set(changed.Flows)
-	rules := n.engines.Rules.Apply(ctx, changed.Rules)
-	flows := n.engines.Flows.Apply(ctx, changed.Flows)
-	if err := errors.Join(named("node rules", rules), named("flows", flows)); err != nil {
+	n.views.incomplete = true
+	if err := errors.Join(named("node rules", rules(ctx)), named("flows", flows(ctx))); err != nil {
 		return err
 	}
-	n.incomplete = false
+	n.views.incomplete = false
 	return nil
 }
 

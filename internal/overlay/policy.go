@@ -41,6 +41,8 @@ type policies struct {
 	// enforcer compiles NetworkPolicies for the pods of this node; purges purges the datapath.
 	enforcer *enforcer.Enforcer
 	purges   *enforcer.Revocations
+	// closed says that all pods are closed while the network changes from one isolating mode to another.
+	closed bool
 }
 
 // newPolicies returns the policies of a network. Their revocations purge the datapath: for policies, egress firewalls, and the ports closed
@@ -162,8 +164,12 @@ func (p *policies) adapt(s *settings.Settings) map[reconcile.Owner]map[openflow.
 	return fragments
 }
 
-// flows returns the flows of an attachment; none while its pod's isolation is unknown. The caller holds the lock of openPods.
+// flows returns the flows of an attachment; none while its pod's isolation is unknown, or pods are closed. The caller holds the lock of openPods.
 func (p *policies) flows(s *settings.Settings, rec *attach.Record) map[openflow.Key]openflow.Entry {
+	if p.closed {
+		p.enforcer.Hide(rec.Key())
+		return nil
+	}
 	if !s.Policies() {
 		p.enforcer.Hide(rec.Key())
 		return s.PodFlows(rec)

@@ -49,11 +49,7 @@ func isolate(t *testing.T, n *node, tenants TenantChange) *life {
 	l.opts.MoveStep = time.Hour
 	l.tenancy(t, tenants)
 	l.update(t, isolated())
-	eventually(t, "VNIDs are realised", func() bool {
-		l.updating.Lock() // held while they are programmed, and while the datapath is purged after that
-		defer l.updating.Unlock()
-		return l.Projects.Realised() == tenants.Version && !l.Projects.Pending()
-	})
+	eventually(t, "VNIDs are realised", func() bool { return l.Projects.Realised() == tenants.Version && !l.Projects.Pending() })
 	return l
 }
 

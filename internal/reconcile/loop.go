@@ -90,11 +90,21 @@ func (l *Loop[K, V]) Verify(ctx context.Context) (int, error) {
 }
 
 func (l *Loop[K, V]) apply(ctx context.Context, fragments map[Owner]map[K]V, w *waiter) error {
+	return submit(l, fragments, w)(ctx)
+}
+
+// Submit hands over fragments as Loop.Apply does, and returns the wait for them: a caller that holds a lock to hand over in order waits
+// without it.
+func Submit[K comparable, V Value[V]](l *Loop[K, V], fragments map[Owner]map[K]V) (wait func(ctx context.Context) error) {
+	return submit(l, fragments, &waiter{})
+}
+
+func submit[K comparable, V Value[V]](l *Loop[K, V], fragments map[Owner]map[K]V, w *waiter) (wait func(ctx context.Context) error) {
 	w.owners, w.done = slices.Collect(maps.Keys(fragments)), make(chan error, 1)
 	if err := l.enqueue(w, fragments); err != nil {
-		return err
+		return func(context.Context) error { return err }
 	}
-	return w.await(ctx, l.opts.Name)
+	return func(ctx context.Context) error { return w.await(ctx, l.opts.Name) }
 }
 
 // Resync makes the loop read back everything before its next commit: after a reconnection, or when the engine reports a foreign change. It

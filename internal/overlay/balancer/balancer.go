@@ -82,11 +82,18 @@ func (x *Balancer) program(ctx context.Context, change Change) (map[reconcile.Ow
 	if pending == nil {
 		return nil, nil
 	}
-	err := x.await(ctx, append(slices.Sorted(maps.Keys(pending)), pipeline.OwnerTargets))
-	if ctx.Err() != nil || errors.Is(err, reconcile.ErrUnavailable) {
-		return nil, named("Services", err)
+	for {
+		err := x.await(ctx, append(slices.Sorted(maps.Keys(pending)), pipeline.OwnerTargets))
+		if ctx.Err() != nil || errors.Is(err, reconcile.ErrUnavailable) {
+			return nil, named("Services", err)
+		}
+		due, newer := x.settled(pending)
+		if err != nil || len(newer) == 0 {
+			return due, named("Services", err)
+		}
+		x.restore(due) // flushed with the others: a View or a newer change was handed over for them meanwhile
+		pending = newer
 	}
-	return x.settled(pending), named("Services", err)
 }
 
 // handOver stores a change and hands over the fragments that may not be in effect, without waiting. It returns the owners whose fragments may
@@ -121,26 +128,39 @@ func (x *Balancer) await(ctx context.Context, owners []reconcile.Owner) error {
 	return nil
 }
 
-// settled notes the Services whose flows are in effect, unless a newer change has affected them, and returns the connections to flush for
-// them. No View is being programmed meanwhile: numbers of groups that its flows replace are still in use.
-func (x *Balancer) settled(pending map[reconcile.Owner]uint64) map[reconcile.Owner][]service.Stale {
-	defer x.network.Begin()()
+// settled notes the Services whose flows are in effect, unless a newer change or a View has affected them, and returns the connections to
+// flush for them. newer are those that have been affected, with the numbers of these changes.
+func (x *Balancer) settled(pending map[reconcile.Owner]uint64) (due map[reconcile.Owner][]service.Stale, newer map[reconcile.Owner]uint64) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
+	newer = map[reconcile.Owner]uint64{}
 	for owner, change := range pending { // one that fails does not block the others
-		if x.pending[owner] == change && x.engines.Flows.Failure(owner) == nil {
+		switch now, waits := x.pending[owner]; {
+		case !waits || x.engines.Flows.Failure(owner) != nil:
+		case now == change:
 			x.settle(owner)
 			delete(x.pending, owner)
+		default:
+			newer[owner] = now
 		}
 	}
-	due := map[reconcile.Owner][]service.Stale{}
+	due = map[reconcile.Owner][]service.Stale{}
 	for owner, stale := range x.stale {
 		if _, waits := x.pending[owner]; !waits {
 			due[owner] = stale
 			delete(x.stale, owner)
 		}
 	}
-	return due
+	return due, newer
+}
+
+// restore makes connections due again.
+func (x *Balancer) restore(due map[reconcile.Owner][]service.Stale) {
+	x.mu.Lock()
+	defer x.mu.Unlock()
+	for owner, stale := range due {
+		x.outdate(owner, stale)
+	}
 }
 
 // Len returns how many Services it keeps.
@@ -157,6 +177,16 @@ func (x *Balancer) Adapt(v feature.View, first bool) feature.Flows {
 	flows := x.fragments(v, maps.Keys(x.all()))
 	if first {
 		clear(x.stale)
+	}
+	// What an update in progress, or the next one, may settle only once these flows are in effect.
+	x.changes++
+	for owner := range x.pending {
+		x.pending[owner] = x.changes
+	}
+	for owner := range x.stale {
+		if x.known[owner] != nil {
+			x.pending[owner] = x.changes
+		}
 	}
 	return flows
 }
@@ -177,11 +207,7 @@ func (x *Balancer) forget(ctx context.Context, due map[reconcile.Owner][]service
 	if err == nil {
 		return nil
 	}
-	x.mu.Lock()
-	defer x.mu.Unlock()
-	for owner, stale := range due {
-		x.outdate(owner, stale)
-	}
+	x.restore(due)
 	return err
 }
 

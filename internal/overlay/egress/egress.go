@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"iter"
 	"log/slog"
 	"maps"
 	"net/netip"
@@ -67,12 +68,22 @@ type Addresses struct {
 	forget *forgetter
 	come   chan []netip.Addr
 
+	// runs programs what is wanted.
+	runs feature.Runs
+
 	mu     sync.RWMutex
 	wanted IPs
-	// programmed is what was handed over.
+	// stored is the number of the last change of wanted after the network was programmed, settled that of the last one in effect.
+	stored, settled uint64
+	// programmed is what was handed over completely. underway is what the run in progress has partly handed over; nil: none is in progress.
 	programmed IPs
-	// incomplete says that the last change may not be in effect: the next one compiles everything.
+	underway   *IPs
+	// views counts the Views that everything was handed over for.
+	views uint64
+	// incomplete says that what was handed over may not be in effect: the next run compiles everything.
 	incomplete bool
+	// former are projects that have no egress IP any more, and whose flows may be in effect.
+	former map[uint32]struct{}
 	// broken are projects whose address could not be put on the interface. Nothing is translated to it, and the next update tries them again.
 	broken map[uint32]struct{}
 	// groups are the groups of namespaces with egress IPs, as in their pods' flows.
@@ -83,7 +94,7 @@ type Addresses struct {
 func New(network feature.Network, engines Engines) *Addresses {
 	return &Addresses{
 		network: network, engines: engines, forget: newForgetter(), come: make(chan []netip.Addr, 1),
-		broken: map[uint32]struct{}{}, groups: map[string]uint32{},
+		former: map[uint32]struct{}{}, broken: map[uint32]struct{}{}, groups: map[string]uint32{},
 	}
 }
 
@@ -123,64 +134,142 @@ func (a *Addresses) Namespaces(vnid uint32) []string {
 }
 
 // Update programs a change of egress IPs. Before the network is programmed it only stores the change: all egress IPs must be stored before,
-// because traffic without one leaves by the node's own address. After an error, the same change may be passed again.
+// because traffic without one leaves by the node's own address. After an error, the same change may be passed again. A later change supersedes
+// those that have not begun to be programmed.
 func (a *Addresses) Update(ctx context.Context, e IPs) error {
-	defer a.network.Begin()()
-	v, on := a.network.View()
-	all, differs := a.take(e, on)
-	if !on || !differs {
+	if !a.store(e) {
 		return nil
 	}
-	return named("egress addresses", a.move(ctx, v, all))
+	return named("egress addresses", a.runs.Do(ctx, a.program))
 }
 
-// take stores what is wanted. all says that the former change may not be in effect.
-func (a *Addresses) take(e IPs, on bool) (all, differs bool) {
+// store stores what is wanted, and reports whether it is to be programmed.
+func (a *Addresses) store(e IPs) bool {
+	defer a.network.Begin()()
+	_, on := a.network.View()
 	if len(e.Ways) == 0 {
 		e = IPs{}
 	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if !a.incomplete && len(a.broken) == 0 && reflect.DeepEqual(a.wanted, e) {
-		return false, false
+	if a.stored == a.settled && !a.incomplete && len(a.broken) == 0 && reflect.DeepEqual(a.wanted, e) {
+		return false
 	}
 	a.wanted = e
-	all = a.incomplete
-	a.incomplete = a.incomplete || on
-	return all, true
+	if on {
+		a.stored++
+	}
+	return on
+}
+
+// errSuperseded says that a View was handed over during a run, with everything that is wanted: the run is out of date.
+var errSuperseded = errors.New("superseded by another View")
+
+// program programs what is wanted. It begins again if a View is handed over meanwhile.
+func (a *Addresses) program(ctx context.Context) error {
+	for {
+		if err := a.move(ctx, a.begin()); !errors.Is(err, errSuperseded) {
+			return err
+		}
+	}
+}
+
+// begin returns the difference to what is wanted, for a run.
+func (a *Addresses) begin() *change {
+	defer a.network.Begin()()
+	v, _ := a.network.View()
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	c := a.change(v, a.incomplete)
+	a.underway, a.incomplete = &c.wanted, true
+	return c
 }
 
 // move programs the difference. A new address is on the interface, and translated to, before any flow leads there. A removed one stays on
-// the interface until no flow leads there.
-func (a *Addresses) move(ctx context.Context, v feature.View, all bool) error {
-	c := a.change(v, all)
-	unheld, err := a.hold(ctx, &c)
-	err = errors.Join(err, named("node rules", a.engines.Rules.Apply(ctx, withSome(c.rules))))
+// the interface until no flow leads there. No lock is held during the I/O of a step.
+func (a *Addresses) move(ctx context.Context, c *change) error {
+	unheld, err := a.hold(ctx, c)
+	if errors.Is(err, errSuperseded) {
+		return err
+	}
+	rules := a.step(ctx, c, func() wait { return reconcile.Submit(a.engines.Rules, withSome(c.rules)) })
 	a.Announce(c.come)
-	handed := a.network.Change(func(v feature.View) (feature.Flows, []attach.Record) {
-		pods := a.regroup(v)
-		c.leads = c.leads || len(pods) > 0
-		return c.flows, pods
+	flows := a.step(ctx, c, func() wait {
+		handed := a.network.Change(func(v feature.View) (feature.Flows, []attach.Record) {
+			pods := a.regroup(v, &c.wanted)
+			c.leads = c.leads || len(pods) > 0
+			return c.flows, pods
+		})
+		return func(ctx context.Context) error { return a.network.Settled(ctx, slices.Values(handed)) }
 	})
-	err = errors.Join(err, named("flows", a.network.Settled(ctx, slices.Values(handed))))
+	err = errors.Join(err, named("node rules", rules), named("flows", flows))
+	if errors.Is(err, errSuperseded) {
+		return err
+	}
 	due := feature.Never
 	if c.leads { // the datapath must not use a closed way any more
 		due = feature.Now
 	}
 	err = errors.Join(err, a.network.Purge(ctx, due),
-		named("node rules", a.engines.Rules.Apply(ctx, c.rules)), named("node links", a.engines.Links.Apply(ctx, c.links)))
-	a.settle(&c, err != nil)
-	if err == nil {
-		a.forget.begin()
+		named("node rules", a.step(ctx, c, func() wait { return reconcile.Submit(a.engines.Rules, c.rules) })),
+		named("node links", a.step(ctx, c, func() wait { return reconcile.Submit(a.engines.Links, c.links) })))
+	if errors.Is(err, errSuperseded) || !a.settle(c, err == nil) {
+		return errSuperseded
 	}
 	return errors.Join(unheld, err)
 }
 
-// regroup updates the groups of namespaces, and returns the attachments whose flows change.
-func (a *Addresses) regroup(v feature.View) (pods []attach.Record) {
+// wait waits until what was handed over is in effect, or returns why it is not.
+type wait = func(ctx context.Context) error
+
+// step hands over a step of a run, unless a View has superseded the run, and waits for it.
+func (a *Addresses) step(ctx context.Context, c *change, hand func() wait) error {
+	inEffect := func() wait {
+		defer a.network.Begin()()
+		a.mu.RLock()
+		superseded := a.views != c.views
+		a.mu.RUnlock()
+		if superseded {
+			return func(context.Context) error { return errSuperseded }
+		}
+		return hand()
+	}()
+	return inEffect(ctx)
+}
+
+// settle notes the end of a run, and that it is in effect. false: a View has superseded it.
+func (a *Addresses) settle(c *change, inEffect bool) bool {
+	defer a.network.Begin()()
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	now := a.groupsOf()
+	if a.views != c.views {
+		return false
+	}
+	a.programmed, a.underway = c.wanted, nil
+	a.forget.note(c.gone...)
+	if inEffect {
+		a.incomplete, a.settled = false, c.number
+		a.release(slices.Values(c.ended))
+		a.forget.begin()
+	}
+	return true
+}
+
+// release frees the numbers of the groups of projects whose flows are out of effect. The caller holds mu.
+func (a *Addresses) release(ended iter.Seq[uint32]) {
+	for vnid := range ended {
+		if _, again := a.wanted.Ways[vnid]; !again {
+			a.engines.Groups.Release(string(pipeline.EgressOwner(vnid)))
+			delete(a.former, vnid)
+		}
+	}
+}
+
+// regroup updates the groups of namespaces, and returns the attachments whose flows change.
+func (a *Addresses) regroup(v feature.View, wanted *IPs) (pods []attach.Record) {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	now := a.engines.groupsOf(wanted)
 	for _, rec := range v.Live {
 		if a.groups[rec.PodNamespace] != now[rec.PodNamespace] {
 			pods = append(pods, rec)
@@ -190,70 +279,95 @@ func (a *Addresses) regroup(v feature.View) (pods []attach.Record) {
 	return pods
 }
 
-// groupsOf returns the groups of the namespaces that are to have egress IPs. The caller holds mu.
-func (a *Addresses) groupsOf() map[string]uint32 {
-	groups := make(map[string]uint32, len(a.wanted.Namespaces))
-	for _, vnid := range slices.Sorted(maps.Keys(a.wanted.Ways)) { // sorted, so that groups have the same numbers after a restart
-		a.group(vnid)
+// Regroup updates the groups of namespaces for a View. The flows of all pods are compiled afterwards.
+func (a *Addresses) Regroup() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	a.groups = a.engines.groupsOf(&a.wanted)
+}
+
+// groupsOf returns the groups of the namespaces that are to have egress IPs.
+func (e *Engines) groupsOf(wanted *IPs) map[string]uint32 {
+	groups := make(map[string]uint32, len(wanted.Namespaces))
+	for _, vnid := range slices.Sorted(maps.Keys(wanted.Ways)) { // sorted, so that groups have the same numbers after a restart
+		e.group(vnid)
 	}
-	for _, namespace := range slices.Sorted(maps.Keys(a.wanted.Namespaces)) {
-		groups[namespace] = a.group(a.wanted.Namespaces[namespace])
+	for _, namespace := range slices.Sorted(maps.Keys(wanted.Namespaces)) {
+		groups[namespace] = e.group(wanted.Namespaces[namespace])
 	}
 	return groups
 }
 
 // group returns the number of a project's group.
-func (a *Addresses) group(vnid uint32) uint32 {
-	return a.engines.Groups.ID(string(pipeline.EgressOwner(vnid)))
+func (e *Engines) group(vnid uint32) uint32 {
+	return e.Groups.ID(string(pipeline.EgressOwner(vnid)))
 }
 
-// Adapt hands over the rules and links of all egress IPs for another View, without waiting, and returns their flows.
+// Adapt hands over the rules and links of all egress IPs for another View, without waiting, and returns their flows. The caller has called
+// Begin, and hands over the flows before it ends. It supersedes a run in progress.
 func (a *Addresses) Adapt(v feature.View) feature.Flows {
-	c := a.change(v, true)
 	a.mu.Lock()
-	a.groups = a.groupsOf()
+	defer a.mu.Unlock()
+	c := a.change(v, true)
 	for vnid := range a.broken {
 		c.unhold(vnid, a.wanted.Ways[vnid].Address)
 	}
-	incomplete := a.incomplete
-	a.mu.Unlock()
+	if a.stored != a.settled { // a run follows, which waits for links before it translates to an address
+		a.incomplete = true
+		for vnid, way := range a.wanted.Ways {
+			if a.programmed.Ways[vnid].Address != way.Address {
+				c.unhold(vnid, way.Address)
+			}
+		}
+	}
+	a.views++
+	a.programmed, a.underway = a.wanted, nil
+	a.forget.note(c.gone...)
 	a.engines.Links.Set(c.links)
 	a.engines.Rules.Set(c.rules)
 	a.Announce(c.come)
-	a.settle(&c, incomplete)
 	return c.flows
+}
+
+// InEffect notes that a View is in effect for which everything was handed over. It starts the flush of the connections of addresses that
+// left with it, and does not wait.
+func (a *Addresses) InEffect() {
+	a.mu.Lock()
+	defer a.mu.Unlock()
+	if a.stored != a.settled { // the run in progress does it
+		return
+	}
+	a.release(maps.Keys(maps.Clone(a.former)))
+	a.forget.begin()
 }
 
 // change is the difference between wanted egress IPs and those that were handed over.
 type change struct {
+	wanted IPs
+	// number is that of the last change of what is wanted, views the number of Views so far.
+	number, views uint64
+
 	flows feature.Flows
 	rules map[reconcile.Owner]map[nft.Key]nft.Item
 	links map[reconcile.Owner]map[link.Key]link.Item
 	// come are addresses that are new on this node. gone are those that are no longer here, or not for all namespaces that used them.
 	come, gone []netip.Addr
-	// ended are projects that no longer have an egress IP.
+	// ended are projects that no longer have an egress IP, and whose flows may be in effect.
 	ended []uint32
 	// leads says that some traffic leaves by another way than before.
 	leads bool
 }
 
-// change compiles the ways that differ from those that were handed over, or all.
-func (a *Addresses) change(v feature.View, all bool) change {
-	a.mu.Lock()
-	defer a.mu.Unlock()
-	a.groupsOf() // so that the numbers are given in order
-	c := change{
+// change compiles the ways that differ from those that were handed over, or all. The caller holds mu.
+func (a *Addresses) change(v feature.View, all bool) *change {
+	a.engines.groupsOf(&a.wanted) // so that the numbers are given in order
+	c := &change{
+		wanted: a.wanted, number: a.stored, views: a.views,
 		flows: feature.Flows{},
 		rules: map[reconcile.Owner]map[nft.Key]nft.Item{},
 		links: map[reconcile.Owner]map[link.Key]link.Item{},
 	}
-	for vnid := range a.programmed.Ways {
-		if _, still := a.wanted.Ways[vnid]; !still {
-			o := pipeline.EgressOwner(vnid)
-			c.flows[o], c.rules[o], c.links[o] = nil, nil, nil
-			c.ended, c.leads = append(c.ended, vnid), true
-		}
-	}
+	a.leave(c)
 	for vnid, way := range a.wanted.Ways {
 		was, known := a.programmed.Ways[vnid]
 		same := known && !all && reflect.DeepEqual(was, way)
@@ -261,15 +375,38 @@ func (a *Addresses) change(v feature.View, all bool) change {
 			continue
 		}
 		c.leads = c.leads || !same
-		c.compile(v, vnid, way, a.group(vnid))
+		c.compile(v, vnid, way, a.engines.group(vnid))
 	}
-	c.come, c.gone = moved(&a.programmed, &a.wanted)
 	for vnid := range a.broken { // it may succeed this time
 		if way := a.wanted.Ways[vnid]; way.Address.IsValid() && !slices.Contains(c.come, way.Address) {
 			c.come = append(c.come, way.Address)
 		}
 	}
 	return c
+}
+
+// leave adds to a change which projects and addresses come and leave. The caller holds mu.
+func (a *Addresses) leave(c *change) {
+	c.come, c.gone = moved(&a.programmed, &a.wanted)
+	before := []*IPs{&a.programmed}
+	if a.underway != nil {
+		_, gone := moved(a.underway, &a.wanted)
+		c.gone = append(c.gone, gone...)
+		before = append(before, a.underway)
+	}
+	for _, was := range before {
+		for vnid := range was.Ways {
+			a.former[vnid] = struct{}{}
+		}
+	}
+	for vnid := range a.wanted.Ways {
+		delete(a.former, vnid)
+	}
+	for vnid := range a.former {
+		o := pipeline.EgressOwner(vnid)
+		c.flows[o], c.rules[o], c.links[o] = nil, nil, nil
+		c.ended, c.leads = append(c.ended, vnid), true
+	}
 }
 
 // compile adds the fragments of a project's way; all are empty for one that does not exist.
@@ -289,22 +426,15 @@ func (c *change) unhold(vnid uint32, address netip.Addr) {
 	c.come = slices.DeleteFunc(c.come, func(come netip.Addr) bool { return come == address })
 }
 
-// settle notes what was handed over.
-func (a *Addresses) settle(c *change, incomplete bool) {
-	a.mu.Lock()
-	a.programmed, a.incomplete = a.wanted, incomplete
-	a.mu.Unlock()
-	for _, vnid := range c.ended {
-		a.engines.Groups.Release(string(pipeline.EgressOwner(vnid)))
-	}
-	a.forget.note(c.gone...)
-}
-
 // hold puts addresses on the interface. Nothing is translated to an address for which that fails, which unheld reports: another machine may
 // have it, and would be cut off.
 func (a *Addresses) hold(ctx context.Context, c *change) (unheld, err error) {
 	coming := withSome(c.links)
-	err = named("node links", a.engines.Links.Apply(ctx, coming))
+	err = a.step(ctx, c, func() wait { return reconcile.Submit(a.engines.Links, coming) })
+	if errors.Is(err, errSuperseded) {
+		return nil, err
+	}
+	err = named("node links", err)
 	a.mu.Lock()
 	defer a.mu.Unlock()
 	clear(a.broken)
@@ -312,7 +442,7 @@ func (a *Addresses) hold(ctx context.Context, c *change) (unheld, err error) {
 		return nil, nil
 	}
 	var failures []error
-	for vnid, way := range a.wanted.Ways {
+	for vnid, way := range c.wanted.Ways {
 		o := pipeline.EgressOwner(vnid)
 		if _, comes := coming[o]; !comes {
 			continue

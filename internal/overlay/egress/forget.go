@@ -60,9 +60,6 @@ func (f *forgetter) take() []netip.Addr {
 	return addresses
 }
 
-// Flush starts the flush of the connections of addresses that left with a View that is in effect now. It does not wait.
-func (a *Addresses) Flush() { a.forget.begin() }
-
 // Flushing returns the addresses whose connections are still to be flushed.
 func (a *Addresses) Flushing() []netip.Addr {
 	a.forget.mu.Lock()
@@ -112,6 +109,8 @@ func (a *Addresses) Former(ctx context.Context) (map[nft.Key]nft.Item, error) {
 // unknown which project their connections belong to. Call it before the first rules are programmed.
 func (a *Addresses) Inherit(v feature.View, former map[nft.Key]nft.Item) {
 	now := map[netip.Addr]string{}
+	a.mu.Lock()
+	defer a.mu.Unlock()
 	for _, rules := range a.change(v, true).rules {
 		maps.Copy(now, host.Translated(rules))
 	}

@@ -18,8 +18,8 @@ type Flows = map[reconcile.Owner]map[openflow.Key]openflow.Entry
 
 // Network is the overlay as its features change it.
 type Network interface {
-	// Begin begins the update of a feature. Until end is called, the network's View stays the same, and no other feature is updated. A feature
-	// that only hands over flows calls end before it waits for them.
+	// Begin begins to hand over: until end is called, the network's View stays the same, and nothing else of Views and features is handed
+	// over. A feature calls end before it waits for what it has handed over.
 	Begin() (end func())
 	// View returns what features compile from, without the attachments; false before the network is programmed.
 	View() (v View, on bool)

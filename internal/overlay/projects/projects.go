@@ -19,6 +19,7 @@ import (
 	"weft.dev/weft/internal/cni"
 	"weft.dev/weft/internal/overlay/feature"
 	"weft.dev/weft/internal/overlay/pipeline"
+	"weft.dev/weft/internal/reconcile"
 )
 
 const (
@@ -67,6 +68,7 @@ type Projects struct {
 	network feature.Network
 	opts    Options
 	wake    chan struct{}
+	runs    feature.Runs
 
 	mu    sync.RWMutex
 	known map[string]*project
@@ -80,9 +82,11 @@ type Projects struct {
 	// these.
 	pending map[string]uint64
 	changes uint64
-	// purge says that flows changed whose packets the datapath may have cached. Changes before the start of a mode with VNIDs need none: they
-	// are in its first flows.
-	purge bool
+	// purge is the number of the last change of flows whose packets the datapath may have cached; 0: it needs no purge. Changes before the
+	// start of a mode with VNIDs need none: they are in its first flows.
+	purge uint64
+	// unsettled are the owners of flows that were handed over and may not be in effect. Only the run in progress uses it.
+	unsettled map[reconcile.Owner]struct{}
 }
 
 // project is the state of one namespace.
@@ -102,7 +106,7 @@ func New(network feature.Network, opts Options) *Projects {
 	}
 	return &Projects{
 		network: network, opts: opts, wake: make(chan struct{}, 1), known: map[string]*project{}, moving: map[string]*project{},
-		assigned: make(chan struct{}), pending: map[string]uint64{},
+		assigned: make(chan struct{}), pending: map[string]uint64{}, unsettled: map[reconcile.Owner]struct{}{},
 	}
 }
 
@@ -120,19 +124,47 @@ func (t *Projects) InUse() bool {
 // Update programs a change of VNIDs. Before the first View in a mode with VNIDs it only stores the change: all VNIDs must be stored before
 // that View, because pods without one are closed. After an error it retries what could not be programmed.
 func (t *Projects) Update(ctx context.Context, change Change) error {
-	defer t.network.Begin()()
-	inUse := t.InUse()
-	t.take(&change, inUse)
-	if !inUse {
+	if !t.store(&change) {
 		return nil
 	}
-	return t.program(ctx)
+	return t.runs.Do(ctx, t.program)
 }
 
-// program programs the pods of all pending namespaces in one change.
+// store stores a change, and reports whether packets carry VNIDs. No View is handed over meanwhile: one that brings a mode with VNIDs has the
+// change, if it is only stored.
+func (t *Projects) store(change *Change) (inUse bool) {
+	defer t.network.Begin()()
+	inUse = t.InUse()
+	t.take(change, inUse)
+	return inUse
+}
+
+// program programs the pods of all pending namespaces in one change. They are in effect once the datapath is purged as well.
 func (t *Projects) program(ctx context.Context) error {
-	names := t.due()
-	handed := t.network.Change(func(v feature.View) (feature.Flows, []attach.Record) {
+	names, change, purge := t.handOver()
+	due := feature.Never
+	if purge {
+		due = feature.Now
+	}
+	err := t.network.Settled(ctx, maps.Keys(t.unsettled))
+	if err == nil {
+		err = t.network.Purge(ctx, due)
+	}
+	if err != nil {
+		t.wakeUp()
+		return fmt.Errorf("projects: %w", err)
+	}
+	clear(t.unsettled)
+	t.settle(names, change)
+	return nil
+}
+
+// handOver hands over the flows of the pods of all pending namespaces, without waiting. It returns the namespaces, the number of the last
+// change, and whether the datapath needs a purge.
+func (t *Projects) handOver() (names map[string]uint64, change uint64, purge bool) {
+	defer t.network.Begin()()
+	names, change, purge = t.due()
+	for _, owner := range t.network.Change(func(v feature.View) (feature.Flows, []attach.Record) {
 		var pods []attach.Record
 		for _, rec := range v.Live {
 			if _, affected := names[rec.PodNamespace]; affected {
@@ -140,16 +172,10 @@ func (t *Projects) program(ctx context.Context) error {
 			}
 		}
 		return t.opts.Moved(v, pods), pods
-	})
-	if err := t.network.Settled(ctx, slices.Values(handed)); err != nil {
-		t.wakeUp()
-		return fmt.Errorf("projects: %w", err)
+	}) {
+		t.unsettled[owner] = struct{}{}
 	}
-	due := feature.Never
-	if t.settle(names) {
-		due = feature.Now
-	}
-	return t.network.Purge(ctx, due)
+	return names, change, purge
 }
 
 // take stores a change. A namespace that has a VNID already begins a move, if packets carry VNIDs.
@@ -179,7 +205,9 @@ func (t *Projects) take(change *Change, inUse bool) {
 		}
 		t.note(name)
 	}
-	t.purge = t.purge || inUse && len(t.pending) > 0
+	if inUse && len(t.pending) > 0 {
+		t.purge = t.changes
+	}
 	t.latest = max(t.latest, change.Version)
 	t.wakeUp()
 }
@@ -215,7 +243,7 @@ func (t *Projects) advance() (something bool, next time.Time) {
 		if !p.due.After(now) {
 			p.advance(now.Add(t.opts.Step()))
 			t.note(name)
-			t.purge = true
+			t.purge = t.changes
 		}
 		if p.due.IsZero() {
 			delete(t.moving, name)
@@ -234,25 +262,26 @@ func (t *Projects) next() (next time.Time) {
 	return next
 }
 
-// due returns the namespaces whose pods' flows may not be in effect.
-func (t *Projects) due() map[string]uint64 {
+// due returns the namespaces whose pods' flows may not be in effect, the number of the last change, and whether the datapath needs a purge.
+func (t *Projects) due() (names map[string]uint64, change uint64, purge bool) {
 	t.mu.RLock()
 	defer t.mu.RUnlock()
-	return maps.Clone(t.pending)
+	return maps.Clone(t.pending), t.changes, t.purge > 0
 }
 
-// settle notes what is programmed, and reports whether the datapath has to be purged for it.
-func (t *Projects) settle(names map[string]uint64) (purge bool) {
+// settle notes that namespaces' flows, and purges for changes up to this one, are in effect. Later changes stay pending.
+func (t *Projects) settle(names map[string]uint64, change uint64) {
 	t.mu.Lock()
 	defer t.mu.Unlock()
-	for name, change := range names {
-		if t.pending[name] == change {
+	for name, last := range names {
+		if t.pending[name] == last {
 			delete(t.pending, name)
 		}
 	}
+	if t.purge <= change {
+		t.purge = 0
+	}
 	t.realise()
-	purge, t.purge = t.purge, false
-	return purge
 }
 
 // realise reports the latest version if nothing is pending or moving. The caller holds mu.
@@ -338,16 +367,23 @@ func (t *Projects) Run(ctx context.Context) error {
 
 // tend programs what is due, and returns when more will be.
 func (t *Projects) tend(ctx context.Context) (next time.Time, err error) {
-	defer t.network.Begin()()
-	something, next := t.advance()
-	switch {
-	case !t.InUse():
-		t.settle(t.due())
-		return next, nil
-	case !something:
+	something, next := t.step()
+	if !something {
 		return next, nil
 	}
-	return next, t.program(ctx)
+	return next, t.runs.Do(ctx, t.program)
+}
+
+// step takes the steps that are due, and reports whether anything is to be programmed. next is as of advance.
+func (t *Projects) step() (something bool, next time.Time) {
+	defer t.network.Begin()()
+	something, next = t.advance()
+	if !t.InUse() { // the View that brings a mode with VNIDs has all of them
+		names, change, _ := t.due()
+		t.settle(names, change)
+		return false, next
+	}
+	return something, next
 }
 
 // Reached returns the VNIDs with which a namespace's pods are reached, and the one with which they send.
