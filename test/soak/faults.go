@@ -134,13 +134,18 @@ func (s *soak) suffer(ctx context.Context, r *row, f *fault) (back bool) {
 	return back
 }
 
+// appctlTime is the time limit of ovs-appctl in seconds. A round of the datapath takes half a second at most.
+const appctlTime = "30"
+
 // restored takes what was received while a fault had opened the network.
 func restored(ctx context.Context, s *soak, r *row) error {
 	// Open vSwitch adapts the flows of the datapath after it has answered a change of its tables. Until then packets may still take the path
-	// that the fault opened.
+	// that the fault opened. Of two rounds, the first may have been under way, and past the flow in question.
 	for _, n := range s.cluster.Nodes() {
-		if _, err := probe.Run(ctx, n.Enter("ovs-appctl", "-t", "ovs-vswitchd", "revalidator/wait")); err != nil {
-			return err
+		for range 2 {
+			if _, err := probe.Run(ctx, n.Enter("ovs-appctl", "-T", appctlTime, "-t", "ovs-vswitchd", "revalidator/wait")); err != nil {
+				return err
+			}
 		}
 	}
 	if received := s.siege.received(); len(received) > 0 {

@@ -6,6 +6,7 @@ import (
 	"log/slog"
 	"testing"
 
+	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -61,6 +62,35 @@ func TestCreateNetwork(t *testing.T) {
 		err = live.Get(t.Context(), client.ObjectKey{Name: "default"}, &network)
 		if test.services == "" && !apierrors.IsNotFound(err) || network.ServiceNetwork != test.services || len(sent(recorder)) == 1 != (test.services != "") {
 			t.Errorf("%s: Services %q, %v", name, network.ServiceNetwork, err)
+		}
+	}
+}
+
+// A controller without --default-cluster-network creates none.
+func TestNetworkIsNotCreatedIfForbidden(t *testing.T) {
+	scheme := runtime.NewScheme()
+	if err := errors.Join(networkv1.AddToScheme(scheme), networkingv1.AddToScheme(scheme), corev1.AddToScheme(scheme)); err != nil {
+		t.Fatal(err)
+	}
+	for _, allowed := range []bool{false, true} {
+		node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n1", UID: "u1"}, Status: corev1.NodeStatus{
+			Addresses: []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "192.0.2.1"}},
+		}}
+		live := fake.NewClientBuilder().WithScheme(scheme).WithObjects(node).Build()
+		counted := metrics.NewController("")
+		s := &subnetReconciler{
+			client: live, live: live, log: slog.New(slog.DiscardHandler), metrics: counted,
+			report: cluster.NewReporter(nameSubnets, "", events.NewFakeRecorder(4), counted),
+		}
+		if allowed {
+			s.elsewhere = func(context.Context) (bool, error) { return false, nil }
+		}
+		if _, err := s.Reconcile(t.Context(), cluster.Everything{}); err != nil {
+			t.Errorf("allowed %t: %v", allowed, err)
+		}
+		err := live.Get(t.Context(), client.ObjectKey{Name: networkv1.ClusterNetworkDefault}, &networkv1.ClusterNetwork{})
+		if created := err == nil; created != allowed || err != nil && !apierrors.IsNotFound(err) {
+			t.Errorf("allowed %t: a ClusterNetwork is created: %t (%v)", allowed, created, err)
 		}
 	}
 }
