@@ -108,7 +108,7 @@ func (e *Engine) transact(ctx context.Context, s *session.Session, v *view, p *p
 
 // learn copies from the view what the plan changed, but only rows that are as planned: what other programs changed meanwhile is drift.
 func (e *Engine) learn(p *plan, after *view) {
-	if e.known == nil {
+	if e.known.rows == nil {
 		return
 	}
 	take := func(key Key, planned bool) {
@@ -116,15 +116,15 @@ func (e *Engine) learn(p *plan, after *view) {
 		switch {
 		case !planned:
 		case now != nil:
-			e.known[key.Table][key.UUID] = now
+			e.known.rows[key.Table][key.UUID] = now
 		default:
-			delete(e.known[key.Table], key.UUID)
+			delete(e.known.rows[key.Table], key.UUID)
 		}
 	}
-	for key := range p.parents {
+	for key, was := range p.parents {
 		_, set := p.change.Set[key]
 		_, removed := p.change.Delete[key]
-		if was := p.view.source(key); !set && !removed && was != nil && e.known[key.Table][key.UUID] == model.Model(was) {
+		if was != nil && !set && !removed && e.known.rows[key.Table][key.UUID] == model.Model(was) {
 			before, _ := p.view.row(key, Key{})
 			now, _ := after.row(key, Key{})
 			take(key, now.Equal(before))
@@ -134,7 +134,7 @@ func (e *Engine) learn(p *plan, after *view) {
 		now, there := after.row(key, want.Parent)
 		take(key, there && now.Equal(want))
 		if !there {
-			e.known[key.Table][key.UUID] = nil // already removed by another program; so the known state differs from the actual one
+			e.known.rows[key.Table][key.UUID] = nil // already removed by another program; so the known state differs from the actual one
 		}
 	}
 	for key, was := range p.change.Delete {
@@ -150,13 +150,13 @@ type plan struct {
 	ops    []ovsdb.Operation
 	keys   []Key // of each operation
 	sets   map[Key]bool
-	// parents are the rows whose references change.
-	parents map[Key]bool
+	// parents are the rows whose references change, as they were before; nil: the row is new.
+	parents map[Key]source
 	failed  map[Key]error
 }
 
 func newPlan(v *view, change Change) *plan {
-	p := &plan{view: v, change: change, sets: map[Key]bool{}, parents: map[Key]bool{}, failed: map[Key]error{}}
+	p := &plan{view: v, change: change, sets: map[Key]bool{}, parents: map[Key]source{}, failed: map[Key]error{}}
 	for _, table := range tables() {
 		for _, key := range keysOf(change.Set, table) {
 			p.sets[key] = true
@@ -256,7 +256,7 @@ func (p *plan) reference(key, parent Key, mutator ovsdb.Mutator) {
 	if !ok || parent == (Key{}) {
 		return
 	}
-	p.parents[parent] = true
+	p.parents[parent] = p.view.source(parent)
 	p.add(key, ovsdb.Operation{
 		Op: ovsdb.OperationMutate, Table: string(parent.Table), Where: byUUID(parent.UUID),
 		Mutations: []ovsdb.Mutation{{

@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
 	"strconv"
 	"sync"
 	"time"
@@ -57,7 +56,9 @@ type Engine struct {
 	// commit is held during a change, so that the watch for drift does not mistake it for a foreign change.
 	commit sync.Mutex
 	term   uint64
-	known  copied // the rows as this engine knows them; nil: not read yet
+	known  known
+	// touched are the rows that have changed since the last search for drift.
+	touched touched
 
 	// marks guards the sessions below: the last one read, and the one that Settled found in step. failed reports that the last commit failed.
 	marks  sync.Mutex
@@ -84,6 +85,7 @@ func Open(ctx context.Context, config Config) (*Engine, error) {
 				e.signal()
 			}
 		},
+		ChangedRows: e.touched.add,
 		Connected: func(again bool) {
 			if again {
 				config.Changed()
@@ -128,22 +130,21 @@ func (e *Engine) watch(ctx context.Context) {
 	}
 }
 
-// drifted compares the copy with the engine's known state. A replaced row has another pointer.
+// drifted compares the rows that have changed with the engine's known state.
 func (e *Engine) drifted() bool {
 	e.commit.Lock()
 	defer e.commit.Unlock()
+	touched := e.touched.take()
 	s := e.keeper.Current()
-	if s == nil || e.known == nil {
+	switch {
+	case s == nil || e.known.rows == nil:
 		return false
+	case s != e.known.of: // rows of another session are other rows
+		e.known = known{s, newView(s).all()}
+		return true
+	default:
+		return e.known.renew(touched)
 	}
-	now, different := newView(s).all(), false
-	for table, rows := range now {
-		different = different || !maps.Equal(rows, e.known[table])
-	}
-	if different {
-		e.known = now
-	}
-	return different
 }
 
 // Read returns all rows that have an owner, as they are in the database at the time of the call.
@@ -155,7 +156,7 @@ func (e *Engine) Read(ctx context.Context) (map[Key]Row, error) {
 		v, err := current(ctx, s)
 		if err == nil {
 			rows = v.own()
-			e.known = v.all()
+			e.known = known{s, v.all()}
 			e.setRead(s)
 		}
 		return err

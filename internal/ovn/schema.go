@@ -165,16 +165,18 @@ type source interface{ row() Row }
 // copied is a copy's rows by table and UUID. They belong to the copy, which replaces rows but never writes into them.
 type copied map[Table]map[string]model.Model
 
-// view is the copy of the database. It reads a table at its first use, so that a change costs only what it concerns.
+// view is the copy of the database. It reads a row at its first use, and whole tables only to find a parent, so that a change costs what it
+// concerns, however large the database is.
 type view struct {
 	session *session.Session
 	global  *globalRow
+	rows    map[Key]model.Model // those read so far; nil: there is no such row
 	tables  copied
 	parents map[string]Key // of a child, by its UUID; nil: not read yet
 }
 
 func newView(s *session.Session) *view {
-	v := &view{session: s, tables: copied{}}
+	v := &view{session: s, rows: map[Key]model.Model{}, tables: copied{}}
 	for _, row := range session.Rows[globalRow](s, globalTable) {
 		v.global = row
 	}
@@ -201,8 +203,17 @@ func (v *view) all() copied {
 
 // source returns a row of the copy; nil: there is none.
 func (v *view) source(key Key) source {
-	row, _ := v.table(key.Table)[key.UUID].(source)
-	return row
+	row, read := v.rows[key]
+	if !read {
+		if rows, whole := v.tables[key.Table]; whole {
+			row = rows[key.UUID]
+		} else {
+			row = session.Model(v.session, string(key.Table), key.UUID)
+			v.rows[key] = row
+		}
+	}
+	found, _ := row.(source)
+	return found
 }
 
 // row returns a row as a value. Its parent is usually the expected one, for which only that row is read.

@@ -48,6 +48,9 @@ type Config struct {
 
 	// Changed is called for each changed row with its table. It must not block. Nil means no calls.
 	Changed func(table string)
+	// ChangedRows is called before Changed with the UUIDs of the changed rows of a table, but not for the content that a new session begins
+	// with. It must not block. Nil means no calls.
+	ChangedRows func(table string, uuids []string)
 	// Connected is called when a session is ready; again is false for the first one. Nil means no calls.
 	Connected func(again bool)
 	// Lost is called when a session has ended. Nil means no calls.
@@ -67,6 +70,9 @@ func (c Config) withDefaults() Config {
 	}
 	if c.Changed == nil {
 		c.Changed = func(string) {}
+	}
+	if c.ChangedRows == nil {
+		c.ChangedRows = func(string, []string) {}
 	}
 	if c.Connected == nil {
 		c.Connected = func(bool) {}

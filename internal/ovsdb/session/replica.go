@@ -64,14 +64,14 @@ func newReplica(tables map[string]model.Model) *replica {
 	return r
 }
 
-// apply applies an update and returns the tables that changed. If it fails, nothing is applied, and the replica no longer matches the
-// database.
-func (r *replica) apply(encoded json.RawMessage) ([]string, error) {
+// apply applies an update and returns the UUIDs of the rows that changed, by table. If it fails, nothing is applied, and the replica no longer
+// matches the database.
+func (r *replica) apply(encoded json.RawMessage) (map[string][]string, error) {
 	var all updates
 	if err := json.Unmarshal(encoded, &all); err != nil {
 		return nil, fmt.Errorf("decode an update: %w", err)
 	}
-	var changed []string
+	changed := map[string][]string{}
 	var versions []version
 	d := newDecoding()
 	for name, changes := range all {
@@ -79,13 +79,13 @@ func (r *replica) apply(encoded json.RawMessage) ([]string, error) {
 		if t == nil || len(changes) == 0 {
 			continue
 		}
-		changed = append(changed, name)
 		for uuid, change := range changes {
 			value, err := t.changed(d, uuid, change)
 			if err != nil {
 				return nil, fmt.Errorf("row %s of table %s: %w", uuid, name, err)
 			}
-			versions = append(versions, version{table: t, uuid: d.text(uuid), value: value})
+			uuid = d.text(uuid)
+			versions, changed[name] = append(versions, version{table: t, uuid: uuid, value: value}), append(changed[name], uuid)
 		}
 	}
 	r.mu.Lock()
@@ -109,6 +109,16 @@ func (r *replica) each(name string, do func(uuid string, row any)) {
 			do(uuid, row)
 		}
 	}
+}
+
+// row returns a row of a table; nil: there is none.
+func (r *replica) row(name, uuid string) any {
+	r.mu.RLock()
+	defer r.mu.RUnlock()
+	if t := r.tables[name]; t != nil {
+		return t.rows[uuid]
+	}
+	return nil
 }
 
 // changed returns the version of a row after a change, nil if the row is deleted.

@@ -59,7 +59,7 @@ func TestReplica(t *testing.T) {
 			former := map[string]any{}
 			r.each("Item", func(uuid string, row any) { former[uuid] = row })
 			changed, err := r.apply(json.RawMessage(`{"Item": ` + test.update + `}`))
-			if err != nil || len(changed) != 1 || changed[0] != "Item" {
+			if want := map[string][]string{"Item": {"u1"}}; err != nil || !cmp.Equal(changed, want) {
 				t.Fatalf("changed %v: %v", changed, err)
 			}
 			if diff := cmp.Diff(first, *former["u1"].(*item)); diff != "" {

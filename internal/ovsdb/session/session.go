@@ -31,13 +31,15 @@ type Session struct {
 	// changed is closed, and replaced, whenever the copy has changed.
 	changed chan struct{}
 	notify  func(table string)
+	// notifyRows is Config.ChangedRows.
+	notifyRows func(table string, uuids []string)
 }
 
 // dial connects to one endpoint and returns once the copy of the database is complete.
 func dial(ctx context.Context, config Config, endpoint string) (*Session, error) {
 	s := &Session{
 		replica: newReplica(config.Tables), database: config.Database, tables: slices.Sorted(maps.Keys(config.Tables)), endpoint: endpoint,
-		changed: make(chan struct{}), notify: config.Changed,
+		changed: make(chan struct{}), notify: config.Changed, notifyRows: config.ChangedRows,
 	}
 	conn, err := config.connect(ctx, endpoint, config.TLS)
 	if err != nil {
@@ -45,7 +47,7 @@ func dial(ctx context.Context, config Config, endpoint string) (*Session, error)
 	}
 	s.conn = newConnection(conn, s.notified)
 	request := []any{config.Database, config.Database, config.monitorRequest()}
-	if _, err := s.conn.call(ctx, ovsdb.ConditionalMonitorRPC, request, s.update); err != nil {
+	if _, err := s.conn.call(ctx, ovsdb.ConditionalMonitorRPC, request, s.begin); err != nil {
 		s.close()
 		return nil, fmt.Errorf("monitor %s at %s: %w", config.Database, endpoint, err)
 	}
@@ -72,16 +74,23 @@ func (s *Session) notified(method string, params json.RawMessage) error {
 	return s.update(update[1])
 }
 
-// update applies an update to the copy.
-func (s *Session) update(encoded json.RawMessage) error {
-	tables, err := s.replica.apply(encoded)
-	if err != nil {
-		return err
-	}
-	for _, table := range tables {
+// begin applies the content that the copy begins with.
+func (s *Session) begin(encoded json.RawMessage) error {
+	changed, err := s.replica.apply(encoded)
+	for table := range changed {
 		s.touch(table)
 	}
-	return nil
+	return err
+}
+
+// update applies an update to the copy.
+func (s *Session) update(encoded json.RawMessage) error {
+	changed, err := s.replica.apply(encoded)
+	for table, uuids := range changed {
+		s.notifyRows(table, uuids)
+		s.touch(table)
+	}
+	return err
 }
 
 func (s *Session) touch(table string) {
@@ -181,6 +190,9 @@ func Models(s *Session, table string) map[string]model.Model {
 	s.replica.each(table, func(uuid string, row any) { out[uuid] = row })
 	return out
 }
+
+// Model returns one row of a table, as Models does; nil: there is none.
+func Model(s *Session, table, uuid string) model.Model { return s.replica.row(table, uuid) }
 
 // alive probes the server every interval and returns when the connection or the leadership is lost, or ctx is done. The error says why.
 func (s *Session) alive(ctx context.Context, interval time.Duration) error {

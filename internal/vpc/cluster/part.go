@@ -321,7 +321,13 @@ func (r *reconciler) withhold(p *plan.Plan, failed map[reconcile.Owner]error, er
 		return true
 	}
 	p.Create = slices.DeleteFunc(p.Create, func(ip *kubeovn.IP) bool { return hold(ip, "Subnet", ip.Spec.Subnet, ip.Spec.SubnetUID) })
-	p.Vpcs = slices.DeleteFunc(p.Vpcs, func(v *kubeovn.Vpc) bool { return hold(v, "Vpc", v.Name, string(v.UID)) })
+	p.Vpcs = slices.DeleteFunc(p.Vpcs, func(v *kubeovn.Vpc) bool {
+		held := hold(v, "Vpc", v.Name, string(v.UID))
+		if held {
+			r.again(p, v)
+		}
+		return held
+	})
 	p.Subnets = slices.DeleteFunc(p.Subnets, func(s *kubeovn.Subnet) bool { return hold(s, "Subnet", s.Name, string(s.UID)) })
 }
 

@@ -8,7 +8,6 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
-	appsv1 "k8s.io/api/apps/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -40,47 +39,93 @@ type writer struct {
 // one by one, and a report between two of them delays both.
 const reportQuiet = 50 * time.Millisecond
 
-// write writes the plan's objects: first addresses, then finalizers, workloads and statuses. Within each of these steps the writes are
-// concurrent. Statuses that only report are written last.
+// write writes the plan's objects in two steps, within each of which the writes are concurrent: finalizers, and addresses that need none of
+// them; then the other addresses, workloads, and statuses that assign. Statuses that only report are written last.
 func (r *reconciler) write(ctx context.Context, p *plan.Plan) []error {
 	w := &writer{reconciler: r, plan: p, versions: map[key]string{}}
-	c := r.tools.Client
 	each(p.Delete, func(ip *kubeovn.IP) { w.remove(ctx, ip) })
-	each(p.Create, func(ip *kubeovn.IP) { w.put(ctx, "create", ip, func() error { return c.Create(ctx, ip) }) })
-	update := func(object plan.Object) bool {
-		return w.put(ctx, "update", object, func() error { return c.Update(ctx, object) })
+	awaiting, free := p.Awaiting()
+	first := w.creations(ctx, free)
+	for _, object := range slices.Concat(objectsOf(p.Vpcs), objectsOf(p.Subnets), p.Updates) {
+		first = append(first, func() {
+			if !w.update(ctx, object) {
+				w.withhold(object)
+			}
+		})
 	}
-	finalizers := slices.Clone(p.Updates)
-	for _, v := range p.Vpcs {
-		finalizers = append(finalizers, v)
+	run(first)
+	assigning, reports := w.statuses()
+	then := slices.Concat(w.creations(ctx, w.left(awaiting)), w.workloads(ctx))
+	for _, object := range assigning {
+		then = append(then, func() { w.status(ctx, object) })
 	}
-	for _, s := range p.Subnets {
-		finalizers = append(finalizers, s)
-	}
-	each(finalizers, func(object plan.Object) {
-		if !update(object) {
-			w.withhold(object)
-		}
-	})
-	each(p.DeleteWorkloads, func(set *appsv1.StatefulSet) { w.remove(ctx, set) })
-	each(p.UpdateWorkloads, func(set *appsv1.StatefulSet) { update(set) })
-	each(p.CreateWorkloads, func(set *appsv1.StatefulSet) {
-		w.put(ctx, "create", set, func() error { return c.Create(ctx, set) })
-	})
-	statuses := p.Statuses
-	for _, v := range p.VpcStatus {
-		statuses = append(statuses, v)
-	}
-	for _, s := range p.SubnetStatus {
-		statuses = append(statuses, s)
-	}
-	status := func(object plan.Object) {
-		w.put(ctx, "update the status of", object, func() error { return c.Status().Update(ctx, object) })
-	}
-	reports := slices.Clone(statuses)
-	each(slices.DeleteFunc(statuses, p.Reports), status)
-	w.reports(slices.DeleteFunc(reports, func(object plan.Object) bool { return !p.Reports(object) }), status)
+	run(then)
+	w.reports(reports, func(object plan.Object) { w.status(ctx, object) })
 	return w.errs
+}
+
+// run makes the writes, some concurrently.
+func run(writes []func()) { each(writes, func(write func()) { write() }) }
+
+// left returns those of the addresses that are not withheld.
+func (w *writer) left(addresses []*kubeovn.IP) []*kubeovn.IP {
+	return slices.DeleteFunc(addresses, func(ip *kubeovn.IP) bool { return !slices.Contains(w.plan.Create, ip) })
+}
+
+// creations are the writes that create addresses.
+func (w *writer) creations(ctx context.Context, addresses []*kubeovn.IP) []func() {
+	writes := make([]func(), 0, len(addresses))
+	for _, ip := range addresses {
+		writes = append(writes, func() { w.create(ctx, ip) })
+	}
+	return writes
+}
+
+// workloads are the writes of the gateways' StatefulSets.
+func (w *writer) workloads(ctx context.Context) (writes []func()) {
+	for _, set := range w.plan.DeleteWorkloads {
+		writes = append(writes, func() { w.remove(ctx, set) })
+	}
+	for _, set := range w.plan.UpdateWorkloads {
+		writes = append(writes, func() { w.update(ctx, set) })
+	}
+	for _, set := range w.plan.CreateWorkloads {
+		writes = append(writes, func() { w.create(ctx, set) })
+	}
+	return writes
+}
+
+// statuses are the objects whose status changes: those that it assigns something, and those that it only reports on.
+func (w *writer) statuses() (assigning, reports []plan.Object) {
+	for _, object := range slices.Concat(w.plan.Statuses, objectsOf(w.plan.VpcStatus), objectsOf(w.plan.SubnetStatus)) {
+		if w.plan.Reports(object) {
+			reports = append(reports, object)
+		} else {
+			assigning = append(assigning, object)
+		}
+	}
+	return assigning, reports
+}
+
+// objectsOf returns a list of one kind of objects as one of any.
+func objectsOf[T plan.Object](list []T) []plan.Object {
+	all := make([]plan.Object, 0, len(list))
+	for _, object := range list {
+		all = append(all, object)
+	}
+	return all
+}
+
+func (w *writer) create(ctx context.Context, object plan.Object) {
+	w.put(ctx, "create", object, func() error { return w.tools.Client.Create(ctx, object) })
+}
+
+func (w *writer) update(ctx context.Context, object plan.Object) bool {
+	return w.put(ctx, "update", object, func() error { return w.tools.Client.Update(ctx, object) })
+}
+
+func (w *writer) status(ctx context.Context, object plan.Object) {
+	w.put(ctx, "update the status of", object, func() error { return w.tools.Client.Status().Update(ctx, object) })
 }
 
 // reports writes statuses that only report. As long as other changes wait, or the last one is recent, the rest is postponed: the next plan
@@ -133,7 +178,14 @@ func each[T any](list []T, do func(T)) {
 func (w *writer) withhold(object plan.Object) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
-	w.plan.Withhold(object)
+	w.again(w.plan, object)
+}
+
+// again removes from the plan what must not be written because the object was not, and has it planned again.
+func (r *reconciler) again(p *plan.Plan, object plan.Object) {
+	for _, ip := range p.Withhold(object) {
+		r.planner.Retry(ip)
+	}
 }
 
 // put writes an object, and reports whether it was written.

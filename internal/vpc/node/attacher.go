@@ -122,20 +122,37 @@ func (a *Attacher) Plan(ctx context.Context, req *cni.Request, at placement.Deci
 
 // Connect creates the interface and its port, and returns once the port's flows are installed.
 func (a *Attacher) Connect(ctx context.Context, rec *attach.Record) (*types100.Result, error) {
-	return a.connect(ctx, rec, func(context.Context) error { return nil })
+	nothing := func(context.Context) error { return nil }
+	return a.connect(ctx, rec, steps{before: nothing, meanwhile: nothing})
 }
 
-// connect is Connect. It calls meanwhile once the interface exists, while the port's flows are being installed.
-func (a *Attacher) connect(ctx context.Context, rec *attach.Record, meanwhile func(context.Context) error) (*types100.Result, error) {
+// steps are what a gateway's attachment requires beside its interface.
+type steps struct {
+	// before must have ended before the interface is on the bridge. It needs no interface.
+	before func(context.Context) error
+	// meanwhile is called once the interface exists, while its port's flows are being installed.
+	meanwhile func(context.Context) error
+}
+
+// connect is Connect, with further steps.
+func (a *Attacher) connect(ctx context.Context, rec *attach.Record, of steps) (*types100.Result, error) {
 	pair, port, err := a.desired(ctx, rec)
 	if err != nil {
 		return nil, err
 	}
-	created, err := a.config.Links.Create(ctx, pair)
-	if err != nil {
-		return nil, fmt.Errorf("interface of %s: %w", rec.Key(), err)
-	}
+	var created link.Created
 	group, within := errgroup.WithContext(ctx)
+	group.Go(func() (err error) {
+		if created, err = a.config.Links.Create(within, pair); err != nil {
+			return fmt.Errorf("interface of %s: %w", rec.Key(), err)
+		}
+		return nil
+	})
+	group.Go(func() error { return of.before(within) })
+	if err := group.Wait(); err != nil {
+		return nil, err //nolint:wrapcheck // both say what failed
+	}
+	group, within = errgroup.WithContext(ctx)
 	group.Go(func() error {
 		err := a.config.Ports.Attach(within, port)
 		if errors.Is(err, ovsport.ErrNotInstalled) {
@@ -143,7 +160,7 @@ func (a *Attacher) connect(ctx context.Context, rec *attach.Record, meanwhile fu
 		}
 		return err //nolint:wrapcheck // it names the port
 	})
-	group.Go(func() error { return meanwhile(within) })
+	group.Go(func() error { return of.meanwhile(within) })
 	if err := group.Wait(); err != nil {
 		return nil, err //nolint:wrapcheck // both say what failed
 	}

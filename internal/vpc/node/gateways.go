@@ -182,32 +182,30 @@ func (g *gateways) isAttached(rec *attach.Record) bool {
 	return slices.ContainsFunc(g.deps.Records.Attached(), func(now attach.Record) bool { return now.Key() == rec.Key() && now.Netns == rec.Netns })
 }
 
-// prepare brings a gateway's table into effect, before there is an interface from which packets could reach the gateway. It returns what
-// programs the whole state once eth0 exists, before the ADD is answered.
-func (g *gateways) prepare(ctx context.Context, rec *attach.Record) (finish func(context.Context) error, err error) {
+// prepare returns the steps of a gateway's attachment: first its table is brought into effect, before packets can reach the gateway by eth0;
+// once eth0 exists, the whole state is programmed, before the ADD is answered.
+func (g *gateways) prepare(ctx context.Context, rec *attach.Record) (of steps, err error) {
 	name := gatewayOf(rec)
 	all, err := g.compile(ctx, name)
 	if err != nil {
-		return nil, cni.Errorf(cni.CodeTryAgainLater, "NAT gateway %s: %w", name, err)
+		return of, cni.Errorf(cni.CodeTryAgainLater, "NAT gateway %s: %w", name, err)
 	}
 	want := all.Gateways[name]
 	switch {
 	case want == nil:
-		return nil, cni.Errorf(cni.CodeTryAgainLater, "NAT gateway %s: there is no VpcNatGateway of this name", name)
+		return of, cni.Errorf(cni.CodeTryAgainLater, "NAT gateway %s: there is no VpcNatGateway of this name", name)
 	case want.Problem != (nat.Problem{}):
-		return nil, cni.Errorf(cni.CodeTryAgainLater, "NAT gateway %s: %s", name, want.Problem.Message)
+		return of, cni.Errorf(cni.CodeTryAgainLater, "NAT gateway %s: %s", name, want.Problem.Message)
 	}
 	g.mu.Lock()
 	delete(g.closed, rec.Key())
 	g.mu.Unlock()
 	made, err := g.get(ctx, rec, true)
 	if err != nil {
-		return nil, err
+		return of, err
 	}
-	if err := made.prepare(ctx, want); err != nil {
-		return nil, err
-	}
-	return func(ctx context.Context) error {
+	of.before = func(ctx context.Context) error { return made.prepare(ctx, want) }
+	of.meanwhile = func(ctx context.Context) error {
 		if err := made.connected(ctx); err != nil {
 			return err
 		}
@@ -216,7 +214,8 @@ func (g *gateways) prepare(ctx context.Context, rec *attach.Record) (finish func
 		}
 		g.signal() // the report, and what has changed meanwhile
 		return nil
-	}, nil
+	}
+	return of, nil
 }
 
 // disconnect stops a gateway's traffic.

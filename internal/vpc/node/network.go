@@ -230,11 +230,11 @@ func (v *Network) Connect(ctx context.Context, rec *attach.Record) (*types100.Re
 	if gatewayOf(rec) == "" {
 		return v.Attacher.Connect(ctx, rec)
 	}
-	finish, err := v.gates.prepare(ctx, rec)
+	of, err := v.gates.prepare(ctx, rec)
 	if err != nil {
 		return nil, err
 	}
-	return v.connect(ctx, rec, finish)
+	return v.connect(ctx, rec, of)
 }
 
 // Close implements network.Network.

@@ -7,8 +7,12 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"weft.dev/weft/internal/vpc/northbound"
+	"weft.dev/weft/lab"
 	"weft.dev/weft/test/bench/measure"
 )
 
@@ -108,7 +112,7 @@ type handSite struct{ name, pod, gateway string }
 
 func handSiteOf(name string) handSite { return handSite{name, name + "-p", name + "-g"} }
 
-// up makes the network, and then both pods concurrently.
+// up makes the network, and then both pods concurrently: their objects, as on Weft's side, and their interfaces.
 func (s *Scene) up(ctx context.Context, h handSite) error {
 	args := append([]string{"--wait=hv"}, network(h.name)...)
 	args = append(args, port(h.name, h.pod, server, true)...)
@@ -118,17 +122,35 @@ func (s *Scene) up(ctx context.Context, h handSite) error {
 	}
 	group, within := errgroup.WithContext(ctx)
 	group.Go(func() error {
+		if err := objectOf(within, s, h.pod); err != nil {
+			return err
+		}
 		return s.script(within, append([]string{"ip netns add " + h.pod}, pod(h.pod, server)...)...)
 	})
 	group.Go(func() error {
+		if err := objectOf(within, s, h.gateway); err != nil {
+			return err
+		}
 		lines := append([]string{"ip netns add " + h.gateway}, pod(h.gateway, lanIP)...)
 		return s.script(within, append(lines, gatewayByHand(h.gateway)...)...)
 	})
 	return group.Wait()
 }
 
+// objectOf creates the object of a pod that is made by hand.
+func objectOf(ctx context.Context, s *Scene, name string) error {
+	_, err := s.MakeObject(ctx, lab.PodSpec{Namespace: metav1.NamespaceDefault, Name: name, Node: s.node().Name})
+	return err //nolint:wrapcheck // it names the pod
+}
+
 // down removes all of it.
 func (s *Scene) down(ctx context.Context, h handSite) error {
+	for _, name := range []string{h.pod, h.gateway} {
+		object := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceDefault, Name: name}}
+		if err := s.objects.Delete(ctx, object, client.GracePeriodSeconds(0)); err != nil {
+			return fmt.Errorf("delete pod %s: %w", name, err)
+		}
+	}
 	if err := s.script(ctx, append(noPod(h.pod), noPod(h.gateway)...)...); err != nil {
 		return err
 	}

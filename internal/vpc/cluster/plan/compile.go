@@ -75,7 +75,10 @@ func (c *compiler) address(pods []bound) map[string]*kubeovn.IP {
 	for s := range c.chosen.Subnets {
 		c.planner.dirty.ranges[string(s.Object.UID)] = struct{}{}
 	}
-	a := addresser{network: c.planner.network, gateways: c.planner.gateways, assigned: &c.planner.assigned, ips: map[string]*kubeovn.IP{}}
+	a := addresser{
+		network: c.planner.network, gateways: c.planner.gateways, assigned: &c.planner.assigned, chosen: c.chosen, vpcs: map[string]string{},
+		ips: map[string]*kubeovn.IP{},
+	}
 	for uid := range c.planner.dirty.ranges {
 		for _, ip := range c.planner.assigned.ipsIn[uid] {
 			delete(c.planner.closed, podName(ip))
@@ -88,7 +91,7 @@ func (c *compiler) address(pods []bound) map[string]*kubeovn.IP {
 			c.planner.pending.waiting[nameOf(p.pod)] = why
 		}
 	}
-	c.plan.Create, c.plan.Delete = a.created, a.removed
+	c.plan.Create, c.plan.Delete, c.plan.vpcs = a.created, a.removed, a.vpcs
 	return a.ips
 }
 

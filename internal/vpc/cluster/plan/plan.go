@@ -5,8 +5,9 @@
 // existing assignments before it makes new ones. Of objects that exclude each other, the older one is used.
 //
 // An object has rows as soon as it exists: rows whose owner was deleted are removed, by this controller or by the next one, which reads all
-// rows first. A Subnet assigns addresses to pods once it and its Vpc have their finalizers. An object that is being deleted keeps its rows while other
-// objects use it, and loses its finalizer in the plan that removes its rows; the writer commits rows before it writes objects.
+// rows first. A Subnet assigns addresses to pods only if it and its Vpc have their finalizers, or get them with the same plan: the writer writes
+// finalizers before addresses. An object that is being deleted keeps its rows while other objects use it, and loses its finalizer in the plan
+// that removes its rows; the writer commits rows before it writes objects.
 //
 // A Planner distributes objects to the parts of a plan. A plan has the steps of Planner.Plan: package topology decides which routers and
 // switches exist; chooser completes what has to be computed; addresser and package gateways assign addresses; rows compiles rows, and
@@ -76,6 +77,8 @@ type Plan struct {
 	Waiting map[string]string
 	// assigning are the objects whose new status assigns an address or a tunnel key.
 	assigning map[Object]struct{}
+	// vpcs are the names of the VPCs of Create, by the UIDs of their Subnets.
+	vpcs map[string]string
 }
 
 // Reports reports whether the new status of an object assigns nothing: it may be written after everything else, and later
@@ -85,15 +88,51 @@ func (p *Plan) Reports(object Object) bool {
 	return !assigns
 }
 
-// Withhold removes from the plan what must not be written if the finalizer of an object of NAT gateways could not be written: its status,
-// which assigns its address, and a gateway's new workload.
-func (p *Plan) Withhold(object Object) {
+// Withhold removes from the plan what must not be written if the finalizer of an object could not be written: of an object of NAT gateways its
+// status, which assigns its address, and a gateway's new workload; of a Subnet or a Vpc the IP objects that assign addresses in it. It returns
+// these, which have to be planned again (Planner.Retry).
+func (p *Plan) Withhold(object Object) (withheld []*kubeovn.IP) {
+	within := func(*kubeovn.IP) bool { return false }
+	switch o := object.(type) {
+	case *kubeovn.Subnet:
+		within = func(ip *kubeovn.IP) bool { return ip.Spec.SubnetUID == string(o.UID) }
+	case *kubeovn.Vpc:
+		within = func(ip *kubeovn.IP) bool { return p.vpcs[ip.Spec.SubnetUID] == o.Name }
+	}
+	p.Create = slices.DeleteFunc(p.Create, func(ip *kubeovn.IP) bool {
+		if !within(ip) {
+			return false
+		}
+		withheld = append(withheld, ip)
+		return true
+	})
 	p.Statuses = slices.DeleteFunc(p.Statuses, func(o Object) bool {
 		return reflect.TypeOf(o) == reflect.TypeOf(object) && o.GetName() == object.GetName()
 	})
 	if _, gateway := object.(*kubeovn.VpcNatGateway); gateway {
 		p.CreateWorkloads = slices.DeleteFunc(p.CreateWorkloads, func(set *appsv1.StatefulSet) bool { return set.Name == nat.WorkloadName(object.GetName()) })
 	}
+	return withheld
+}
+
+// Awaiting divides the IP objects to be created: awaiting are those that must not be written before the finalizers of this plan, which their
+// Subnet or its Vpc gets, free are the others.
+func (p *Plan) Awaiting() (awaiting, free []*kubeovn.IP) {
+	subnets, vpcs := map[string]bool{}, map[string]bool{}
+	for _, s := range p.Subnets {
+		subnets[string(s.UID)] = true
+	}
+	for _, v := range p.Vpcs {
+		vpcs[v.Name] = true
+	}
+	for _, ip := range p.Create {
+		if subnets[ip.Spec.SubnetUID] || vpcs[p.vpcs[ip.Spec.SubnetUID]] {
+			awaiting = append(awaiting, ip)
+		} else {
+			free = append(free, ip)
+		}
+	}
+	return awaiting, free
 }
 
 // Assigns reports whether the plan assigns something that no two objects may have.

@@ -129,6 +129,9 @@ func (p *Planner) Refuse(reasons map[string]string) (changed map[string]bool) {
 	}
 	maps.DeleteFunc(changed, func(_ string, has bool) bool { return !has })
 	p.refusals = refusals
+	if len(changed) == 0 {
+		return changed // without a look at all VPCs and Subnets
+	}
 	for name, v := range p.network.VPCs() {
 		if changed[v.Value.Owner()] {
 			p.dirty.vpc(name)

@@ -28,6 +28,10 @@ type addresser struct {
 	network  *topology.Network
 	gateways *gateways.Gateways
 	assigned *assigned
+	// chosen are what the plan computes: it has the finalizers of those that have none yet.
+	chosen *topology.Chosen
+	// vpcs are the names of the VPCs in which addresses are assigned, by the UIDs of their Subnets.
+	vpcs map[string]string
 	// ips are the IP objects of chosen Subnets, kept and created, by name.
 	ips map[string]*kubeovn.IP
 	// created are IP objects that assign addresses. removed are those of pods that do not exist any more: their addresses are free with the
@@ -73,7 +77,7 @@ const maxWaiting = 1024
 
 // attach assigns the pod an address of the subnet, and creates its IP object.
 func (a *addresser) attach(pod *corev1.Pod, s *topology.Subnet) error {
-	if v := a.network.VPC(s.Value.VPC); !s.Exists || s.Object.DeletionTimestamp != nil || !report.Held(s.Object) || v == nil || !report.Held(v.Object) {
+	if v := a.network.VPC(s.Value.VPC); !s.Exists || s.Object.DeletionTimestamp != nil || v == nil || !a.held(s, v) {
 		return fmt.Errorf("subnet %s or its Vpc is not in effect, or is being deleted", s.Value.Name)
 	}
 	holder := objects.PodKey(pod.Namespace, pod.Name)
@@ -100,8 +104,16 @@ func (a *addresser) attach(pod *corev1.Pod, s *topology.Subnet) error {
 		NATGateway: a.gateways.Of(pod, s.Value.Name), Mtu: int32(s.Value.MTU), //nolint:gosec // at most 65535
 	}}
 	a.ips[ip.Name] = ip
-	a.created = append(a.created, ip)
+	a.created, a.vpcs[s.Value.UID] = append(a.created, ip), s.Value.VPC
 	return nil
+}
+
+// held reports whether a Subnet and its VPC have their finalizers, or get them with this plan: they are written before addresses are assigned
+// (Plan.Withhold).
+func (a *addresser) held(s *topology.Subnet, v *topology.VPC) bool {
+	_, subnet := a.chosen.Subnets[s]
+	_, vpc := a.chosen.VPCs[v]
+	return (subnet || report.Held(s.Object)) && (report.Held(v.Object) || vpc && v.Object.DeletionTimestamp == nil)
 }
 
 // address assigns the address that the pod requests, or the next one.

@@ -228,14 +228,8 @@ func (w *world) refuse(p *plan.Plan) {
 		return
 	}
 	p.Create, p.Delete = refused(w, p.Create), refused(w, p.Delete)
-	p.Vpcs, p.VpcStatus, p.Subnets, p.SubnetStatus = refused(w, p.Vpcs), refused(w, p.VpcStatus), refused(w, p.Subnets), refused(w, p.SubnetStatus)
-	written := slices.Clone(p.Updates)
-	p.Updates = refused(w, p.Updates)
-	for _, object := range written {
-		if !slices.Contains(p.Updates, object) {
-			p.Withhold(object)
-		}
-	}
+	p.VpcStatus, p.SubnetStatus = refused(w, p.VpcStatus), refused(w, p.SubnetStatus)
+	p.Vpcs, p.Subnets, p.Updates = held(w, p, p.Vpcs), held(w, p, p.Subnets), held(w, p, p.Updates)
 	p.Statuses = refused(w, p.Statuses)
 	p.CreateWorkloads, p.UpdateWorkloads = refused(w, p.CreateWorkloads), refused(w, p.UpdateWorkloads)
 	p.DeleteWorkloads = refused(w, p.DeleteWorkloads)
@@ -249,6 +243,23 @@ func refused[T plan.Object](w *world, list []T) []T {
 		w.planner.Retry(object)
 		return true
 	})
+}
+
+// held is refused for objects whose finalizers change, with what must not be written without them.
+func held[T plan.Object](w *world, p *plan.Plan, list []T) []T {
+	all := slices.Clone(list)
+	left := refused(w, list)
+	for _, object := range all {
+		if slices.ContainsFunc(left, func(other T) bool {
+			return other.GetName() == object.GetName() && reflect.TypeOf(other) == reflect.TypeOf(object)
+		}) {
+			continue
+		}
+		for _, ip := range p.Withhold(object) {
+			w.planner.Retry(ip)
+		}
+	}
+	return left
 }
 
 func postponed[T plan.Object](w *world, p *plan.Plan, list []T) []T {
@@ -278,11 +289,13 @@ func (w *world) step(t fataler) bool {
 	for _, ip := range p.Delete {
 		delete(w.ips, objects.HolderOf(ip))
 	}
+	created := map[string]bool{}
 	for _, ip := range p.Create {
 		if w.ips[objects.HolderOf(ip)] != nil {
 			t.Fatalf("IP %s is there", ip.Name)
 		}
 		w.ips[objects.HolderOf(ip)] = ip
+		created[ip.Spec.Subnet] = true
 	}
 	for _, v := range p.Vpcs {
 		w.vpcs[v.Name].Finalizers = v.Finalizers
@@ -295,6 +308,11 @@ func (w *world) step(t fataler) bool {
 	}
 	for _, s := range p.SubnetStatus {
 		w.subnets[s.Name].Status = s.Status
+	}
+	for name := range created {
+		if s := w.subnets[name]; len(s.Finalizers) == 0 || len(w.vpcs[s.Spec.Vpc].Finalizers) == 0 {
+			t.Fatalf("an address of Subnet %s is assigned, which can be deleted at any time, or its Vpc can", name)
+		}
 	}
 	acted := w.gatewaysOf(t, p)
 	maps.DeleteFunc(w.vpcs, func(_ string, v *kubeovn.Vpc) bool { return v.DeletionTimestamp != nil && len(v.Finalizers) == 0 })
