@@ -6,17 +6,28 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"sync"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 
 	"weft.dev/weft/internal/neutron/ahead"
 	"weft.dev/weft/internal/neutron/cloud"
 	"weft.dev/weft/internal/neutron/objects"
 )
 
-// plan creates and deletes the ports that the number of pods requires, and returns when to plan again.
+// placed is a number of ports of a place.
+type placed struct {
+	at    ahead.Place
+	count int
+}
+
+// plan creates and deletes the ports that the number of pods requires, and returns when to plan again. Spare ports are created after those
+// for which pods of any node wait.
 func (r *round) plan(ctx context.Context) (time.Duration, error) {
 	now, next := r.now(), reread
 	var errs []error
+	var missing, spare []placed
 	problem := ""
 	for _, node := range r.v.nodes() {
 		host, there := r.v.hosts[node]
@@ -37,20 +48,23 @@ func (r *round) plan(ctx context.Context) (time.Duration, error) {
 			next = min(next, max(decided.Again.Sub(now), soonest))
 		}
 		errs = append(errs, r.deleteOf(ctx, node, decided.Delete))
+		wanted := placed{ahead.Place{Network: string(r.v.network.UID), Node: node}, decided.Create}
 		switch {
 		case decided.Create == 0:
 		case host == "":
 			problem = fmt.Sprintf("node %s reports no hostname of its Open vSwitch: its agent serves no pods of OpenStack's networks yet", node)
+		case decided.Spare:
+			spare = append(spare, wanted)
 		default:
-			err := r.create(ctx, ahead.Place{Network: string(r.v.network.UID), Node: node}, decided.Create)
-			if err != nil {
-				problem = err.Error()
-			}
-			errs = append(errs, err)
+			missing = append(missing, wanted)
 		}
 	}
+	err := errors.Join(r.create(ctx, missing), r.create(ctx, spare))
+	if err != nil {
+		problem = err.Error()
+	}
 	r.problem(problem)
-	return next, errors.Join(errs...)
+	return next, errors.Join(append(errs, err)...)
 }
 
 // unseen are a node's ports in OpenStack whose NeutronPorts are not in the cache yet.
@@ -87,38 +101,101 @@ func (r *round) deleteOf(ctx context.Context, node string, ids []string) error {
 	return errors.Join(errs...)
 }
 
-// create creates ports in bulk, and their NeutronPorts.
-func (r *round) create(ctx context.Context, at ahead.Place, count int) error {
+// callsAtOnce is the number of bulk requests that a Network has under way. Neutron waits for its database and for OVN during a request: with
+// another one, its processor is busy meanwhile. More than two gain little, and each of them takes longer.
+const callsAtOnce = 2
+
+// fewestPorts is the number of ports for which a second request at the same time is not worth it: a port costs less in a larger one.
+const fewestPorts = 4
+
+// bulk is the ports of one request. They are of one node: a node that Neutron refuses does not affect another one's ports.
+type bulk struct {
+	node string
+	want cloud.NewPorts
+}
+
+// create creates ports in bulk, and their NeutronPorts as soon as a request is answered.
+func (r *round) create(ctx context.Context, wanted []placed) error {
+	type answer struct {
+		bulk int
+		made []cloud.HeldPort
+		err  error
+	}
+	bulks, problem := r.bulks(ctx, wanted)
+	answers := make(chan answer)
+	var failed sync.Map // nodes
+	go func() {
+		defer close(answers)
+		var calls errgroup.Group
+		calls.SetLimit(callsAtOnce)
+		for i, b := range bulks {
+			calls.Go(func() error {
+				if _, refused := failed.Load(b.node); refused {
+					return nil
+				}
+				made, err := r.os.CreatePorts(ctx, b.want)
+				if err != nil {
+					failed.Store(b.node, true)
+				}
+				answers <- answer{i, made, err}
+				return err
+			})
+		}
+		_ = calls.Wait() // the answers have the errors
+	}()
+	errs := make([]error, len(bulks)) // in the same order each time: an event reports them once
+	for a := range answers {
+		if a.err != nil {
+			errs[a.bulk] = a.err
+			continue
+		}
+		r.k.ports = append(r.k.ports, a.made...)
+		errs[a.bulk] = r.adoptPorts(ctx, a.made, func(*cloud.HeldPort) string { return bulks[a.bulk].node })
+	}
+	return errors.Join(append(errs, problem)...)
+}
+
+// bulks divides the ports that are to be created into requests, and chooses their addresses. With an error, the bulks have fewer ports.
+func (r *round) bulks(ctx context.Context, wanted []placed) ([]bulk, error) {
+	if len(wanted) == 0 {
+		return nil, nil
+	}
 	subnet, pool, err := objects.PodSubnet(r.v.network, r.k.network)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	rules, err := r.rulesOf(ctx, at.Node)
-	if err != nil {
-		return err
+	total := 0
+	for _, w := range wanted {
+		total += w.count
 	}
-	for count > 0 {
-		chosen := r.choose(at, pool, min(count, cloud.MostPorts), rules)
-		if len(chosen) == 0 {
-			return fmt.Errorf("node %s: subnet %s: %w: %d ports are missing", at.Node, subnet, errFull, count)
-		}
-		made, err := r.os.CreatePorts(ctx, cloud.NewPorts{
-			Owner: objects.PortOwner(at), Project: r.k.project, Network: r.k.network.ID, Subnet: subnet,
-			Subnet6: objects.PodSubnet6(r.v.network, r.k.network), Host: r.v.hosts[at.Node], Groups: []string{r.k.group}, Addresses: chosen,
-		})
+	size := min(max(divided(total, callsAtOnce), fewestPorts), cloud.MostPorts)
+	var all []bulk
+	var errs []error
+	for _, w := range wanted {
+		rules, err := r.rulesOf(ctx, w.at.Node)
 		if err != nil {
-			return err
+			errs = append(errs, err)
+			continue
 		}
-		r.k.ports = append(r.k.ports, made...)
-		count -= len(chosen)
-		for i := range made {
-			if err := r.adoptPort(ctx, &made[i], at.Node); err != nil {
-				return err
-			}
+		chosen := r.choose(w.at, pool, w.count, rules)
+		if len(chosen) < w.count {
+			errs = append(errs, fmt.Errorf("node %s: subnet %s: %w: %d ports are missing", w.at.Node, subnet, errFull, w.count-len(chosen)))
+		}
+		if len(chosen) == 0 {
+			continue
+		}
+		for addresses := range slices.Chunk(chosen, divided(len(chosen), divided(len(chosen), size))) {
+			all = append(all, bulk{w.at.Node, cloud.NewPorts{
+				Owner: objects.PortOwner(w.at), Project: r.k.project, Network: r.k.network.ID, Subnet: subnet,
+				Subnet6: objects.PodSubnet6(r.v.network, r.k.network), Host: r.v.hosts[w.at.Node], Groups: []string{r.k.group}, Addresses: addresses,
+			}})
 		}
 	}
-	return nil
+	return all, errors.Join(errs...)
 }
+
+// divided is n divided by parts, rounded up.
+func divided(n, parts int) int { return (n + parts - 1) / parts }
 
 var errFull = errors.New("every address of its pools is another port's, another network's on this node, one that the node routes elsewhere, or outside of neutron.ranges: give the Network a larger range, or add its range to the chart's neutron.ranges")
 
