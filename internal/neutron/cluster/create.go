@@ -6,7 +6,6 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
-	"sync"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -102,7 +101,7 @@ func (r *round) deleteOf(ctx context.Context, node string, ids []string) error {
 }
 
 // callsAtOnce is the number of bulk requests that a Network has under way. Neutron waits for its database and for OVN during a request: with
-// another one, its processor is busy meanwhile. More than two gain little, and each of them takes longer.
+// another one, its processor is busy meanwhile. Each further one makes all of them take longer, and their time is limited.
 const callsAtOnce = 2
 
 // fewestPorts is the number of ports for which a second request at the same time is not worth it: a port costs less in a larger one.
@@ -114,45 +113,48 @@ type bulk struct {
 	want cloud.NewPorts
 }
 
-// create creates ports in bulk, and their NeutronPorts as soon as a request is answered.
+// mostBulks is the number of requests after which nodes get the ports. With OVN, Neutron handles each port that is plugged in the process
+// that answers requests, and that takes two thirds of the time of a port's creation (measured with Neutron 21): pods that still wait for their
+// ports' creation would wait longer, and the last pod of a burst half as long again. More ports are not withheld.
+const mostBulks = 4
+
+// create creates ports in bulk, and then their NeutronPorts.
 func (r *round) create(ctx context.Context, wanted []placed) error {
-	type answer struct {
-		bulk int
-		made []cloud.HeldPort
-		err  error
+	bulks, err := r.bulks(ctx, wanted)
+	errs := []error{err}
+	failed := map[string]bool{}
+	for some := range slices.Chunk(bulks, mostBulks) {
+		errs = append(errs, r.createSome(ctx, some, failed))
 	}
-	bulks, problem := r.bulks(ctx, wanted)
-	answers := make(chan answer)
-	var failed sync.Map // nodes
-	go func() {
-		defer close(answers)
-		var calls errgroup.Group
-		calls.SetLimit(callsAtOnce)
-		for i, b := range bulks {
+	return errors.Join(errs...)
+}
+
+// createSome creates the ports of some bulks, and then their NeutronPorts. failed are nodes of which nothing more is created: OpenStack has
+// refused their ports, or the outcome is unknown.
+func (r *round) createSome(ctx context.Context, bulks []bulk, failed map[string]bool) error {
+	made, errs := make([][]cloud.HeldPort, len(bulks)), make([]error, len(bulks))
+	var calls errgroup.Group
+	calls.SetLimit(callsAtOnce)
+	for i, b := range bulks {
+		if !failed[b.node] {
 			calls.Go(func() error {
-				if _, refused := failed.Load(b.node); refused {
-					return nil
-				}
-				made, err := r.os.CreatePorts(ctx, b.want)
-				if err != nil {
-					failed.Store(b.node, true)
-				}
-				answers <- answer{i, made, err}
-				return err
+				made[i], errs[i] = r.os.CreatePorts(ctx, b.want)
+				return errs[i]
 			})
 		}
-		_ = calls.Wait() // the answers have the errors
-	}()
-	errs := make([]error, len(bulks)) // in the same order each time: an event reports them once
-	for a := range answers {
-		if a.err != nil {
-			errs[a.bulk] = a.err
-			continue
-		}
-		r.k.ports = append(r.k.ports, a.made...)
-		errs[a.bulk] = r.adoptPorts(ctx, a.made, func(*cloud.HeldPort) string { return bulks[a.bulk].node })
 	}
-	return errors.Join(append(errs, problem)...)
+	_ = calls.Wait() // it is one of errs
+
+	nodes := map[string]string{} // by a port's id
+	for i, b := range bulks {
+		failed[b.node] = failed[b.node] || errs[i] != nil
+		for _, port := range made[i] {
+			nodes[port.ID] = b.node
+		}
+	}
+	all := slices.Concat(made...)
+	r.k.ports = append(r.k.ports, all...)
+	return errors.Join(append(errs, r.adoptPorts(ctx, all, func(port *cloud.HeldPort) string { return nodes[port.ID] }))...)
 }
 
 // bulks divides the ports that are to be created into requests, and chooses their addresses. With an error, the bulks have fewer ports.
