@@ -44,6 +44,8 @@ type Port struct {
 // Plan has the changes of a place.
 type Plan struct {
 	Create int
+	// Spare reports that no waiting pod needs the ports to be created.
+	Spare  bool
 	Delete []string
 	// Again is when to plan again even if nothing changes; zero for never.
 	Again time.Time
@@ -76,6 +78,7 @@ func Decide(demand Demand, ports []Port, now time.Time) Plan {
 		needed = demand.Waiting
 	}
 	plan.Create = max(0, needed-len(free)-max(0, len(stuck)-mostSpare))
+	plan.Spare = plan.Create > 0 && len(free) >= demand.Waiting
 	if active >= want {
 		slices.Sort(stuck)
 		plan.Delete = stuck

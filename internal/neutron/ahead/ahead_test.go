@@ -99,6 +99,9 @@ func TestDecideSettles(t *testing.T) {
 			t.Fatalf("after the plan %+v there is another, %+v", plan, next)
 		}
 		usable, stuck := 0, 0
+		if plan.Spare && plan.Create == 0 {
+			t.Fatalf("%+v has spare ports and creates none", plan)
+		}
 		for _, p := range all {
 			switch {
 			case p.Attached || p.Used && now.Sub(p.Since) < Rest:

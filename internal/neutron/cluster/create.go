@@ -8,15 +8,25 @@ import (
 	"slices"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+
 	"weft.dev/weft/internal/neutron/ahead"
 	"weft.dev/weft/internal/neutron/cloud"
 	"weft.dev/weft/internal/neutron/objects"
 )
 
-// plan creates and deletes the ports that the number of pods requires, and returns when to plan again.
+// placed is a number of ports of a place.
+type placed struct {
+	at    ahead.Place
+	count int
+}
+
+// plan creates and deletes the ports that the number of pods requires, and returns when to plan again. Spare ports are created after those
+// for which pods of any node wait.
 func (r *round) plan(ctx context.Context) (time.Duration, error) {
 	now, next := r.now(), reread
 	var errs []error
+	var missing, spare []placed
 	problem := ""
 	for _, node := range r.v.nodes() {
 		host, there := r.v.hosts[node]
@@ -37,20 +47,23 @@ func (r *round) plan(ctx context.Context) (time.Duration, error) {
 			next = min(next, max(decided.Again.Sub(now), soonest))
 		}
 		errs = append(errs, r.deleteOf(ctx, node, decided.Delete))
+		wanted := placed{ahead.Place{Network: string(r.v.network.UID), Node: node}, decided.Create}
 		switch {
 		case decided.Create == 0:
 		case host == "":
 			problem = fmt.Sprintf("node %s reports no hostname of its Open vSwitch: its agent serves no pods of OpenStack's networks yet", node)
+		case decided.Spare:
+			spare = append(spare, wanted)
 		default:
-			err := r.create(ctx, ahead.Place{Network: string(r.v.network.UID), Node: node}, decided.Create)
-			if err != nil {
-				problem = err.Error()
-			}
-			errs = append(errs, err)
+			missing = append(missing, wanted)
 		}
 	}
+	err := errors.Join(r.create(ctx, missing), r.create(ctx, spare))
+	if err != nil {
+		problem = err.Error()
+	}
 	r.problem(problem)
-	return next, errors.Join(errs...)
+	return next, errors.Join(append(errs, err)...)
 }
 
 // unseen are a node's ports in OpenStack whose NeutronPorts are not in the cache yet.
@@ -87,38 +100,104 @@ func (r *round) deleteOf(ctx context.Context, node string, ids []string) error {
 	return errors.Join(errs...)
 }
 
-// create creates ports in bulk, and their NeutronPorts.
-func (r *round) create(ctx context.Context, at ahead.Place, count int) error {
+// callsAtOnce is the number of bulk requests that a Network has under way. Neutron waits for its database and for OVN during a request: with
+// another one, its processor is busy meanwhile. Each further one makes all of them take longer, and their time is limited.
+const callsAtOnce = 2
+
+// fewestPorts is the number of ports for which a second request at the same time is not worth it: a port costs less in a larger one.
+const fewestPorts = 4
+
+// bulk is the ports of one request. They are of one node: a node that Neutron refuses does not affect another one's ports.
+type bulk struct {
+	node string
+	want cloud.NewPorts
+}
+
+// mostBulks is the number of requests after which nodes get the ports. With OVN, Neutron handles each port that is plugged in the process
+// that answers requests, and that takes two thirds of the time of a port's creation (measured with Neutron 21): pods that still wait for their
+// ports' creation would wait longer, and the last pod of a burst half as long again. More ports are not withheld.
+const mostBulks = 4
+
+// create creates ports in bulk, and then their NeutronPorts.
+func (r *round) create(ctx context.Context, wanted []placed) error {
+	bulks, err := r.bulks(ctx, wanted)
+	errs := []error{err}
+	failed := map[string]bool{}
+	for some := range slices.Chunk(bulks, mostBulks) {
+		errs = append(errs, r.createSome(ctx, some, failed))
+	}
+	return errors.Join(errs...)
+}
+
+// createSome creates the ports of some bulks, and then their NeutronPorts. failed are nodes of which nothing more is created: OpenStack has
+// refused their ports, or the outcome is unknown.
+func (r *round) createSome(ctx context.Context, bulks []bulk, failed map[string]bool) error {
+	made, errs := make([][]cloud.HeldPort, len(bulks)), make([]error, len(bulks))
+	var calls errgroup.Group
+	calls.SetLimit(callsAtOnce)
+	for i, b := range bulks {
+		if !failed[b.node] {
+			calls.Go(func() error {
+				made[i], errs[i] = r.os.CreatePorts(ctx, b.want)
+				return errs[i]
+			})
+		}
+	}
+	_ = calls.Wait() // it is one of errs
+
+	nodes := map[string]string{} // by a port's id
+	for i, b := range bulks {
+		failed[b.node] = failed[b.node] || errs[i] != nil
+		for _, port := range made[i] {
+			nodes[port.ID] = b.node
+		}
+	}
+	all := slices.Concat(made...)
+	r.k.ports = append(r.k.ports, all...)
+	return errors.Join(append(errs, r.adoptPorts(ctx, all, func(port *cloud.HeldPort) string { return nodes[port.ID] }))...)
+}
+
+// bulks divides the ports that are to be created into requests, and chooses their addresses. With an error, the bulks have fewer ports.
+func (r *round) bulks(ctx context.Context, wanted []placed) ([]bulk, error) {
+	if len(wanted) == 0 {
+		return nil, nil
+	}
 	subnet, pool, err := objects.PodSubnet(r.v.network, r.k.network)
 	if err != nil {
-		return err
+		return nil, err
 	}
-	rules, err := r.rulesOf(ctx, at.Node)
-	if err != nil {
-		return err
+	total := 0
+	for _, w := range wanted {
+		total += w.count
 	}
-	for count > 0 {
-		chosen := r.choose(at, pool, min(count, cloud.MostPorts), rules)
-		if len(chosen) == 0 {
-			return fmt.Errorf("node %s: subnet %s: %w: %d ports are missing", at.Node, subnet, errFull, count)
-		}
-		made, err := r.os.CreatePorts(ctx, cloud.NewPorts{
-			Owner: objects.PortOwner(at), Project: r.k.project, Network: r.k.network.ID, Subnet: subnet,
-			Subnet6: objects.PodSubnet6(r.v.network, r.k.network), Host: r.v.hosts[at.Node], Groups: []string{r.k.group}, Addresses: chosen,
-		})
+	size := min(max(divided(total, callsAtOnce), fewestPorts), cloud.MostPorts)
+	var all []bulk
+	var errs []error
+	for _, w := range wanted {
+		rules, err := r.rulesOf(ctx, w.at.Node)
 		if err != nil {
-			return err
+			errs = append(errs, err)
+			continue
 		}
-		r.k.ports = append(r.k.ports, made...)
-		count -= len(chosen)
-		for i := range made {
-			if err := r.adoptPort(ctx, &made[i], at.Node); err != nil {
-				return err
-			}
+		chosen := r.choose(w.at, pool, w.count, rules)
+		if len(chosen) < w.count {
+			errs = append(errs, fmt.Errorf("node %s: subnet %s: %w: %d ports are missing", w.at.Node, subnet, errFull, w.count-len(chosen)))
+		}
+		if len(chosen) == 0 {
+			continue
+		}
+		for addresses := range slices.Chunk(chosen, divided(len(chosen), divided(len(chosen), size))) {
+			all = append(all, bulk{w.at.Node, cloud.NewPorts{
+				Owner: objects.PortOwner(w.at), Project: r.k.project, Network: r.k.network.ID, Subnet: subnet,
+				Subnet6: objects.PodSubnet6(r.v.network, r.k.network), Host: r.v.hosts[w.at.Node], Groups: []string{r.k.group}, Addresses: addresses,
+			}})
 		}
 	}
-	return nil
+	return all, errors.Join(errs...)
 }
+
+// divided is n divided by parts, rounded up.
+func divided(n, parts int) int { return (n + parts - 1) / parts }
 
 var errFull = errors.New("every address of its pools is another port's, another network's on this node, one that the node routes elsewhere, or outside of neutron.ranges: give the Network a larger range, or add its range to the chart's neutron.ranges")
 

@@ -33,6 +33,8 @@ type fakeOpenStack struct {
 	failing, away bool
 	// withoutOctavia leaves the load-balancer service out of the catalogue.
 	withoutOctavia bool
+	// refused is a host whose ports are not created.
+	refused string
 	// provider is the provider of created load balancers; "": none is reported.
 	provider string
 
@@ -165,6 +167,13 @@ func (f *fakeOpenStack) absent(away bool) {
 	f.away = away
 }
 
+// refuse makes the creation of a host's ports fail; "": of none.
+func (f *fakeOpenStack) refuse(host string) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.refused = host
+}
+
 // set changes a field of an object.
 func (f *fakeOpenStack) set(collection, id, field string, value any) {
 	f.mu.Lock()
@@ -251,6 +260,10 @@ func (f *fakeOpenStack) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 		if raw, bulk := body[plural]; bulk {
 			var list []object
 			_ = json.Unmarshal(raw, &list)
+			if slices.ContainsFunc(list, func(o object) bool { return f.refused != "" && o["binding:host_id"] == f.refused }) {
+				w.WriteHeader(http.StatusBadRequest)
+				return
+			}
 			for _, o := range list {
 				f.addLocked(collection, o)
 			}

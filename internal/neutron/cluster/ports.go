@@ -13,6 +13,7 @@ import (
 	"time"
 
 	"github.com/gophercloud/gophercloud/v2/openstack/networking/v2/ports"
+	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
@@ -299,10 +300,11 @@ func (r *round) adopt(ctx context.Context) error {
 	for i := range r.v.ports {
 		has[r.v.ports[i].Name] = true
 	}
-	var errs []error
 	claims := map[nodeAddress]bool{}
 	foreign := ""
-	for _, port := range append([]cloud.HeldPort(nil), r.k.ports...) {
+	var without []cloud.HeldPort
+	nodes := map[string]string{} // by a port's id
+	for _, port := range r.k.ports {
 		at, marked := placeOf(r.os, &port)
 		if !marked || at.Network != string(r.v.network.UID) {
 			continue
@@ -316,14 +318,15 @@ func (r *round) adopt(ctx context.Context) error {
 		}
 		claims[nodeAddress{at.Node, addr}] = true
 		if !has[port.ID] {
-			errs = append(errs, r.adoptPort(ctx, &port, at.Node))
+			without = append(without, port)
+			nodes[port.ID] = at.Node
 		}
 	}
 	r.foreign(foreign)
 	r.mu.Lock()
 	r.claimed[r.v.key] = claims
 	r.mu.Unlock()
-	return errors.Join(errs...)
+	return r.adoptPorts(ctx, without, func(port *cloud.HeldPort) string { return nodes[port.ID] })
 }
 
 func placeOf(os *session, port *cloud.HeldPort) (ahead.Place, bool) {
@@ -362,35 +365,57 @@ func (r *round) foreign(id string) {
 	r.k.foreign = id
 }
 
-// adoptPort writes the NeutronPort of a port that Weft created, or deletes the port if it cannot serve a pod. A port of a node that has not
-// reported its name in Neutron waits.
-func (r *round) adoptPort(ctx context.Context, port *cloud.HeldPort, node string) error {
+// writesAtOnce is the number of NeutronPorts that are created at the same time.
+const writesAtOnce = 8
+
+// adoptPorts writes the NeutronPorts of ports that Weft created, or deletes those that cannot serve a pod. nodeOf returns a port's node. A
+// port of a node that has not reported its name in Neutron waits.
+func (r *round) adoptPorts(ctx context.Context, all []cloud.HeldPort, nodeOf func(*cloud.HeldPort) string) error {
+	errs := make([]error, 2*len(all))
+	var writes errgroup.Group
+	writes.SetLimit(writesAtOnce)
+	for i := range all {
+		object, err := r.objectOf(ctx, &all[i], nodeOf(&all[i]))
+		errs[2*i] = err
+		if object == nil {
+			continue
+		}
+		writes.Go(func() error {
+			if err := r.client.Create(ctx, object); err != nil && !apierrors.IsAlreadyExists(err) {
+				errs[2*i+1] = fmt.Errorf("create NeutronPort %s: %w", object.Name, err)
+			}
+			return nil
+		})
+	}
+	return errors.Join(append(errs, writes.Wait())...)
+}
+
+// objectOf compiles the NeutronPort of a port that Weft created. If the port cannot serve a pod, it is deleted. It returns nil without a
+// NeutronPort to be created.
+func (r *round) objectOf(ctx context.Context, port *cloud.HeldPort, node string) (*weftv1.NeutronPort, error) {
 	host, there := r.v.hosts[node]
 	if there && host == "" {
-		return nil
+		return nil, nil
 	}
 	object, err := objects.Port(r.v.network, r.k.network, r.k.ports, port, node)
 	serves := err == nil && there && port.Bound() && port.HostID == host && !r.clashes(object)
 	if serves {
 		if serves, err = r.allowed(ctx, port, node); err != nil {
-			return err
+			return nil, err
 		}
 	}
-	if !serves {
-		if removeErr := r.os.RemovePort(ctx, port.ID); removeErr != nil {
-			return removeErr
-		}
-		r.k.drop(port.ID)
-		if !port.Bound() && there {
-			r.problem(fmt.Sprintf("port on node %s: %s (host %q)", node, cloud.ErrBinding, port.HostID))
-			return fmt.Errorf("port %s on node %s: %w", port.ID, node, cloud.ErrBinding)
-		}
-		return err
+	if serves {
+		return object, nil
 	}
-	if err := r.client.Create(ctx, object); err != nil && !apierrors.IsAlreadyExists(err) {
-		return fmt.Errorf("create NeutronPort %s: %w", port.ID, err)
+	if removeErr := r.os.RemovePort(ctx, port.ID); removeErr != nil {
+		return nil, removeErr
 	}
-	return nil
+	r.k.drop(port.ID)
+	if !port.Bound() && there {
+		r.problem(fmt.Sprintf("port on node %s: %s (host %q)", node, cloud.ErrBinding, port.HostID))
+		return nil, fmt.Errorf("port %s on node %s: %w", port.ID, node, cloud.ErrBinding)
+	}
+	return nil, err
 }
 
 // rulesOf returns the rules for ports' addresses on a node.

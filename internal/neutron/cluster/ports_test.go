@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
@@ -259,6 +260,88 @@ func TestPortsThatDoNotBecomeActive(t *testing.T) {
 		if r.cloud.one("ports", id) != nil {
 			t.Errorf("port %s is kept in OpenStack", id)
 		}
+	}
+}
+
+// pods are pods of a node that wait for ports.
+func pods(node string, count int) []client.Object {
+	var all []client.Object
+	for i := range count {
+		name := fmt.Sprintf("%s-%d", node, i)
+		all = append(all, &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "blue", Name: name, UID: types.UID(name)}, Spec: corev1.PodSpec{NodeName: node}})
+	}
+	return all
+}
+
+// byNode returns the NeutronPorts by node, and reports addresses that two of them have.
+func (r *rig) byNode(t *testing.T) map[string][]weftv1.NeutronPort {
+	t.Helper()
+	var list weftv1.NeutronPortList
+	if err := r.client.List(t.Context(), &list); err != nil {
+		t.Fatal(err)
+	}
+	all, addresses := map[string][]weftv1.NeutronPort{}, map[string]bool{}
+	for _, p := range list.Items {
+		if address := p.Spec.Addresses[0].Address; addresses[address] {
+			t.Errorf("two ports have %s", address)
+		} else {
+			addresses[address] = true
+		}
+		all[p.Spec.Node] = append(all[p.Spec.Node], p)
+	}
+	return all
+}
+
+// Ports for many pods of two nodes are created by requests at the same time. A node that OpenStack refuses does not affect the other one's.
+func TestBurst(t *testing.T) {
+	r := newRig(t, slices.Concat(blue(), node("n1"), node("n2"), pods("n1", 20), pods("n2", 37))...)
+	r.addBlue()
+	ports := r.ports(time.Now)
+	r.cloud.refuse("host-n1")
+	if _, err := ports.Reconcile(t.Context(), request("blue")); err == nil {
+		t.Error("no error about the node that is refused")
+	}
+	if all := r.byNode(t); len(all["n1"]) != 0 || len(all["n2"]) != 37 {
+		t.Errorf("%d ports of the node that is refused, %d of the other one", len(all["n1"]), len(all["n2"]))
+	}
+	r.cloud.refuse("")
+	for range 2 {
+		if _, err := ports.Reconcile(t.Context(), request("blue")); err != nil {
+			t.Fatal(err)
+		}
+		if all := r.byNode(t); len(all["n1"]) != 20 || len(all["n2"]) != 37 || len(r.cloud.all("ports")) != 57 {
+			t.Errorf("%d and %d ports, %d in OpenStack", len(all["n1"]), len(all["n2"]), len(r.cloud.all("ports")))
+		}
+	}
+}
+
+// The spare ports of one node are created after the ports for which another node's pods wait.
+func TestSparePortsAreLast(t *testing.T) {
+	r := newRig(t, slices.Concat(blue(), node("n1"), node("n2"), pods("n1", 1))...)
+	r.addBlue()
+	ports := r.ports(time.Now)
+	reconcile := func() {
+		t.Helper()
+		if _, err := ports.Reconcile(t.Context(), request("blue")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	reconcile()
+	first := r.byNode(t)["n1"][0]
+	first.Status.Plugged, first.Status.Pod = true, &weftv1.NeutronPortPod{Namespace: "blue", Name: "n1-0", UID: "n1-0"}
+	if err := r.client.Status().Update(t.Context(), &first); err != nil {
+		t.Fatal(err)
+	}
+	if err := r.client.Create(t.Context(), pods("n2", 1)[0]); err != nil {
+		t.Fatal(err)
+	}
+	reconcile()
+	var hosts []any
+	for _, p := range r.cloud.all("ports") { // in the order of their creation
+		hosts = append(hosts, p["binding:host_id"])
+	}
+	if want := []any{"host-n1", "host-n2", "host-n1", "host-n1"}; !slices.Equal(hosts, want) {
+		t.Errorf("ports are created on %v, want %v", hosts, want)
 	}
 }
 

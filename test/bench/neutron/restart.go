@@ -27,8 +27,7 @@ const (
 	Rows = "changed-rows"
 	// Mods is the number of changed flows of br-n.
 	Mods = "flow-mods"
-	// AgentSize and ControllerSize are the programs' resident sizes, in MB.
-	AgentSize      = "agent-size"
+	// ControllerSize is the program's resident size, in MB.
 	ControllerSize = "controller-size"
 )
 
@@ -36,15 +35,24 @@ const (
 const standingPorts = 100
 
 // restarts are those of the first node's agent and of the controller while the node has many ports.
-type restarts struct{ *Scene }
+type restarts struct {
+	*Scene
+
+	// specs and uids are those of the pods that the ports are for.
+	specs []lab.PodSpec
+	uids  []string
+}
 
 // prepare makes the ports.
-func (s restarts) prepare(ctx context.Context) error {
+func (s *restarts) prepare(ctx context.Context) error {
 	node := s.Node(1)
 	for i := range standingPorts {
-		if _, err := s.object(ctx, lab.PodSpec{Namespace: Tenant, Name: fmt.Sprintf("standing-%d", i), Node: node.Name}); err != nil {
+		spec := lab.PodSpec{Namespace: Tenant, Name: fmt.Sprintf("standing-%d", i), Node: node.Name}
+		uid, err := s.object(ctx, spec)
+		if err != nil {
 			return err
 		}
+		s.specs, s.uids = append(s.specs, spec), append(s.uids, uid)
 	}
 	if err := s.awaitPorts(ctx, node.Name, standingPorts); err != nil {
 		return err
@@ -53,7 +61,7 @@ func (s restarts) prepare(ctx context.Context) error {
 }
 
 // calm waits until Neutron gets no writing request for some seconds: the spare ports are there.
-func (s restarts) calm(ctx context.Context) error {
+func (s *restarts) calm(ctx context.Context) error {
 	const quiet = 5 * time.Second
 	last, since := -1, time.Now()
 	_, err := probe.Await(ctx, limit, "no more requests to Neutron", func(context.Context) error {
@@ -72,7 +80,7 @@ func (s restarts) calm(ctx context.Context) error {
 	return err //nolint:wrapcheck // it says what was waited for
 }
 
-func (s restarts) restart(ctx context.Context) (measure.Figures, error) {
+func (s *restarts) restart(ctx context.Context) (measure.Figures, error) {
 	node := s.Node(1)
 	writes, err := s.writes()
 	if err != nil {
@@ -112,18 +120,13 @@ func (s restarts) restart(ctx context.Context) (measure.Figures, error) {
 	figures := measure.Figures{
 		Writes: float64(writesAfter - writes), Rows: float64(differing(rows, rowsAfter)), Mods: float64(differing(flows, flowsAfter)),
 	}
-	for program, metric := range map[string]string{node.Name + "/weft-agent": AgentSize, "weft-controller": ControllerSize} {
-		status, err := probe.Program(ctx, s.Cluster, program)
-		if err != nil {
-			return nil, err
-		}
-		size, err := stage.SettledSize(ctx, status.Pid)
-		if err != nil {
-			return nil, err
-		}
-		figures[metric] = size / megabyte
+	status, err := probe.Program(ctx, s.Cluster, "weft-controller")
+	if err != nil {
+		return nil, err
 	}
-	return figures, nil
+	size, err := stage.SettledSize(ctx, status.Pid)
+	figures[ControllerSize] = size / megabyte
+	return figures, err
 }
 
 // writing matches a writing request in Neutron's log.
@@ -132,7 +135,7 @@ func writing() *regexp.Regexp { return regexp.MustCompile(`"(POST|PUT|DELETE|PAT
 var errLog = errors.New("it has no request")
 
 // writes returns how many writing requests are in Neutron's log.
-func (s restarts) writes() (int, error) {
+func (s *restarts) writes() (int, error) {
 	text, err := os.ReadFile(filepath.Join(s.OpenStack.Dir, "log", "neutron.log"))
 	if err != nil {
 		return 0, fmt.Errorf("read Neutron's log: %w", err)
@@ -144,7 +147,7 @@ func (s restarts) writes() (int, error) {
 }
 
 // rows returns the versions of the switch's ports and bridges by UUID: each change of a row gives it another version.
-func (s restarts) rows(ctx context.Context) ([]string, error) {
+func (s *restarts) rows(ctx context.Context) ([]string, error) {
 	var all []string
 	for _, table := range []string{"Port", "Bridge"} {
 		out, err := probe.Run(ctx, s.Node(1).Enter("ovsdb-client", "transact",
@@ -167,7 +170,7 @@ func (s restarts) rows(ctx context.Context) ([]string, error) {
 }
 
 // flows returns the flows of br-n with the time when each was added.
-func (s restarts) flows(ctx context.Context) ([]string, error) {
+func (s *restarts) flows(ctx context.Context) ([]string, error) {
 	out, err := probe.Run(ctx, s.Node(1).Enter("ovs-ofctl", "-O", "OpenFlow15", "--no-stats", "dump-flows", "br-n"))
 	return strings.Split(strings.TrimSpace(out), "\n"), err
 }

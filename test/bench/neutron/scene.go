@@ -50,12 +50,25 @@ type Scene struct {
 	// network is the tenant's.
 	network stackubev1.Network
 	rounds  map[string]int
+	// overlaySize is the resident size of the first node's agent with pods of the overlay, before the tenant existed, in MB.
+	overlaySize float64
 }
 
-// Open starts the lab, and creates the tenant. Call Close after it, also after an error.
-func Open(ctx context.Context, st *stage.Stage) (*Scene, error) {
+// Open starts the lab, runs before unless it is nil, and creates the tenant. Call Close after it, also after an error.
+func Open(ctx context.Context, st *stage.Stage, before func(context.Context, *Scene) error) (*Scene, error) {
 	s := &Scene{stage: st, rounds: map[string]int{}}
-	return s, s.open(ctx)
+	if err := s.open(ctx); err != nil {
+		return s, err
+	}
+	if err := s.account(ctx, Overlay); err != nil {
+		return s, err
+	}
+	if before != nil {
+		if err := before(ctx, s); err != nil {
+			return s, err
+		}
+	}
+	return s, s.tenant(ctx)
 }
 
 // Close removes the lab.
@@ -82,13 +95,19 @@ func (s *Scene) open(ctx context.Context) (err error) {
 	s.admin, err = openstack.New(ctx, conf.Global{
 		AuthURL: s.OpenStack.AuthURL(), Username: stack.Admin, Password: stack.AdminPassword, TenantName: stack.Admin, Region: stack.Region,
 	}, openstack.Options{Transport: s.OpenStack.Transport()})
-	if err != nil {
-		return err
-	}
-	return s.tenant(ctx)
+	return err
 }
 
-// tenant creates the tenant, and the ServiceAccounts of its namespace and of the cluster's own, for which this lab has no controller.
+// account creates the ServiceAccount of a namespace's pods, for which this lab has no controller.
+func (s *Scene) account(ctx context.Context, namespace string) error {
+	err := s.create(ctx, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "default"}})
+	if apierrors.IsAlreadyExists(err) {
+		return nil
+	}
+	return err
+}
+
+// tenant creates the tenant.
 func (s *Scene) tenant(ctx context.Context) error {
 	err := s.create(ctx, &stackubev1.Tenant{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: Tenant}, Spec: stackubev1.TenantSpec{UserName: Tenant, Password: "bench"},
@@ -109,13 +128,7 @@ func (s *Scene) tenant(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	for _, namespace := range []string{Tenant, Overlay} {
-		err := s.create(ctx, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "default"}})
-		if err != nil && !apierrors.IsAlreadyExists(err) {
-			return err
-		}
-	}
-	return nil
+	return s.account(ctx, Tenant)
 }
 
 func (s *Scene) create(ctx context.Context, objects ...client.Object) error {

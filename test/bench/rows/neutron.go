@@ -13,7 +13,12 @@ func onNeutron() []Group {
 	var all []Group
 	for _, g := range neutron.Groups() {
 		all = append(all, Group{Title: g.Title, Rows: g.Rows, run: func(ctx context.Context, b Bench, rows []measure.Row) (results []measure.Result, err error) {
-			s, err := neutron.Open(ctx, b.Stage)
+			s, err := neutron.Open(ctx, b.Stage, func(ctx context.Context, s *neutron.Scene) error {
+				if g.Before == nil {
+					return nil
+				}
+				return g.Before(ctx, s, rows)
+			})
 			defer func() { err = errors.Join(err, s.Close(context.WithoutCancel(ctx))) }()
 			if err != nil {
 				return nil, err

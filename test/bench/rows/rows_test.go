@@ -69,7 +69,7 @@ func TestTargets(t *testing.T) {
 		"neutron/add": "ratio <= 1.2 (goal 1)", "neutron/del": "ratio <= 1.1", "neutron/add-cold": "ratio <= 1.15", "neutron/burst": "ratio <= 0.8 (goal 0.6)",
 		"neutron/forwarding": "ratio <= 1.05", "neutron/forwarding/service": "ratio <= 1.1", "neutron/loadbalancer": "ratio <= 1.2",
 		"neutron/restart/openstack-writes": "ours <= 0", "neutron/restart/rows": "ours <= 0", "neutron/restart/flow-mods": "ours <= 0",
-		"neutron/memory/agent": "ours <= 68", "neutron/memory/controller": "ours <= 60", "provider/rpc": "ratio <= 1.15", "provider/memory": "ours <= 40",
+		"neutron/memory/agent": "ours <= 8", "neutron/memory/controller": "ours <= 60", "provider/rpc": "ratio <= 1.15", "provider/memory": "ours <= 40",
 	}
 	for _, g := range rows.All() {
 		for _, r := range g.Rows {
