@@ -29,7 +29,7 @@ import (
 // tenth longer.
 const collectAt = 50
 
-// An agent that starts keeps nearly all that it reads, so the collector would scan a growing heap again and again. With collectFirst it
+// An agent or flanneld that starts keeps nearly all that it reads, so the collector would scan a growing heap again and again. With collectFirst it
 // first runs at 40 MB, and with collectAtStart again when the heap is five times as large, until startsWithin has passed.
 const (
 	collectFirst   = 1000
@@ -37,7 +37,7 @@ const (
 	startsWithin   = 10 * time.Second
 )
 
-// collectLittle makes the garbage collector run rarely while the agent starts.
+// collectLittle makes the garbage collector run rarely while the process starts.
 func collectLittle() {
 	var mu sync.Mutex
 	started := false

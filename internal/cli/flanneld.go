@@ -68,6 +68,9 @@ func flanneldCommand(common *commonFlags, environment Environment) *cobra.Comman
 			if err != nil {
 				return err
 			}
+			if getenv("GOGC") == "" {
+				collectLittle()
+			}
 			return runFlanneld(cmd.Context(), daemon.New(daemon.Options{Flags: flags, Store: store, Open: true, Log: log}))
 		},
 	}

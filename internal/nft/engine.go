@@ -20,6 +20,7 @@ import (
 	"golang.org/x/sys/unix"
 	"sigs.k8s.io/knftables"
 
+	"weft.dev/weft/internal/nft/nfnetlink"
 	"weft.dev/weft/internal/reconcile"
 )
 
@@ -259,12 +260,24 @@ func (e *nftError) Unwrap() []error {
 	return []error{ErrRefused}
 }
 
-// Read implements reconcile.Engine. It lists everything concurrently: each listing is a process, and a start waits for all of them.
+// Read implements reconcile.Engine. It lists everything concurrently: each listing is a process, and a start waits for all of them. The
+// first Read also prepares the first commit, by a transaction that is only checked: the kernel takes tens of milliseconds to abort it.
 func (e *Engine) Read(ctx context.Context) (map[Key]Item, error) {
-	tables := e.tablesInCare()
+	var all []nfnetlink.Table
+	err := e.inside(func() (err error) {
+		all, err = nfnetlink.Tables()
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	tables := slices.DeleteFunc(e.tablesInCare(), func(key tableKey) bool { // no process is started for a table that does not exist
+		return !slices.ContainsFunc(all, func(t nfnetlink.Table) bool { return tableKey{familyOf(t.Family), t.Name} == key })
+	})
 	listings := make([]*listing, len(tables))
 	foreign := map[Key]Item{}
 	group, groupCtx := errgroup.WithContext(ctx)
+	group.Go(func() error { _, err := e.transaction(); return err })
 	for i, table := range tables {
 		group.Go(func() error {
 			found, err := e.list(groupCtx, table)

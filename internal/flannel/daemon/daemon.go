@@ -147,7 +147,7 @@ func (d *Daemon) Run(ctx context.Context) error {
 		return err
 	}
 	defer claim.Close()
-	d.reportBeside("")
+	running.Go(func() { d.reportBeside("") })
 	for {
 		err := d.generation(ctx, &running)
 		var again *restartError
@@ -180,12 +180,28 @@ func (d *Daemon) generation(ctx context.Context, running *sync.WaitGroup) error 
 	life := ctx
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	p, err := d.prepare(ctx)
+	d.wait("waiting for the network configuration")
+	config, err := d.options.Store.Config(ctx)
 	if err != nil {
 		return err
 	}
-	// The engines live as long as the daemon, longer than the generation that opens them.
-	if err := d.open(life, running, p.config); err != nil {
+	if config.BackendDefaulted {
+		d.options.Log.Info("the network configuration has no Backend: vxlan is used")
+	}
+	view, options, err := d.view(ctx, config)
+	if err != nil {
+		return err
+	}
+	if err := d.identify(ctx, view); err != nil {
+		return err
+	}
+	// The engines live as long as the daemon, longer than the generation that opens them. What is programmed is read while the store is asked
+	// for leases.
+	if err := d.open(life, running, config); err != nil {
+		return err
+	}
+	p, err := d.prepare(ctx, config, view, options)
+	if err != nil {
 		return err
 	}
 	d.begin(p)
@@ -229,24 +245,9 @@ func (d *Daemon) generation(ctx context.Context, running *sync.WaitGroup) error 
 	return d.follow(ctx, p, failed)
 }
 
-// prepare determines the node's configuration, uplink and lease.
-func (d *Daemon) prepare(ctx context.Context) (*presence, error) {
+// prepare determines the node's lease.
+func (d *Daemon) prepare(ctx context.Context, config netconf.Config, view *fabric.View, options uplink.Options) (*presence, error) {
 	store := d.options.Store
-	d.wait("waiting for the network configuration")
-	config, err := store.Config(ctx)
-	if err != nil {
-		return nil, err
-	}
-	if config.BackendDefaulted {
-		d.options.Log.Info("the network configuration has no Backend: vxlan is used")
-	}
-	view, options, err := d.view(ctx, config)
-	if err != nil {
-		return nil, err
-	}
-	if err := d.identify(ctx, view); err != nil {
-		return nil, err
-	}
 	d.wait("waiting for a subnet of this node")
 	former, err := store.Former(ctx, view.Lease())
 	if err != nil {
@@ -274,7 +275,7 @@ const (
 	peerOwner reconcile.Owner = "lease/"
 )
 
-// open starts the engines, in the first generation.
+// open starts the engines, in the first generation. They read what is programmed. follow reads it again once it is watched.
 func (d *Daemon) open(ctx context.Context, running *sync.WaitGroup, config netconf.Config) error {
 	for _, network := range []netip.Prefix{config.Network, config.IPv6Network} {
 		if network.IsValid() && !slices.Contains(d.ranges, network) {
@@ -308,6 +309,8 @@ func (d *Daemon) open(ctx context.Context, running *sync.WaitGroup, config netco
 		defer d.nft.Close()
 		_ = d.rules.Run(ctx)
 	})
+	d.links.ReadAhead()
+	d.rules.ReadAhead()
 	return nil
 }
 
@@ -330,7 +333,7 @@ func (d *Daemon) establish(ctx context.Context, p *presence) error {
 		d.firewall.traffic = Traffic(config.Network, config.IPv6Network)
 		d.firewall.look(ctx) // first, so that what an earlier process opened stays open
 	}
-	if err := d.rules.Start(ctx, d.rule(p)); err != nil {
+	if err := programRules(ctx, d, p); err != nil {
 		return fmt.Errorf("program the node's rules: %w", err)
 	}
 	d.wait("programming the node's devices")
@@ -340,6 +343,10 @@ func (d *Daemon) establish(ctx context.Context, p *presence) error {
 			return &restartError{err, true} // the interface may have been removed again
 		}
 		return err
+	}
+	d.wait("programming other nodes' addresses")
+	if err := d.rules.Apply(ctx, nil); err != nil {
+		return fmt.Errorf("program other nodes' addresses: %w", err)
 	}
 	if err := d.connected(ctx, p); err != nil {
 		return err
@@ -368,6 +375,24 @@ func (d *Daemon) establish(ctx context.Context, p *presence) error {
 	if err := d.options.Store.Up(ctx); err != nil {
 		return fmt.Errorf("set the node's condition: %w", err)
 	}
+	return nil
+}
+
+// programRules brings the node's own rules into effect, and hands over the addresses of other nodes. On a node with a tunnel device all of
+// it is one transaction, because packets arrive already. Without one it does not wait for the addresses: nft(8) takes a while for thousands,
+// during which the devices are made.
+func programRules(ctx context.Context, d *Daemon, p *presence) error {
+	present, err := hasTunnel()
+	if err != nil {
+		return err
+	}
+	if present {
+		return d.rules.Start(ctx, d.rule(p))
+	}
+	if err := d.rules.Start(ctx, map[reconcile.Owner]map[nft.Key]nft.Item{ownOwner: d.nodeRules(p).Rules()}); err != nil {
+		return err
+	}
+	d.rule(p)
 	return nil
 }
 

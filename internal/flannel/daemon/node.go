@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"slices"
 	"time"
 
 	"github.com/vishvananda/netlink"
@@ -74,6 +75,15 @@ func look(config netconf.Config, options uplink.Options) (*fabric.View, error) {
 	}
 	view.Links, err = linkRanges(chosen.Index)
 	return view, err
+}
+
+// hasTunnel reports whether there is a device to other nodes, of whichever network configuration.
+func hasTunnel() (bool, error) {
+	links, err := netlink.LinkList()
+	if err != nil {
+		return false, fmt.Errorf("list interfaces: %w", err)
+	}
+	return slices.ContainsFunc(links, func(link netlink.Link) bool { return fabric.Owns(link.Attrs().Name) }), nil
 }
 
 func readNode(options uplink.Options) (uplink.Node, error) {

@@ -110,14 +110,15 @@ func (e *Engine) Commit(ctx context.Context, change reconcile.Change[Key, Item])
 	change = e.complete(change)
 	e.remember(change, nil) // before the requests, so that Watch interprets their events correctly
 	c := &commit{engine: e, indexes: devices, failed: map[Key]error{}}
+	set, remove := ordered(change.Set), ordered(change.Delete)
 	for _, kind := range []Kind{KindVXLAN, KindIPIP, KindWireGuard, KindPeer, KindNeighbour, KindFDB, KindRoute} {
-		c.each(ctx, ordered(change.Set, kind), c.set, unix.NLM_F_CREATE|unix.NLM_F_REPLACE)
+		c.each(ctx, set[kind], c.set, unix.NLM_F_CREATE|unix.NLM_F_REPLACE)
 	}
 	for _, kind := range []Kind{KindRoute, KindFDB, KindNeighbour, KindPeer, KindWireGuard, KindIPIP, KindVXLAN} {
-		c.each(ctx, ordered(change.Delete, kind), c.remove, 0)
+		c.each(ctx, remove[kind], c.remove, 0)
 	}
-	e.remember(change, c.failed)
 	if len(c.failed) > 0 {
+		e.remember(change, c.failed)
 		return &reconcile.PartialError[Key]{Failed: c.failed}
 	}
 	return nil
@@ -136,7 +137,7 @@ func (e *Engine) complete(change reconcile.Change[Key, Item]) reconcile.Change[K
 			renewed[key.Device] = true
 		}
 	}
-	if len(renewed) == 0 {
+	if len(renewed) == 0 || len(e.known) == 0 {
 		return change
 	}
 	out := reconcile.Change[Key, Item]{Set: map[Key]Item{}, Delete: change.Delete}
@@ -175,17 +176,17 @@ type keyed struct {
 	item Item
 }
 
-// ordered returns the items of a kind sorted by key, so that the same change makes the same requests.
-func ordered(items map[Key]Item, kind Kind) []keyed {
-	var out []keyed
+// ordered returns the items by kind, and those of a kind sorted by key, so that the same change makes the same requests.
+func ordered(items map[Key]Item) map[Kind][]keyed {
+	out := map[Kind][]keyed{}
 	for key, item := range items {
-		if key.Kind == kind {
-			out = append(out, keyed{key, item})
-		}
+		out[key.Kind] = append(out[key.Kind], keyed{key, item})
 	}
-	slices.SortFunc(out, func(a, b keyed) int {
-		return cmp.Or(strings.Compare(a.key.Device, b.key.Device), strings.Compare(a.key.Name, b.key.Name))
-	})
+	for _, list := range out {
+		slices.SortFunc(list, func(a, b keyed) int {
+			return cmp.Or(strings.Compare(a.key.Device, b.key.Device), strings.Compare(a.key.Name, b.key.Name))
+		})
+	}
 	return out
 }
 

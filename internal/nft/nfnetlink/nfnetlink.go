@@ -1,4 +1,4 @@
-// Package nfnetlink reads nftables' generation and chains by netlink. nft(8) prints the same, but each listing is a process, which takes
+// Package nfnetlink reads nftables' generation, tables and chains by netlink. nft(8) prints the same, but each listing is a process, which takes
 // milliseconds of processor time.
 //
 // Its functions read the network namespace of the calling thread. They need CAP_NET_ADMIN there, as nft does.
@@ -69,13 +69,34 @@ func Generation() (uint32, error) {
 	return 0, errors.New("asking for the generation of nftables: the answer has no generation")
 }
 
+// Table is a table.
+type Table struct {
+	// Family is an NFPROTO number.
+	Family byte
+	Name   string
+}
+
+// Tables returns all tables.
+func Tables() ([]Table, error) {
+	messages, err := dump(unix.NFT_MSG_GETTABLE, unix.NFT_MSG_NEWTABLE)
+	if err != nil {
+		return nil, fmt.Errorf("listing the tables of nftables: %w", err)
+	}
+	tables := make([]Table, 0, len(messages))
+	for _, message := range messages {
+		attrs, err := Attributes(message)
+		if err != nil {
+			return nil, fmt.Errorf("listing the tables of nftables: %w", err)
+		}
+		tables = append(tables, Table{Family: message[0], Name: unix.ByteSliceToString(attrs[unix.NFTA_TABLE_NAME])})
+	}
+	return tables, nil
+}
+
 // Chains returns all chains of all tables, without the nameless ones that rules contain, like "nft list chains".
 func Chains() ([]Chain, error) {
-	messages, err := request(unix.NFT_MSG_GETCHAIN, unix.NFT_MSG_NEWCHAIN, unix.NLM_F_DUMP)
-	for attempt := 1; errors.Is(err, nl.ErrDumpInterrupted) && attempt < dumpAttempts; attempt++ {
-		messages, err = request(unix.NFT_MSG_GETCHAIN, unix.NFT_MSG_NEWCHAIN, unix.NLM_F_DUMP)
-	}
-	if err != nil && !errors.Is(err, nl.ErrDumpInterrupted) {
+	messages, err := dump(unix.NFT_MSG_GETCHAIN, unix.NFT_MSG_NEWCHAIN)
+	if err != nil {
 		return nil, fmt.Errorf("listing the chains of nftables: %w", err)
 	}
 	chains := make([]Chain, 0, len(messages))
@@ -89,6 +110,18 @@ func Chains() ([]Chain, error) {
 		}
 	}
 	return chains, nil
+}
+
+// dump lists all objects of a kind. After several interruptions, it returns the last listing.
+func dump(kind, answer uint16) ([][]byte, error) {
+	messages, err := request(kind, answer, unix.NLM_F_DUMP)
+	for attempt := 1; errors.Is(err, nl.ErrDumpInterrupted) && attempt < dumpAttempts; attempt++ {
+		messages, err = request(kind, answer, unix.NLM_F_DUMP)
+	}
+	if errors.Is(err, nl.ErrDumpInterrupted) {
+		err = nil
+	}
+	return messages, err
 }
 
 func request(kind, answer uint16, flags int) ([][]byte, error) {
