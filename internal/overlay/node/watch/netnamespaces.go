@@ -161,7 +161,7 @@ func (f *Follower) Begin(ctx context.Context) error {
 	return nil
 }
 
-// End stops watching, and reports whether there was a watch. Names that are returned with untake afterwards are kept for the next watch.
+// End stops watching, and reports whether there was a watch. Names that are returned with Untake afterwards are kept for the next watch.
 func (f *Follower) End(ctx context.Context) (watched bool, err error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
