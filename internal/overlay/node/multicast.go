@@ -53,7 +53,7 @@ func (m *multicastNamespaces) prepare(ctx context.Context, network *overlay.Netw
 func (m *multicastNamespaces) end(ctx context.Context) error {
 	m.stepping.Lock()
 	defer m.stepping.Unlock()
-	watched, err := m.Follower.End(ctx)
+	watched, err := m.End(ctx)
 	if watched {
 		m.received, m.unsettled = false, false
 	}

@@ -75,7 +75,7 @@ func (t *tenants) prepare(ctx context.Context, network *overlay.Network, mode cl
 func (t *tenants) end(ctx context.Context) error {
 	t.stepping.Lock()
 	defer t.stepping.Unlock()
-	watched, err := t.Follower.End(ctx)
+	watched, err := t.End(ctx)
 	if watched {
 		known := make(map[string]struct{}, len(t.known))
 		for name := range t.known {
