@@ -17,6 +17,7 @@ import (
 	"weft.dev/weft/internal/overlay"
 	overlaynode "weft.dev/weft/internal/overlay/node"
 	"weft.dev/weft/internal/overlay/node/datapath"
+	"weft.dev/weft/internal/overlay/node/watch"
 	"weft.dev/weft/internal/steps"
 )
 
@@ -86,7 +87,7 @@ func (a *agent) dryRun(ctx context.Context, group *errgroup.Group) (admin.Diff, 
 func (a *agent) dryProgram(ctx context.Context, network *overlay.Network, e *engines.Engines) error {
 	for {
 		_, err := a.program(ctx, network, e)
-		if !errors.Is(err, overlaynode.ErrUnread) {
+		if !errors.Is(err, watch.ErrUnread) {
 			return err
 		}
 		select {

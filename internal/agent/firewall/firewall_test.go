@@ -57,7 +57,7 @@ type wall struct {
 	*Firewall
 	drifts chan nft.Drift // drifts sent by a test
 	config host.Config
-	// told counts the calls of changed.
+	// reported counts the calls of changed.
 	reported atomic.Int32
 }
 

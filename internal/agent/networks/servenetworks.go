@@ -66,7 +66,7 @@ func (n *Networks) follow(ctx context.Context, at Running, k *kind) error {
 }
 
 // serve runs a network until it is not present any more and has no attachments on this node.
-func (n *Networks) serve(ctx context.Context, at Running, k *kind) error {
+func (n *Networks) serve(ctx context.Context, at Running, k *kind) error { //nolint:contextcheck // a network ends with the engines, after ctx
 	made, runner, err := n.open(ctx, at, k)
 	if err != nil {
 		return steps.UnlessEnded(ctx, err)

@@ -20,6 +20,7 @@ import (
 	"weft.dev/weft/internal/egressfirewall"
 	"weft.dev/weft/internal/overlay"
 	"weft.dev/weft/internal/overlay/firewalls"
+	"weft.dev/weft/internal/overlay/node/watch"
 	"weft.dev/weft/internal/realised"
 	"weft.dev/weft/internal/resolver"
 	"weft.dev/weft/internal/steps"
@@ -31,7 +32,7 @@ import (
 // Names are resolved only for namespaces with pods on this node.
 type egressFirewalls struct {
 	cache  cache.Cache
-	vnids  *netNamespaces
+	vnids  *watch.NetNamespaces
 	log    *slog.Logger
 	wake   chan struct{}
 	names  *resolver.Names
@@ -62,9 +63,9 @@ type egressFirewalls struct {
 	known, unsettled bool
 }
 
-func newEgressFirewalls(store cache.Cache, vnids *netNamespaces, log *slog.Logger) *egressFirewalls {
+func newEgressFirewalls(store cache.Cache, vnids *watch.NetNamespaces, log *slog.Logger) *egressFirewalls {
 	e := &egressFirewalls{
-		cache: store, vnids: vnids, log: log, wake: make(chan struct{}, 1), index: egressfirewall.NewIndex(), mark: vnids.mark(realised.EgressNetworkPolicy),
+		cache: store, vnids: vnids, log: log, wake: make(chan struct{}, 1), index: egressfirewall.NewIndex(), mark: vnids.Mark(realised.EgressNetworkPolicy),
 		policies: map[egressfirewall.Key]struct{}{}, spaces: map[string]struct{}{}, residents: residents{},
 	}
 	e.gathered.step = e.signal
@@ -192,7 +193,7 @@ func (e *egressFirewalls) prepare(ctx context.Context, network *overlay.Network,
 	if err := e.enter(ctx); err != nil {
 		return err
 	}
-	if err := e.step(ctx, network, true); errors.Is(err, errUnprogrammed) {
+	if err := e.step(ctx, network, true); errors.Is(err, watch.ErrUnprogrammed) {
 		e.signal() // the step is retried; nothing else waits for it
 	} else if err != nil {
 		return err
@@ -230,15 +231,15 @@ func (e *egressFirewalls) watch(ctx context.Context) error {
 			b, too := after.(*networkv1.EgressNetworkPolicy)
 			if !ok || !too || a.UID != b.UID || !reflect.DeepEqual(a.Spec, b.Spec) { // the status is written too
 				e.notePolicy(after)
-			} else if at, ok := changeOf(after); ok {
-				at.mark(e.mark, false)
+			} else if at, ok := watch.ChangeOf(after); ok {
+				at.Mark(e.mark, false)
 			}
 		},
 	})
 	if err != nil {
 		return err //nolint:wrapcheck // the caller does
 	}
-	if e.handler, err = e.vnids.follow(ctx, e.noteNetNamespace, nil); err != nil {
+	if e.handler, err = e.vnids.Follow(ctx, e.noteNetNamespace, nil); err != nil {
 		return errors.Join(err, informer.RemoveEventHandler(policies))
 	}
 	e.synced = []toolscache.DoneChecker{policies.HasSyncedChecker(), e.handler.HasSyncedChecker()}
@@ -252,7 +253,7 @@ func (e *egressFirewalls) end(ctx context.Context) error {
 	if len(e.synced) == 0 {
 		return nil
 	}
-	err := e.vnids.unfollow(ctx, e.handler)
+	err := e.vnids.Unfollow(ctx, e.handler)
 	if again := e.cache.RemoveInformer(ctx, &networkv1.EgressNetworkPolicy{}); again != nil {
 		err = errors.Join(err, fmt.Errorf("ending the watch of EgressNetworkPolicies: %w", again))
 	}
@@ -266,19 +267,19 @@ func (e *egressFirewalls) end(ctx context.Context) error {
 }
 
 func (e *egressFirewalls) notePolicy(object any) {
-	if o, ok := lastState(object).(*networkv1.EgressNetworkPolicy); ok {
-		at, _ := changeOf(object)
+	if o, ok := watch.LastState(object).(*networkv1.EgressNetworkPolicy); ok {
+		at, _ := watch.ChangeOf(object)
 		e.mu.Lock()
 		e.policies[egressfirewall.Key{Namespace: o.Namespace, Name: o.Name}] = struct{}{}
-		at.mark(e.mark, true)
+		at.Mark(e.mark, true)
 		e.mu.Unlock()
 		e.signal()
 	}
 }
 
-func (e *egressFirewalls) noteNetNamespace(at change) {
+func (e *egressFirewalls) noteNetNamespace(at watch.Change) {
 	e.mu.Lock()
-	e.spaces[at.key] = struct{}{}
+	e.spaces[at.Key] = struct{}{}
 	e.mu.Unlock()
 	e.signal()
 }
@@ -333,7 +334,7 @@ func (e *egressFirewalls) advance(ctx context.Context, network *overlay.Network)
 	e.reportClosed(ctx, change.Firewalls)
 	e.known, e.unsettled = true, true
 	if err := network.Firewalls.Update(ctx, change); err != nil {
-		return fmt.Errorf("%w: %w", errUnprogrammed, err)
+		return fmt.Errorf("%w: %w", watch.ErrUnprogrammed, err)
 	}
 	e.unsettled = false
 	return nil
@@ -414,7 +415,7 @@ func (e *egressFirewalls) read(ctx context.Context, policies map[egressfirewall.
 		if err != nil {
 			return err
 		}
-		if vnid, ok := vnidOf(&object); there && ok {
+		if vnid, ok := watch.VNIDOf(&object); there && ok {
 			e.index.SetVNID(name, vnid)
 		} else {
 			e.index.DeleteVNID(name)

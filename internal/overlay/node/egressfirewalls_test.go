@@ -15,12 +15,16 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/runtime"
 	toolscache "k8s.io/client-go/tools/cache"
+	fakesource "k8s.io/client-go/tools/cache/testing"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
 
 	networkv1 "weft.dev/weft/api/openshift/v1"
 	"weft.dev/weft/internal/attach"
 	"weft.dev/weft/internal/egressfirewall"
 	"weft.dev/weft/internal/overlay"
+	"weft.dev/weft/internal/overlay/node/watch"
 	"weft.dev/weft/internal/resolver"
 )
 
@@ -176,6 +180,16 @@ func (registered) Done() <-chan struct{} {
 	return done
 }
 
+// watched is a cache with the objects of a client, and an informer.
+type watched struct {
+	cached
+	informer toolscache.SharedIndexInformer
+}
+
+func (w watched) GetInformer(context.Context, client.Object, ...cache.InformerGetOption) (cache.Informer, error) {
+	return w.informer, nil
+}
+
 // Namespaces that come to share a VNID are closed before the network receives the shared VNID.
 func TestFirewallsBeforeTenants(t *testing.T) {
 	store, err := attach.Open(t.TempDir())
@@ -197,10 +211,14 @@ func TestFirewallsBeforeTenants(t *testing.T) {
 	policy := &networkv1.EgressNetworkPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: "bank", Name: "default"}}
 	policy.Spec.Egress = []networkv1.EgressNetworkPolicyRule{{Type: "Deny", To: networkv1.EgressNetworkPolicyPeer{CIDRSelector: "192.0.2.0/24"}}}
 	objects := fake.NewClientBuilder().WithScheme(scheme).WithObjects(policy)
+	source := fakesource.NewFakeControllerSource()
 	for _, name := range []string{"shop", "bank"} {
-		objects.WithObjects(&networkv1.NetNamespace{ObjectMeta: metav1.ObjectMeta{Name: name}, NetName: name, NetID: 7})
+		nn := &networkv1.NetNamespace{ObjectMeta: metav1.ObjectMeta{Name: name}, NetName: name, NetID: 7}
+		objects.WithObjects(nn)
+		source.Add(nn.DeepCopy())
 	}
-	from := cached{from: objects.Build()}
+	from := watched{cached{from: objects.Build()}, toolscache.NewSharedIndexInformer(source, &networkv1.NetNamespace{}, 0, toolscache.Indexers{})}
+	go from.informer.RunWithContext(t.Context())
 	e := newEgressFirewalls(from, nil, slog.New(slog.DiscardHandler))
 	e.names = resolver.NewNames(resolver.Options{Changed: e.gathered.changed})
 	e.synced = []toolscache.DoneChecker{registered{}}
@@ -208,10 +226,15 @@ func TestFirewallsBeforeTenants(t *testing.T) {
 	if err := e.step(t.Context(), network, true); err != nil {
 		t.Fatal(err)
 	}
-	x := newTenants(from, nil, slog.New(slog.DiscardHandler), func() {})
-	x.handler = registered{}
-	for _, name := range []string{"shop", "bank"} {
-		x.note(change{key: name})
+	x := newTenants(from, watch.New(from, watch.NewMarks()), slog.New(slog.DiscardHandler), func() {})
+	ticker, deadline := time.NewTicker(time.Millisecond), time.After(patience)
+	defer ticker.Stop()
+	for x.Begin(t.Context()) != nil {
+		select {
+		case <-ticker.C:
+		case <-deadline:
+			t.Fatal("the NetNamespaces are not listed")
+		}
 	}
 	x.ahead = func(ctx context.Context, network *overlay.Network, names map[string]struct{}) {
 		e.ahead(ctx, network, names)

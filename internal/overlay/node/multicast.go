@@ -13,11 +13,12 @@ import (
 	networkv1 "weft.dev/weft/api/openshift/v1"
 	"weft.dev/weft/internal/overlay"
 	"weft.dev/weft/internal/overlay/multicast"
+	"weft.dev/weft/internal/overlay/node/watch"
 )
 
 // multicastNamespaces tracks which namespaces have multicast, with their VNIDs. It follows NetNamespaces in the modes that have VNIDs.
 type multicastNamespaces struct {
-	*follower
+	*watch.Follower
 	cache cache.Cache
 
 	// stepping serialises step, and guards the fields below.
@@ -26,8 +27,8 @@ type multicastNamespaces struct {
 	received, unsettled bool
 }
 
-func newMulticast(store cache.Cache, vnids *netNamespaces, changed func()) *multicastNamespaces {
-	return &multicastNamespaces{follower: newFollower(vnids, changed), cache: store}
+func newMulticast(store cache.Cache, vnids *watch.NetNamespaces, changed func()) *multicastNamespaces {
+	return &multicastNamespaces{Follower: watch.NewFollower(vnids, changed), cache: store}
 }
 
 // prepare gives the network all namespaces before it enters a mode that has VNIDs. An error says what the agent waits for.
@@ -35,13 +36,13 @@ func (m *multicastNamespaces) prepare(ctx context.Context, network *overlay.Netw
 	if !view.Cluster.Mode.HasVNIDs() {
 		return nil
 	}
-	m.await(true)
-	if err := m.begin(ctx); err != nil {
+	m.Await(true)
+	if err := m.Begin(ctx); err != nil {
 		return err
 	}
-	m.await(false)
-	if err := m.step(ctx, network); errors.Is(err, errUnprogrammed) {
-		m.signal() // the step is retried; nothing else waits for it
+	m.Await(false)
+	if err := m.step(ctx, network); errors.Is(err, watch.ErrUnprogrammed) {
+		m.Signal() // the step is retried; nothing else waits for it
 	} else if err != nil {
 		return err
 	}
@@ -52,7 +53,7 @@ func (m *multicastNamespaces) prepare(ctx context.Context, network *overlay.Netw
 func (m *multicastNamespaces) end(ctx context.Context) error {
 	m.stepping.Lock()
 	defer m.stepping.Unlock()
-	watched, err := m.follower.end(ctx)
+	watched, err := m.End(ctx)
 	if watched {
 		m.received, m.unsettled = false, false
 	}
@@ -63,12 +64,12 @@ func (m *multicastNamespaces) end(ctx context.Context) error {
 func (m *multicastNamespaces) step(ctx context.Context, network *overlay.Network) error {
 	m.stepping.Lock()
 	defer m.stepping.Unlock()
-	dirty, ok := m.take()
+	dirty, ok := m.Take()
 	if !ok {
 		return nil
 	}
 	err := m.advance(ctx, network, dirty)
-	m.mark.Done(err)
+	m.Mark.Done(err)
 	return err
 }
 
@@ -76,7 +77,7 @@ func (m *multicastNamespaces) step(ctx context.Context, network *overlay.Network
 func (m *multicastNamespaces) advance(ctx context.Context, network *overlay.Network, dirty map[string]struct{}) error {
 	change, err := m.change(ctx, dirty)
 	if err != nil {
-		m.untake(dirty)
+		m.Untake(dirty)
 		return err
 	}
 	if len(change.Namespaces) == 0 && m.received && !m.unsettled {
@@ -85,7 +86,7 @@ func (m *multicastNamespaces) advance(ctx context.Context, network *overlay.Netw
 	change.Reset = !m.received
 	m.received, m.unsettled = true, true
 	if err := network.Multicast.Update(ctx, change); err != nil {
-		return fmt.Errorf("%w: %w", errUnprogrammed, err)
+		return fmt.Errorf("%w: %w", watch.ErrUnprogrammed, err)
 	}
 	m.unsettled = false
 	return nil
@@ -101,7 +102,7 @@ func (m *multicastNamespaces) change(ctx context.Context, names map[string]struc
 			return change, fmt.Errorf("NetNamespace %s: %w", name, err)
 		}
 		change.Namespaces[name] = nil
-		if _, usable := vnidOf(&nn); err == nil && usable {
+		if _, usable := watch.VNIDOf(&nn); err == nil && usable {
 			change.Namespaces[name] = wantsMulticast(&nn)
 		}
 	}

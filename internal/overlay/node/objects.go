@@ -32,13 +32,14 @@ import (
 	networkv1 "weft.dev/weft/api/openshift/v1"
 	"weft.dev/weft/internal/clusternetwork"
 	"weft.dev/weft/internal/informer"
-	"weft.dev/weft/internal/link"
 	"weft.dev/weft/internal/nft"
 	"weft.dev/weft/internal/openflow"
 	"weft.dev/weft/internal/overlay"
 	"weft.dev/weft/internal/overlay/host"
+	"weft.dev/weft/internal/overlay/node/egressips"
 	"weft.dev/weft/internal/overlay/node/hostsubnet"
 	"weft.dev/weft/internal/overlay/node/services"
+	"weft.dev/weft/internal/overlay/node/watch"
 	"weft.dev/weft/internal/policy/follow"
 	"weft.dev/weft/internal/realised"
 	"weft.dev/weft/internal/reconcile"
@@ -102,7 +103,7 @@ type Objects struct {
 	// egressFirewalls and egressIPs are for traffic out of the cluster: EgressNetworkPolicies, and the egress IPs of NetNamespaces. Both have
 	// separate watches, in the modes that have VNIDs.
 	egressFirewalls *egressFirewalls
-	egressIPs       *egressIPs
+	egressIPs       *egressips.Follower
 	// multicast has a separate watch, in the modes that have VNIDs.
 	multicast *multicastNamespaces
 	// closed are the addresses and ports that the agent's options close to pods.
@@ -112,7 +113,7 @@ type Objects struct {
 	// port is the tunnels' port.
 	port *hostsubnet.TunnelPort
 	// marks are the resourceVersions observed. mode is the network's mode: "" before the first one, or during a change of modes.
-	marks *marks
+	marks *watch.Marks
 	mode  atomic.Value
 }
 
@@ -125,25 +126,24 @@ func New(opts Options) (*Objects, error) {
 	o := &Objects{
 		cache: store, node: opts.Node, log: opts.Log, events: opts.Events, changes: newChanges(),
 		services: services.New(services.Options{Cache: store, Node: opts.Node, Clients: opts.Clients, Events: opts.Events, Log: opts.Log}),
-		policies: follow.New(store, policyMark{marks.of(realised.NetworkPolicy)}), marks: marks,
+		policies: follow.New(store, policyMark{marks.Of(realised.NetworkPolicy)}), marks: marks,
 		port: hostsubnet.NewTunnelPort(opts.Log), closed: opts.Closed, closedPorts: opts.ClosedPorts,
 	}
-	vnids := &netNamespaces{cache: store, marks: marks}
+	vnids := watch.New(store, marks)
 	o.tenants = newTenants(store, vnids, opts.Log, o.Changed)
 	o.egressFirewalls = newEgressFirewalls(store, vnids, opts.Log)
 	o.egressFirewalls.resolve(&opts)
 	o.tenants.ahead = o.egressFirewalls.ahead
-	o.egressIPs = newEgressIPs(store, vnids, opts.Node, o.Changed)
+	o.egressIPs = egressips.New(store, vnids, opts.Node, o.Changed)
 	if opts.Events != nil {
-		o.egressIPs.refused = opts.Events.HostSubnet
-		o.egressIPs.probes.probe, o.egressIPs.probes.holds = link.AddressConflict, link.HoldsAddress
+		o.egressIPs.Report(opts.Events.HostSubnet)
 	}
 	o.multicast = newMulticast(store, vnids, o.Changed)
 	return o, nil
 }
 
 // newCache returns the cache of all kinds of objects, and the marks that are notified of arriving ones.
-func newCache(opts *Options) (cache.Cache, *marks, error) {
+func newCache(opts *Options) (cache.Cache, *watch.Marks, error) {
 	scheme := runtime.NewScheme()
 	if err := errors.Join(networkv1.AddToScheme(scheme), corev1.AddToScheme(scheme), discoveryv1.AddToScheme(scheme), networkingv1.AddToScheme(scheme)); err != nil {
 		return nil, nil, fmt.Errorf("scheme: %w", err)
@@ -164,10 +164,9 @@ func newCache(opts *Options) (cache.Cache, *marks, error) {
 	if err != nil {
 		return nil, nil, fmt.Errorf("labels of Services: %w", err)
 	}
-	marks := newMarks()
-	marks.node = opts.Node
+	marks := watch.NewMarks()
 	store, err := cache.New(opts.Config, cache.Options{
-		Scheme: scheme, Mapper: mapper, DefaultTransform: marks.strip, NewInformer: informer.New(beginsWithOldList),
+		Scheme: scheme, Mapper: mapper, DefaultTransform: transform(opts.Node, marks), NewInformer: informer.New(beginsWithOldList),
 		ByObject: map[client.Object]cache.ByObject{&corev1.Service{}: {Label: served}, &discoveryv1.EndpointSlice{}: {Label: served}},
 	})
 	if err != nil {
@@ -179,8 +178,8 @@ func newCache(opts *Options) (cache.Cache, *marks, error) {
 // Report sets the function that is called when what Realised or RefusedEgressIPs return may have changed. It must not block. It is set before
 // Run, and by default nothing is called.
 func (o *Objects) Report(changed func()) {
-	o.egressIPs.notify = changed
-	o.marks.changed.Store(&changed)
+	o.egressIPs.OnChange(changed)
+	o.marks.OnChange(changed)
 }
 
 // Changes returns the changes that are not programmed yet.
@@ -190,12 +189,12 @@ func (o *Objects) Changes() *Changes { return o.changes }
 func (o *Objects) Changed() { o.changes.signal() }
 
 // AddressesChanged records a change of the node's addresses that other programs manage.
-func (o *Objects) AddressesChanged() { o.egressIPs.signal() }
+func (o *Objects) AddressesChanged() { o.egressIPs.Changed() }
 
 // PodsChanged records that the set of namespaces with pods on this node has changed.
 func (o *Objects) PodsChanged() {
 	o.egressFirewalls.signal()
-	o.egressIPs.populate()
+	o.egressIPs.Populate()
 }
 
 // PacketIn handles a packet that the switch reports. It does not block.
@@ -210,7 +209,7 @@ func (o *Objects) ReportServiceWarnings(ctx context.Context, owner reconcile.Own
 func (o *Objects) Port() *hostsubnet.TunnelPort { return o.port }
 
 // RefusedEgressIPs returns the egress IPs that this node cannot hold, with the reasons; nil while they are not known.
-func (o *Objects) RefusedEgressIPs() map[string]string { return o.egressIPs.refusals() }
+func (o *Objects) RefusedEgressIPs() map[string]string { return o.egressIPs.Refusals() }
 
 // Follow keeps the network's features in step with the objects until ctx ends. Program keeps the network itself in step.
 func (o *Objects) Follow(ctx context.Context, network *overlay.Network) error {
@@ -220,16 +219,16 @@ func (o *Objects) Follow(ctx context.Context, network *overlay.Network) error {
 	}
 	following.Go(func() error { return o.services.Run(followCtx, network.Services) })
 	keep(o.policies.Wake(), "NetworkPolicies", func() error { return o.policies.Step(followCtx, network.UpdatePolicies, false) })
-	keep(o.tenants.wake, "the VNIDs of projects", func() error { return o.tenants.step(followCtx, network) })
+	keep(o.tenants.Wake(), "the VNIDs of projects", func() error { return o.tenants.step(followCtx, network) })
 	keep(o.egressFirewalls.wake, "EgressNetworkPolicies", func() error { return o.egressFirewalls.step(followCtx, network, false) })
-	keep(o.egressIPs.wake, "egress addresses", func() error { return o.egressIPs.step(followCtx, network) })
-	keep(o.egressIPs.withPods, "nodes with egress addresses", func() error {
-		o.egressIPs.askAnew(network)
+	keep(o.egressIPs.Wake(), "egress addresses", func() error { return o.egressIPs.Step(followCtx, network) })
+	keep(o.egressIPs.WithPods(), "nodes with egress addresses", func() error {
+		o.egressIPs.AskAnew(network)
 		return nil
 	})
-	keep(o.multicast.wake, "multicast", func() error { return o.multicast.step(followCtx, network) })
+	keep(o.multicast.Wake(), "multicast", func() error { return o.multicast.step(followCtx, network) })
 	following.Go(func() error { return o.egressFirewalls.names.Run(followCtx) })
-	following.Go(func() error { return o.egressIPs.alive.Run(followCtx) })
+	following.Go(func() error { return o.egressIPs.Run(followCtx) })
 	return following.Wait()
 }
 
@@ -259,7 +258,7 @@ func (o *Objects) Program(ctx context.Context, network *overlay.Network, at Host
 	if err := o.egressFirewalls.prepare(ctx, network, &view); err != nil {
 		return view, err
 	}
-	if err := o.egressIPs.prepare(ctx, network, &view); err != nil {
+	if err := o.egressIPs.Prepare(ctx, network, &view); err != nil {
 		return view, err
 	}
 	if err := o.multicast.prepare(ctx, network, &view); err != nil {
@@ -273,7 +272,19 @@ func (o *Objects) Program(ctx context.Context, network *overlay.Network, at Host
 	if view.Guarded() { // the modes with VNIDs
 		return view, nil
 	}
-	return view, errors.Join(o.tenants.end(ctx), o.egressFirewalls.end(ctx), o.egressIPs.end(ctx, network), o.multicast.end(ctx))
+	return view, errors.Join(o.tenants.end(ctx), o.egressFirewalls.end(ctx), o.egressIPs.End(ctx, network), o.multicast.end(ctx))
+}
+
+// transform is an informer's transform. It is called for each object that arrives from the API server, and for all objects of a list before
+// the first of them is reported.
+func transform(node string, marks *watch.Marks) toolscache.TransformFunc {
+	return func(object any) (any, error) {
+		marks.Came(object)
+		if hs, ok := object.(*networkv1.HostSubnet); ok && hs.Name != node { // the statuses of other nodes are many times larger than the rest
+			hs.Status = networkv1.HostSubnetStatus{RefusedEgressIPs: hs.Status.RefusedEgressIPs}
+		}
+		return strip(object)
+	}
 }
 
 // strip removes the parts of objects that the agent does not read, because thousands of objects are kept in memory.
@@ -320,7 +331,7 @@ func (o *Objects) Run(ctx context.Context) error {
 				} else if host, ok := now.(*networkv1.HostSubnet); ok {
 					before := old.(*networkv1.HostSubnet) //nolint:forcetypeassert // of one kind
 					if !slices.Equal(before.Status.RefusedEgressIPs, host.Status.RefusedEgressIPs) {
-						o.egressIPs.signal()
+						o.egressIPs.Changed()
 					}
 				}
 			},

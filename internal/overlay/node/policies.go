@@ -6,6 +6,7 @@ import (
 	"time"
 
 	"weft.dev/weft/internal/overlay"
+	"weft.dev/weft/internal/overlay/node/watch"
 	"weft.dev/weft/internal/policy"
 	"weft.dev/weft/internal/watermark"
 )
@@ -15,8 +16,8 @@ type policyMark struct{ *watermark.Mark }
 
 // Saw implements follow.Mark.
 func (m policyMark) Saw(notified any, concerns bool) {
-	at, _ := changeOf(notified)
-	at.mark(m.Mark, concerns)
+	at, _ := watch.ChangeOf(notified)
+	at.Mark(m.Mark, concerns)
 }
 
 // watchSync bounds how long one attempt waits for watches.

@@ -32,28 +32,21 @@ func (o *Objects) Realised(network *overlay.Network, engines []admin.Engine) (al
 	}
 	failing := failuresOf(network, engines)
 	all = []admin.Realised{failing.kind(
-		realised.EgressNetworkPolicy, o.marks.byKind[realised.EgressNetworkPolicy], o.egressFirewalls.judged.said(failing.spaces[realised.EgressNetworkPolicy]),
+		realised.EgressNetworkPolicy, o.marks.ByKind(realised.EgressNetworkPolicy), o.egressFirewalls.judged.said(failing.spaces[realised.EgressNetworkPolicy]),
 	)}
-	all = append(all, failing.kind(realised.NetNamespace, []*watermark.Mark{o.egressIPs.mark, o.multicast.mark}, o.egressIPs.said()))
+	all = append(all, failing.kind(realised.NetNamespace, []*watermark.Mark{o.egressIPs.Mark(), o.multicast.Mark}, o.egressIPs.Said()))
 	if mode == clusternetwork.ModeMultitenant {
 		o.tenants.look(network)
-		all = append(all, failing.kind(realised.VNID, []*watermark.Mark{o.tenants.mark}, nil))
+		all = append(all, failing.kind(realised.VNID, []*watermark.Mark{o.tenants.Mark}, nil))
 	}
 	if mode == clusternetwork.ModeNetworkPolicy {
 		problems := map[string]string{}
 		for key, problem := range network.PolicyProblems() {
 			problems[key.String()] = problem.Error()
 		}
-		all = append(all, failing.kind(realised.NetworkPolicy, o.marks.byKind[realised.NetworkPolicy], problems))
+		all = append(all, failing.kind(realised.NetworkPolicy, o.marks.ByKind(realised.NetworkPolicy), problems))
 	}
 	return all, true
-}
-
-// said returns which NetNamespaces are not in effect as written, with the reasons.
-func (e *egressIPs) said() map[string]string {
-	e.judging.Lock()
-	defer e.judging.Unlock()
-	return maps.Clone(e.problems)
 }
 
 // failures are the objects that engines could not program.

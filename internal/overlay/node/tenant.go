@@ -2,7 +2,6 @@ package node
 
 import (
 	"context"
-	"errors"
 	"fmt"
 	"log/slog"
 	"maps"
@@ -16,6 +15,7 @@ import (
 	networkv1 "weft.dev/weft/api/openshift/v1"
 	"weft.dev/weft/internal/clusternetwork"
 	"weft.dev/weft/internal/overlay"
+	"weft.dev/weft/internal/overlay/node/watch"
 	"weft.dev/weft/internal/overlay/projects"
 	"weft.dev/weft/internal/realised"
 )
@@ -29,12 +29,9 @@ const (
 	startPatience = 10 * time.Second
 )
 
-// ErrUnread means that NetNamespaces are not known yet.
-var ErrUnread = errors.New("waiting for the NetNamespaces, which have the VNIDs: the API server has not listed them yet, or refuses this agent to read them")
-
 // tenants tracks which namespaces' VNIDs changed. NetNamespaces are watched in the modes that have VNIDs.
 type tenants struct {
-	*follower
+	*watch.Follower
 	cache cache.Cache
 	log   *slog.Logger
 	// ahead is called with the changed NetNamespaces before the network receives their VNIDs; nil: not called.
@@ -51,8 +48,8 @@ type tenants struct {
 	missed  int
 }
 
-func newTenants(store cache.Cache, vnids *netNamespaces, log *slog.Logger, changed func()) *tenants {
-	return &tenants{follower: newFollower(vnids, changed), cache: store, log: log, known: map[string]uint32{}}
+func newTenants(store cache.Cache, vnids *watch.NetNamespaces, log *slog.Logger, changed func()) *tenants {
+	return &tenants{Follower: watch.NewFollower(vnids, changed), cache: store, log: log, known: map[string]uint32{}}
 }
 
 // prepare gives the network all VNIDs before packets carry them. An error says what the agent waits for.
@@ -60,8 +57,8 @@ func (t *tenants) prepare(ctx context.Context, network *overlay.Network, mode cl
 	if !mode.HasVNIDs() {
 		return nil
 	}
-	t.await(true)
-	if err := t.begin(ctx); err != nil {
+	t.Await(true)
+	if err := t.Begin(ctx); err != nil {
 		return err
 	}
 	if err := t.step(ctx, network); err != nil {
@@ -70,7 +67,7 @@ func (t *tenants) prepare(ctx context.Context, network *overlay.Network, mode cl
 	if err := t.complete(network, time.Now()); err != nil {
 		return err
 	}
-	t.await(false)
+	t.Await(false)
 	return nil
 }
 
@@ -78,13 +75,13 @@ func (t *tenants) prepare(ctx context.Context, network *overlay.Network, mode cl
 func (t *tenants) end(ctx context.Context) error {
 	t.stepping.Lock()
 	defer t.stepping.Unlock()
-	watched, err := t.follower.end(ctx)
+	watched, err := t.End(ctx)
 	if watched {
 		known := make(map[string]struct{}, len(t.known))
 		for name := range t.known {
 			known[name] = struct{}{}
 		}
-		t.untake(known) // some may be deleted while nothing is watched
+		t.Untake(known) // some may be deleted while nothing is watched
 	}
 	return err
 }
@@ -93,14 +90,14 @@ func (t *tenants) end(ctx context.Context) error {
 func (t *tenants) step(ctx context.Context, network *overlay.Network) error {
 	t.stepping.Lock()
 	defer t.stepping.Unlock()
-	dirty, ok := t.take()
+	dirty, ok := t.Take()
 	if !ok {
 		return nil
 	}
 	change, err := t.change(ctx, dirty)
 	if err != nil {
-		t.untake(dirty)
-		t.mark.Done(err)
+		t.Untake(dirty)
+		t.Mark.Done(err)
 		return err
 	}
 	maps.Copy(t.known, change.VNIDs)
@@ -115,7 +112,7 @@ func (t *tenants) step(ctx context.Context, network *overlay.Network) error {
 		t.ahead(ctx, network, dirty)
 	}
 	if err := network.Projects.Update(ctx, change); err != nil { // the network retries by itself
-		t.mark.Done(err)
+		t.Mark.Done(err)
 		t.handed = true
 		return err
 	}
@@ -128,7 +125,7 @@ func (t *tenants) step(ctx context.Context, network *overlay.Network) error {
 func (t *tenants) finish(network *overlay.Network) {
 	t.handed = network.Projects.Pending()
 	if !t.handed {
-		t.mark.Done(nil)
+		t.Mark.Done(nil)
 	}
 }
 
@@ -173,7 +170,7 @@ func (t *tenants) change(ctx context.Context, dirty map[string]struct{}) (projec
 
 // usable reports whether a NetNamespace is valid. The pods of an invalid one stay closed.
 func (t *tenants) usable(nn *networkv1.NetNamespace) bool {
-	if _, ok := vnidOf(nn); ok {
+	if _, ok := watch.VNIDOf(nn); ok {
 		return true
 	}
 	t.log.Error("invalid NetNamespace, its pods' ports are closed: netname must equal metadata.name, and netid must be 0 to 16777215: delete it, the controller creates a valid one",

@@ -1,4 +1,5 @@
-package node
+// Package egressips computes through which egress IPs traffic leaves, and hands them to the network.
+package egressips
 
 import (
 	"context"
@@ -22,15 +23,17 @@ import (
 	"weft.dev/weft/internal/liveness"
 	"weft.dev/weft/internal/overlay"
 	"weft.dev/weft/internal/overlay/egress"
+	"weft.dev/weft/internal/overlay/node/watch"
 	"weft.dev/weft/internal/steps"
+	"weft.dev/weft/internal/watermark"
 )
 
-// egressIPs computes the egress IPs through which traffic leaves, and updates the network. It follows NetNamespaces in the modes that have
+// Follower computes the egress IPs through which traffic leaves, and updates the network. It follows NetNamespaces in the modes that have
 // VNIDs.
-type egressIPs struct {
-	*follower
-	cache cache.Cache
-	node  string
+type Follower struct {
+	spaces *watch.Follower
+	cache  cache.Cache
+	node   string
 	// withPods is signalled when the set of namespaces with pods on this node changes.
 	withPods chan struct{}
 	// alive detects which nodes with egress IPs do not answer.
@@ -77,50 +80,48 @@ type site struct {
 	others, gateways map[netip.Addr]struct{}
 }
 
-func newEgressIPs(store cache.Cache, vnids *netNamespaces, node string, changed func()) *egressIPs {
-	e := &egressIPs{
-		follower: newFollower(vnids, changed), cache: store, node: node, withPods: make(chan struct{}, 1),
+// New returns a follower on the node of this name. changed is called when the node waits for NetNamespaces and one changes.
+func New(store cache.Cache, vnids *watch.NetNamespaces, node string, changed func()) *Follower {
+	e := &Follower{
+		spaces: watch.NewFollower(vnids, changed), cache: store, node: node, withPods: make(chan struct{}, 1),
 		refused: func(types.UID, string, netip.Addr, string) {}, others: link.OtherAddresses, gateways: link.Gateways, known: map[string]egressip.Namespace{},
 		notify: func() {},
 	}
-	e.alive = &liveness.Watcher{Changed: e.signal}
-	e.probes = &egressProbes{changed: e.signal, after: time.AfterFunc, verdicts: map[netip.Addr]*egressVerdict{}}
+	e.alive = &liveness.Watcher{Changed: e.Changed}
+	e.probes = &egressProbes{changed: e.Changed, after: time.AfterFunc, verdicts: map[netip.Addr]*egressVerdict{}}
 	return e
 }
 
-// populate triggers a new look at which namespaces have pods on this node.
-func (e *egressIPs) populate() { steps.Wake(e.withPods) }
+// Populate triggers a new look at which namespaces have pods on this node.
+func (e *Follower) Populate() { steps.Wake(e.withPods) }
 
-// prepare gives the network all egress IPs before it enters a mode that has VNIDs, and updates them for a new View. An error says what the
+// Prepare gives the network all egress IPs before it enters a mode that has VNIDs, and updates them for a new View. An error says what the
 // agent waits for.
-func (e *egressIPs) prepare(ctx context.Context, network *overlay.Network, view *overlay.View) error {
+func (e *Follower) Prepare(ctx context.Context, network *overlay.Network, view *overlay.View) error {
 	if !view.Cluster.Mode.HasVNIDs() {
 		return nil
 	}
 	e.stepping.Lock()
 	e.site = site{mode: view.Cluster.Mode, node: view.Local.HostIP, network: view.Node.Network, uplink: view.Node.Uplink}
 	e.stepping.Unlock()
-	e.await(true)
-	if err := e.begin(ctx); err != nil {
+	e.spaces.Await(true)
+	if err := e.spaces.Begin(ctx); err != nil {
 		return err
 	}
-	e.await(false)
-	if err := e.step(ctx, network); errors.Is(err, errUnprogrammed) {
-		e.signal() // the step is retried; nothing else waits for it
+	e.spaces.Await(false)
+	if err := e.Step(ctx, network); errors.Is(err, watch.ErrUnprogrammed) {
+		e.spaces.Signal() // the step is retried; nothing else waits for it
 	} else if err != nil {
 		return err
 	}
 	return nil
 }
 
-// errUnprogrammed means that the network has the new state, and could not program all of it.
-var errUnprogrammed = errors.New("not programmed")
-
-// end stops watching, and removes all egress IPs from the network.
-func (e *egressIPs) end(ctx context.Context, network *overlay.Network) error {
+// End stops watching, and removes all egress IPs from the network.
+func (e *Follower) End(ctx context.Context, network *overlay.Network) error {
 	e.stepping.Lock()
 	defer e.stepping.Unlock()
-	watched, err := e.follower.end(ctx)
+	watched, err := e.spaces.End(ctx)
 	if watched {
 		e.cannot, e.unfit = nil, nil
 		clear(e.known)
@@ -131,23 +132,23 @@ func (e *egressIPs) end(ctx context.Context, network *overlay.Network) error {
 	return errors.Join(err, network.EgressIPs.Update(ctx, egress.IPs{}))
 }
 
-// step updates the network from the current objects and from which nodes answer.
-func (e *egressIPs) step(ctx context.Context, network *overlay.Network) error {
+// Step updates the network from the current objects and from which nodes answer.
+func (e *Follower) Step(ctx context.Context, network *overlay.Network) error {
 	e.stepping.Lock()
 	defer e.stepping.Unlock()
-	dirty, ok := e.take()
+	dirty, ok := e.spaces.Take()
 	if !ok {
 		return nil
 	}
 	err := e.advance(ctx, network, dirty)
-	e.mark.Done(err)
+	e.spaces.Mark.Done(err)
 	return err
 }
 
 // advance does the work of step once objects are watched. The caller holds stepping.
-func (e *egressIPs) advance(ctx context.Context, network *overlay.Network, dirty map[string]struct{}) error {
+func (e *Follower) advance(ctx context.Context, network *overlay.Network, dirty map[string]struct{}) error {
 	if err := e.learn(ctx, dirty); err != nil {
-		e.untake(dirty)
+		e.spaces.Untake(dirty)
 		return err
 	}
 	var subnets networkv1.HostSubnetList
@@ -166,20 +167,20 @@ func (e *egressIPs) advance(ctx context.Context, network *overlay.Network, dirty
 	all := e.ways(subnets.Items)
 	e.alive.Watch(e.asked(network.WithPods()))
 	if err := network.EgressIPs.Update(ctx, all); err != nil {
-		return fmt.Errorf("%w: %w", errUnprogrammed, err)
+		return fmt.Errorf("%w: %w", watch.ErrUnprogrammed, err)
 	}
 	return nil
 }
 
 // learn reads the NetNamespaces that changed.
-func (e *egressIPs) learn(ctx context.Context, dirty map[string]struct{}) error {
+func (e *Follower) learn(ctx context.Context, dirty map[string]struct{}) error {
 	for name := range dirty {
 		var nn networkv1.NetNamespace
 		err := e.cache.Get(ctx, client.ObjectKey{Name: name}, &nn, client.UnsafeDisableDeepCopy)
 		if err != nil && !apierrors.IsNotFound(err) {
 			return fmt.Errorf("NetNamespace %s: %w", name, err)
 		}
-		if vnid, ok := vnidOf(&nn); err == nil && ok {
+		if vnid, ok := watch.VNIDOf(&nn); err == nil && ok {
 			e.known[name] = egressip.Namespace{Name: name, VNID: vnid, IPs: clusternetwork.WantedEgressIPs(&nn)}
 		} else {
 			delete(e.known, name)
@@ -189,7 +190,7 @@ func (e *egressIPs) learn(ctx context.Context, dirty map[string]struct{}) error 
 }
 
 // judge records which NetNamespaces have an address that is assigned to this node and that it cannot hold.
-func (e *egressIPs) judge() {
+func (e *Follower) judge() {
 	problems := map[string]string{}
 	if len(e.cannot) > 0 {
 		for name, ns := range e.known {
@@ -213,8 +214,8 @@ func (e *egressIPs) judge() {
 	}
 }
 
-// refusals returns the egress IPs that this node cannot hold, with the reasons; nil while they are not known.
-func (e *egressIPs) refusals() map[string]string {
+// Refusals returns the egress IPs that this node cannot hold, with the reasons; nil while they are not known.
+func (e *Follower) Refusals() map[string]string {
 	e.judging.Lock()
 	defer e.judging.Unlock()
 	return maps.Clone(e.unheld)
@@ -230,7 +231,7 @@ type peer struct {
 }
 
 // ways computes from all objects how traffic leaves.
-func (e *egressIPs) ways(subnets []networkv1.HostSubnet) egress.IPs {
+func (e *Follower) ways(subnets []networkv1.HostSubnet) egress.IPs {
 	var nodes []egressip.Node
 	peers := map[string]peer{}
 	for i := range subnets {
@@ -275,7 +276,7 @@ func (e *egressIPs) ways(subnets []networkv1.HostSubnet) egress.IPs {
 
 // hold returns the way out through an address of this node. No traffic leaves through it until a probe has shown that no foreign host uses
 // it.
-func (e *egressIPs) hold(address netip.Addr, peers map[string]peer) egress.Way {
+func (e *Follower) hold(address netip.Addr, peers map[string]peer) egress.Way {
 	if free, _ := e.probes.free(e.site.uplink, address, hostAddresses(peers)); !free {
 		return egress.Way{}
 	}
@@ -284,7 +285,7 @@ func (e *egressIPs) hold(address netip.Addr, peers map[string]peer) egress.Way {
 
 // refusedBy returns the egress IPs that a node cannot hold. For another node they come from its status, for this node from its current
 // state. For this node it also records them, including addresses in the ranges of its HostSubnet.
-func (e *egressIPs) refusedBy(object *networkv1.HostSubnet, peers map[string]peer) map[netip.Addr]string {
+func (e *Follower) refusedBy(object *networkv1.HostSubnet, peers map[string]peer) map[netip.Addr]string {
 	if object.Name != e.node {
 		return clusternetwork.RefusedEgressIPs(object)
 	}
@@ -324,7 +325,7 @@ type choice struct {
 }
 
 // asked returns the addresses to probe: those of nodes through which pods on this node leave, if there is a choice of nodes.
-func (e *egressIPs) asked(withPods map[string]struct{}) []netip.Addr {
+func (e *Follower) asked(withPods map[string]struct{}) []netip.Addr {
 	asked := map[netip.Addr]struct{}{}
 	for _, c := range e.choices {
 		here := func(namespace string) bool {
@@ -341,15 +342,15 @@ func (e *egressIPs) asked(withPods map[string]struct{}) []netip.Addr {
 	return slices.SortedFunc(maps.Keys(asked), netip.Addr.Compare)
 }
 
-// askAnew updates the set of probed nodes for the current pods.
-func (e *egressIPs) askAnew(network *overlay.Network) {
+// AskAnew updates the set of probed nodes for the current pods.
+func (e *Follower) AskAnew(network *overlay.Network) {
 	e.stepping.Lock()
 	defer e.stepping.Unlock()
 	e.alive.Watch(e.asked(network.WithPods()))
 }
 
 // split returns the egress IP that this node holds, and the other nodes that hold one.
-func (e *egressIPs) split(holders []egressip.Holder, peers map[string]peer) (here netip.Addr, others []peer) {
+func (e *Follower) split(holders []egressip.Holder, peers map[string]peer) (here netip.Addr, others []peer) {
 	for _, holder := range holders {
 		if holder.Node != e.node {
 			if at, known := peers[holder.Node]; known {
@@ -399,7 +400,7 @@ func edge(network netip.Prefix, address netip.Addr) bool {
 // answering returns one share for each node. The share of a node that does not answer is given to one that does, so the connections through
 // the other nodes stay in place. If no node answers, all keep their shares: it is then more likely that this node is cut off, and traffic
 // to them leaves through an egress IP or not at all.
-func (e *egressIPs) answering(nodes []peer) []netip.Addr {
+func (e *Follower) answering(nodes []peer) []netip.Addr {
 	var alive, shares []netip.Addr
 	gone := make([]bool, len(nodes))
 	for i, node := range nodes {
@@ -416,3 +417,34 @@ func (e *egressIPs) answering(nodes []peer) []netip.Addr {
 	}
 	return shares
 }
+
+// Said returns which NetNamespaces are not in effect as written, with the reasons.
+func (e *Follower) Said() map[string]string {
+	e.judging.Lock()
+	defer e.judging.Unlock()
+	return maps.Clone(e.problems)
+}
+
+// Changed triggers a step.
+func (e *Follower) Changed() { e.spaces.Signal() }
+
+// Wake receives once there is work for Step.
+func (e *Follower) Wake() <-chan struct{} { return e.spaces.Wake() }
+
+// WithPods receives once there is work for AskAnew.
+func (e *Follower) WithPods() <-chan struct{} { return e.withPods }
+
+// Mark returns the resourceVersion observed of NetNamespaces.
+func (e *Follower) Mark() *watermark.Mark { return e.spaces.Mark }
+
+// OnChange sets the function that is called when Refusals has changed. It must not block.
+func (e *Follower) OnChange(changed func()) { e.notify = changed }
+
+// Report sets the function that is called for an address that is assigned to this node and that it cannot hold, and makes the node probe
+// addresses before it holds them.
+func (e *Follower) Report(refused func(uid types.UID, version string, address netip.Addr, note string)) {
+	e.refused, e.probes.probe, e.probes.holds = refused, link.AddressConflict, link.HoldsAddress
+}
+
+// Run probes the nodes through which pods leave until ctx ends.
+func (e *Follower) Run(ctx context.Context) error { return e.alive.Run(ctx) }

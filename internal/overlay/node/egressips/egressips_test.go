@@ -1,4 +1,4 @@
-package node
+package egressips
 
 import (
 	"context"
@@ -24,8 +24,8 @@ func egressHost(name, hostIP, subnet string, ips ...string) networkv1.HostSubnet
 }
 
 // egressNode returns the agent's egress IPs on node n1.
-func egressNode(mode clusternetwork.Mode, namespaces ...egressip.Namespace) *egressIPs {
-	e := newEgressIPs(nil, nil, "n1", func() {})
+func egressNode(mode clusternetwork.Mode, namespaces ...egressip.Namespace) *Follower {
+	e := New(nil, nil, "n1", func() {})
 	vip := netip.MustParseAddr("192.0.2.50")
 	e.site = site{
 		mode: mode, node: netip.MustParseAddr("192.0.2.1"), network: netip.MustParsePrefix("192.0.2.0/24"), uplink: "eth0",
@@ -243,7 +243,7 @@ func TestEgressWaysWithoutRefused(t *testing.T) {
 		egressip.Namespace{Name: "b", VNID: 11, IPs: []netip.Addr{addr("192.0.2.50"), addr("192.0.2.101")}},
 		egressip.Namespace{Name: "c", VNID: 12, IPs: []netip.Addr{addr("198.51.100.7")}},
 	)
-	if e.refusals() != nil {
+	if e.Refusals() != nil {
 		t.Error("refusals are known before the ways were computed")
 	}
 	reported := 0
@@ -255,11 +255,11 @@ func TestEgressWaysWithoutRefused(t *testing.T) {
 			t.Errorf("ways (-want +got):\n%s", diff)
 		}
 	}
-	refusals := e.refusals()
+	refusals := e.Refusals()
 	if len(refusals) != 2 || refusals["192.0.2.50"] == "" || refusals["198.51.100.7"] == "" || reported != 1 {
 		t.Errorf("refusals %v, reported %d times", refusals, reported)
 	}
-	if said := e.said(); len(said) != 1 || said["b"] == "" {
+	if said := e.Said(); len(said) != 1 || said["b"] == "" {
 		t.Errorf("not as they say: %v", said)
 	}
 }

@@ -1,4 +1,4 @@
-package node
+package watch
 
 import (
 	"context"
@@ -38,10 +38,13 @@ func (w *watchedNetNamespaces) RemoveInformer(context.Context, client.Object) er
 	return nil
 }
 
+// patience bounds the waits of tests.
+const patience = 20 * time.Second
+
 // listener receives the names that are reported.
 type listener chan string
 
-func (f listener) note(at change) { f <- at.key }
+func (f listener) note(at Change) { f <- at.Key }
 
 func (f listener) want(t *testing.T, names ...string) {
 	t.Helper()
@@ -66,14 +69,14 @@ func TestNetNamespacesHaveFollowers(t *testing.T) {
 		return &networkv1.NetNamespace{ObjectMeta: metav1.ObjectMeta{Name: name}, NetName: name}
 	}
 	objects.source.Add(named("a"))
-	w := &netNamespaces{cache: objects}
+	w := &NetNamespaces{cache: objects}
 	one, two := make(listener, 10), make(listener, 10)
-	first, err := w.follow(t.Context(), one.note, nil)
+	first, err := w.Follow(t.Context(), one.note, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	one.want(t, "a")
-	second, err := w.follow(t.Context(), two.note, nil)
+	second, err := w.Follow(t.Context(), two.note, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -81,7 +84,7 @@ func TestNetNamespacesHaveFollowers(t *testing.T) {
 	objects.source.Add(named("b"))
 	one.want(t, "b")
 	two.want(t, "b")
-	if err := w.unfollow(t.Context(), first); err != nil {
+	if err := w.Unfollow(t.Context(), first); err != nil {
 		t.Fatal(err)
 	}
 	objects.source.Delete(named("b"))
@@ -92,19 +95,19 @@ func TestNetNamespacesHaveFollowers(t *testing.T) {
 	if objects.running == nil {
 		t.Error("the watch ended with the first of two")
 	}
-	if err := w.unfollow(t.Context(), second); err != nil {
+	if err := w.Unfollow(t.Context(), second); err != nil {
 		t.Fatal(err)
 	}
 	if objects.running != nil {
 		t.Error("the watch runs without a follower")
 	}
 	objects.source.Add(named("c"))
-	third, err := w.follow(t.Context(), one.note, nil)
+	third, err := w.Follow(t.Context(), one.note, nil)
 	if err != nil {
 		t.Fatal(err)
 	}
 	one.want(t, "a", "c")
-	if err := w.unfollow(t.Context(), third); err != nil {
+	if err := w.Unfollow(t.Context(), third); err != nil {
 		t.Fatal(err)
 	}
 }
@@ -114,10 +117,10 @@ func TestNetNamespaceFollowersGetTheirNamespaces(t *testing.T) {
 	objects := &watchedNetNamespaces{source: fakesource.NewFakeControllerSource()}
 	object := networkv1.NetNamespace{ObjectMeta: metav1.ObjectMeta{Name: "a", UID: "1"}, NetName: "a", NetID: 10}
 	objects.source.Add(object.DeepCopy())
-	w := &netNamespaces{cache: objects}
+	w := &NetNamespaces{cache: objects}
 	reported := make(listener, 10)
 	passed := make(listener, 10)
-	registration, err := w.follow(t.Context(), reported.note, passed.note)
+	registration, err := w.Follow(t.Context(), reported.note, passed.note)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -143,7 +146,7 @@ func TestNetNamespaceFollowersGetTheirNamespaces(t *testing.T) {
 		t.Errorf("a change of the status was reported %d times", len(reported))
 	}
 	passed.want(t, "a")
-	if err := w.unfollow(t.Context(), registration); err != nil {
+	if err := w.Unfollow(t.Context(), registration); err != nil {
 		t.Fatal(err)
 	}
 }
