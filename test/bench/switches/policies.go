@@ -1,4 +1,4 @@
-package rows
+package switches
 
 import (
 	"context"
@@ -22,6 +22,7 @@ import (
 	"weft.dev/weft/internal/policy/policytest"
 	"weft.dev/weft/test/bench/measure"
 	"weft.dev/weft/test/bench/sending"
+	"weft.dev/weft/test/bench/stage"
 )
 
 // Metrics of policies.
@@ -32,12 +33,15 @@ const (
 	computeMemory = "compute-memory"
 )
 
-// Names of the pods that exchange packets, and the namespace of the pods and the policies.
+// Names of the pods that exchange packets, and of their namespace.
 const (
-	policyNamespace = "bench"
+	// PolicyNamespace is the namespace of the pods and the policies.
+	PolicyNamespace = "bench"
 	clientName      = "client"
 	serverName      = "server"
 )
+
+const megabyte = 1e6
 
 // policyNode is a node's policies. nil has none, and isolates no pod.
 type policyNode struct {
@@ -52,14 +56,14 @@ func newPolicyNode(config *pipeline.Config) *policyNode {
 	n := &policyNode{
 		config: config, index: policy.New(""), rules: pipeline.NewConjunctions(config.LocalSubnet), all: map[openflow.Key]openflow.Entry{},
 	}
-	n.rules.Apply(n.index.SetNamespace(policy.Namespace{Name: policyNamespace}), n.index)
+	n.rules.Apply(n.index.SetNamespace(policy.Namespace{Name: PolicyNamespace}), n.index)
 	return n
 }
 
 // pod adds a pod.
 func (n *policyNode) pod(name string, addr netip.Addr, labels map[string]string) {
 	n.rules.Apply(n.index.SetPod(policy.Pod{
-		Key: policy.Key{Namespace: policyNamespace, Name: name}, Labels: labels, Addresses: []netip.Addr{addr},
+		Key: policy.Key{Namespace: PolicyNamespace, Name: name}, Labels: labels, Addresses: []netip.Addr{addr},
 	}), n.index)
 }
 
@@ -67,7 +71,7 @@ func (n *policyNode) pod(name string, addr netip.Addr, labels map[string]string)
 func (n *policyNode) policy(to, from metav1.LabelSelector, port int32) error {
 	n.count++
 	p, err := policy.FromNetworkPolicy(&networkingv1.NetworkPolicy{
-		ObjectMeta: metav1.ObjectMeta{Namespace: policyNamespace, Name: "policy-" + strconv.Itoa(n.count)}, Spec: allowing(to, from, port),
+		ObjectMeta: metav1.ObjectMeta{Namespace: PolicyNamespace, Name: "policy-" + strconv.Itoa(n.count)}, Spec: Allowing(to, from, port),
 	})
 	if err != nil {
 		return err
@@ -76,8 +80,8 @@ func (n *policyNode) policy(to, from metav1.LabelSelector, port int32) error {
 	return nil
 }
 
-// allowing returns the spec of a policy that allows pods with one label to connect to those with another, at a UDP port.
-func allowing(to, from metav1.LabelSelector, port int32) networkingv1.NetworkPolicySpec {
+// Allowing returns the spec of a policy that allows pods with one label to connect to those with another, at a UDP port.
+func Allowing(to, from metav1.LabelSelector, port int32) networkingv1.NetworkPolicySpec {
 	number, udp := intstr.FromInt32(port), corev1.ProtocolUDP
 	return networkingv1.NetworkPolicySpec{
 		PodSelector: to, PolicyTypes: []networkingv1.PolicyType{networkingv1.PolicyTypeIngress},
@@ -103,11 +107,12 @@ func (n *policyNode) isolation(name string) policy.Isolation {
 	if n == nil {
 		return policy.Isolation{}
 	}
-	isolation, _ := n.index.Isolation(policy.Key{Namespace: policyNamespace, Name: name})
+	isolation, _ := n.index.Isolation(policy.Key{Namespace: PolicyNamespace, Name: name})
 	return isolation
 }
 
-func labelled(key, value string) metav1.LabelSelector {
+// Labelled selects pods with a label.
+func Labelled(key, value string) metav1.LabelSelector {
 	return metav1.LabelSelector{MatchLabels: map[string]string{key: value}}
 }
 
@@ -126,8 +131,8 @@ func policyFlows() Group {
 			{Name: "policies/flows/200x200", Metric: fewFlows, Unit: "flows", Target: measure.AtMost(410)},
 			{Name: "policies/flows/1000x1000", Metric: manyFlowsOf, Unit: "flows", Target: measure.AtMost(2010)},
 		},
-		run: func(ctx context.Context, b Bench, rows []measure.Row) ([]measure.Result, error) {
-			return b.compare(ctx, rows, func(context.Context) (measure.Figures, error) {
+		Run: func(ctx context.Context, st *stage.Stage, rows []measure.Row, compare Compare) ([]measure.Result, error) {
+			return compare(ctx, rows, func(context.Context) (measure.Figures, error) {
 				figures := measure.Figures{}
 				for metric, pods := range map[string]int{fewFlows: 200, manyFlowsOf: 1000} {
 					count, err := flowsBetween(pods)
@@ -150,7 +155,7 @@ func flowsBetween(pods int) (int, error) {
 		n.pod("client-"+strconv.Itoa(i), clients, map[string]string{"role": "client"})
 		servers, clients = servers.Next(), clients.Next()
 	}
-	if err := n.policy(labelled("role", "server"), labelled("role", "client"), servicePort); err != nil {
+	if err := n.policy(Labelled("role", "server"), Labelled("role", "client"), servicePort); err != nil {
 		return 0, err
 	}
 	count := len(n.flows())
@@ -178,7 +183,7 @@ func others() func() (*policyNode, error) {
 			n.pod("other-"+strconv.Itoa(i), netip.AddrFrom4([4]byte{10, 128, 1, byte(10 + i)}), map[string]string{"app": strconv.Itoa(i)})
 		}
 		for i := range 1000 {
-			if err := n.policy(labelled("app", strconv.Itoa(i%pods)), labelled("app", strconv.Itoa((i+1)%pods)), int32(10_000+i)); err != nil { //nolint:gosec // small
+			if err := n.policy(Labelled("app", strconv.Itoa(i%pods)), Labelled("app", strconv.Itoa((i+1)%pods)), int32(10_000+i)); err != nil { //nolint:gosec // small
 				return err
 			}
 		}
@@ -190,11 +195,11 @@ func others() func() (*policyNode, error) {
 func isolating(count int) func() (*policyNode, error) {
 	return policyNodes(func(n *policyNode) error {
 		for i := range count - 1 {
-			if err := n.policy(labelled("role", serverName), labelled("role", clientName), int32(10_000+i)); err != nil { //nolint:gosec // small
+			if err := n.policy(Labelled("role", serverName), Labelled("role", clientName), int32(10_000+i)); err != nil { //nolint:gosec // small
 				return err
 			}
 		}
-		return n.policy(labelled("role", serverName), labelled("role", clientName), forwardPort)
+		return n.policy(Labelled("role", serverName), Labelled("role", clientName), forwardPort)
 	})
 }
 
@@ -215,16 +220,16 @@ func policyForwarding(name, title string, ours, peer func() (*policyNode, error)
 	return Group{
 		Title: "processor time of the switch a packet, pod to pod " + title,
 		Rows:  []measure.Row{{Name: "policies/forwarding/" + name, Metric: sending.PacketCPU, Unit: "us of CPU a packet", Target: target}},
-		run: func(ctx context.Context, b Bench, rows []measure.Row) ([]measure.Result, error) {
-			texts := make([]string, 0, 2)
-			for _, side := range []func() (*policyNode, error){ours, peer} {
+		Run: func(ctx context.Context, st *stage.Stage, rows []measure.Row, compare Compare) ([]measure.Result, error) {
+			var flows [2]string
+			for i, side := range []func() (*policyNode, error){ours, peer} {
 				n, err := side()
 				if err != nil {
 					return nil, err
 				}
-				texts = append(texts, text(pipelineOf(n.config, n)))
+				flows[i] = text(pipelineOf(n.config, n))
 			}
-			return b.comparePaths(ctx, rows, texts[0], texts[1])
+			return comparePaths(ctx, st, compare, rows, flows)
 		},
 	}
 }
@@ -238,9 +243,9 @@ func policyCompute(name, title string, objects func() *policytest.Cluster) Group
 			{Name: name + "/time", Metric: computeWall, Unit: "s"},
 			{Name: name + "/memory", Metric: computeMemory, Unit: "MB of heap at most, the objects included"},
 		},
-		run: func(ctx context.Context, b Bench, rows []measure.Row) ([]measure.Result, error) {
+		Run: func(ctx context.Context, st *stage.Stage, rows []measure.Row, compare Compare) ([]measure.Result, error) {
 			c := objects()
-			return b.compare(ctx, rows, func(context.Context) (measure.Figures, error) {
+			return compare(ctx, rows, func(context.Context) (measure.Figures, error) {
 				runtime.GC()
 				peak := watchHeap()
 				began := time.Now()
@@ -293,19 +298,19 @@ func compute(c *policytest.Cluster) (*policy.Index, error) {
 }
 
 // comparePaths compares the cost of a packet with two sets of flows.
-func (b Bench) comparePaths(ctx context.Context, rows []measure.Row, ours, peer string) (results []measure.Result, err error) {
+func comparePaths(ctx context.Context, st *stage.Stage, compare Compare, rows []measure.Row, flows [2]string) (results []measure.Result, err error) {
 	paths := make([]*path, 0, 2)
 	defer func() {
 		for _, p := range paths {
 			err = errors.Join(err, p.close())
 		}
 	}()
-	for _, side := range []struct{ name, flows string }{{"ours", ours}, {"peer", peer}} {
-		p, err := openPath(ctx, b.Stage, side.name, side.flows, server())
+	for _, side := range []struct{ name, flows string }{{"ours", flows[0]}, {"peer", flows[1]}} {
+		p, err := openPath(ctx, st, side.name, side.flows, server())
 		if err != nil {
 			return nil, err
 		}
 		paths = append(paths, p)
 	}
-	return b.compareSending(ctx, rows, &paths[0].Path, &paths[1].Path)
+	return compareSending(ctx, compare, rows, &paths[0].Path, &paths[1].Path)
 }

@@ -1,4 +1,4 @@
-package rows
+package switches
 
 import (
 	"context"
@@ -40,8 +40,8 @@ func services() Group {
 			{Name: "services/1000x10/program", Metric: serviceWall, Unit: "ms"},
 			{Name: "services/1000x10/program-cpu", Metric: serviceCPU, Unit: "ms of CPU"},
 		},
-		run: func(ctx context.Context, b Bench, rows []measure.Row) ([]measure.Result, error) {
-			return b.onSwitches(ctx, func(ctx context.Context, ours *program, peer *stage.Switch) ([]measure.Result, error) {
+		Run: func(ctx context.Context, st *stage.Stage, rows []measure.Row, compare Compare) ([]measure.Result, error) {
+			return onSwitches(ctx, st, func(ctx context.Context, ours *program, peer *stage.Switch) ([]measure.Result, error) {
 				config := nodeConfig()
 				objects := manyServices()
 				static := map[reconcile.Owner]map[openflow.Key]openflow.Entry{pipeline.OwnerCluster: config.Static()}
@@ -52,7 +52,7 @@ func services() Group {
 				if err != nil {
 					return nil, err
 				}
-				return b.compare(ctx, rows, ours.serve(config, objects), bundleServices(peer, file))
+				return compare(ctx, rows, ours.serve(config, objects), bundleServices(peer, file))
 			})
 		},
 	}

@@ -1,4 +1,4 @@
-package rows
+package switches
 
 import (
 	"context"
@@ -55,8 +55,8 @@ func forwarding(name, title, peer string, to netip.Addr, target measure.Target) 
 	return Group{
 		Title: "processor time of the switch a packet, " + title,
 		Rows:  []measure.Row{{Name: "forwarding/" + name, Metric: sending.PacketCPU, Unit: "us of CPU a packet", Target: target}},
-		run: func(ctx context.Context, b Bench, rows []measure.Row) (results []measure.Result, err error) {
-			ours, err := openPath(ctx, b.Stage, "ours", pipelineFlows(), to)
+		Run: func(ctx context.Context, st *stage.Stage, rows []measure.Row, compare Compare) (results []measure.Result, err error) {
+			ours, err := openPath(ctx, st, "ours", pipelineFlows(), to)
 			if err != nil {
 				return nil, err
 			}
@@ -65,21 +65,21 @@ func forwarding(name, title, peer string, to netip.Addr, target measure.Target) 
 			if peer == plainFlows {
 				peerTo = server()
 			}
-			plain, err := openPath(ctx, b.Stage, "peer", peer, peerTo)
+			plain, err := openPath(ctx, st, "peer", peer, peerTo)
 			if err != nil {
 				return nil, err
 			}
 			defer func() { err = errors.Join(err, plain.close()) }()
-			return b.compareSending(ctx, rows, &ours.Path, &plain.Path)
+			return compareSending(ctx, compare, rows, &ours.Path, &plain.Path)
 		},
 	}
 }
 
 // compareSending compares two paths at the highest rate at which the peer's path, the control, loses nothing, and neither path loses more
 // than permitted.
-func (b Bench) compareSending(ctx context.Context, rows []measure.Row, ours, peer *sending.Path) (results []measure.Result, err error) {
+func compareSending(ctx context.Context, compare Compare, rows []measure.Row, ours, peer *sending.Path) (results []measure.Result, err error) {
 	err = sending.Compare(ctx, ours, peer, func(ours, peer measure.Side) (err error) {
-		results, err = b.compare(ctx, rows, ours, peer)
+		results, err = compare(ctx, rows, ours, peer)
 		return err
 	})
 	return results, err

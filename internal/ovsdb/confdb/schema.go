@@ -1,4 +1,4 @@
-package ovsdb
+package confdb
 
 import "github.com/ovn-kubernetes/libovsdb/model"
 
@@ -6,17 +6,19 @@ import "github.com/ovn-kubernetes/libovsdb/model"
 // model requires every column of one schema version, so that its client refuses an older switch. A monitor of all columns gets every
 // interface's statistics every few seconds.
 
-const databaseName = "Open_vSwitch"
+// Database is the name of the database.
+const Database = "Open_vSwitch"
 
 // Names of the tables.
 const (
-	tableRoot      = "Open_vSwitch"
-	tableBridge    = "Bridge"
-	tablePort      = "Port"
-	tableInterface = "Interface"
+	TableRoot      = "Open_vSwitch"
+	TableBridge    = "Bridge"
+	TablePort      = "Port"
+	TableInterface = "Interface"
 )
 
-type rootRow struct {
+// Root is the one row of the table Open_vSwitch.
+type Root struct {
 	UUID          string            `ovsdb:"_uuid"`
 	Bridges       []string          `ovsdb:"bridges"`
 	CurCfg        int               `ovsdb:"cur_cfg"`
@@ -26,7 +28,8 @@ type rootRow struct {
 	ExternalIDs   map[string]string `ovsdb:"external_ids"`
 }
 
-type bridgeRow struct {
+// Bridge is a row of the table Bridge.
+type Bridge struct {
 	UUID         string            `ovsdb:"_uuid"`
 	Name         string            `ovsdb:"name"`
 	DatapathType string            `ovsdb:"datapath_type"`
@@ -38,7 +41,8 @@ type bridgeRow struct {
 	Controller   []string          `ovsdb:"controller"`
 }
 
-type portRow struct {
+// Port is a row of the table Port.
+type Port struct {
 	UUID        string            `ovsdb:"_uuid"`
 	Name        string            `ovsdb:"name"`
 	Interfaces  []string          `ovsdb:"interfaces"`
@@ -46,7 +50,8 @@ type portRow struct {
 	ExternalIDs map[string]string `ovsdb:"external_ids"`
 }
 
-type interfaceRow struct {
+// Interface is a row of the table Interface.
+type Interface struct {
 	UUID                 string            `ovsdb:"_uuid"`
 	Name                 string            `ovsdb:"name"`
 	Type                 string            `ovsdb:"type"`
@@ -63,12 +68,12 @@ type interfaceRow struct {
 	Error                *string           `ovsdb:"error"`
 }
 
-// monitored returns the client's view of the schema: the tables, and of each the columns of its row.
-func monitored() map[string]model.Model {
+// Monitored returns a client's view of the schema: the tables, and of each the columns of its row.
+func Monitored() map[string]model.Model {
 	return map[string]model.Model{
-		tableRoot:      &rootRow{},
-		tableBridge:    &bridgeRow{},
-		tablePort:      &portRow{},
-		tableInterface: &interfaceRow{},
+		TableRoot:      &Root{},
+		TableBridge:    &Bridge{},
+		TablePort:      &Port{},
+		TableInterface: &Interface{},
 	}
 }

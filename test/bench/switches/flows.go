@@ -1,4 +1,4 @@
-package rows
+package switches
 
 import (
 	"context"
@@ -42,27 +42,27 @@ func flows() Group {
 			{Name: "flows/50000/resync", Metric: resyncWall, Unit: "ms"},
 			{Name: "flows/50000/resync-mods", Metric: resyncMods, Unit: "flow-mods", Target: measure.AtMost(0), Alone: true},
 		},
-		run: func(ctx context.Context, b Bench, rows []measure.Row) ([]measure.Result, error) {
-			return b.onSwitches(ctx, func(ctx context.Context, ours *program, peer *stage.Switch) ([]measure.Result, error) {
+		Run: func(ctx context.Context, st *stage.Stage, rows []measure.Row, compare Compare) ([]measure.Result, error) {
+			return onSwitches(ctx, st, func(ctx context.Context, ours *program, peer *stage.Switch) ([]measure.Result, error) {
 				fragments := manyFlows()
 				file, err := writeFlows(peer, fragments)
 				if err != nil {
 					return nil, err
 				}
-				return b.compare(ctx, rows, ours.syncFlows(fragments), bundleFlows(peer, file))
+				return compare(ctx, rows, ours.syncFlows(fragments), bundleFlows(peer, file))
 			})
 		},
 	}
 }
 
 // onSwitches runs f with two empty switches: ours with the engine and its loop, and the peer's.
-func (b Bench) onSwitches(ctx context.Context, f func(context.Context, *program, *stage.Switch) ([]measure.Result, error)) (results []measure.Result, err error) {
-	ours, err := b.Stage.Switch(ctx, "ours")
+func onSwitches(ctx context.Context, st *stage.Stage, f func(context.Context, *program, *stage.Switch) ([]measure.Result, error)) (results []measure.Result, err error) {
+	ours, err := st.Switch(ctx, "ours")
 	if err != nil {
 		return nil, err
 	}
 	defer func() { err = errors.Join(err, ours.Strike()) }()
-	peer, err := b.Stage.Switch(ctx, "peer")
+	peer, err := st.Switch(ctx, "peer")
 	if err != nil {
 		return nil, err
 	}
