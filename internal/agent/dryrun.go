@@ -13,6 +13,7 @@ import (
 	"weft.dev/weft/internal/attach/lifecycle"
 	"weft.dev/weft/internal/metrics"
 	"weft.dev/weft/internal/openflow"
+	"weft.dev/weft/internal/openflow/bridge"
 	"weft.dev/weft/internal/overlay"
 	"weft.dev/weft/internal/ovsdb"
 	"weft.dev/weft/internal/reconcile"
@@ -117,7 +118,7 @@ func readOnly[K comparable, V any](dry bool, engine reconcile.Engine[K, V]) reco
 
 // flowEngine returns the engine of the flow loop. In a dry run on a node without a bridge, there is nothing to connect to, and there are no
 // flows.
-func (e *engines) flowEngine(ctx context.Context, bridge string, engine *openflow.Engine) (reconcile.Engine[openflow.Key, openflow.Entry], error) {
+func (e *engines) flowEngine(ctx context.Context, bridge string, engine *bridge.Engine) (reconcile.Engine[openflow.Key, openflow.Entry], error) {
 	if !e.dry {
 		return engine, nil
 	}
@@ -140,4 +141,4 @@ func (noFlows) Read(context.Context) (map[openflow.Key]openflow.Entry, error) {
 }
 
 // Commit implements reconcile.Engine.
-func (noFlows) Commit(context.Context, openflow.Change) error { return nil }
+func (noFlows) Commit(context.Context, bridge.Change) error { return nil }

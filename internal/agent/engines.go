@@ -23,6 +23,7 @@ import (
 	"weft.dev/weft/internal/nft"
 	"weft.dev/weft/internal/node"
 	"weft.dev/weft/internal/openflow"
+	"weft.dev/weft/internal/openflow/bridge"
 	"weft.dev/weft/internal/overlay"
 	"weft.dev/weft/internal/overlay/host"
 	"weft.dev/weft/internal/ovsdb"
@@ -41,7 +42,7 @@ const (
 type engines struct {
 	datapath string
 	rows     *ovsdb.Engine
-	flows    *openflow.Engine
+	flows    *bridge.Engine
 	links    *link.Engine
 	rules    *nft.Engine
 	pods     *link.Pods
@@ -205,16 +206,16 @@ func (a *agent) openFlows(ctx context.Context, e *engines, run switchRunner) err
 	}
 	observe := e.observe(a.events)
 	bridges := map[string]*node.Flows{}
-	for _, bridge := range e.care().Bridges {
-		engine := openflow.NewEngine(openflow.Config{
-			Address: bridgeSocket(a.opts, bridge.Name), Last: bridge.IsNote, OnBundle: e.metrics.Bundle, OnPacket: a.objects.services.idling.packet,
+	for _, b := range e.care().Bridges {
+		engine := bridge.NewEngine(bridge.Config{
+			Address: bridgeSocket(a.opts, b.Name), Last: b.IsNote, OnBundle: e.metrics.Bundle, OnPacket: a.objects.services.idling.packet,
 		})
-		flows, err := e.flowEngine(ctx, bridge.Name, engine)
+		flows, err := e.flowEngine(ctx, b.Name, engine)
 		if err != nil {
 			return err
 		}
-		bridges[bridge.Name] = &node.Flows{Engine: engine, Loop: reconcile.NewLoop(flows, reconcile.Options[openflow.Key, openflow.Entry]{
-			Name: flowsOf(bridge.Name), Log: a.opts.Log, Observe: observe, Settled: e.settled, Encode: openflow.Encode, Seal: bridge.Note,
+		bridges[b.Name] = &node.Flows{Engine: engine, Loop: reconcile.NewLoop(flows, reconcile.Options[openflow.Key, openflow.Entry]{
+			Name: flowsOf(b.Name), Log: a.opts.Log, Observe: observe, Settled: e.settled, Encode: openflow.Encode, Seal: b.Note,
 		})}
 	}
 	e.bridges, e.flows, e.flowLoop = bridges, bridges[host.Bridge].Engine, bridges[host.Bridge].Loop

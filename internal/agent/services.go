@@ -21,6 +21,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"weft.dev/weft/internal/openflow"
+	"weft.dev/weft/internal/openflow/bridge"
 	"weft.dev/weft/internal/openflow/ofproto"
 	"weft.dev/weft/internal/overlay"
 	"weft.dev/weft/internal/overlay/balancer"
@@ -294,7 +295,7 @@ func (s *services) event(ctx context.Context, to *recorder, owner reconcile.Owne
 // connections are the connections that the switch tracks.
 type connections struct {
 	runDir string
-	flows  *openflow.Engine
+	flows  *bridge.Engine
 }
 
 var errNoSwitch = errors.New("ovs-vswitchd does not answer on its control socket")

@@ -12,6 +12,7 @@ import (
 
 	"weft.dev/weft/internal/admin"
 	"weft.dev/weft/internal/openflow"
+	"weft.dev/weft/internal/openflow/session"
 	"weft.dev/weft/internal/overlay/host"
 	"weft.dev/weft/internal/overlay/pipeline"
 	"weft.dev/weft/internal/reconcile"
@@ -57,7 +58,7 @@ type Flow struct {
 
 // Read dumps the flows of a bridge of the node. runDir is Open vSwitch's run directory with the sockets.
 func Read(ctx context.Context, runDir, bridge string) (dump []openflow.FlowStats, err error) {
-	conn, err := openflow.Dial(ctx, filepath.Join(runDir, bridge+".mgmt"), openflow.Options{})
+	conn, err := session.Dial(ctx, filepath.Join(runDir, bridge+".mgmt"), session.Options{})
 	if err != nil {
 		return nil, err
 	}

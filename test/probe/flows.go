@@ -9,6 +9,7 @@ import (
 
 	"weft.dev/weft/internal/attach"
 	"weft.dev/weft/internal/openflow"
+	"weft.dev/weft/internal/openflow/session"
 	"weft.dev/weft/internal/overlay/pipeline"
 	"weft.dev/weft/internal/reconcile"
 	"weft.dev/weft/lab"
@@ -16,7 +17,7 @@ import (
 
 // FlowWatch sees every change of a node's flows, by a flow monitor of its own.
 type FlowWatch struct {
-	conn *openflow.Conn
+	conn *session.Conn
 
 	mu      sync.Mutex
 	removed []*openflow.Flow
@@ -30,7 +31,7 @@ func WatchFlows(ctx context.Context, n lab.Node) (*FlowWatch, error) {
 	w := &FlowWatch{}
 	ctx, cancel := context.WithTimeout(ctx, Patience)
 	defer cancel()
-	conn, err := openflow.Dial(ctx, n.Root("/run/openvswitch/br0.mgmt"), openflow.Options{OnAsync: w.note})
+	conn, err := session.Dial(ctx, n.Root("/run/openvswitch/br0.mgmt"), session.Options{OnAsync: w.note})
 	if err != nil {
 		return nil, fmt.Errorf("watching the flows of %s: %w", n.Name, err)
 	}

@@ -14,6 +14,7 @@ import (
 	"github.com/containernetworking/plugins/pkg/ns"
 
 	"weft.dev/weft/internal/openflow"
+	"weft.dev/weft/internal/openflow/bridge"
 	"weft.dev/weft/internal/overlay/pipeline"
 	"weft.dev/weft/internal/service"
 )
@@ -125,7 +126,7 @@ func (n *serviceNode) askLong(pod, to string) (string, error) {
 func (n *serviceNode) reports() chan *openflow.PacketIn {
 	n.t.Helper()
 	reports := make(chan *openflow.PacketIn, 1000)
-	engine := openflow.NewEngine(openflow.Config{Address: n.Mgmt(n.bridge), OnPacket: func(in *openflow.PacketIn) { reports <- in }})
+	engine := bridge.NewEngine(bridge.Config{Address: n.Mgmt(n.bridge), OnPacket: func(in *openflow.PacketIn) { reports <- in }})
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() { ended <- engine.Run(ctx) }()

@@ -20,6 +20,7 @@ import (
 
 	networkv1 "weft.dev/weft/api/openshift/v1"
 	"weft.dev/weft/internal/openflow"
+	"weft.dev/weft/internal/openflow/session"
 	"weft.dev/weft/internal/overlay/pipeline"
 	"weft.dev/weft/lab"
 	"weft.dev/weft/test/bench/measure"
@@ -179,7 +180,7 @@ func (s *isolation) fill(ctx context.Context, present int) error {
 
 // policiesOfSwitch counts the flows of policies' rules; each policy has one.
 func (s *isolation) policiesOfSwitch(ctx context.Context) (int, error) {
-	conn, err := openflow.Dial(ctx, s.cluster.Node(1).Root("/run/openvswitch/br0.mgmt"), openflow.Options{})
+	conn, err := session.Dial(ctx, s.cluster.Node(1).Root("/run/openvswitch/br0.mgmt"), session.Options{})
 	if err != nil {
 		return 0, err
 	}
@@ -285,7 +286,7 @@ func added(ctx context.Context, events watch.Interface) (time.Time, error) {
 
 // commits records when the switch's note was written, which comes last in a commit.
 type commits struct {
-	conn *openflow.Conn
+	conn *session.Conn
 
 	mu    sync.Mutex
 	first time.Time
@@ -293,7 +294,7 @@ type commits struct {
 
 func watchCommits(ctx context.Context, n lab.Node) (*commits, error) {
 	c := &commits{}
-	conn, err := openflow.Dial(ctx, n.Root("/run/openvswitch/br0.mgmt"), openflow.Options{OnAsync: c.note})
+	conn, err := session.Dial(ctx, n.Root("/run/openvswitch/br0.mgmt"), session.Options{OnAsync: c.note})
 	if err != nil {
 		return nil, err
 	}

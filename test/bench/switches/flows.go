@@ -12,6 +12,9 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	"weft.dev/weft/internal/openflow"
+	"weft.dev/weft/internal/openflow/action"
+	"weft.dev/weft/internal/openflow/bridge"
+	"weft.dev/weft/internal/openflow/oxm"
 	"weft.dev/weft/internal/overlay/pipeline"
 	"weft.dev/weft/internal/reconcile"
 	"weft.dev/weft/test/bench/measure"
@@ -99,18 +102,18 @@ type program struct {
 
 // counted counts the changes sent to the switch.
 type counted struct {
-	*openflow.Engine
+	*bridge.Engine
 	mods int // only the loop's goroutine writes, while no other reads
 }
 
 // Commit counts the change and commits it.
-func (c *counted) Commit(ctx context.Context, change openflow.Change) error {
+func (c *counted) Commit(ctx context.Context, change bridge.Change) error {
 	c.mods += len(change.Set) + len(change.Delete)
 	return c.Engine.Commit(ctx, change)
 }
 
 func newProgram(sw *stage.Switch) *program {
-	p := &program{sw: sw, engine: &counted{Engine: openflow.NewEngine(openflow.Config{Address: sw.Mgmt(), Last: pipeline.IsNote})}}
+	p := &program{sw: sw, engine: &counted{Engine: bridge.NewEngine(bridge.Config{Address: sw.Mgmt(), Last: pipeline.IsNote})}}
 	p.loop = reconcile.NewLoop[openflow.Key, openflow.Entry](p.engine, reconcile.Options[openflow.Key, openflow.Entry]{
 		Name: "openflow", Encode: openflow.Encode, Seal: pipeline.Note,
 	})
@@ -214,8 +217,8 @@ func manyFlows() map[reconcile.Owner]map[openflow.Key]openflow.Entry {
 		a := netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)})
 		f := &openflow.Flow{
 			Table: pipeline.TableIngress, Priority: 100, Cookie: pipeline.Cookie(owner),
-			Match:   openflow.NewMatch(openflow.IPSrc(netip.PrefixFrom(a, a.BitLen())), openflow.Reg(1, 77)),
-			Actions: openflow.Actions{openflow.Conjunction(uint32(n+1), 1, 2)},
+			Match:   oxm.NewMatch(oxm.IPSrc(netip.PrefixFrom(a, a.BitLen())), oxm.Reg(1, 77)),
+			Actions: action.Actions{action.Conjunction(uint32(n+1), 1, 2)},
 		}
 		fragments[owner][f.Key()] = f
 	}
