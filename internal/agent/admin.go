@@ -25,7 +25,7 @@ import (
 	"weft.dev/weft/internal/openflow"
 	"weft.dev/weft/internal/overlay"
 	"weft.dev/weft/internal/overlay/host"
-	"weft.dev/weft/internal/overlay/pipeline"
+	"weft.dev/weft/internal/overlay/pipeline/cookies"
 	"weft.dev/weft/internal/ovsdb"
 	"weft.dev/weft/internal/reconcile"
 )
@@ -428,7 +428,7 @@ func linkOwner(item link.Item) string {
 // flowOwner returns the kind of object that a flow comes from, from its cookie.
 func flowOwner(entry openflow.Entry) string {
 	if flow, ok := entry.(*openflow.Flow); ok {
-		return pipeline.CookieKind(flow.Cookie)
+		return cookies.Kind(flow.Cookie)
 	}
 	return ""
 }

@@ -11,6 +11,7 @@ import (
 	"weft.dev/weft/internal/openflow"
 	"weft.dev/weft/internal/overlay/host"
 	"weft.dev/weft/internal/overlay/pipeline"
+	"weft.dev/weft/internal/overlay/pipeline/cookies"
 	"weft.dev/weft/internal/policy"
 	"weft.dev/weft/internal/reconcile"
 )
@@ -70,7 +71,7 @@ func (a *agent) owners(first string) (admin.Owners, error) {
 	all := admin.Owners{Node: a.opts.Node}
 	for _, origin := range r.network.Origins(append(r.engines.flowLoop.Owners(), pipeline.OwnerState), asked) {
 		owner := admin.Owner{
-			Cookie: fmt.Sprintf("%#x", pipeline.Cookie(origin.Owner)), Owner: string(origin.Owner), MoreObjects: origin.More,
+			Cookie: fmt.Sprintf("%#x", cookies.Of(origin.Owner)), Owner: string(origin.Owner), MoreObjects: origin.More,
 		}
 		for _, o := range origin.Objects {
 			owner.Objects = append(owner.Objects, admin.Object{Kind: o.Kind, Namespace: o.Namespace, Name: o.Name})

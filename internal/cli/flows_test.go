@@ -20,6 +20,7 @@ import (
 	"weft.dev/weft/internal/openflow/bridge"
 	"weft.dev/weft/internal/openflow/oxm"
 	"weft.dev/weft/internal/overlay/pipeline"
+	"weft.dev/weft/internal/overlay/pipeline/cookies"
 	"weft.dev/weft/internal/reconcile"
 )
 
@@ -35,7 +36,7 @@ const (
 
 func flowOwners() admin.Owners {
 	owner := func(name, pod string, objects ...admin.Object) admin.Owner {
-		return admin.Owner{Cookie: fmt.Sprintf("%#x", pipeline.Cookie(reconcile.Owner(name))), Owner: name, Pod: pod, Objects: objects}
+		return admin.Owner{Cookie: fmt.Sprintf("%#x", cookies.Of(reconcile.Owner(name))), Owner: name, Pod: pod, Objects: objects}
 	}
 	policy := func(name string) admin.Object {
 		return admin.Object{Kind: "NetworkPolicy", Namespace: "web", Name: name}
@@ -55,7 +56,7 @@ func flowOwners() admin.Owners {
 func fakeSwitch(t *testing.T, more ...*openflow.Flow) string {
 	t.Helper()
 	flow := func(owner string, table uint8, priority uint16, match oxm.Match, actions ...action.Action) *openflow.Flow {
-		return &openflow.Flow{Table: table, Priority: priority, Cookie: pipeline.Cookie(reconcile.Owner(owner)), Match: match, Actions: actions}
+		return &openflow.Flow{Table: table, Priority: priority, Cookie: cookies.Of(reconcile.Owner(owner)), Match: match, Actions: actions}
 	}
 	ip := oxm.EthType(oxm.EthTypeIPv4)
 	_, note := pipeline.Note(reconcile.Hash{})
@@ -67,7 +68,7 @@ func fakeSwitch(t *testing.T, more ...*openflow.Flow) string {
 		flow(ownerTerm, 80, 100, oxm.NewMatch(ip, oxm.IPSrc(prefix("10.128.0.5/32"))), action.Conjunction(7, 1, 2)),
 		flow(ownerRule, 80, 100, oxm.NewMatch(ip, oxm.ConjID(7)), action.GotoTable(81)),
 		flow(ownerService, 26, 100, oxm.NewMatch(ip), action.Learn(action.LearnSpec{
-			Table: 24, Priority: 100, Cookie: pipeline.Cookie(learned), IdleTimeout: 10, DeleteLearned: true,
+			Table: 24, Priority: 100, Cookie: cookies.Of(learned), IdleTimeout: 10, DeleteLearned: true,
 		})),
 		flow(ownerGone, 90, 100, oxm.NewMatch(ip, oxm.IPDst(prefix("10.129.0.0/23"))), action.Output(1)),
 	}

@@ -11,6 +11,7 @@ import (
 	"weft.dev/weft/internal/openflow"
 	"weft.dev/weft/internal/openflow/session"
 	"weft.dev/weft/internal/overlay/pipeline"
+	"weft.dev/weft/internal/overlay/pipeline/cookies"
 	"weft.dev/weft/internal/reconcile"
 	"weft.dev/weft/lab"
 )
@@ -69,12 +70,12 @@ func (w *FlowWatch) note(message any) {
 
 // ownedBy are the cookies of pods' flows.
 func ownedBy(pods []*lab.Pod) []uint64 {
-	cookies := make([]uint64, 0, len(pods))
+	wanted := make([]uint64, 0, len(pods))
 	for _, p := range pods {
 		key := attach.Key{ContainerID: p.Sandbox.ID, IfName: "eth0"}
-		cookies = append(cookies, pipeline.Cookie(reconcile.Owner(key.Owner())))
+		wanted = append(wanted, cookies.Of(reconcile.Owner(key.Owner())))
 	}
-	return cookies
+	return wanted
 }
 
 // Check returns an error unless nothing was removed but flows of the pods that were deleted. A barrier before it makes

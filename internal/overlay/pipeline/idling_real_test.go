@@ -15,7 +15,7 @@ import (
 
 	"weft.dev/weft/internal/openflow"
 	"weft.dev/weft/internal/openflow/bridge"
-	"weft.dev/weft/internal/overlay/pipeline"
+	"weft.dev/weft/internal/overlay/pipeline/cookies"
 	"weft.dev/weft/internal/service"
 )
 
@@ -50,7 +50,7 @@ func TestIdledServiceWaits(t *testing.T) {
 			ch <- answer{text, err}
 		}()
 	}
-	cookie := pipeline.Cookie(service.Owner("ns", "asleep"))
+	cookie := cookies.Of(service.Owner("ns", "asleep"))
 	for range answers {
 		if in := await(t, reports); in.Cookie != cookie {
 			t.Errorf("reported with the cookie %#x, want the Service's %#x", in.Cookie, cookie)

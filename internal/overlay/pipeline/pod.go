@@ -101,12 +101,12 @@ func (p *program) pod4(pod Pod, addr netip.Addr) {
 	p.add(TableARPLocal, priority, "ARP to the pod", match(oxm.ARP(), oxm.ARPTPA(host(addr))), action.Output(pod.OFPort))
 	p.add(TableLocal, priority, "to the pod", match(oxm.IPDst(host(addr))),
 		own.toLocal(mac)...)
-	p.egressPod(pod, addr, mac)
+	egressTables{p}.egressPod(pod, addr, mac)
 	if p.config.Conntrack {
-		p.hairpin(pod.OFPort, addr, mac)
+		serviceTables{p}.hairpin(pod.OFPort, addr, mac)
 	}
 	if p.config.policies() {
-		p.itself(pod, addr)
+		policyTables{p}.itself(pod, addr)
 		p.errorsOf(&pod, addr, own.toLocal(mac))
 	}
 }

@@ -71,7 +71,7 @@ func (c *Config) RemoteRules(r Remote) []Rule {
 	p.add(TableTunnel, priority, "IPv4 from the node's pods or its gateway, to this node's pods",
 		append(slices.Clip(from), oxm.IPSrc(r.Subnet), oxm.IPDst(c.LocalSubnet)),
 		sender, action.GotoTable(TableState))
-	p.egressRemote(r, from)
+	egressTables{p}.egressRemote(r, from)
 	vni := sourceToTunnel()
 	if r.FixedVNID != 0 {
 		vni = action.SetField(oxm.TunID(uint64(r.FixedVNID)))

@@ -4,7 +4,20 @@ import (
 	"weft.dev/weft/internal/openflow"
 	"weft.dev/weft/internal/openflow/action"
 	"weft.dev/weft/internal/openflow/oxm"
+	"weft.dev/weft/internal/overlay/pipeline/cookies"
 	"weft.dev/weft/internal/reconcile"
+)
+
+// Owners of the fragments that belong to no object.
+const (
+	// OwnerCluster owns the flows of Static.
+	OwnerCluster reconcile.Owner = "cluster"
+	// OwnerState owns the note with the state's hash.
+	OwnerState reconcile.Owner = "state"
+	// OwnerNodes owns the flows of Nodes.
+	OwnerNodes reconcile.Owner = "nodes"
+	// OwnerTargets owns the flows of Targets.
+	OwnerTargets reconcile.Owner = "targets"
 )
 
 // Rule is a flow with its purpose, in one line.
@@ -30,7 +43,7 @@ type program struct {
 }
 
 func (c *Config) program(owner reconcile.Owner) *program {
-	return &program{config: c, cookie: Cookie(owner)}
+	return &program{config: c, cookie: cookies.Of(owner)}
 }
 
 // conditions is what a flow matches.
@@ -63,7 +76,7 @@ func (p *program) output(table uint8, priority uint16, purpose string, on condit
 	commit := action.CT(action.CTAction{Commit: true, Zone: p.config.zone(), NAT: p.config.ownSource()})
 	p.add(table, priority+1, purpose+"; the connection is new", fresh, append([]action.Action{commit}, actions...)...)
 	if p.config.policies() {
-		p.outputJudged(table, priority, purpose, on, actions)
+		policyTables{p}.outputJudged(table, priority, purpose, on, actions)
 	}
 }
 

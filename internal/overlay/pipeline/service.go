@@ -14,6 +14,7 @@ import (
 	"weft.dev/weft/internal/openflow"
 	"weft.dev/weft/internal/openflow/action"
 	"weft.dev/weft/internal/openflow/oxm"
+	"weft.dev/weft/internal/overlay/pipeline/cookies"
 	"weft.dev/weft/internal/reconcile"
 	"weft.dev/weft/internal/service"
 )
@@ -225,7 +226,7 @@ func wake(v *service.VirtualAddress, priority uint16) []action.Action {
 	return []action.Action{
 		action.Learn(action.LearnSpec{
 			Table: TableService, Priority: priority + above, DeleteLearned: true,
-			Cookie: Cookie("affinity/" + v.Owner + "/idled"), HardTimeout: uint16(wakeRest.Seconds()),
+			Cookie: cookies.Of("affinity/" + v.Owner + "/idled"), HardTimeout: uint16(wakeRest.Seconds()),
 			Fields: []action.LearnField{
 				action.LearnMatchValue(oxm.Whole(oxm.FieldEthType), uint64(oxm.EthTypeIPv4)),
 				action.LearnMatchValue(oxm.Whole(oxm.FieldIPProto), uint64(v.Protocol)),
@@ -399,7 +400,7 @@ func (b *serviceProgram) learn(k *backend, timeout time.Duration, endpoint netip
 	client := oxm.Whole(oxm.FieldIPv4Src)
 	return action.Learn(action.LearnSpec{
 		Table: TableAffinity, Priority: priority, DeleteLearned: true,
-		Cookie:      Cookie(reconcile.Owner("affinity/" + k.name + "/" + endpoint.String())),
+		Cookie:      cookies.Of(reconcile.Owner("affinity/" + k.name + "/" + endpoint.String())),
 		IdleTimeout: uint16(max(1, min(timeout, maxAffinity).Seconds())),
 		Fields: []action.LearnField{
 			action.LearnMatchValue(oxm.Whole(oxm.FieldEthType), uint64(oxm.EthTypeIPv4)),

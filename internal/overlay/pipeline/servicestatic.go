@@ -72,68 +72,71 @@ func stray(on ...oxm.MatchField) conditions {
 	return append(match(oxm.EthType(oxm.EthTypeIPv4), oxm.IPProto(icmp), oxm.CTState(oxm.CTTrk|oxm.CTInv, 0)), on...)
 }
 
+// serviceTables compiles the flows that tracked connections and Services need besides those of each Service.
+type serviceTables struct{ to *program }
+
 // services adds the flows for Services that depend on no Service.
-func (p *program) services() {
-	c := p.config
+func (p serviceTables) services() {
+	c := p.to.config
 	track, ipv4 := c.track(), oxm.EthType(oxm.EthTypeIPv4)
 	for _, port := range []uint32{PortVXLAN, PortTun} {
-		p.add(TableState, priorityStrayIn, "ICMP errors about connections that were not tracked", stray(oxm.InPort(port)), action.GotoTable(TableRoute))
+		p.to.add(TableState, priorityStrayIn, "ICMP errors about connections that were not tracked", stray(oxm.InPort(port)), action.GotoTable(TableRoute))
 	}
-	p.add(TableState, priorityStray, "ICMP errors about connections that were not tracked", stray(), action.GotoTable(TableEgressPolicy))
-	p.drop(TableState, priorityInvalid, "packets that conntrack finds invalid", match(ipv4, oxm.CTState(oxm.CTTrk|oxm.CTInv, 0)))
-	p.add(TableState, priorityHairpin, "a reply of a pod to itself: look up the connection by the pod's own address",
+	p.to.add(TableState, priorityStray, "ICMP errors about connections that were not tracked", stray(), action.GotoTable(TableEgressPolicy))
+	p.to.drop(TableState, priorityInvalid, "packets that conntrack finds invalid", match(ipv4, oxm.CTState(oxm.CTTrk|oxm.CTInv, 0)))
+	p.to.add(TableState, priorityHairpin, "a reply of a pod to itself: look up the connection by the pod's own address",
 		untracked(oxm.IPDst(host(hairpinSource()))),
 		action.Move(oxm.Whole(oxm.FieldIPv4Src), oxm.Whole(oxm.FieldIPv4Dst)),
 		action.SetField(oxm.RegMasked(RegFlags, FlagHairpin, FlagHairpin)), track)
 	if c.policies() {
-		p.trackPods()
+		policyTables{p.to}.trackPods()
 	} else {
 		p.trackServices()
 	}
-	p.add(TableState, priorityFresh, "from pods, a new connection, not translated yet",
+	p.to.add(TableState, priorityFresh, "from pods, a new connection, not translated yet",
 		match(ipv4, oxm.CTState(oxm.CTTrk|oxm.CTNew, oxm.CTRel|oxm.CTDNAT)), action.GotoTable(TableNode))
-	p.add(TableState, priorityDefault, "from pods, an established connection", nil, action.GotoTable(TableEgressPolicy))
-	p.add(TableNode, priorityDefault, "not a node's address", nil, action.GotoTable(TableService))
+	p.to.add(TableState, priorityDefault, "from pods, an established connection", nil, action.GotoTable(TableEgressPolicy))
+	p.to.add(TableNode, priorityDefault, "not a node's address", nil, action.GotoTable(TableService))
 	p.hairpinBack()
 }
 
 // trackServices tracks only connections that go to Services or may have been translated for one.
-func (p *program) trackServices() {
-	c := p.config
+func (p serviceTables) trackServices() {
+	c := p.to.config
 	track, toLocal := c.track(), oxm.IPDst(c.LocalSubnet)
-	p.add(TableState, priorityVirtual, "to Services: look up the connection", untracked(oxm.IPDst(c.ServiceNetwork)), track)
+	p.to.add(TableState, priorityVirtual, "to Services: look up the connection", untracked(oxm.IPDst(c.ServiceNetwork)), track)
 	p.hostsOwn(priorityGateway+1, priorityGateway)
-	p.add(TableState, priorityGateway, "from pods to the host, which has conntrack of its own", untracked(oxm.IPDst(host(c.Gateway))), action.GotoTable(TableEgressPolicy))
+	p.to.add(TableState, priorityGateway, "from pods to the host, which has conntrack of its own", untracked(oxm.IPDst(host(c.Gateway))), action.GotoTable(TableEgressPolicy))
 	for _, kind := range icmpErrors() {
-		p.add(TableState, priorityErrors, "an ICMP error to a pod, possibly about a translated connection",
+		p.to.add(TableState, priorityErrors, "an ICMP error to a pod, possibly about a translated connection",
 			match(oxm.ICMPType(kind), oxm.CTState(0, oxm.CTTrk), toLocal), track)
 	}
-	p.add(TableState, priorityErrors, "a fragment to a pod: conntrack reassembles it, for its ports", untracked(oxm.IPFrag(oxm.FragYes), toLocal), track)
+	p.to.add(TableState, priorityErrors, "a fragment to a pod: conntrack reassembles it, for its ports", untracked(oxm.IPFrag(oxm.FragYes), toLocal), track)
 	for _, network := range c.ClusterNetworks {
-		p.add(TableState, priorityPods, "from pods to pods: nothing to translate", untracked(oxm.IPDst(network)), action.GotoTable(TableEgressPolicy))
+		p.to.add(TableState, priorityPods, "from pods to pods: nothing to translate", untracked(oxm.IPDst(network)), action.GotoTable(TableEgressPolicy))
 	}
-	p.add(TableState, priorityParts, "a fragment, possibly to a Service", untracked(oxm.IPFrag(oxm.FragYes)), track)
-	p.add(TableState, priorityElse, "from pods to other addresses, possibly a node port or an external IP", untracked(), action.GotoTable(TableNode))
+	p.to.add(TableState, priorityParts, "a fragment, possibly to a Service", untracked(oxm.IPFrag(oxm.FragYes)), track)
+	p.to.add(TableState, priorityElse, "from pods to other addresses, possibly a node port or an external IP", untracked(), action.GotoTable(TableNode))
 }
 
 // hostsOwn lets the host's connections with other nodes' pods pass untracked: the host tracks them itself.
-func (p *program) hostsOwn(toHost, fromHost uint16) {
-	gateway := host(p.config.Gateway)
-	p.add(TableState, toHost, "from the tunnel to the host, which has conntrack of its own",
+func (p serviceTables) hostsOwn(toHost, fromHost uint16) {
+	gateway := host(p.to.config.Gateway)
+	p.to.add(TableState, toHost, "from the tunnel to the host, which has conntrack of its own",
 		untracked(oxm.InPort(PortVXLAN), oxm.IPDst(gateway)), action.GotoTable(TableRoute))
-	p.add(TableState, fromHost, "from the host itself, which has conntrack of its own",
+	p.to.add(TableState, fromHost, "from the host itself, which has conntrack of its own",
 		untracked(oxm.InPort(PortTun), oxm.IPSrc(gateway)), action.GotoTable(TableRoute))
 }
 
 // hairpinBack returns a pod's reply to itself.
-func (p *program) hairpinBack() {
+func (p serviceTables) hairpinBack() {
 	const back = 500
 	ipv4, hairpin := oxm.EthType(oxm.EthTypeIPv4), oxm.RegMasked(RegFlags, FlagHairpin, FlagHairpin)
-	p.add(TableRoute, back, "a reply of a pod to itself",
+	p.to.add(TableRoute, back, "a reply of a pod to itself",
 		match(ipv4, hairpin, oxm.CTState(oxm.CTTrk|oxm.CTRpl, 0)),
 		action.Move(oxm.Whole(oxm.FieldEthSrc), oxm.Whole(oxm.FieldEthDst)),
-		action.SetField(oxm.EthSrc(p.config.gatewayMAC())), action.InPortAction())
-	p.drop(TableRoute, back-1, "a reply without a connection", match(ipv4, hairpin))
+		action.SetField(oxm.EthSrc(p.to.config.gatewayMAC())), action.InPortAction())
+	p.to.drop(TableRoute, back-1, "a reply without a connection", match(ipv4, hairpin))
 }
 
 // Target is a place of endpoints: a port, of the pods of a cluster network or of one address elsewhere.
@@ -200,11 +203,11 @@ func ports(protocol service.Protocol, port uint16) (from, to oxm.MatchField) {
 }
 
 // hairpin returns to a pod what a Service has translated to the pod itself.
-func (p *program) hairpin(ofport uint32, addr netip.Addr, mac net.HardwareAddr) {
+func (p serviceTables) hairpin(ofport uint32, addr netip.Addr, mac net.HardwareAddr) {
 	const priority = 200
-	p.add(TableLocal, priority, "by a Service back to the pod that sent it",
+	p.to.add(TableLocal, priority, "by a Service back to the pod that sent it",
 		match(oxm.InPort(ofport), oxm.IPSrc(host(addr)), oxm.IPDst(host(addr)), oxm.CTState(oxm.CTTrk|oxm.CTDNAT, 0)),
-		action.SetField(oxm.IPSrc(host(hairpinSource()))), action.SetField(oxm.EthSrc(p.config.gatewayMAC())),
+		action.SetField(oxm.IPSrc(host(hairpinSource()))), action.SetField(oxm.EthSrc(p.to.config.gatewayMAC())),
 		action.SetField(oxm.EthDst(mac)), action.InPortAction())
 }
 

@@ -35,7 +35,7 @@ func (c *Config) StaticRules() []Rule {
 	p.routeNonsense()
 	p.deliver()
 	p.leave()
-	p.egressStatic()
+	egressTables{p}.egressStatic()
 	for _, t := range tables {
 		switch t.Number {
 		case TableState, TableNode, TableAffinity, TableService, TableEndpoint, TableEgressPolicy, TableExternal, TableEgressFirewall, TableEgressRoute, TableNote:
@@ -100,9 +100,9 @@ func (p *program) state() {
 		p.add(TableAffinity, priorityDefault, "no affinity", nil, action.GotoTable(TableService))
 		return
 	}
-	p.services()
+	serviceTables{p}.services()
 	if p.config.policies() {
-		p.policyStatic()
+		policyTables{p}.policyStatic()
 	}
 }
 
@@ -155,7 +155,7 @@ func (p *program) deliver() {
 	c := p.config
 	out := action.OutputReg(oxm.Whole(oxm.FieldReg(RegPort)))
 	if c.policies() {
-		p.deliverByPolicy()
+		policyTables{p}.deliverByPolicy()
 	} else {
 		p.output(TableIngress, node, "a node always reaches its pods", match(oxm.IPSrc(host(c.Gateway))), out)
 		p.isolation(out)

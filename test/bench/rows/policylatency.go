@@ -22,6 +22,7 @@ import (
 	"weft.dev/weft/internal/openflow"
 	"weft.dev/weft/internal/openflow/session"
 	"weft.dev/weft/internal/overlay/pipeline"
+	"weft.dev/weft/internal/overlay/pipeline/cookies"
 	"weft.dev/weft/lab"
 	"weft.dev/weft/test/bench/measure"
 	"weft.dev/weft/test/bench/stage"
@@ -188,7 +189,7 @@ func (s *isolation) policiesOfSwitch(ctx context.Context) (int, error) {
 	flows, err := conn.Flows(ctx)
 	verdicts := 0
 	for _, f := range flows {
-		if pipeline.CookieKind(f.Cookie) == "policyrule" {
+		if cookies.Kind(f.Cookie) == "policyrule" {
 			verdicts++
 		}
 	}

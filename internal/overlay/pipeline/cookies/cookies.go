@@ -1,4 +1,5 @@
-package pipeline
+// Package cookies has the cookies of the pipeline's flows: each identifies the owner of a flow, and the kind of the owner.
+package cookies
 
 import (
 	"crypto/sha256"
@@ -7,6 +8,9 @@ import (
 
 	"weft.dev/weft/internal/reconcile"
 )
+
+// kindShift is the position of the kind.
+const kindShift = 56
 
 // Kinds of owners, in the top byte of a cookie. The number of a kind never changes. Neither 0 nor 0xff is a kind: a cookie of 0 has no
 // owner, and to the switch a cookie of all ones means "do not change".
@@ -27,22 +31,9 @@ const (
 	kindPolicyTerm = 0x11
 )
 
-// Owners of the fragments that belong to no object.
-const (
-	// OwnerCluster owns the flows of Static.
-	OwnerCluster reconcile.Owner = "cluster"
-	// OwnerState owns the note with the state's hash.
-	OwnerState reconcile.Owner = "state"
-	// OwnerNodes owns the flows of Nodes.
-	OwnerNodes reconcile.Owner = "nodes"
-	// OwnerTargets owns the flows of Targets.
-	OwnerTargets reconcile.Owner = "targets"
-)
-
-// Cookie returns the cookie of an owner's flows: the owner's kind (the text before the first slash) in the top byte, the first 7 bytes of
+// Of returns the cookie of an owner's flows: the owner's kind (the text before the first slash) in the top byte, the first 7 bytes of
 // the owner's SHA-256 in the others. An owner has the same cookie on every node.
-func Cookie(owner reconcile.Owner) uint64 {
-	const kindShift = 56
+func Of(owner reconcile.Owner) uint64 {
 	kind, _, _ := strings.Cut(string(owner), "/")
 	number := uint64(kindOther)
 	switch kind {
@@ -75,4 +66,39 @@ func Cookie(owner reconcile.Owner) uint64 {
 	}
 	sum := sha256.Sum256([]byte(owner))
 	return number<<kindShift | binary.BigEndian.Uint64(sum[:8])>>8
+}
+
+// Kind returns the kind of object that a flow with the cookie was compiled from, "" for a cookie that is not Weft's.
+func Kind(cookie uint64) string {
+	switch cookie >> kindShift {
+	case kindCluster:
+		return "cluster"
+	case kindAttachment:
+		return "attachment"
+	case kindHostSubnet:
+		return "hostsubnet"
+	case kindState:
+		return "state"
+	case kindService:
+		return "service"
+	case kindNodes:
+		return "nodes"
+	case kindTargets:
+		return "targets"
+	case kindLearned:
+		return "affinity"
+	case kindFirewall:
+		return "egressfirewall"
+	case kindEgressIP:
+		return "egressip"
+	case kindMulticast:
+		return "multicast"
+	case kindPolicyRule:
+		return "policyrule"
+	case kindPolicyTerm:
+		return "policyterm"
+	case kindOther:
+		return "other"
+	}
+	return ""
 }
