@@ -83,7 +83,7 @@ func (p policyTables) policyStatic() {
 // distinguished from packets of others' connections.
 func (p policyTables) trackPods() {
 	local, track := p.to.config.LocalSubnet, p.to.config.track()
-	serviceTables{p.to}.hostsOwn(priorityHostOnly, priorityFromHost)
+	serviceTables(p).hostsOwn(priorityHostOnly, priorityFromHost)
 	p.to.add(TableState, priorityToPods, "to a pod of this node: look up the connection", untracked(oxm.IPDst(local)), track)
 	p.to.add(TableState, priorityFromPods, "from a pod of this node: look up the connection", untracked(oxm.IPSrc(local)), track)
 }

@@ -89,7 +89,7 @@ func (p serviceTables) services() {
 		action.Move(oxm.Whole(oxm.FieldIPv4Src), oxm.Whole(oxm.FieldIPv4Dst)),
 		action.SetField(oxm.RegMasked(RegFlags, FlagHairpin, FlagHairpin)), track)
 	if c.policies() {
-		policyTables{p.to}.trackPods()
+		policyTables(p).trackPods()
 	} else {
 		p.trackServices()
 	}
