@@ -10,6 +10,7 @@ import (
 	"weft.dev/weft/internal/openflow"
 	"weft.dev/weft/internal/overlay/host"
 	"weft.dev/weft/internal/overlay/pipeline"
+	"weft.dev/weft/internal/overlay/pipeline/cookies"
 	"weft.dev/weft/internal/policy"
 	"weft.dev/weft/internal/reconcile"
 )
@@ -75,7 +76,7 @@ func (r *reports) owners(first string) (admin.Owners, error) {
 	all := admin.Owners{Node: r.node}
 	for _, origin := range run.network.Origins(append(run.engines.Switch.Flows().Owners(), pipeline.OwnerState), asked) {
 		owner := admin.Owner{
-			Cookie: fmt.Sprintf("%#x", pipeline.Cookie(origin.Owner)), Owner: string(origin.Owner), MoreObjects: origin.More,
+			Cookie: fmt.Sprintf("%#x", cookies.Of(origin.Owner)), Owner: string(origin.Owner), MoreObjects: origin.More,
 		}
 		for _, o := range origin.Objects {
 			owner.Objects = append(owner.Objects, admin.Object{Kind: o.Kind, Namespace: o.Namespace, Name: o.Name})

@@ -16,7 +16,11 @@ import (
 	"weft.dev/weft/internal/command"
 	"weft.dev/weft/internal/flows"
 	"weft.dev/weft/internal/openflow"
+	"weft.dev/weft/internal/openflow/action"
+	"weft.dev/weft/internal/openflow/bridge"
+	"weft.dev/weft/internal/openflow/oxm"
 	"weft.dev/weft/internal/overlay/pipeline"
+	"weft.dev/weft/internal/overlay/pipeline/cookies"
 	"weft.dev/weft/internal/reconcile"
 )
 
@@ -32,7 +36,7 @@ const (
 
 func flowOwners() admin.Owners {
 	owner := func(name, pod string, objects ...admin.Object) admin.Owner {
-		return admin.Owner{Cookie: fmt.Sprintf("%#x", pipeline.Cookie(reconcile.Owner(name))), Owner: name, Pod: pod, Objects: objects}
+		return admin.Owner{Cookie: fmt.Sprintf("%#x", cookies.Of(reconcile.Owner(name))), Owner: name, Pod: pod, Objects: objects}
 	}
 	policy := func(name string) admin.Object {
 		return admin.Object{Kind: "NetworkPolicy", Namespace: "web", Name: name}
@@ -51,30 +55,30 @@ func flowOwners() admin.Owners {
 // fakeSwitch serves a switch with some flows, and returns the directory of its sockets.
 func fakeSwitch(t *testing.T, more ...*openflow.Flow) string {
 	t.Helper()
-	flow := func(owner string, table uint8, priority uint16, match openflow.Match, actions ...openflow.Action) *openflow.Flow {
-		return &openflow.Flow{Table: table, Priority: priority, Cookie: pipeline.Cookie(reconcile.Owner(owner)), Match: match, Actions: actions}
+	flow := func(owner string, table uint8, priority uint16, match oxm.Match, actions ...action.Action) *openflow.Flow {
+		return &openflow.Flow{Table: table, Priority: priority, Cookie: cookies.Of(reconcile.Owner(owner)), Match: match, Actions: actions}
 	}
-	ip := openflow.EthType(openflow.EthTypeIPv4)
+	ip := oxm.EthType(oxm.EthTypeIPv4)
 	_, note := pipeline.Note(reconcile.Hash{})
 	all := []*openflow.Flow{
 		note.(*openflow.Flow), //nolint:forcetypeassert // a note is a flow
-		flow("cluster", 0, 100, openflow.NewMatch(ip), openflow.GotoTable(20)),
-		flow("cluster", 0, 0, openflow.NewMatch()),
-		flow(ownerPod, 20, 100, openflow.NewMatch(openflow.InPort(3), ip), openflow.GotoTable(21)),
-		flow(ownerTerm, 80, 100, openflow.NewMatch(ip, openflow.IPSrc(prefix("10.128.0.5/32"))), openflow.Conjunction(7, 1, 2)),
-		flow(ownerRule, 80, 100, openflow.NewMatch(ip, openflow.ConjID(7)), openflow.GotoTable(81)),
-		flow(ownerService, 26, 100, openflow.NewMatch(ip), openflow.Learn(openflow.LearnSpec{
-			Table: 24, Priority: 100, Cookie: pipeline.Cookie(learned), IdleTimeout: 10, DeleteLearned: true,
+		flow("cluster", 0, 100, oxm.NewMatch(ip), action.GotoTable(20)),
+		flow("cluster", 0, 0, oxm.NewMatch()),
+		flow(ownerPod, 20, 100, oxm.NewMatch(oxm.InPort(3), ip), action.GotoTable(21)),
+		flow(ownerTerm, 80, 100, oxm.NewMatch(ip, oxm.IPSrc(prefix("10.128.0.5/32"))), action.Conjunction(7, 1, 2)),
+		flow(ownerRule, 80, 100, oxm.NewMatch(ip, oxm.ConjID(7)), action.GotoTable(81)),
+		flow(ownerService, 26, 100, oxm.NewMatch(ip), action.Learn(action.LearnSpec{
+			Table: 24, Priority: 100, Cookie: cookies.Of(learned), IdleTimeout: 10, DeleteLearned: true,
 		})),
-		flow(ownerGone, 90, 100, openflow.NewMatch(ip, openflow.IPDst(prefix("10.129.0.0/23"))), openflow.Output(1)),
+		flow(ownerGone, 90, 100, oxm.NewMatch(ip, oxm.IPDst(prefix("10.129.0.0/23"))), action.Output(1)),
 	}
-	taught := flow(learned, 24, 100, openflow.NewMatch(ip, openflow.IPSrc(prefix("10.128.0.5/32"))))
+	taught := flow(learned, 24, 100, oxm.NewMatch(ip, oxm.IPSrc(prefix("10.128.0.5/32"))))
 	taught.IdleTimeout = 10
 	var mods []openflow.Mod
 	for _, f := range append(append(all, taught), more...) {
 		mods = append(mods, openflow.Mod{Entry: f})
 	}
-	fake := openflow.NewFake()
+	fake := bridge.NewFake()
 	if err := fake.Disturb(mods...); err != nil {
 		t.Fatal(err)
 	}
@@ -98,7 +102,7 @@ func fakeSwitch(t *testing.T, more ...*openflow.Flow) string {
 func prefix(text string) netip.Prefix { return netip.MustParsePrefix(text) }
 
 func unowned() *openflow.Flow {
-	return &openflow.Flow{Table: 30, Priority: 5000, Cookie: 0x99, Match: openflow.NewMatch(openflow.EthType(openflow.EthTypeIPv4))}
+	return &openflow.Flow{Table: 30, Priority: 5000, Cookie: 0x99, Match: oxm.NewMatch(oxm.EthType(oxm.EthTypeIPv4))}
 }
 
 // TestFlows checks the output, for users and for scripts, and the exit code.

@@ -12,8 +12,10 @@ import (
 
 	"weft.dev/weft/internal/admin"
 	"weft.dev/weft/internal/openflow"
+	"weft.dev/weft/internal/openflow/session"
 	"weft.dev/weft/internal/overlay/host"
 	"weft.dev/weft/internal/overlay/pipeline"
+	"weft.dev/weft/internal/overlay/pipeline/cookies"
 	"weft.dev/weft/internal/reconcile"
 )
 
@@ -57,7 +59,7 @@ type Flow struct {
 
 // Read dumps the flows of a bridge of the node. runDir is Open vSwitch's run directory with the sockets.
 func Read(ctx context.Context, runDir, bridge string) (dump []openflow.FlowStats, err error) {
-	conn, err := openflow.Dial(ctx, filepath.Join(runDir, bridge+".mgmt"), openflow.Options{})
+	conn, err := session.Dial(ctx, filepath.Join(runDir, bridge+".mgmt"), session.Options{})
 	if err != nil {
 		return nil, err
 	}
@@ -152,7 +154,7 @@ func explained(s *openflow.FlowStats) Flow {
 	return Flow{
 		Table: s.Flow.Table, TableName: pipeline.TableName(s.Flow.Table), Priority: s.Flow.Priority,
 		Match: s.Flow.Match.String(), Actions: s.Flow.Actions.String(), Packets: s.Packets, Bytes: s.Bytes,
-		Cookie: hex(s.Flow.Cookie), Kind: pipeline.CookieKind(s.Flow.Cookie),
+		Cookie: hex(s.Flow.Cookie), Kind: cookies.Kind(s.Flow.Cookie),
 	}
 }
 
@@ -160,5 +162,5 @@ func hex(cookie uint64) string { return fmt.Sprintf("%#x", cookie) }
 
 // ownerOf returns an owner that was computed without an agent.
 func ownerOf(owner string, object admin.Object) admin.Owner {
-	return admin.Owner{Cookie: hex(pipeline.Cookie(reconcile.Owner(owner))), Owner: owner, Objects: []admin.Object{object}}
+	return admin.Owner{Cookie: hex(cookies.Of(reconcile.Owner(owner))), Owner: owner, Objects: []admin.Object{object}}
 }

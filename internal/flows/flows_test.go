@@ -7,12 +7,12 @@ import (
 	"weft.dev/weft/internal/admin"
 	"weft.dev/weft/internal/flows"
 	"weft.dev/weft/internal/openflow"
-	"weft.dev/weft/internal/overlay/pipeline"
+	"weft.dev/weft/internal/overlay/pipeline/cookies"
 	"weft.dev/weft/internal/reconcile"
 )
 
 func stats(owner string, table uint8, packets uint64) openflow.FlowStats {
-	return openflow.FlowStats{Packets: packets, Bytes: 10 * packets, Flow: &openflow.Flow{Table: table, Cookie: pipeline.Cookie(reconcile.Owner(owner))}}
+	return openflow.FlowStats{Packets: packets, Bytes: 10 * packets, Flow: &openflow.Flow{Table: table, Cookie: cookies.Of(reconcile.Owner(owner))}}
 }
 
 // TestByObject: a flow counts for each object that it was compiled from; flows without an owner come last; unknown owners are shown as

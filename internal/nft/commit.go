@@ -11,6 +11,7 @@ import (
 
 	"sigs.k8s.io/knftables"
 
+	"weft.dev/weft/internal/nft/nftcli"
 	"weft.dev/weft/internal/reconcile"
 )
 
@@ -75,8 +76,8 @@ func (e *Engine) Commit(ctx context.Context, change reconcile.Change[Key, Item])
 // inUse returns the stray that cannot be removed because rules of another program use it (Options.Unmanaged). It must not keep other items
 // from being removed.
 func inUse(err error, change reconcile.Change[Key, Item]) (Key, bool) {
-	var refused *nftError
-	if !errors.As(err, &refused) || !strings.Contains(refused.words, "Device or resource busy") {
+	var refused *itemError
+	if !errors.As(err, &refused) || !strings.Contains(refused.err.Words, "Device or resource busy") {
 		return Key{}, false
 	}
 	_, stray := change.Delete[refused.key]
@@ -106,7 +107,7 @@ func (e *Engine) refreshForeign(ctx context.Context, change reconcile.Change[Key
 
 func (e *Engine) commit(ctx context.Context, change reconcile.Change[Key, Item]) error {
 	for attempt := 1; ; attempt++ {
-		before, err := e.generation()
+		before, err := e.namespace.Generation()
 		if err != nil {
 			return err
 		}
@@ -161,13 +162,24 @@ func (e *Engine) write(ctx context.Context, change reconcile.Change[Key, Item]) 
 		return fmt.Errorf("building the transaction: %s", text[i+len("# ERROR: "):])
 	}
 	err = e.change(ctx, text)
-	var refused *nftError
-	if errors.As(err, &refused) && refused.line > 0 && refused.line <= len(b.lines) {
-		refused.key = b.lines[refused.line-1]
-		return fmt.Errorf("%s: %w", refused.key, err)
+	var refused *nftcli.Error
+	if errors.As(err, &refused) && refused.Line > 0 && refused.Line <= len(b.lines) {
+		return &itemError{b.lines[refused.Line-1], refused}
 	}
 	return err
 }
+
+// itemError is nft's error about the operation of an item.
+type itemError struct {
+	key Key
+	err *nftcli.Error
+}
+
+// Error implements error.
+func (e *itemError) Error() string { return fmt.Sprintf("%s: %v", e.key, e.err) }
+
+// Unwrap returns nft's error.
+func (e *itemError) Unwrap() error { return e.err }
 
 // build collects one transaction. Each operation is one line of it, so that nft's line numbers identify the items.
 type build struct {
@@ -313,7 +325,7 @@ func (c *Chain) object() *knftables.Chain {
 
 // chainLines returns a chain's rules in nft's syntax.
 func (e *Engine) chainLines(ctx context.Context, key Key) ([]string, error) {
-	text, err := e.run(ctx, "-s", "-n", "list", "chain", string(key.Family), key.Table, key.Name)
+	text, err := e.namespace.Run(ctx, "-s", "-n", "list", "chain", string(key.Family), key.Table, key.Name)
 	if errors.Is(err, ErrMissing) {
 		return nil, nil
 	}
@@ -516,7 +528,7 @@ func (e *Engine) record(ctx context.Context, rules map[tableKey]map[string]*Chai
 		}
 		listings[table] = blocks
 	}
-	after, err := e.generation()
+	after, err := e.namespace.Generation()
 	if err != nil || after != nextGeneration(before) {
 		return false, err
 	}

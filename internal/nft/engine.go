@@ -1,26 +1,20 @@
 package nft
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
 	"maps"
-	"os"
-	"os/exec"
-	"regexp"
-	"runtime"
 	"slices"
-	"strconv"
 	"strings"
 	"sync"
 	"sync/atomic"
 
 	"golang.org/x/sync/errgroup"
-	"golang.org/x/sys/unix"
 	"sigs.k8s.io/knftables"
 
 	"weft.dev/weft/internal/nft/nfnetlink"
+	"weft.dev/weft/internal/nft/nftcli"
 	"weft.dev/weft/internal/reconcile"
 )
 
@@ -44,17 +38,16 @@ type Options struct {
 
 // Engine programs nftables with nft(8). The methods of reconcile.Engine are not called concurrently; Monitor runs concurrently with them.
 type Engine struct {
-	netns   *os.File
-	path    string
-	foreign atomic.Bool
-	shared  listings
+	namespace nftcli.Namespace
+	foreign   atomic.Bool
+	shared    listings
+	own       ownChanges
 	// unmanaged are the keys of Options.Unmanaged, apart those of Options.Apart. They do not change.
 	unmanaged unmanaged
 	apart     map[tableKey]bool
 
 	mutex  sync.Mutex
 	tables map[tableKey]bool // managed
-	own    []*ownChange      // the most recent ones, the latest at the end
 
 	// known is the kernel's state after the last Read or Commit; nil before the first.
 	known   map[Key]Item
@@ -87,11 +80,8 @@ func NewEngine(options Options) (*Engine, error) {
 		e.apart[table.Key().table()] = true
 	}
 	var err error
-	if e.netns, err = openNamespace(options.Netns); err != nil {
-		return nil, fmt.Errorf("nft engine: network namespace: %w", err)
-	}
-	if e.path, err = exec.LookPath("nft"); err != nil {
-		return nil, fmt.Errorf("nft engine: %w", errors.Join(err, e.netns.Close()))
+	if e.namespace, err = nftcli.Open(options.Netns); err != nil {
+		return nil, err
 	}
 	return e, nil
 }
@@ -99,7 +89,7 @@ func NewEngine(options Options) (*Engine, error) {
 // transaction returns an empty transaction. Before the first one, it reads nft's version.
 func (e *Engine) transaction() (*knftables.Transaction, error) {
 	if e.builder == nil {
-		err := e.inside(func() (err error) {
+		err := e.namespace.Inside(func() (err error) {
 			e.builder, err = knftables.New("", "", knftables.EmulateDestroy)
 			return err
 		})
@@ -111,31 +101,8 @@ func (e *Engine) transaction() (*knftables.Transaction, error) {
 	return e.builder.NewTransaction(), nil
 }
 
-// openNamespace opens the network namespace at path; "" is the calling thread's. It checks the path's file system first, so that it never
-// opens a pipe or device.
-func openNamespace(path string) (*os.File, error) {
-	if path == "" {
-		runtime.LockOSThread()
-		defer runtime.UnlockOSThread()
-		return os.Open("/proc/thread-self/ns/net")
-	}
-	look, err := os.OpenFile(path, unix.O_PATH|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = look.Close() }() // nothing was written
-	var stat unix.Statfs_t
-	if err := unix.Fstatfs(int(look.Fd()), &stat); err != nil {
-		return nil, fmt.Errorf("%s: %w", path, err)
-	}
-	if stat.Type != unix.NSFS_MAGIC {
-		return nil, fmt.Errorf("%s is not a network namespace", path)
-	}
-	return os.Open("/proc/thread-self/fd/" + strconv.Itoa(int(look.Fd())))
-}
-
 // Close releases the engine's resources. What is programmed stays.
-func (e *Engine) Close() { _ = e.netns.Close() } // an error has no consequence
+func (e *Engine) Close() { e.namespace.Close() }
 
 func (e *Engine) tablesInCare() []tableKey {
 	e.mutex.Lock()
@@ -157,114 +124,11 @@ func (e *Engine) cares(key tableKey) bool {
 	return e.tables[key]
 }
 
-// inside runs work on a thread in the engine's namespace; processes that it starts are in it too.
-func (e *Engine) inside(work func() error) error {
-	done := make(chan error, 1)
-	go func() {
-		runtime.LockOSThread()
-		before, err := os.Open("/proc/thread-self/ns/net")
-		if err != nil {
-			runtime.UnlockOSThread()
-			done <- fmt.Errorf("opening the thread's network namespace: %w", err)
-			return
-		}
-		defer func() { _ = before.Close() }() // nothing was written
-		// Entering a namespace needs CAP_SYS_ADMIN, even for the thread's current one: without this check, a daemon in the node's namespace would
-		// need it too.
-		if sameFile(before, e.netns) {
-			done <- work()
-			runtime.UnlockOSThread()
-			return
-		}
-		if err = unix.Setns(int(e.netns.Fd()), unix.CLONE_NEWNET); err == nil {
-			err = work()
-		}
-		// A thread that cannot return stays locked, and ends with this goroutine.
-		if unix.Setns(int(before.Fd()), unix.CLONE_NEWNET) == nil {
-			runtime.UnlockOSThread()
-		}
-		done <- err
-	}()
-	return <-done
-}
-
-// sameFile reports whether two files are one, such as the files of one namespace.
-func sameFile(a, b *os.File) bool {
-	one, err := a.Stat()
-	other, wrong := b.Stat()
-	return err == nil && wrong == nil && os.SameFile(one, other)
-}
-
-// run runs nft in the namespace, for reading. Changes are made by change.
-func (e *Engine) run(ctx context.Context, args ...string) ([]byte, error) {
-	return e.runNoted(ctx, func(int) {}, "", args...)
-}
-
-// runNoted runs nft in the namespace and calls started with its pid, under the mutex, before another goroutine can look for the pid.
-func (e *Engine) runNoted(ctx context.Context, started func(pid int), input string, args ...string) ([]byte, error) {
-	var out, words bytes.Buffer
-	err := e.inside(func() error {
-		command := exec.CommandContext(ctx, e.path, args...)
-		command.Stdin, command.Stdout, command.Stderr = strings.NewReader(input), &out, &words
-		command.Env = append(os.Environ(), "LC_ALL=C")
-		// The lock is held until the pid is recorded: its events come after that.
-		e.mutex.Lock()
-		err := command.Start()
-		if err == nil {
-			started(command.Process.Pid)
-		}
-		e.mutex.Unlock()
-		if err != nil {
-			return err
-		}
-		return command.Wait()
-	})
-	if err == nil {
-		return out.Bytes(), nil
-	}
-	var exit *exec.ExitError
-	if ctx.Err() == nil && errors.As(err, &exit) {
-		return nil, parseError(words.String())
-	}
-	return nil, fmt.Errorf("running nft: %w", errors.Join(err, ctx.Err()))
-}
-
-// nftError is an error message of nft.
-type nftError struct {
-	words string
-	line  int // of the input, from 1; 0 when unknown
-	key   Key // of the item on that line, in a transaction
-}
-
-//nolint:gochecknoglobals // a constant pattern
-var errorPattern = regexp.MustCompile(`(?m)^(?:/dev/stdin:(\d+):\d+-\d+: )?Error: (.*)$`)
-
-// parseError parses nft's messages: "/dev/stdin:2:17-23: Error: words", the line, and carets under it.
-func parseError(text string) *nftError {
-	match := errorPattern.FindStringSubmatch(text)
-	if match == nil {
-		return &nftError{words: strings.TrimSpace(text)}
-	}
-	line, _ := strconv.Atoi(match[1])
-	return &nftError{words: match[2], line: line}
-}
-
-// Error implements error.
-func (e *nftError) Error() string { return "nft: " + e.words }
-
-// Unwrap lets errors.Is find ErrRefused, and ErrMissing if that is the reason.
-func (e *nftError) Unwrap() []error {
-	if strings.Contains(e.words, "No such file or directory") {
-		return []error{ErrRefused, ErrMissing}
-	}
-	return []error{ErrRefused}
-}
-
 // Read implements reconcile.Engine. It lists everything concurrently: each listing is a process, and a start waits for all of them. The
 // first Read also prepares the first commit, by a transaction that is only checked: the kernel takes tens of milliseconds to abort it.
 func (e *Engine) Read(ctx context.Context) (map[Key]Item, error) {
 	var all []nfnetlink.Table
-	err := e.inside(func() (err error) {
+	err := e.namespace.Inside(func() (err error) {
 		all, err = nfnetlink.Tables()
 		return err
 	})
@@ -345,7 +209,7 @@ func textListing(table tableKey) []string {
 
 // listText lists a table with textListing.
 func (e *Engine) listText(ctx context.Context, table tableKey) (map[blockKey][]string, error) {
-	text, err := e.run(ctx, textListing(table)...)
+	text, err := e.namespace.Run(ctx, textListing(table)...)
 	if err != nil {
 		return nil, err
 	}

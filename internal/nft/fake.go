@@ -9,6 +9,7 @@ import (
 	"strings"
 	"sync"
 
+	"weft.dev/weft/internal/nft/nftcli"
 	"weft.dev/weft/internal/reconcile"
 )
 
@@ -160,7 +161,7 @@ func dropElements(state map[Key]Item, set Key) {
 
 // missing returns the Fake's error in nft's words.
 func missing(kind, name string) error {
-	return fmt.Errorf("%s %s: %w", kind, name, &nftError{words: "Could not process rule: No such file or directory"})
+	return fmt.Errorf("%s %s: %w", kind, name, &nftcli.Error{Words: "Could not process rule: No such file or directory"})
 }
 
 // The references to other objects in a rule or verdict.

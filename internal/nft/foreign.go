@@ -69,7 +69,7 @@ func (b *build) foreign() {
 // of a Passage, and ForeignJumps are not possible there.
 func (e *Engine) foreignChains() (bases []chainObject, chains map[tableKey]int, err error) {
 	var all []nfnetlink.Chain
-	err = e.inside(func() (err error) {
+	err = e.namespace.Inside(func() (err error) {
 		all, err = nfnetlink.Chains()
 		return err
 	})

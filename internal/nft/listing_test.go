@@ -64,19 +64,6 @@ func TestListingOfProtocolNumbers(t *testing.T) {
 	}
 }
 
-func TestParseError(t *testing.T) {
-	for text, want := range map[string]nftError{
-		"/dev/stdin:2:17-23: Error: Could not process rule: No such file or directory\nadd rule\n": {words: "Could not process rule: No such file or directory", line: 2},
-		"Error: No such file or directory\nlist table inet nono\n":                                 {words: "No such file or directory", line: 0},
-		"Operation not permitted (you must be root)\n":                                             {words: "Operation not permitted (you must be root)", line: 0},
-		"": {words: "", line: 0},
-	} {
-		if got := parseError(text); *got != want {
-			t.Errorf("%q: %+v, want %+v", text, *got, want)
-		}
-	}
-}
-
 func FuzzListing(f *testing.F) {
 	for _, name := range []string{"everything", "iptables"} {
 		structured, err := os.ReadFile(filepath.Join("testdata", name+".json"))

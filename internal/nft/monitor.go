@@ -64,15 +64,6 @@ const driftBuffer = 64
 // eventBuffer is the socket's receive buffer in bytes: room for the events of a transaction of about ten thousand elements.
 const eventBuffer = 8 << 20
 
-// generation returns the namespace's generation of nftables, which every transaction increments by one.
-func (e *Engine) generation() (id uint32, err error) {
-	err = e.inside(func() (err error) {
-		id, err = nfnetlink.Generation()
-		return err
-	})
-	return id, err
-}
-
 // Monitor reports what other processes change, until ctx ends; then it closes the channel. It reports changes in the managed tables and, if
 // foreign chains are read, changes of those chains. It does not report foreign sets and maps: they change every second, and on their own
 // let no packet pass. The first value, with All set, reports that watching has begun. When the kernel dropped events (ENOBUFS), All is
@@ -80,7 +71,7 @@ func (e *Engine) generation() (id uint32, err error) {
 // (Err).
 func (e *Engine) Monitor(ctx context.Context) (<-chan Drift, error) {
 	m := &monitor{engine: e, out: make(chan Drift, driftBuffer)}
-	if err := e.inside(m.subscribe); err != nil {
+	if err := e.namespace.Inside(m.subscribe); err != nil {
 		return nil, fmt.Errorf("watching nftables: %w", err)
 	}
 	m.out <- Drift{All: true}
@@ -193,7 +184,7 @@ func (m *monitor) touch(kind uint16, family Family, attrs map[uint16][]byte) {
 func (m *monitor) transaction(ctx context.Context, port uint32, generation []byte) {
 	touched := m.touched
 	m.touched = map[tableKey]*Drift{}
-	if len(generation) == 4 && m.engine.mine(ctx, port, binary.BigEndian.Uint32(generation)) {
+	if len(generation) == 4 && m.engine.own.mine(ctx, port, binary.BigEndian.Uint32(generation)) {
 		return
 	}
 	for table, drift := range touched {

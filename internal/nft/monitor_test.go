@@ -39,7 +39,7 @@ func FuzzEvents(f *testing.F) {
 func TestMine(t *testing.T) {
 	e := &Engine{}
 	note := func(pid int, generation uint32) {
-		own := e.began(pid)
+		own := e.own.began(pid)
 		own.generation = generation
 		close(own.ended)
 	}
@@ -58,7 +58,7 @@ func TestMine(t *testing.T) {
 		{"an own process without a transaction of its own", 8, 101, false},
 		{"no generation", 8, 0, false},
 	} {
-		if got := e.mine(t.Context(), test.port, test.generation); got != test.want {
+		if got := e.own.mine(t.Context(), test.port, test.generation); got != test.want {
 			t.Errorf("%s: %v", test.name, got)
 		}
 	}
@@ -67,12 +67,12 @@ func TestMine(t *testing.T) {
 // An event comes before the engine has read the generation: mine waits for it, but not longer than the watch runs.
 func TestMineWaits(t *testing.T) {
 	e := &Engine{}
-	own := e.began(7)
-	if e.mine(t.Context(), 9, 100) { // does not wait: another program's port
+	own := e.own.began(7)
+	if e.own.mine(t.Context(), 9, 100) { // does not wait: another program's port
 		t.Error("another's port is the engine's")
 	}
 	answer := make(chan bool)
-	go func() { answer <- e.mine(t.Context(), 7, 100) }()
+	go func() { answer <- e.own.mine(t.Context(), 7, 100) }()
 	select {
 	case <-answer:
 		t.Fatal("the answer came before it was known")
@@ -83,10 +83,10 @@ func TestMineWaits(t *testing.T) {
 	if !<-answer {
 		t.Error("an own transaction counts as foreign")
 	}
-	e.began(8)
+	e.own.began(8)
 	ctx, cancel := context.WithCancel(t.Context())
 	cancel()
-	if e.mine(ctx, 8, 101) {
+	if e.own.mine(ctx, 8, 101) {
 		t.Error("an unknown transaction counts as the engine's")
 	}
 }

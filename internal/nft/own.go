@@ -2,7 +2,9 @@ package nft
 
 import (
 	"context"
+	"os/exec"
 	"slices"
+	"sync"
 )
 
 // ownKept is how many of the engine's own transactions are kept, to distinguish its changes from other programs'. Events come within
@@ -29,14 +31,45 @@ func nextGeneration(generation uint32) uint32 {
 	return generation
 }
 
+// ownChanges are the engine's most recent transactions.
+type ownChanges struct {
+	mutex  sync.Mutex
+	recent []*ownChange // the latest at the end
+}
+
+// start starts a process that makes a transaction, and records it. The lock is held until the process's number is recorded: the events of the
+// transaction come after that.
+func (o *ownChanges) start(command *exec.Cmd) (*ownChange, error) {
+	o.mutex.Lock()
+	defer o.mutex.Unlock()
+	if err := command.Start(); err != nil {
+		return nil, err
+	}
+	return o.began(command.Process.Pid), nil
+}
+
+// began records a transaction whose process has just been started; mutex is held.
+func (o *ownChanges) began(pid int) *ownChange {
+	own := &ownChange{port: uint32(pid), ended: make(chan struct{})} //nolint:gosec // pids are positive
+	o.recent = append(o.recent, own)
+	if len(o.recent) > ownKept {
+		o.recent = slices.Delete(o.recent, 0, len(o.recent)-ownKept)
+	}
+	return own
+}
+
 // change runs nft with an input that changes something, as one transaction, and records its generation for Monitor.
 func (e *Engine) change(ctx context.Context, input string) error {
-	before, err := e.generation()
+	before, err := e.namespace.Generation()
 	if err != nil {
 		return err
 	}
 	var own *ownChange
-	_, err = e.runNoted(ctx, func(pid int) { own = e.began(pid) }, input, "-f", "-")
+	start := func(command *exec.Cmd) (err error) {
+		own, err = e.own.start(command)
+		return err
+	}
+	_, err = e.namespace.RunStarted(ctx, start, input, "-f", "-")
 	if own == nil {
 		return err
 	}
@@ -46,29 +79,19 @@ func (e *Engine) change(ctx context.Context, input string) error {
 	}
 	// If there was more than one transaction meanwhile, their senders are unknown, and all count as another program's. The same holds if the
 	// generation cannot be read: what was written is in effect in any case.
-	if after, err := e.generation(); err == nil && after == nextGeneration(before) {
+	if after, err := e.namespace.Generation(); err == nil && after == nextGeneration(before) {
 		own.generation = after
 	}
 	return nil
 }
 
-// began records a transaction whose process has just been started; mutex is held.
-func (e *Engine) began(pid int) *ownChange {
-	own := &ownChange{port: uint32(pid), ended: make(chan struct{})} //nolint:gosec // pids are positive
-	e.own = append(e.own, own)
-	if len(e.own) > ownKept {
-		e.own = slices.Delete(e.own, 0, len(e.own)-ownKept)
-	}
-	return own
-}
-
 // mine reports whether the transaction that ended with a generation, sent from a netlink port, was the engine's own. It waits until the
 // engine knows its generation, which it does when nft ends.
-func (e *Engine) mine(ctx context.Context, port, generation uint32) bool {
-	e.mutex.Lock()
-	own := slices.Clone(e.own)
-	e.mutex.Unlock()
-	for _, change := range own {
+func (o *ownChanges) mine(ctx context.Context, port, generation uint32) bool {
+	o.mutex.Lock()
+	recent := slices.Clone(o.recent)
+	o.mutex.Unlock()
+	for _, change := range recent {
 		if change.port != port || generation == 0 {
 			continue
 		}

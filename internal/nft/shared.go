@@ -56,9 +56,9 @@ func (l *listings) drop(question string, a *answer) {
 
 // ask is run for a listing, which it may share with other callers. The answer is at least as new as the call.
 func (e *Engine) ask(ctx context.Context, args ...string) ([]byte, error) {
-	generation, err := e.generation()
+	generation, err := e.namespace.Generation()
 	if err != nil {
-		return e.run(ctx, args...)
+		return e.namespace.Run(ctx, args...)
 	}
 	question := strings.Join(args, " ")
 	found, mine := e.shared.find(generation, question, time.Now())
@@ -71,9 +71,9 @@ func (e *Engine) ask(ctx context.Context, args ...string) ([]byte, error) {
 		if found.err == nil {
 			return found.text, nil
 		}
-		return e.run(ctx, args...) // it may have failed because the other reader's context ended
+		return e.namespace.Run(ctx, args...) // it may have failed because the other reader's context ended
 	}
-	found.text, found.err = e.run(ctx, args...)
+	found.text, found.err = e.namespace.Run(ctx, args...)
 	close(found.done)
 	time.AfterFunc(shareFor, func() { e.shared.drop(question, found) })
 	return found.text, found.err

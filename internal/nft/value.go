@@ -3,11 +3,12 @@ package nft
 import (
 	"crypto/sha256"
 	"encoding/hex"
-	"errors"
 	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
+
+	"weft.dev/weft/internal/nft/nftcli"
 )
 
 // StateSet is the name of the set in each of Weft's tables that holds the engine's records. No rule references it.
@@ -376,10 +377,10 @@ func (j *ForeignJump) String() string {
 }
 
 // ErrMissing reports that a commit references something that does not exist in the kernel: a set, or a chain to jump to.
-var ErrMissing = errors.New("does not exist")
+var ErrMissing = nftcli.ErrMissing
 
 // ErrRefused reports that nft rejected a transaction; the error that wraps it names the object and has nft's message.
-var ErrRefused = errors.New("nft refused the transaction")
+var ErrRefused = nftcli.ErrRefused
 
 func sameFlags(a, b []SetFlag) bool {
 	a, b = slices.Clone(a), slices.Clone(b)

@@ -16,6 +16,7 @@ import (
 	"weft.dev/weft/internal/nft"
 	"weft.dev/weft/internal/nft/nftnl"
 	"weft.dev/weft/internal/openflow"
+	"weft.dev/weft/internal/openflow/bridge"
 	"weft.dev/weft/internal/ovsdb"
 	"weft.dev/weft/internal/reconcile"
 )
@@ -128,6 +129,6 @@ type Switch struct {
 
 // Flows are the flows of one bridge.
 type Flows struct {
-	Engine *openflow.Engine
+	Engine *bridge.Engine
 	Loop   *FlowLoop
 }

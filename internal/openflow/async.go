@@ -3,6 +3,9 @@ package openflow
 import (
 	"bytes"
 	"encoding/binary"
+
+	"weft.dev/weft/internal/openflow/oxm"
+	"weft.dev/weft/internal/openflow/wire"
 )
 
 // PortStatus reports that a port was added, deleted or changed.
@@ -29,42 +32,33 @@ type PacketIn struct {
 	Packet   []byte
 	UserData []byte
 	// Metadata has the pipeline's fields of the packet: in_port, registers, tunnel.
-	Metadata Match
+	Metadata oxm.Match
 }
 
 // GroupsChanged says that another connection has changed groups.
 type GroupsChanged struct{}
 
-// async decodes messages that no call waits for, and passes them to OnAsync. It drops what it cannot decode, except for reports of flow
-// monitors: a change that is not reported would stay until the next dump.
-func (c *Conn) async(m message) {
-	if c.options.OnAsync == nil {
-		return
-	}
-	if event := decodeAsync(m); event != nil {
-		c.options.OnAsync(event)
-	}
-}
-
-func decodeAsync(m message) any {
+// DecodeAsync decodes a message that answers no request: a *PortStatus, *PacketIn, []FlowUpdate, *GroupsChanged or *Error. It returns nil for
+// what it cannot decode, except for reports of flow monitors: a change that is not reported would stay until the next dump.
+func DecodeAsync(m Message) any {
 	switch {
-	case m.kind == msgError:
-		return decodeError(m)
-	case m.kind == msgPortStatus && len(m.body) >= 8:
-		if ports, err := decodePorts(m.body[8:]); err == nil && len(ports) == 1 {
-			return &PortStatus{PortReason(m.body[0]), ports[0]}
+	case m.Kind == MsgError:
+		return DecodeError(m)
+	case m.Kind == MsgPortStatus && len(m.Body) >= 8:
+		if ports, err := DecodePorts(m.Body[8:]); err == nil && len(ports) == 1 {
+			return &PortStatus{PortReason(m.Body[0]), ports[0]}
 		}
-	case m.kind == msgMultipartReply && len(m.body) >= 8 && binary.BigEndian.Uint16(m.body) == partFlowMonitor:
-		return decodeFlowUpdates(m.body[8:])
-	case m.kind == msgRequestForward && len(m.body) >= headerLen && m.body[1] == msgGroupMod:
+	case m.Kind == MsgMultipartReply && len(m.Body) >= 8 && binary.BigEndian.Uint16(m.Body) == PartFlowMonitor:
+		return decodeFlowUpdates(m.Body[8:])
+	case m.Kind == MsgRequestForward && len(m.Body) >= HeaderLen && m.Body[1] == MsgGroupMod:
 		return &GroupsChanged{}
-	case m.kind == msgPacketIn:
-		if p := decodePacketIn(m.body); p != nil {
+	case m.Kind == MsgPacketIn:
+		if p := decodePacketIn(m.Body); p != nil {
 			return p
 		}
-	case m.kind == msgExperimenter && len(m.body) >= 8 && binary.BigEndian.Uint32(m.body) == vendorNicira &&
-		binary.BigEndian.Uint32(m.body[4:]) == nxtPacketIn2:
-		if p := decodePacketIn2(m.body[8:]); p != nil {
+	case m.Kind == MsgExperimenter && len(m.Body) >= 8 && binary.BigEndian.Uint32(m.Body) == wire.VendorNicira &&
+		binary.BigEndian.Uint32(m.Body[4:]) == nxtPacketIn2:
+		if p := decodePacketIn2(m.Body[8:]); p != nil {
 			return p
 		}
 	}
@@ -77,7 +71,7 @@ func decodePacketIn(b []byte) *PacketIn {
 		return nil
 	}
 	p := &PacketIn{Reason: b[6], Table: b[7], Cookie: binary.BigEndian.Uint64(b[8:])}
-	match, rest, err := decodeMatch(b[16:])
+	match, rest, err := oxm.DecodeMatch(b[16:])
 	if err != nil || len(rest) < 2 {
 		return nil
 	}
@@ -98,7 +92,7 @@ const (
 func decodePacketIn2(b []byte) *PacketIn {
 	p := &PacketIn{}
 	for len(b) > 0 {
-		kind, value, rest, err := nextProperty(b)
+		kind, value, rest, err := wire.NextProperty(b)
 		if err != nil {
 			return nil
 		}
@@ -115,24 +109,8 @@ func decodePacketIn2(b []byte) *PacketIn {
 		case kind == pinUserData:
 			p.UserData = bytes.Clone(value)
 		case kind == pinMetadata:
-			p.Metadata = decodeFields(value)
+			p.Metadata = oxm.DecodeFields(value)
 		}
 	}
 	return p
-}
-
-// decodeFields decodes a list of fields without a header, up to the first malformed field.
-func decodeFields(b []byte) Match {
-	var m Match
-	for len(b) > 0 {
-		f, raw, err := decodeOXM(b)
-		if err != nil {
-			break
-		}
-		b = b[len(raw):]
-		if f.field != fieldNone {
-			m.set(f)
-		}
-	}
-	return m
 }

@@ -1,9 +1,8 @@
-// Package openflow speaks OpenFlow 1.5 to Open vSwitch. It encodes typed flows and groups and decodes them, keeps a connection, commits
-// changes in atomic bundles, reads back the programmed state, and reports the changes of others. It has no code for networks, and it logs
-// nothing.
+// Package openflow is the codec of OpenFlow 1.5 as Open vSwitch speaks it. It encodes typed flows and groups and decodes them, and the messages
+// about them. Its matches are in package oxm, its actions in package action. Package session is a connection to a bridge, and package bridge
+// the engine that programs one.
 //
-// One table, the field registry in field.go, drives the encoding, the decoding and the text of every match field and of every action that
-// names a field. The text is that of ovs-ofctl(8). So the output of a log, a dry run or a test can be compared with the output of
+// The text of flows and groups is that of ovs-ofctl(8). So the output of a log, a dry run or a test can be compared with the output of
 // `ovs-ofctl -O OpenFlow15 --no-stats dump-flows`, and passed to ovs-ofctl.
 //
 // What the decoder does not support (an action, an instruction, a field of another version of the switch) becomes an opaque value that

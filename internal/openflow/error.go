@@ -2,26 +2,16 @@ package openflow
 
 import (
 	"encoding/binary"
-	"errors"
 	"fmt"
 	"slices"
 )
 
-var (
-	// ErrClosed reports that the connection is closed, or was closed during the call.
-	ErrClosed = errors.New("the OpenFlow connection is closed")
-	// ErrVersion says that the switch does not speak OpenFlow 1.5 on this bridge.
-	ErrVersion = errors.New("the bridge does not speak OpenFlow 1.5: add OpenFlow15 to its protocols")
-	// ErrUnresponsive says that the switch did not answer echo requests.
-	ErrUnresponsive = errors.New("the switch does not answer")
-)
-
-// Error is a switch's refusal of a message.
+// Error is a switch's refusal of a Message.
 type Error struct {
 	// Type and Code are OpenFlow's numbers (OpenFlow 1.5.1, 7.5.4). For an error of an experimenter, Type is 0xffff
 	// and Code the experimenter's own type.
 	Type, Code uint16
-	// XID is that of the refused message.
+	// XID is that of the refused Message.
 	XID uint32
 	// Of is the refused flow or group, or the name of the request. It may be empty.
 	Of string
@@ -30,7 +20,7 @@ type Error struct {
 // Error says what was refused, and the reason by its name in the specification.
 func (e *Error) Error() string {
 	if e.Of == "" {
-		return "switch refused a message: " + e.Name()
+		return "switch refused a Message: " + e.Name()
 	}
 	return fmt.Sprintf("switch refused %s: %s", e.Of, e.Name())
 }
@@ -120,16 +110,17 @@ var (
 	}
 )
 
-// decodeError reads the body of an error message.
-func decodeError(m message) *Error {
-	e := &Error{XID: m.xid}
-	if len(m.body) >= 4 {
-		e.Type, e.Code = binary.BigEndian.Uint16(m.body), binary.BigEndian.Uint16(m.body[2:])
+// DecodeError reads the body of an error Message.
+func DecodeError(m Message) *Error {
+	e := &Error{XID: m.XID}
+	if len(m.Body) >= 4 {
+		e.Type, e.Code = binary.BigEndian.Uint16(m.Body), binary.BigEndian.Uint16(m.Body[2:])
 	}
 	return e
 }
 
-func (e *Error) message() message {
+// Message returns the error as a message.
+func (e *Error) Message() Message {
 	b := binary.BigEndian.AppendUint16(nil, e.Type)
-	return message{msgError, e.XID, binary.BigEndian.AppendUint16(b, e.Code)}
+	return Message{MsgError, e.XID, binary.BigEndian.AppendUint16(b, e.Code)}
 }

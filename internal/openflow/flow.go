@@ -2,8 +2,11 @@ package openflow
 
 import (
 	"bytes"
-	"slices"
 	"strconv"
+
+	"weft.dev/weft/internal/openflow/action"
+	"weft.dev/weft/internal/openflow/oxm"
+	"weft.dev/weft/internal/openflow/wire"
 )
 
 // FlowFlags are a flow's flags (OpenFlow 1.5.1, 7.3.4.2).
@@ -24,8 +27,8 @@ type Flow struct {
 	Priority uint16
 	// Cookie identifies the flow's owner.
 	Cookie  uint64
-	Match   Match
-	Actions Actions
+	Match   oxm.Match
+	Actions action.Actions
 	// IdleTimeout and HardTimeout are in seconds; 0: never. The engine leaves flows with a timeout to the switch.
 	IdleTimeout, HardTimeout uint16
 	Flags                    FlowFlags
@@ -81,7 +84,7 @@ func (f *Flow) Equal(other Entry) bool {
 	return f.Table == o.Table && f.Priority == o.Priority && f.Cookie == o.Cookie &&
 		f.IdleTimeout == o.IdleTimeout && f.HardTimeout == o.HardTimeout &&
 		f.Flags == o.Flags && f.Importance == o.Importance && f.Match.Equal(o.Match) &&
-		bytes.Equal(f.Actions.appendInstructions(nil), o.Actions.appendInstructions(nil))
+		bytes.Equal(f.Actions.AppendInstructions(nil), o.Actions.AppendInstructions(nil))
 }
 
 // String prints the flow as `ovs-ofctl -O OpenFlow15 --no-stats dump-flows` does, without the leading space.
@@ -105,32 +108,16 @@ func (f *Flow) String() string {
 	}
 	number("importance", uint64(f.Importance))
 	start := len(b)
-	if f.Priority != flowDefaultPriority {
+	if f.Priority != wire.DefaultPriority {
 		b = append(strconv.AppendUint(append(b, "priority="...), uint64(f.Priority), 10), ',')
 	}
 	before := len(b)
-	b = f.Match.appendText(b)
+	b = f.Match.AppendText(b)
 	if len(b) == before && before > start {
 		b = b[:before-1]
 	}
 	if len(b) > start {
 		b = append(b, ' ')
 	}
-	return string(f.orderedActions().appendText(append(b, "actions="...)))
-}
-
-// orderedActions puts instructions behind the applied actions, as the switch does.
-func (f *Flow) orderedActions() Actions {
-	order := func(a Action) int {
-		if inst, ok := a.(instruction); ok {
-			return inst.order()
-		}
-		return 0
-	}
-	if slices.IsSortedFunc(f.Actions, func(x, y Action) int { return order(x) - order(y) }) {
-		return f.Actions
-	}
-	ordered := slices.Clone(f.Actions)
-	slices.SortStableFunc(ordered, func(x, y Action) int { return order(x) - order(y) })
-	return ordered
+	return string(f.Actions.Ordered().AppendText(append(b, "actions="...)))
 }

@@ -19,7 +19,7 @@ func CheckGolden(t *testing.T, flows []*Flow) {
 	flows = slices.SortedFunc(slices.Values(flows), func(a, b *Flow) int { return CompareKeys(a.Key(), b.Key()) })
 	var content strings.Builder
 	for _, f := range flows {
-		content.WriteString(hex.EncodeToString(flowDesc(f)) + "\t" + f.String() + "\n")
+		content.WriteString(hex.EncodeToString(EncodeFlowDesc(f)) + "\t" + f.String() + "\n")
 	}
 	if *update {
 		if err := os.WriteFile(goldenPath, []byte(content.String()), 0o600); err != nil {

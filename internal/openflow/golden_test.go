@@ -6,6 +6,8 @@ import (
 	"os"
 	"strings"
 	"testing"
+
+	"weft.dev/weft/internal/openflow/wire"
 )
 
 // goldenPath holds one flow per line: as a real switch described it (without statistics), and the text that ovs-ofctl prints. The test
@@ -49,7 +51,7 @@ func TestFlowsOfARealSwitchPrintAsOvsOfctlPrintsThem(t *testing.T) {
 		if f.String() != g.text {
 			t.Errorf("prints\n%s\nwant\n%s", f, g.text)
 		}
-		if !bytes.Equal(flowDesc(f), g.wire) {
+		if !bytes.Equal(EncodeFlowDesc(f), g.wire) {
 			t.Errorf("%s encodes to other bytes than it was decoded from", f)
 		}
 	}
@@ -61,13 +63,13 @@ func FuzzFlowDesc(f *testing.F) {
 		f.Add(g.wire)
 	}
 	f.Fuzz(func(t *testing.T, b []byte) {
-		flows, err := decodeFlows(b)
+		flows, err := DecodeFlows(b)
 		if err != nil {
 			return
 		}
 		for _, flow := range flows {
-			encoded := flowDesc(flow)
-			if len(encoded) > maxMessage {
+			encoded := EncodeFlowDesc(flow)
+			if len(encoded) > wire.MaxMessage {
 				continue
 			}
 			again, rest, err := decodeFlowDesc(encoded)

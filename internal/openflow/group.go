@@ -6,6 +6,10 @@ import (
 	"fmt"
 	"strconv"
 	"strings"
+
+	"weft.dev/weft/internal/openflow/action"
+	"weft.dev/weft/internal/openflow/oxm"
+	"weft.dev/weft/internal/openflow/wire"
 )
 
 // GroupType is how a group uses its buckets.
@@ -50,7 +54,7 @@ type Bucket struct {
 	WatchPort uint32
 	// WatchGroup makes the bucket live only while the group is live; 0: none watched.
 	WatchGroup uint32
-	Actions    Actions
+	Actions    action.Actions
 }
 
 // Selection is how a select group picks its bucket (ovs-ofctl(8), selection_method).
@@ -58,7 +62,7 @@ type Selection struct {
 	// Method is "hash" (over Fields) or "dp_hash".
 	Method string
 	Param  uint64
-	Fields []Field
+	Fields []oxm.Field
 }
 
 // Key returns the group's number.
@@ -107,12 +111,12 @@ func (k *Bucket) appendText(b []byte, id uint32, kind GroupType) []byte {
 		b = append(strconv.AppendUint(append(b, "weight:"...), uint64(k.Weight), 10), ',')
 	}
 	if k.WatchPort != 0 {
-		b = append(appendPort(append(b, "watch_port:"...), k.WatchPort), ',')
+		b = append(wire.AppendPort(append(b, "watch_port:"...), k.WatchPort), ',')
 	}
 	if k.WatchGroup != 0 {
 		b = append(strconv.AppendUint(append(b, "watch_group:"...), uint64(k.WatchGroup), 10), ',')
 	}
-	return k.Actions.appendText(append(b, "actions="...))
+	return k.Actions.AppendText(append(b, "actions="...))
 }
 
 // bucketID returns the number of bucket i in messages.
@@ -147,8 +151,8 @@ func (g *Group) buckets() []byte {
 
 func (k *Bucket) appendWire(b []byte, id uint32, kind GroupType) []byte {
 	start := len(b)
-	b = binary.BigEndian.AppendUint32(zeros(b, 4), id)
-	b = k.Actions.appendWire(b)
+	b = binary.BigEndian.AppendUint32(wire.Zeros(b, 4), id)
+	b = k.Actions.AppendWire(b)
 	actions := len(b) - start - 8
 	if kind == GroupSelect || k.Weight != 0 {
 		b = append(binary.BigEndian.AppendUint16(append(b, 0, bucketWeight, 0, 8), k.Weight), 0, 0)
@@ -167,14 +171,14 @@ func (k *Bucket) appendWire(b []byte, id uint32, kind GroupType) []byte {
 func (g *Group) appendProperties(b []byte) []byte {
 	if s := g.Selection; s != nil {
 		v := binary.BigEndian.AppendUint32(nil, vendorNetronome)
-		v = zeros(binary.BigEndian.AppendUint32(v, selectionMethod), 4)
+		v = wire.Zeros(binary.BigEndian.AppendUint32(v, selectionMethod), 4)
 		var name [selectionNameLen]byte
 		copy(name[:selectionNameLen-1], s.Method)
 		v = binary.BigEndian.AppendUint64(append(v, name[:]...), s.Param)
 		for _, f := range s.Fields {
-			v = MatchField{f, f.info().fullMask(), f.info().fullMask()}.appendOXM(v)
+			v = oxm.Wide(f, wire.Ones(f.Bits()), wire.Ones(f.Bits())).AppendOXM(v)
 		}
-		b = appendProperty(b, groupExperimenter, v)
+		b = wire.AppendProperty(b, groupExperimenter, v)
 	}
 	return append(b, g.opaque...)
 }
@@ -194,7 +198,7 @@ func (g *Group) Validate() error {
 			return fmt.Errorf("group %d: a bucket of type %s has no weight", g.ID, g.Type)
 		}
 		seen[id] = true
-		if err := validateNested(b.Actions); err != nil {
+		if err := b.Actions.ValidateNested(); err != nil {
 			return fmt.Errorf("group %d: %w", g.ID, err)
 		}
 	}
@@ -207,8 +211,8 @@ func (g *Group) Validate() error {
 		return fmt.Errorf("group %d: an indirect group has one bucket, not %d", g.ID, len(g.Buckets))
 	case g.Selection != nil && (g.Type != GroupSelect || len(g.Selection.Method) >= selectionNameLen):
 		return fmt.Errorf("group %d: a selection method is for select groups and has at most 15 letters", g.ID)
-	case 64+len(g.buckets())+len(g.appendProperties(nil)) > maxMessage:
-		return fmt.Errorf("group %d: too large for one OpenFlow message", g.ID)
+	case 64+len(g.buckets())+len(g.appendProperties(nil)) > wire.MaxMessage:
+		return fmt.Errorf("group %d: too large for one OpenFlow Message", g.ID)
 	}
 	return nil
 }

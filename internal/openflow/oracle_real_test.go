@@ -13,6 +13,10 @@ import (
 	"testing"
 
 	"pgregory.net/rapid"
+
+	"weft.dev/weft/internal/openflow/action"
+	"weft.dev/weft/internal/openflow/codectest"
+	"weft.dev/weft/internal/openflow/oxm"
 )
 
 const oracleSamples = 2000
@@ -33,13 +37,13 @@ func ofctl(t *testing.T, stdin string, args ...string) string {
 // TestRandomActionsReadTheSameInOvsOfctl encodes random actions and lets `ovs-ofctl parse-actions` decode them. Its text must be the same
 // as ours. It also encodes the actions and prints any difference from our bytes; there must be none.
 func TestRandomActionsReadTheSameInOvsOfctl(t *testing.T) {
-	generator := rapid.Custom(func(t *rapid.T) Action { return drawAction(t, 1) })
+	generator := rapid.Custom(func(t *rapid.T) action.Action { return codectest.Action(t, 1) })
 	agreed, refused := 0, map[string]int{}
 	var input strings.Builder
 	var want []string
 	for seed := range oracleSamples {
 		a := generator.Example(seed)
-		input.WriteString(hex.EncodeToString(a.appendWire(nil)) + "\n")
+		input.WriteString(hex.EncodeToString(action.Actions{a}.AppendWire(nil)) + "\n")
 		want = append(want, "actions="+a.String())
 	}
 	answers := strings.Split(strings.TrimSuffix(ofctl(t, input.String(), "parse-actions", "OpenFlow15"), "\n\n"), "\n\n")
@@ -67,21 +71,21 @@ func TestRandomActionsReadTheSameInOvsOfctl(t *testing.T) {
 
 // TestRandomMatchesReadTheSameInOvsOfctl does the same for matches, in flow-mods that `ovs-ofctl ofp-parse` decodes.
 func TestRandomMatchesReadTheSameInOvsOfctl(t *testing.T) {
-	generator := rapid.Custom(drawMatch)
+	generator := rapid.Custom(codectest.Match)
 	var stream []byte
 	var want []string
 	for seed := range oracleSamples {
-		var kept []MatchField
+		var kept []oxm.MatchField
 		for _, f := range generator.Example(seed).Fields() {
 			// Validate does not check what conntrack's original tuple requires of ct_state.
-			if f.field < FieldCTNwProto || f.field > FieldCTTpDst {
+			if f.Field() < oxm.FieldCTNwProto || f.Field() > oxm.FieldCTTpDst {
 				kept = append(kept, f)
 			}
 		}
-		f := &Flow{Table: 1, Priority: 5, Match: NewMatch(kept...)}
+		f := &Flow{Table: 1, Priority: 5, Match: oxm.NewMatch(kept...)}
 		m := flowMod(flowAdd, f)
-		m.xid = uint32(seed)
-		stream = m.appendWire(stream)
+		m.XID = uint32(seed)
+		stream = m.AppendWire(stream)
 		text := f.Match.String()
 		if text != "" {
 			text = "," + text
@@ -121,18 +125,18 @@ func TestRandomMatchesReadTheSameInOvsOfctl(t *testing.T) {
 func TestOtherMessagesReadWell(t *testing.T) {
 	zone := uint16(5)
 	for name, test := range map[string]struct {
-		m    message
+		m    Message
 		want string
 	}{
-		"hello":        {helloMessage(), "version bitmap: 0x06"},
-		"bundle":       {bundleControl(7, bundleCommit), "bundle_id=0x7 type=COMMIT_REQUEST flags=atomic ordered"},
-		"flow monitor": {monitorRequest(1), "id=1 flags=add,delete,modify"},
-		"ports":        {portsRequest(), "OFPST_PORT_DESC request (OF1.5) (xid=0x0): port=ANY"},
-		"groups":       {groupsRequest(), "group_id=ALL"},
+		"hello":        {Hello(), "version bitmap: 0x06"},
+		"bundle":       {BundleControl(7, BundleCommit), "bundle_id=0x7 type=COMMIT_REQUEST flags=atomic ordered"},
+		"flow monitor": {MonitorRequest(1), "id=1 flags=add,delete,modify"},
+		"ports":        {PortsRequest(), "OFPST_PORT_DESC request (OF1.5) (xid=0x0): port=ANY"},
+		"groups":       {GroupsRequest(), "group_id=ALL"},
 		"flush":        {niciraMessage(nxtCTFlush, CTFlush{Zone: &zone, Proto: 6, Orig: CTTuple{DstPort: 53}}.body()), "zone=5 'ct_ipv6_src=::,ct_ipv6_dst=::,ct_tp_src=0,ct_tp_dst=53,ct_nw_proto=6'"},
 		"group delete": {groupMod(groupDelete, &Group{ID: 9}), "DEL group_id=9"},
 	} {
-		got := ofctl(t, "", "ofp-print", hex.EncodeToString(test.m.appendWire(nil)))
+		got := ofctl(t, "", "ofp-print", hex.EncodeToString(test.m.AppendWire(nil)))
 		if !strings.Contains(got, test.want) {
 			t.Errorf("%s: ovs-ofctl reads\n%swant %q in it", name, got, test.want)
 		}

@@ -12,12 +12,16 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"weft.dev/weft/internal/openflow"
+	"weft.dev/weft/internal/openflow/action"
+	"weft.dev/weft/internal/openflow/openflowtest"
 	"weft.dev/weft/internal/openflow/ovstest"
+	"weft.dev/weft/internal/openflow/oxm"
+	"weft.dev/weft/internal/openflow/session"
 )
 
-func dial(t testing.TB, s *ovstest.Switch, bridge string) *openflow.Conn {
+func dial(t testing.TB, s *ovstest.Switch, bridge string) *session.Conn {
 	t.Helper()
-	c, err := openflow.Dial(t.Context(), s.Mgmt(bridge), openflow.Options{})
+	c, err := session.Dial(t.Context(), s.Mgmt(bridge), session.Options{})
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -136,4 +140,67 @@ func filter(lines []string, keep func(string) bool) []string {
 		}
 	}
 	return kept
+}
+
+func TestTextOfTheSampleIsThatOfOvsOfctl(t *testing.T) {
+	s := ovstest.Start(t)
+	br := s.Name("br")
+	s.AddBridge(br)
+	var flows []*openflow.Flow
+	var mods []openflow.Mod
+	group := &openflow.Group{ID: 8, Type: openflow.GroupSelect, Selection: &openflow.Selection{Method: "hash", Param: 3, Fields: []oxm.Field{oxm.FieldIPv4Src, oxm.FieldTCPDst}}, Buckets: []openflow.Bucket{
+		{ID: 5, Weight: 10, Actions: action.Actions{action.Output(1)}}, {ID: 9, Weight: 1, WatchPort: openflow.PortLocal},
+	}}
+	failover := &openflow.Group{ID: 9, Type: openflow.GroupFastFailover, Buckets: []openflow.Bucket{{WatchGroup: 8, Actions: action.Actions{action.GroupAction(8)}}}}
+	want := []*openflow.Group{group, failover}
+	mods = append(mods, openflow.Mod{Entry: group}, openflow.Mod{Entry: failover})
+	for _, e := range openflowtest.Sample() {
+		switch e := e.(type) {
+		case *openflow.Flow:
+			flows = append(flows, e)
+			mods = append(mods, openflow.Mod{Entry: e})
+		case *openflow.Group:
+			want = append(want, e)
+			mods = append([]openflow.Mod{{Entry: e}}, mods...)
+		}
+	}
+	conn := dial(t, s, br)
+	if err := conn.Bundle(t.Context(), mods); err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(dumpText(s, br), texts(flows)); diff != "" {
+		t.Errorf("flows (-ovs-ofctl +ours):\n%s", diff)
+	}
+	var printed []string
+	for line := range strings.Lines(s.OFCtl("--no-names", "dump-groups", s.Mgmt(br))) {
+		if strings.Contains(line, "group_id=") {
+			printed = append(printed, strings.TrimSpace(line))
+		}
+	}
+	if diff := cmp.Diff(texts(want), sorted(printed)); diff != "" {
+		t.Errorf("groups (-ours +ovs-ofctl):\n%s", diff)
+	}
+	groups, err := conn.Groups(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	if diff := cmp.Diff(texts(want), texts(groups)); diff != "" {
+		t.Errorf("groups read back (-written +read):\n%s", diff)
+	}
+}
+
+func sorted(lines []string) []string {
+	return texts(asStringers(lines))
+}
+
+type text string
+
+func (t text) String() string { return string(t) }
+
+func asStringers(lines []string) []text {
+	var all []text
+	for _, l := range lines {
+		all = append(all, text(l))
+	}
+	return all
 }

@@ -11,6 +11,7 @@ import (
 
 	"weft.dev/weft/internal/link"
 	"weft.dev/weft/internal/openflow"
+	"weft.dev/weft/internal/openflow/action"
 	"weft.dev/weft/internal/overlay/pipeline"
 	"weft.dev/weft/internal/reconcile"
 	"weft.dev/weft/internal/service"
@@ -106,8 +107,8 @@ func (p programmed) way(t *testing.T, name string) string {
 		if !ok || key.Table != pipeline.TableEgressRoute || !strings.Contains(key.Match, "in_port="+itoa(rec.OFPort)) {
 			continue
 		}
-		for _, action := range flow.Actions {
-			if text := action.String(); strings.HasPrefix(text, "group:") {
+		for _, a := range flow.Actions {
+			if text := a.String(); strings.HasPrefix(text, "group:") {
 				return p.groupText(t, text)
 			}
 		}
@@ -115,16 +116,16 @@ func (p programmed) way(t *testing.T, name string) string {
 	return "by the node"
 }
 
-func itoa(n uint32) string { return openflow.Output(n).String()[len("output:"):] }
+func itoa(n uint32) string { return action.Output(n).String()[len("output:"):] }
 
-func (p programmed) groupText(t *testing.T, action string) string {
+func (p programmed) groupText(t *testing.T, group string) string {
 	t.Helper()
 	have, err := p.at.flows.Read(context.Background())
 	if err != nil {
 		t.Fatal(err)
 	}
 	for key, entry := range have {
-		if key.Group != 0 && openflow.GroupAction(key.Group).String() == action {
+		if key.Group != 0 && action.GroupAction(key.Group).String() == group {
 			text := entry.String()
 			switch {
 			case strings.Contains(text, "0a:59:00"):

@@ -17,6 +17,7 @@ import (
 	"weft.dev/weft/internal/egressfirewall"
 	"weft.dev/weft/internal/openflow"
 	"weft.dev/weft/internal/overlay/pipeline"
+	"weft.dev/weft/internal/overlay/pipeline/cookies"
 	"weft.dev/weft/internal/reconcile"
 )
 
@@ -46,7 +47,7 @@ func (p programmed) guarded(t tb, reqs ...*cni.Request) string {
 	}
 	var out []string
 	for _, req := range reqs {
-		cookie := pipeline.Cookie(owner(keyOf(req)))
+		cookie := cookies.Of(owner(keyOf(req)))
 		for _, entry := range have {
 			f, ok := entry.(*openflow.Flow)
 			if !ok || f.Cookie != cookie || f.Table != pipeline.TablePod || !strings.Contains(f.String(), "nw_src=") {

@@ -17,6 +17,7 @@ import (
 	"weft.dev/weft/internal/cni"
 	"weft.dev/weft/internal/openflow"
 	"weft.dev/weft/internal/overlay/pipeline"
+	"weft.dev/weft/internal/overlay/pipeline/cookies"
 	"weft.dev/weft/internal/policy"
 	"weft.dev/weft/internal/reconcile"
 )
@@ -93,7 +94,7 @@ func TestIsolationComesFirst(t *testing.T) {
 	req := l.request("one")
 	l.node.flowEngine.refuse(func(change reconcile.Change[openflow.Key, openflow.Entry]) error {
 		for _, entry := range change.Set {
-			if f, ok := entry.(*openflow.Flow); ok && f.Table == pipeline.TableLocal && f.Priority == 100 && f.Cookie == pipeline.Cookie(owner(keyOf(req))) &&
+			if f, ok := entry.(*openflow.Flow); ok && f.Table == pipeline.TableLocal && f.Priority == 100 && f.Cookie == cookies.Of(owner(keyOf(req))) &&
 				!strings.Contains(f.String(), fmt.Sprintf("%#x->reg6", pipeline.FlagIngress)) {
 				return errors.New("the port is open before its pod is isolated")
 			}
@@ -374,7 +375,7 @@ func TestBetweenModesThatIsolate(t *testing.T) {
 	if err := l.Projects.Update(context.Background(), reported); err != nil {
 		t.Fatal(err)
 	}
-	pod, cluster := pipeline.Cookie(owner(keyOf(req))), pipeline.Cookie(ownerCluster)
+	pod, cluster := cookies.Of(owner(keyOf(req))), cookies.Of(ownerCluster)
 	for _, next := range []View{isolated(), policyView()} {
 		if next.ByPolicies() {
 			l.policies(t, PolicyChange{Reset: true})

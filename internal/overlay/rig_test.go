@@ -27,6 +27,7 @@ import (
 	"weft.dev/weft/internal/link"
 	"weft.dev/weft/internal/nft"
 	"weft.dev/weft/internal/openflow"
+	"weft.dev/weft/internal/openflow/bridge"
 	"weft.dev/weft/internal/overlay/host"
 	"weft.dev/weft/internal/overlay/pipeline"
 	"weft.dev/weft/internal/ovsdb"
@@ -193,7 +194,7 @@ func (p *switchPorts) Added(name string, ofport uint32) (added <-chan struct{}, 
 
 // node is the state of a machine that survives the agent.
 type node struct {
-	flows *openflow.Fake
+	flows *bridge.Fake
 	rows  *ovsdb.Fake
 	links *link.Fake
 	rules *nft.Fake
@@ -225,7 +226,7 @@ type node struct {
 
 func newNode(dir string) *node {
 	n := &node{
-		flows: openflow.NewFake(), rows: ovsdb.NewFake(host.Bridge), links: link.NewFake(host.Devices()...), rules: nft.NewFake(),
+		flows: bridge.NewFake(), rows: ovsdb.NewFake(host.Bridge), links: link.NewFake(host.Devices()...), rules: nft.NewFake(),
 		pods: &breakablePods{FakePods: link.NewFakePods()}, dir: dir, tracked: &tracked{}, ports: &switchPorts{}, kernel: &kernel{},
 	}
 	n.flowEngine = &breakable[openflow.Key, openflow.Entry]{Engine: n.flows}

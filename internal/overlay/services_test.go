@@ -14,6 +14,7 @@ import (
 
 	"weft.dev/weft/internal/openflow"
 	"weft.dev/weft/internal/overlay/pipeline"
+	"weft.dev/weft/internal/overlay/pipeline/cookies"
 	"weft.dev/weft/internal/reconcile"
 	"weft.dev/weft/internal/service"
 )
@@ -105,7 +106,7 @@ func (p programmed) held(t tb, owner reconcile.Owner) []string {
 	}
 	var list []string
 	for _, entry := range all {
-		if flow, ok := entry.(*openflow.Flow); ok && flow.Cookie == pipeline.Cookie(owner) {
+		if flow, ok := entry.(*openflow.Flow); ok && flow.Cookie == cookies.Of(owner) {
 			list = append(list, flow.String())
 		}
 	}
@@ -201,7 +202,7 @@ func TestOneServiceFails(t *testing.T) {
 	l.node.tracked.forgotten()
 	refuse := func(change reconcile.Change[openflow.Key, openflow.Entry]) error {
 		for _, entry := range change.Set {
-			if flow, ok := entry.(*openflow.Flow); ok && flow.Cookie == pipeline.Cookie(bad) {
+			if flow, ok := entry.(*openflow.Flow); ok && flow.Cookie == cookies.Of(bad) {
 				return errors.New("no")
 			}
 		}

@@ -16,6 +16,7 @@ import (
 	"weft.dev/weft/internal/cni"
 	"weft.dev/weft/internal/openflow"
 	"weft.dev/weft/internal/overlay/pipeline"
+	"weft.dev/weft/internal/overlay/pipeline/cookies"
 	"weft.dev/weft/internal/reconcile"
 )
 
@@ -84,7 +85,7 @@ func (p programmed) vnidsOf(t *testing.T, req *cni.Request) string {
 	var admits []string
 	for _, entry := range have {
 		f, ok := entry.(*openflow.Flow)
-		if !ok || f.Cookie != pipeline.Cookie(owner(rec.Key())) {
+		if !ok || f.Cookie != cookies.Of(owner(rec.Key())) {
 			continue
 		}
 		text := f.String()

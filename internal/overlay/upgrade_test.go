@@ -7,6 +7,8 @@ import (
 	"testing"
 
 	"weft.dev/weft/internal/openflow"
+	"weft.dev/weft/internal/openflow/action"
+	"weft.dev/weft/internal/openflow/bridge"
 	"weft.dev/weft/internal/overlay/pipeline"
 )
 
@@ -22,7 +24,7 @@ func TestUpgradeFindsEveryFlow(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	alter := func(change openflow.Change) {
+	alter := func(change bridge.Change) {
 		t.Helper()
 		l.stop()
 		if err := l.node.flows.Commit(t.Context(), change); err != nil {
@@ -44,15 +46,15 @@ func TestUpgradeFindsEveryFlow(t *testing.T) {
 			continue
 		}
 		other := *flow
-		other.Actions = openflow.Actions{openflow.Output(pipeline.PortTun)}
+		other.Actions = action.Actions{action.Output(pipeline.PortTun)}
 		stray := *flow
 		stray.Priority += 7
-		changes := []openflow.Change{{Delete: map[openflow.Key]openflow.Entry{key: flow}}}
+		changes := []bridge.Change{{Delete: map[openflow.Key]openflow.Entry{key: flow}}}
 		if flow.Actions.String() != other.Actions.String() {
-			changes = append(changes, openflow.Change{Set: map[openflow.Key]openflow.Entry{key: &other}})
+			changes = append(changes, bridge.Change{Set: map[openflow.Key]openflow.Entry{key: &other}})
 		}
 		if _, there := flows[stray.Key()]; !there {
-			changes = append(changes, openflow.Change{Set: map[openflow.Key]openflow.Entry{stray.Key(): &stray}})
+			changes = append(changes, bridge.Change{Set: map[openflow.Key]openflow.Entry{stray.Key(): &stray}})
 		}
 		for _, change := range changes {
 			alter(change)

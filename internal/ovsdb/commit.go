@@ -9,6 +9,7 @@ import (
 
 	"github.com/ovn-kubernetes/libovsdb/ovsdb"
 
+	"weft.dev/weft/internal/ovsdb/confdb"
 	"weft.dev/weft/internal/ovsdb/session"
 )
 
@@ -80,16 +81,16 @@ func (e *Engine) learn(change Change, c *commit) {
 // commit is one call of Commit, with its transactions on one or more connections.
 type commit struct {
 	work   Change
-	own    claim
+	own    confdb.Claim
 	failed map[Key]*PortError
 	// created are the rows that this commit has made, in any attempt.
 	created map[Key]bool
 	// after is the last view after the switch applied a transaction.
-	after *view
+	after *confdb.View
 }
 
 // newCommit takes the change, without the rows that must not be written.
-func newCommit(change Change, own claim) *commit {
+func newCommit(change Change, own confdb.Claim) *commit {
 	c := &commit{
 		work: change, own: own,
 		failed: map[Key]*PortError{}, created: map[Key]bool{},
@@ -151,11 +152,11 @@ func (c *commit) run(ctx context.Context, s *session.Session) error {
 
 // attempt makes one transaction for the remaining rows, waits for the switch, and checks the result.
 func (c *commit) attempt(ctx context.Context, s *session.Session) error {
-	v, err := currentView(ctx, s, c.own)
+	v, err := confdb.Current(ctx, s, c.own)
 	if err != nil {
 		return err
 	}
-	if v.root == nil {
+	if v.Root == nil {
 		return c.initialise(ctx, s)
 	}
 	p := newPlan(v, c.work)
@@ -165,11 +166,11 @@ func (c *commit) attempt(ctx context.Context, s *session.Session) error {
 	if err := c.transact(ctx, s, p); err != nil {
 		return err
 	}
-	if c.after, err = currentView(ctx, s, c.own); err != nil {
+	if c.after, err = confdb.Current(ctx, s, c.own); err != nil {
 		return err
 	}
 	for _, key := range sortedKeys(c.work.Set) {
-		if reason := c.after.verdict(key); reason != "" {
+		if reason := verdict(c.after, key); reason != "" {
 			c.fail(&PortError{Key: key, Reason: reason})
 		}
 	}
@@ -179,13 +180,13 @@ func (c *commit) attempt(ctx context.Context, s *session.Session) error {
 // initialise inserts the database's one Open_vSwitch row, as "ovs-vsctl init" does on a host. The table can have only one row, so two
 // concurrent clients do no harm.
 func (c *commit) initialise(ctx context.Context, s *session.Session) error {
-	results, err := s.Transact(ctx, ovsdb.Operation{Op: ovsdb.OperationInsert, Table: tableRoot, Row: ovsdb.Row{"next_cfg": 0}})
+	results, err := s.Transact(ctx, ovsdb.Operation{Op: ovsdb.OperationInsert, Table: confdb.TableRoot, Row: ovsdb.Row{"next_cfg": 0}})
 	if err != nil {
 		return err
 	}
 	for _, r := range results {
 		if r.Error != "" {
-			return fmt.Errorf("%w: insert the row of %s: %s: %s", errConflict, tableRoot, r.Error, r.Details)
+			return fmt.Errorf("%w: insert the row of %s: %s: %s", errConflict, confdb.TableRoot, r.Error, r.Details)
 		}
 	}
 	return errConflict
@@ -195,9 +196,9 @@ func (c *commit) initialise(ctx context.Context, s *session.Session) error {
 // applied earlier transactions, of others or of an earlier attempt.
 func (c *commit) transact(ctx context.Context, s *session.Session, p *plan) error {
 	if len(p.ops) == 0 {
-		return applied(ctx, s, p.view.root.NextCfg)
+		return confdb.Applied(ctx, s, p.view.Root.NextCfg)
 	}
-	ops := slices.Concat(p.ops, nextConfiguration(p.view.root))
+	ops := slices.Concat(p.ops, nextConfiguration(p.view.Root))
 	maps.Copy(c.created, p.created)
 	results, err := s.Transact(ctx, ops...)
 	if err != nil {
@@ -210,19 +211,19 @@ func (c *commit) transact(ctx context.Context, s *session.Session, p *plan) erro
 	if err != nil {
 		return err
 	}
-	return applied(ctx, s, cfg)
+	return confdb.Applied(ctx, s, cfg)
 }
 
 // nextConfiguration returns the operations that make the switch report when it has applied the transaction (ovs-vswitchd.conf.db(5),
 // next_cfg), and that return the number to wait for.
-func nextConfiguration(root *rootRow) []ovsdb.Operation {
+func nextConfiguration(root *confdb.Root) []ovsdb.Operation {
 	where := byUUID(root.UUID)
 	return []ovsdb.Operation{
 		{
-			Op: ovsdb.OperationMutate, Table: tableRoot, Where: where,
+			Op: ovsdb.OperationMutate, Table: confdb.TableRoot, Where: where,
 			Mutations: []ovsdb.Mutation{{Column: "next_cfg", Mutator: ovsdb.MutateOperationAdd, Value: 1}},
 		},
-		{Op: ovsdb.OperationSelect, Table: tableRoot, Where: where, Columns: []string{"next_cfg"}},
+		{Op: ovsdb.OperationSelect, Table: confdb.TableRoot, Where: where, Columns: []string{"next_cfg"}},
 	}
 }
 
@@ -274,7 +275,7 @@ func (c *commit) clean(ctx context.Context, s *session.Session) error {
 		return nil
 	}
 	for range maxConflicts {
-		v, err := currentView(ctx, s, c.own)
+		v, err := confdb.Current(ctx, s, c.own)
 		if err != nil {
 			return err
 		}
@@ -284,7 +285,7 @@ func (c *commit) clean(ctx context.Context, s *session.Session) error {
 			continue
 		}
 		if err == nil {
-			c.after, err = currentView(ctx, s, c.own)
+			c.after, err = confdb.Current(ctx, s, c.own)
 		}
 		if err != nil {
 			return fmt.Errorf("remove %d rows that failed: %w", len(remove.Delete), err)

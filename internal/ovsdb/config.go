@@ -5,6 +5,8 @@ import (
 	"path/filepath"
 	"strings"
 	"time"
+
+	"weft.dev/weft/internal/ovsdb/confdb"
 )
 
 // Defaults of [Config].
@@ -60,4 +62,4 @@ func (c Config) withDefaults() Config {
 }
 
 // claim returns which rows are the program's.
-func (c Config) claim() claim { return claim{c.Bridges, c.Program} }
+func (c Config) claim() confdb.Claim { return confdb.Claim{Bridges: c.Bridges, Program: c.Program} }

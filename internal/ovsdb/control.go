@@ -9,6 +9,7 @@ import (
 
 	"github.com/cenkalti/backoff/v4"
 
+	"weft.dev/weft/internal/ovsdb/confdb"
 	"weft.dev/weft/internal/ovsdb/session"
 )
 
@@ -66,7 +67,7 @@ func awaitEnd(ctx context.Context, conn net.Conn) {
 // written after it started. It returns false if ctx is done.
 func (e *Engine) reconfigured(ctx context.Context) bool {
 	err := e.keeper.Do(ctx, func(s *session.Session) error {
-		root := rootOf(s)
+		root := confdb.RootOf(s)
 		if root == nil {
 			return nil
 		}
@@ -78,7 +79,7 @@ func (e *Engine) reconfigured(ctx context.Context) bool {
 		if err != nil {
 			return err
 		}
-		return applied(ctx, s, cfg)
+		return confdb.Applied(ctx, s, cfg)
 	})
 	return ctx.Err() == nil && err == nil
 }

@@ -8,6 +8,7 @@ import (
 	"sync/atomic"
 	"time"
 
+	"weft.dev/weft/internal/ovsdb/confdb"
 	"weft.dev/weft/internal/ovsdb/session"
 	"weft.dev/weft/internal/reconcile"
 )
@@ -53,8 +54,8 @@ type tracked struct {
 // sources are the rows of a port in the copy. The copy replaces its rows and never writes into them.
 type sources struct {
 	bridge string
-	port   *portRow
-	iface  *interfaceRow
+	port   *confdb.Port
+	iface  *confdb.Interface
 }
 
 // Open connects to the switch's database and returns once the copy is complete. It fails with ErrNotConnected if there is no connection
@@ -69,7 +70,7 @@ func Open(ctx context.Context, config Config) (*Engine, error) {
 	e := &Engine{config: config.withDefaults(), events: newMailbox(), cancel: cancel, dirty: make(chan struct{}, 1)}
 	var err error
 	e.keeper, err = session.Keep(ctx, session.Config{
-		Database: databaseName, Tables: monitored(), Endpoints: []string{e.config.Endpoint},
+		Database: confdb.Database, Tables: confdb.Monitored(), Endpoints: []string{e.config.Endpoint},
 		ProbeInterval: e.config.ProbeInterval, Logger: e.config.Logger,
 		Changed: e.noteChange, Connected: e.connected, Lost: func() { e.outdated.Store(true) },
 	})
@@ -104,9 +105,9 @@ func (e *Engine) Events() <-chan Event { return e.events.out }
 func (e *Engine) Read(ctx context.Context) (map[Key]Row, error) {
 	e.commit.Lock()
 	defer e.commit.Unlock()
-	var v *view
+	var v *confdb.View
 	err := e.keeper.Do(ctx, func(s *session.Session) (err error) {
-		v, err = currentView(ctx, s, e.config.claim())
+		v, err = confdb.Current(ctx, s, e.config.claim())
 		return err
 	})
 	if err != nil {
@@ -114,7 +115,7 @@ func (e *Engine) Read(ctx context.Context) (map[Key]Row, error) {
 	}
 	e.outdated.Store(false)
 	e.known = track(v, e.known)
-	return v.own(), nil
+	return ownRows(v), nil
 }
 
 // OFPort returns the OpenFlow port number that the switch gave to a port, or to a bridge's local port, whether it is Weft's or not. If
@@ -132,22 +133,22 @@ func (e *Engine) OFPort(ctx context.Context, name string) (uint32, error) {
 	return number, nil
 }
 
-func ofport(ctx context.Context, s *session.Session, name string, own claim) (uint32, error) {
+func ofport(ctx context.Context, s *session.Session, name string, own confdb.Claim) (uint32, error) {
 	for {
 		changed := s.Changed()
-		v, err := currentView(ctx, s, own)
+		v, err := confdb.Current(ctx, s, own)
 		if err != nil {
 			return 0, err
 		}
-		port, there := v.ports[name]
-		number, taken := v.ofport(name)
+		port, there := v.Ports[name]
+		number, taken := v.OFPort(name)
 		switch {
 		case !there:
 			return 0, ErrNotFound
 		case taken && number > 0:
 			return uint32(number), nil
 		case taken:
-			return 0, &PortError{Key: PortKey(name), Reason: port.switchFailure()}
+			return 0, &PortError{Key: PortKey(name), Reason: port.SwitchFailure()}
 		}
 		select {
 		case <-changed:
@@ -165,9 +166,9 @@ func ofport(ctx context.Context, s *session.Session, name string, own claim) (ui
 func (e *Engine) Datapath(ctx context.Context) (Datapath, error) {
 	d := Datapath{}
 	err := e.keeper.Do(ctx, func(s *session.Session) error {
-		v, err := currentView(ctx, s, e.config.claim())
-		if err == nil && v.root != nil {
-			d.Types = sortedSet(v.root.DatapathTypes)
+		v, err := confdb.Current(ctx, s, e.config.claim())
+		if err == nil && v.Root != nil {
+			d.Types = sortedSet(v.Root.DatapathTypes)
 		}
 		return err
 	})
@@ -201,32 +202,32 @@ func wait(ctx context.Context, d time.Duration) bool {
 }
 
 // track returns Weft's rows of the view. It reuses the known values of ports that have not changed.
-func track(v *view, known map[Key]tracked) map[Key]tracked {
-	now := make(map[Key]tracked, len(v.ports))
-	for name, b := range v.bridges {
-		if b.own {
-			number, _ := v.ofport(name)
-			now[BridgeKey(name)] = tracked{row: b.value(), ofport: number}
+func track(v *confdb.View, known map[Key]tracked) map[Key]tracked {
+	now := make(map[Key]tracked, len(v.Ports))
+	for name, b := range v.Bridges {
+		if b.Own {
+			number, _ := v.OFPort(name)
+			now[BridgeKey(name)] = tracked{row: bridgeOf(b), ofport: number}
 		}
 	}
-	for name, p := range v.ports {
-		if !p.own {
+	for name, p := range v.Ports {
+		if !p.Own {
 			continue
 		}
-		key, of := PortKey(name), sources{p.bridge.Name, p.row, p.iface}
+		key, of := PortKey(name), sources{p.Bridge.Name, p.Row, p.Interface}
 		if was, ok := known[key]; ok && was.of == of {
 			now[key] = was
 			continue
 		}
-		number, _ := v.ofport(name)
-		now[key] = tracked{row: p.value(), ofport: number, of: of}
+		number, _ := v.OFPort(name)
+		now[key] = tracked{row: portOf(p), ofport: number, of: of}
 	}
 	return now
 }
 
 // noteChange is called for every change of a table that may hold Weft's rows.
 func (e *Engine) noteChange(table string) {
-	if table == tableRoot {
+	if table == confdb.TableRoot {
 		return // only cur_cfg and next_cfg changed; a new or deleted bridge changes its own table
 	}
 	select {
@@ -258,7 +259,7 @@ func (e *Engine) checkDrift(ctx context.Context) {
 	}
 	ctx, cancel := context.WithTimeout(ctx, e.config.ProbeInterval)
 	defer cancel()
-	v, err := latestView(ctx, s, e.config.claim()) // a later change triggers another check
+	v, err := confdb.Latest(ctx, s, e.config.claim()) // a later change triggers another check
 	if err != nil {
 		return // the connection is lost or about to be closed
 	}

@@ -4,6 +4,7 @@ import (
 	"errors"
 	"fmt"
 
+	"weft.dev/weft/internal/ovsdb/confdb"
 	"weft.dev/weft/internal/ovsdb/session"
 	"weft.dev/weft/internal/reconcile"
 )
@@ -13,7 +14,7 @@ var (
 	ErrNotFound = errors.New("not found")
 	// ErrNotApplied says that the database has a change, but ovs-vswitchd has not applied it within the caller's time limit: ovs-vswitchd is
 	// not running, or busy. The rows stay; the next Read returns them with a Failure until they are in effect.
-	ErrNotApplied = fmt.Errorf("%w: not applied by ovs-vswitchd: is it running?", reconcile.ErrUnavailable)
+	ErrNotApplied = confdb.ErrNotApplied
 	// ErrNotConnected says that there was no connection to ovsdb-server within the caller's time limit.
 	ErrNotConnected = session.ErrNotConnected
 	// ErrClosed says that the engine has been closed.

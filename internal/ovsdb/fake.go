@@ -8,6 +8,7 @@ import (
 	"slices"
 	"sync"
 
+	"weft.dev/weft/internal/ovsdb/confdb"
 	"weft.dev/weft/internal/reconcile"
 )
 
@@ -134,7 +135,7 @@ func (f *Fake) OFPort(ctx context.Context, name string) (uint32, error) {
 		return 0, err
 	}
 	if _, ok := f.rows[BridgeKey(name)]; ok {
-		return localPort, nil
+		return confdb.LocalPort, nil
 	}
 	r, ok := f.rows[PortKey(name)]
 	switch {
@@ -332,9 +333,9 @@ func (f *Fake) owns(key Key) bool {
 	}
 	switch row := r.row.(type) {
 	case *Bridge:
-		return claim{}.marked(row.ExternalIDs) || slices.Contains(f.ownBridges, row.Name)
+		return confdb.Claim{}.Marked(row.ExternalIDs) || slices.Contains(f.ownBridges, row.Name)
 	case *Port:
-		return claim{}.marked(row.ExternalIDs) || f.owns(BridgeKey(row.Bridge))
+		return confdb.Claim{}.Marked(row.ExternalIDs) || f.owns(BridgeKey(row.Bridge))
 	}
 	return false
 }

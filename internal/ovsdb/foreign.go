@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"slices"
 
+	"weft.dev/weft/internal/ovsdb/confdb"
 	"weft.dev/weft/internal/ovsdb/session"
 )
 
@@ -22,13 +23,13 @@ type Foreign struct {
 func (e *Engine) Foreign(ctx context.Context, bridge string) (Foreign, error) {
 	var found Foreign
 	err := e.keeper.Do(ctx, func(s *session.Session) error {
-		v, err := currentView(ctx, s, e.config.claim())
-		if err != nil || v.root == nil {
+		v, err := confdb.Current(ctx, s, e.config.claim())
+		if err != nil || v.Root == nil {
 			return err
 		}
-		found = Foreign{Hostname: v.root.ExternalIDs["hostname"]}
-		if b, there := v.bridges[bridge]; there {
-			found.Exists, found.Datapath = true, b.row.DatapathType
+		found = Foreign{Hostname: v.Root.ExternalIDs["hostname"]}
+		if b, there := v.Bridges[bridge]; there {
+			found.Exists, found.Datapath = true, b.Row.DatapathType
 			if found.Datapath == "" {
 				found.Datapath = DatapathSystem
 			}
@@ -58,7 +59,7 @@ func (e *Engine) AwaitBound(ctx context.Context, bind, install []string) ([]stri
 			return err
 		}
 		return s.Await(ctx, func() bool {
-			bound = boundOf(session.Rows[portRow](s, tablePort), session.Rows[interfaceRow](s, tableInterface), bind, install)
+			bound = boundOf(session.Rows[confdb.Port](s, confdb.TablePort), session.Rows[confdb.Interface](s, confdb.TableInterface), bind, install)
 			return len(bound) > 0
 		})
 	})
@@ -69,7 +70,7 @@ func (e *Engine) AwaitBound(ctx context.Context, bind, install []string) ([]stri
 }
 
 // boundOf returns those of the ports to bind that are bound, and those to install whose flows are installed, sorted.
-func boundOf(rows map[string]*portRow, interfaces map[string]*interfaceRow, bind, install []string) []string {
+func boundOf(rows map[string]*confdb.Port, interfaces map[string]*confdb.Interface, bind, install []string) []string {
 	var bound []string
 	for _, row := range rows {
 		if row.Tag != nil && *row.Tag != deadTag && slices.Contains(bind, row.Name) {

@@ -7,11 +7,13 @@ import (
 	"slices"
 
 	"github.com/ovn-kubernetes/libovsdb/ovsdb"
+
+	"weft.dev/weft/internal/ovsdb/confdb"
 )
 
 // plan is one planned transaction. It is a pure function of the database's contents and of the change.
 type plan struct {
-	view   *view
+	view   *confdb.View
 	change Change
 
 	ops []ovsdb.Operation
@@ -29,7 +31,7 @@ type plan struct {
 }
 
 // newPlan returns the operations that make the change. Rows that are already as desired need none.
-func newPlan(v *view, change Change) *plan {
+func newPlan(v *confdb.View, change Change) *plan {
 	p := &plan{
 		view: v, change: change,
 		failed: map[Key]*PortError{}, created: map[Key]bool{},
@@ -48,10 +50,10 @@ func newPlan(v *view, change Change) *plan {
 	}
 	p.attachPorts()
 	if len(p.bridgesIn) > 0 {
-		p.mutateSet(tableRoot, v.root.UUID, "bridges", ovsdb.MutateOperationInsert, p.bridgesIn)
+		p.mutateSet(confdb.TableRoot, v.Root.UUID, "bridges", ovsdb.MutateOperationInsert, p.bridgesIn)
 	}
 	if len(p.bridgesOut) > 0 {
-		p.mutateSet(tableRoot, v.root.UUID, "bridges", ovsdb.MutateOperationDelete, p.bridgesOut)
+		p.mutateSet(confdb.TableRoot, v.Root.UUID, "bridges", ovsdb.MutateOperationDelete, p.bridgesOut)
 	}
 	return p
 }
@@ -60,11 +62,11 @@ func newPlan(v *view, change Change) *plan {
 func (p *plan) remove(key Key) {
 	switch key.Kind {
 	case KindBridge:
-		if b, ok := p.view.bridges[key.Name]; ok && b.own {
-			p.bridgesOut = append(p.bridgesOut, ovsdb.UUID{GoUUID: b.row.UUID})
+		if b, ok := p.view.Bridges[key.Name]; ok && b.Own {
+			p.bridgesOut = append(p.bridgesOut, ovsdb.UUID{GoUUID: b.Row.UUID})
 		}
 	case KindPort:
-		if port, ok := p.view.ports[key.Name]; ok && port.own && !p.goes(port.bridge.Name) {
+		if port, ok := p.view.Ports[key.Name]; ok && port.Own && !p.goes(port.Bridge.Name) {
 			p.detachPort(port)
 		}
 	}
@@ -73,11 +75,11 @@ func (p *plan) remove(key Key) {
 // goes reports whether the change removes the bridge.
 func (p *plan) goes(bridge string) bool {
 	_, ok := p.change.Delete[BridgeKey(bridge)]
-	return ok && p.view.bridges[bridge] != nil && p.view.bridges[bridge].own
+	return ok && p.view.Bridges[bridge] != nil && p.view.Bridges[bridge].Own
 }
 
-func (p *plan) detachPort(port *portState) {
-	p.detach[port.bridge.Name] = append(p.detach[port.bridge.Name], ovsdb.UUID{GoUUID: port.row.UUID})
+func (p *plan) detachPort(port *confdb.PortState) {
+	p.detach[port.Bridge.Name] = append(p.detach[port.Bridge.Name], ovsdb.UUID{GoUUID: port.Row.UUID})
 }
 
 func (p *plan) fail(key Key, cause error, reason string) {
@@ -86,14 +88,14 @@ func (p *plan) fail(key Key, cause error, reason string) {
 
 func (p *plan) setBridge(want *Bridge) {
 	key := want.Key()
-	have, ok := p.view.bridges[want.Name]
+	have, ok := p.view.Bridges[want.Name]
 	switch {
-	case ok && !have.own:
+	case ok && !have.Own:
 		p.fail(key, ErrNotOwned, "")
 	case ok:
 		p.updateBridge(want, have)
-	case p.view.interfaces[want.Name] != "":
-		p.fail(key, ErrNotOwned, fmt.Sprintf("its name is that of port %s", p.view.interfaces[want.Name]))
+	case p.view.Interfaces[want.Name] != "":
+		p.fail(key, ErrNotOwned, fmt.Sprintf("its name is that of port %s", p.view.Interfaces[want.Name]))
 	default:
 		p.insertBridge(want)
 	}
@@ -102,9 +104,9 @@ func (p *plan) setBridge(want *Bridge) {
 func (p *plan) insertBridge(want *Bridge) {
 	key := want.Key()
 	local, iface, bridge := symbol("lp", want.Name), symbol("li", want.Name), symbol("br", want.Name)
-	p.insert(key, tableInterface, iface, ovsdb.Row{"name": want.Name, "type": TypeInternal})
-	p.insert(key, tablePort, local, ovsdb.Row{"name": want.Name, "interfaces": uuidSet(iface)})
-	p.insert(key, tableBridge, bridge, ovsdb.Row{
+	p.insert(key, confdb.TableInterface, iface, ovsdb.Row{"name": want.Name, "type": TypeInternal})
+	p.insert(key, confdb.TablePort, local, ovsdb.Row{"name": want.Name, "interfaces": uuidSet(iface)})
+	p.insert(key, confdb.TableBridge, bridge, ovsdb.Row{
 		"name":          want.Name,
 		"datapath_type": want.DatapathType,
 		"fail_mode":     optional(want.FailMode),
@@ -117,8 +119,8 @@ func (p *plan) insertBridge(want *Bridge) {
 	p.created[key] = true
 }
 
-func (p *plan) updateBridge(want *Bridge, have *bridgeState) {
-	now, row := have.value(), ovsdb.Row{}
+func (p *plan) updateBridge(want *Bridge, have *confdb.BridgeState) {
+	now, row := bridgeOf(have), ovsdb.Row{}
 	if want.DatapathType != now.DatapathType {
 		row["datapath_type"] = want.DatapathType
 	}
@@ -134,29 +136,29 @@ func (p *plan) updateBridge(want *Bridge, have *bridgeState) {
 	if !maps.Equal(want.OtherConfig, now.OtherConfig) {
 		row["other_config"] = stringMap(want.OtherConfig)
 	}
-	p.update(want.Key(), tableBridge, have.row.UUID, row)
-	p.updateIDs(want.Key(), tableBridge, have.row.UUID, have.row.ExternalIDs, want.ExternalIDs)
+	p.update(want.Key(), confdb.TableBridge, have.Row.UUID, row)
+	p.updateIDs(want.Key(), confdb.TableBridge, have.Row.UUID, have.Row.ExternalIDs, want.ExternalIDs)
 }
 
 func (p *plan) setPort(want *Port) {
 	key := want.Key()
 	_, made := p.change.Set[BridgeKey(want.Bridge)]
-	bridge, there := p.view.bridges[want.Bridge]
+	bridge, there := p.view.Bridges[want.Bridge]
 	if !there && (!made || p.failed[BridgeKey(want.Bridge)] != nil) || p.goes(want.Bridge) {
 		p.fail(key, ErrNotFound, "bridge "+want.Bridge)
 		return
 	}
-	have, ok := p.view.ports[want.Name]
-	holder, taken := p.view.interfaces[want.Name]
+	have, ok := p.view.Ports[want.Name]
+	holder, taken := p.view.Interfaces[want.Name]
 	switch {
-	case ok && !have.own:
-		p.fail(key, ErrNotOwned, "on bridge "+have.bridge.Name)
+	case ok && !have.Own:
+		p.fail(key, ErrNotOwned, "on bridge "+have.Bridge.Name)
 	case taken && holder != want.Name && !p.leaves(holder):
 		p.fail(key, ErrNotOwned, "as an interface of port "+holder)
-	case ok && there && have.bridge.UUID == bridge.row.UUID && len(have.row.Interfaces) == 1 && have.iface != nil &&
-		have.iface.Name == want.Name:
+	case ok && there && have.Bridge.UUID == bridge.Row.UUID && len(have.Row.Interfaces) == 1 && have.Interface != nil &&
+		have.Interface.Name == want.Name:
 		p.updatePort(want, have)
-	case ok && !p.goes(have.bridge.Name):
+	case ok && !p.goes(have.Bridge.Name):
 		p.detachPort(have)
 		fallthrough
 	default:
@@ -166,9 +168,9 @@ func (p *plan) setPort(want *Port) {
 
 // leaves reports whether the change removes the port, so that its interfaces' names become free.
 func (p *plan) leaves(port string) bool {
-	have, ok := p.view.ports[port]
+	have, ok := p.view.Ports[port]
 	_, deleted := p.change.Delete[PortKey(port)]
-	return ok && have.own && (deleted || p.goes(have.bridge.Name))
+	return ok && have.Own && (deleted || p.goes(have.Bridge.Name))
 }
 
 func (p *plan) insertPort(want *Port) {
@@ -177,14 +179,14 @@ func (p *plan) insertPort(want *Port) {
 	ids := stringMap(withOwner(want.ExternalIDs))
 	row := interfaceColumns(want)
 	row["name"], row["external_ids"] = want.Name, ids
-	p.insert(key, tableInterface, iface, row)
-	p.insert(key, tablePort, port, ovsdb.Row{"name": want.Name, "interfaces": uuidSet(iface), "external_ids": ids})
+	p.insert(key, confdb.TableInterface, iface, row)
+	p.insert(key, confdb.TablePort, port, ovsdb.Row{"name": want.Name, "interfaces": uuidSet(iface), "external_ids": ids})
 	p.attach[want.Bridge] = append(p.attach[want.Bridge], ovsdb.UUID{GoUUID: port})
 	p.created[key] = true
 }
 
-func (p *plan) updatePort(want *Port, have *portState) {
-	key, now := want.Key(), have.value()
+func (p *plan) updatePort(want *Port, have *confdb.PortState) {
+	key, now := want.Key(), portOf(have)
 	columns, row := interfaceColumns(want), ovsdb.Row{}
 	take := func(column string, differs bool) {
 		if differs {
@@ -196,12 +198,12 @@ func (p *plan) updatePort(want *Port, have *portState) {
 	take("lldp", want.LLDP != now.LLDP)
 	take("mac", want.MAC != now.MAC)
 	take("mtu_request", want.MTURequest != now.MTURequest)
-	take("ofport_request", int(want.OFPort) != deref(have.iface.OFPortRequest))
+	take("ofport_request", int(want.OFPort) != confdb.Optional(have.Interface.OFPortRequest))
 	take("ingress_policing_rate", want.IngressRate != now.IngressRate)
 	take("ingress_policing_burst", want.IngressBurst != now.IngressBurst)
-	p.update(key, tableInterface, have.iface.UUID, row)
-	p.updateIDs(key, tableInterface, have.iface.UUID, have.iface.ExternalIDs, want.ExternalIDs)
-	p.updateIDs(key, tablePort, have.row.UUID, have.row.ExternalIDs, want.ExternalIDs)
+	p.update(key, confdb.TableInterface, have.Interface.UUID, row)
+	p.updateIDs(key, confdb.TableInterface, have.Interface.UUID, have.Interface.ExternalIDs, want.ExternalIDs)
+	p.updateIDs(key, confdb.TablePort, have.Row.UUID, have.Row.ExternalIDs, want.ExternalIDs)
 }
 
 // interfaceColumns returns the columns that Weft writes into an Interface row, except its name and external_ids.
@@ -225,11 +227,11 @@ func interfaceColumns(want *Port) ovsdb.Row {
 // attachPorts writes each bridge's list of ports once.
 func (p *plan) attachPorts() {
 	for _, name := range slices.Sorted(maps.Keys(p.detach)) {
-		p.mutateSet(tableBridge, p.view.bridges[name].row.UUID, "ports", ovsdb.MutateOperationDelete, p.detach[name])
+		p.mutateSet(confdb.TableBridge, p.view.Bridges[name].Row.UUID, "ports", ovsdb.MutateOperationDelete, p.detach[name])
 	}
 	for _, name := range slices.Sorted(maps.Keys(p.attach)) {
-		if b, ok := p.view.bridges[name]; ok {
-			p.mutateSet(tableBridge, b.row.UUID, "ports", ovsdb.MutateOperationInsert, p.attach[name])
+		if b, ok := p.view.Bridges[name]; ok {
+			p.mutateSet(confdb.TableBridge, b.Row.UUID, "ports", ovsdb.MutateOperationInsert, p.attach[name])
 			continue
 		}
 		p.attachToNew(name)
@@ -239,7 +241,7 @@ func (p *plan) attachPorts() {
 // attachToNew adds the ports to the bridge that the same transaction inserts.
 func (p *plan) attachToNew(name string) {
 	for i := range p.ops {
-		if op := &p.ops[i]; op.Table == tableBridge && op.UUIDName == symbol("br", name) {
+		if op := &p.ops[i]; op.Table == confdb.TableBridge && op.UUIDName == symbol("br", name) {
 			ports := append([]any{ovsdb.UUID{GoUUID: symbol("lp", name)}}, p.attach[name]...)
 			op.Row["ports"] = ovsdb.OvsSet{GoSet: ports}
 		}
@@ -252,7 +254,7 @@ func (p *plan) updateIDs(key Key, table, uuid string, have, want map[string]stri
 	stale := []any{} // a nil slice would be encoded as null
 	fresh := map[string]string{}
 	for _, k := range slices.Sorted(maps.Keys(have)) {
-		if v, ok := want[k]; (!ok || v != have[k]) && !keptByOVN(k) {
+		if v, ok := want[k]; (!ok || v != have[k]) && !confdb.KeptByOVN(k) {
 			stale = append(stale, k)
 		}
 	}

@@ -7,14 +7,16 @@ import (
 	"slices"
 	"strconv"
 	"strings"
+
+	"weft.dev/weft/internal/ovsdb/confdb"
 )
 
 // OwnerID is the external_ids key that marks a row as Weft's. Its value names the object that the row is for. Commit adds it, with an
 // empty value, to rows without it.
-const OwnerID = "weft.dev/owner"
+const OwnerID = confdb.OwnerID
 
 // ProgramID is the external_ids key that names the program that owns the row, if that is not Weft's agent ([Config.Program]).
-const ProgramID = "weft.dev/program"
+const ProgramID = confdb.ProgramID
 
 // Kind is the kind of a row: its table.
 type Kind uint8

@@ -13,6 +13,7 @@ import (
 	"github.com/ovn-kubernetes/libovsdb/ovsdb"
 	"pgregory.net/rapid"
 
+	"weft.dev/weft/internal/ovsdb/confdb"
 	"weft.dev/weft/internal/reconcile"
 )
 
@@ -135,17 +136,17 @@ func TestPlanReachesWhatIsDesired(t *testing.T) {
 					desired[row.Key()] = row
 				}
 			}
-			change := reconcile.Diff(desired, db.view().own())
+			change := reconcile.Diff(desired, ownRows(db.view()))
 			p := newPlan(db.view(), change)
 			if len(p.failed) > 0 {
 				// A bridge replaces a port of the same name: the port is removed first, as a caller does after the error.
 				p = newPlan(db.view(), Change{Delete: change.Delete})
 				db.apply(t, p)
-				change = reconcile.Diff(desired, db.view().own())
+				change = reconcile.Diff(desired, ownRows(db.view()))
 				p = newPlan(db.view(), change)
 			}
 			db.apply(t, p)
-			if rest := reconcile.Diff(desired, db.view().own()); !rest.Empty() {
+			if rest := reconcile.Diff(desired, ownRows(db.view())); !rest.Empty() {
 				t.Fatalf("left to do: %v", rest)
 			}
 			if again := newPlan(db.view(), Change{Set: desired}); len(again.ops) != 0 {
@@ -163,18 +164,18 @@ func taken(rows map[Key]Row, row Row) bool {
 
 // memory executes the operations of a plan on tables, as ovsdb-server and a switch without failures do.
 type memory struct {
-	tables
+	confdb.Tables
 	next int
 }
 
 func newMemory() *memory {
-	return &memory{tables: tables{
-		root: map[string]*rootRow{"root": {UUID: "root"}}, bridges: map[string]*bridgeRow{},
-		ports: map[string]*portRow{}, interfaces: map[string]*interfaceRow{},
+	return &memory{Tables: confdb.Tables{
+		Root: map[string]*confdb.Root{"root": {UUID: "root"}}, Bridges: map[string]*confdb.Bridge{},
+		Ports: map[string]*confdb.Port{}, Interfaces: map[string]*confdb.Interface{},
 	}}
 }
 
-func (m *memory) view() *view { return newView(m.tables, claim{}) }
+func (m *memory) view() *confdb.View { return confdb.NewView(m.Tables, confdb.Claim{}) }
 
 func (m *memory) apply(t *rapid.T, p *plan) {
 	names := map[string]string{}
@@ -200,23 +201,23 @@ func (m *memory) apply(t *rapid.T, p *plan) {
 // row returns the row, and makes it if it is missing.
 func (m *memory) row(table, uuid string) any {
 	switch table {
-	case tableRoot:
-		return m.root[uuid]
-	case tableBridge:
-		if m.bridges[uuid] == nil {
-			m.bridges[uuid] = &bridgeRow{UUID: uuid}
+	case confdb.TableRoot:
+		return m.Root[uuid]
+	case confdb.TableBridge:
+		if m.Bridges[uuid] == nil {
+			m.Bridges[uuid] = &confdb.Bridge{UUID: uuid}
 		}
-		return m.bridges[uuid]
-	case tablePort:
-		if m.ports[uuid] == nil {
-			m.ports[uuid] = &portRow{UUID: uuid}
+		return m.Bridges[uuid]
+	case confdb.TablePort:
+		if m.Ports[uuid] == nil {
+			m.Ports[uuid] = &confdb.Port{UUID: uuid}
 		}
-		return m.ports[uuid]
+		return m.Ports[uuid]
 	default:
-		if m.interfaces[uuid] == nil {
-			m.interfaces[uuid] = &interfaceRow{UUID: uuid}
+		if m.Interfaces[uuid] == nil {
+			m.Interfaces[uuid] = &confdb.Interface{UUID: uuid}
 		}
-		return m.interfaces[uuid]
+		return m.Interfaces[uuid]
 	}
 }
 
@@ -297,33 +298,33 @@ func (m *memory) mutate(op ovsdb.Operation, names map[string]string) {
 // collect deletes rows that nothing refers to, and brings the others into effect, as the switch does.
 func (m *memory) collect() {
 	var bridges, ports, interfaces []string
-	bridges = m.root["root"].Bridges
-	maps.DeleteFunc(m.bridges, func(uuid string, b *bridgeRow) bool {
+	bridges = m.Root["root"].Bridges
+	maps.DeleteFunc(m.Bridges, func(uuid string, b *confdb.Bridge) bool {
 		keep := slices.Contains(bridges, uuid)
 		if keep {
 			ports = append(ports, b.Ports...)
 		}
 		return !keep
 	})
-	maps.DeleteFunc(m.ports, func(uuid string, p *portRow) bool {
+	maps.DeleteFunc(m.Ports, func(uuid string, p *confdb.Port) bool {
 		keep := slices.Contains(ports, uuid)
 		if keep {
 			interfaces = append(interfaces, p.Interfaces...)
 		}
 		return !keep
 	})
-	maps.DeleteFunc(m.interfaces, func(uuid string, _ *interfaceRow) bool { return !slices.Contains(interfaces, uuid) })
-	for _, i := range m.interfaces {
-		number := deref(i.OFPortRequest)
+	maps.DeleteFunc(m.Interfaces, func(uuid string, _ *confdb.Interface) bool { return !slices.Contains(interfaces, uuid) })
+	for _, i := range m.Interfaces {
+		number := confdb.Optional(i.OFPortRequest)
 		if number == 0 {
 			number = 9
 		}
 		i.OFPort = &number
 	}
-	for _, b := range m.bridges {
-		if p := m.ports[b.Ports[0]]; p != nil && p.Name == b.Name {
-			number := localPort
-			m.interfaces[p.Interfaces[0]].OFPort = &number
+	for _, b := range m.Bridges {
+		if p := m.Ports[b.Ports[0]]; p != nil && p.Name == b.Name {
+			number := confdb.LocalPort
+			m.Interfaces[p.Interfaces[0]].OFPort = &number
 		}
 	}
 }
@@ -374,28 +375,28 @@ func TestMailboxJoins(t *testing.T) {
 func FuzzView(f *testing.F) {
 	f.Fuzz(func(t *testing.T, data []byte) {
 		var in struct {
-			Root       map[string]*rootRow
-			Bridges    map[string]*bridgeRow
-			Ports      map[string]*portRow
-			Interfaces map[string]*interfaceRow
+			Root       map[string]*confdb.Root
+			Bridges    map[string]*confdb.Bridge
+			Ports      map[string]*confdb.Port
+			Interfaces map[string]*confdb.Interface
 		}
 		if json.Unmarshal(data, &in) != nil {
 			return
 		}
-		maps.DeleteFunc(in.Root, func(_ string, r *rootRow) bool { return r == nil })
-		maps.DeleteFunc(in.Bridges, func(_ string, r *bridgeRow) bool { return r == nil })
-		maps.DeleteFunc(in.Ports, func(_ string, r *portRow) bool { return r == nil })
-		maps.DeleteFunc(in.Interfaces, func(_ string, r *interfaceRow) bool { return r == nil })
-		v := newView(tables{in.Root, in.Bridges, in.Ports, in.Interfaces}, claim{bridges: []string{"br0"}})
-		rows := v.own()
+		maps.DeleteFunc(in.Root, func(_ string, r *confdb.Root) bool { return r == nil })
+		maps.DeleteFunc(in.Bridges, func(_ string, r *confdb.Bridge) bool { return r == nil })
+		maps.DeleteFunc(in.Ports, func(_ string, r *confdb.Port) bool { return r == nil })
+		maps.DeleteFunc(in.Interfaces, func(_ string, r *confdb.Interface) bool { return r == nil })
+		v := confdb.NewView(confdb.Tables{Root: in.Root, Bridges: in.Bridges, Ports: in.Ports, Interfaces: in.Interfaces}, confdb.Claim{Bridges: []string{"br0"}})
+		rows := ownRows(v)
 		for key, row := range rows {
 			if !row.Equal(row) || row.Key() != key {
 				t.Errorf("%v reads as %v", key, row)
 			}
-			_, _ = row.String(), v.verdict(key)
+			_, _ = row.String(), verdict(v, key)
 			_ = row.Validate()
 		}
-		if v.root != nil {
+		if v.Root != nil {
 			newPlan(v, Change{Delete: rows})
 			newPlan(v, Change{Set: rows})
 		}

@@ -7,6 +7,8 @@ import (
 	"strings"
 	"unicode"
 	"unicode/utf8"
+
+	"weft.dev/weft/internal/ovsdb/confdb"
 )
 
 // Limits of accepted values. Values come from objects that tenants write, and the database keeps every byte in the memory of two daemons.
@@ -134,7 +136,7 @@ func validMap(column string, m map[string]string) error {
 			return fmt.Errorf("%w: %s has the key %.64q", ErrInvalid, column, k)
 		case len(v) > maxValue || !printable(v):
 			return fmt.Errorf("%w: %s:%s has the value %.64q", ErrInvalid, column, k, v)
-		case column == "external_ids" && keptByOVN(k):
+		case column == "external_ids" && confdb.KeptByOVN(k):
 			return fmt.Errorf("%w: external_ids:%s is for OVN to write", ErrInvalid, k)
 		}
 	}
@@ -151,11 +153,4 @@ func printable(s string) bool {
 		}
 	}
 	return true
-}
-
-// keptByOVN reports whether ovn-controller writes this external_ids key to bridges and ports of others (ovn-controller(8)). Weft ignores
-// these keys and does not remove them.
-func keptByOVN(key string) bool {
-	return strings.HasPrefix(key, "ovn-installed") || strings.HasPrefix(key, "ct-zone-") ||
-		strings.HasPrefix(key, "ovn-nb-cfg") || key == "ovn-startup-ts"
 }

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 
+	"weft.dev/weft/internal/ovsdb/confdb"
 	"weft.dev/weft/internal/ovsdb/session"
 )
 
@@ -12,9 +13,9 @@ import (
 func (e *Engine) Version(ctx context.Context) (string, error) {
 	version := ""
 	err := e.keeper.Do(ctx, func(s *session.Session) error {
-		v, err := currentView(ctx, s, e.config.claim())
-		if err == nil && v.root != nil && v.root.OVSVersion != nil {
-			version = *v.root.OVSVersion
+		v, err := confdb.Current(ctx, s, e.config.claim())
+		if err == nil && v.Root != nil && v.Root.OVSVersion != nil {
+			version = *v.Root.OVSVersion
 		}
 		return err
 	})

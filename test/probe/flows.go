@@ -9,14 +9,16 @@ import (
 
 	"weft.dev/weft/internal/attach"
 	"weft.dev/weft/internal/openflow"
+	"weft.dev/weft/internal/openflow/session"
 	"weft.dev/weft/internal/overlay/pipeline"
+	"weft.dev/weft/internal/overlay/pipeline/cookies"
 	"weft.dev/weft/internal/reconcile"
 	"weft.dev/weft/lab"
 )
 
 // FlowWatch sees every change of a node's flows, by a flow monitor of its own.
 type FlowWatch struct {
-	conn *openflow.Conn
+	conn *session.Conn
 
 	mu      sync.Mutex
 	removed []*openflow.Flow
@@ -30,7 +32,7 @@ func WatchFlows(ctx context.Context, n lab.Node) (*FlowWatch, error) {
 	w := &FlowWatch{}
 	ctx, cancel := context.WithTimeout(ctx, Patience)
 	defer cancel()
-	conn, err := openflow.Dial(ctx, n.Root("/run/openvswitch/br0.mgmt"), openflow.Options{OnAsync: w.note})
+	conn, err := session.Dial(ctx, n.Root("/run/openvswitch/br0.mgmt"), session.Options{OnAsync: w.note})
 	if err != nil {
 		return nil, fmt.Errorf("watching the flows of %s: %w", n.Name, err)
 	}
@@ -68,12 +70,12 @@ func (w *FlowWatch) note(message any) {
 
 // ownedBy are the cookies of pods' flows.
 func ownedBy(pods []*lab.Pod) []uint64 {
-	cookies := make([]uint64, 0, len(pods))
+	wanted := make([]uint64, 0, len(pods))
 	for _, p := range pods {
 		key := attach.Key{ContainerID: p.Sandbox.ID, IfName: "eth0"}
-		cookies = append(cookies, pipeline.Cookie(reconcile.Owner(key.Owner())))
+		wanted = append(wanted, cookies.Of(reconcile.Owner(key.Owner())))
 	}
-	return cookies
+	return wanted
 }
 
 // Check returns an error unless nothing was removed but flows of the pods that were deleted. A barrier before it makes

@@ -4,6 +4,7 @@ import (
 	"context"
 
 	"weft.dev/weft/internal/openflow"
+	"weft.dev/weft/internal/openflow/bridge"
 	"weft.dev/weft/internal/ovsdb"
 	"weft.dev/weft/internal/reconcile"
 )
@@ -18,7 +19,7 @@ func readOnly[K comparable, V any](dry bool, engine reconcile.Engine[K, V]) reco
 
 // flowEngine returns the engine of the flow loop. In a dry run on a node without a bridge, there is nothing to connect to, and there are no
 // flows.
-func (s *Switch) flowEngine(ctx context.Context, bridge string, engine *openflow.Engine) (reconcile.Engine[openflow.Key, openflow.Entry], error) {
+func (s *Switch) flowEngine(ctx context.Context, bridge string, engine *bridge.Engine) (reconcile.Engine[openflow.Key, openflow.Entry], error) {
 	if !s.options.Dry {
 		return engine, nil
 	}
@@ -41,4 +42,4 @@ func (noFlows) Read(context.Context) (map[openflow.Key]openflow.Entry, error) {
 }
 
 // Commit implements reconcile.Engine.
-func (noFlows) Commit(context.Context, openflow.Change) error { return nil }
+func (noFlows) Commit(context.Context, bridge.Change) error { return nil }

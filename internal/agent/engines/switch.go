@@ -16,6 +16,7 @@ import (
 	"weft.dev/weft/internal/clusternetwork"
 	"weft.dev/weft/internal/node"
 	"weft.dev/weft/internal/openflow"
+	"weft.dev/weft/internal/openflow/bridge"
 	"weft.dev/weft/internal/overlay/host"
 	"weft.dev/weft/internal/overlay/node/datapath"
 	"weft.dev/weft/internal/ovsdb"
@@ -54,7 +55,7 @@ func (s *Switch) IsOpen() bool { return s.opened.Load() }
 // Flows returns the loop of the flows of the overlay's bridge.
 func (s *Switch) Flows() *node.FlowLoop { return s.Bridges[host.Bridge].Loop }
 
-func (s *Switch) flows() *openflow.Engine { return s.Bridges[host.Bridge].Engine }
+func (s *Switch) flows() *bridge.Engine { return s.Bridges[host.Bridge].Engine }
 
 // Tunnel sets the remote ends of the overlay's tunnels.
 func (s *Switch) Tunnel(remotes []clusternetwork.HostSubnet) { s.tunnels.Set(remotes) }
@@ -168,16 +169,16 @@ func (s *Switch) openFlows(ctx context.Context, start Starter) error {
 		return nil
 	}
 	bridges := map[string]*node.Flows{}
-	for _, bridge := range s.options.care().Bridges {
-		engine := openflow.NewEngine(openflow.Config{
-			Address: s.socket(bridge.Name), Last: bridge.IsNote, OnBundle: s.options.Metrics.Bundle, OnPacket: s.options.Packet,
+	for _, b := range s.options.care().Bridges {
+		engine := bridge.NewEngine(bridge.Config{
+			Address: s.socket(b.Name), Last: b.IsNote, OnBundle: s.options.Metrics.Bundle, OnPacket: s.options.Packet,
 		})
-		flows, err := s.flowEngine(ctx, bridge.Name, engine)
+		flows, err := s.flowEngine(ctx, b.Name, engine)
 		if err != nil {
 			return err
 		}
-		bridges[bridge.Name] = &node.Flows{Engine: engine, Loop: reconcile.NewLoop(flows, reconcile.Options[openflow.Key, openflow.Entry]{
-			Name: flowsOf(bridge.Name), Log: s.options.Log, Observe: s.options.observe, Settled: s.options.Settled, Encode: openflow.Encode, Seal: bridge.Note,
+		bridges[b.Name] = &node.Flows{Engine: engine, Loop: reconcile.NewLoop(flows, reconcile.Options[openflow.Key, openflow.Entry]{
+			Name: flowsOf(b.Name), Log: s.options.Log, Observe: s.options.observe, Settled: s.options.Settled, Encode: openflow.Encode, Seal: b.Note,
 		})}
 	}
 	s.Bridges = bridges

@@ -15,7 +15,7 @@ import (
 	"weft.dev/weft/internal/nft/nftnl"
 	"weft.dev/weft/internal/node"
 	"weft.dev/weft/internal/openflow"
-	"weft.dev/weft/internal/overlay/pipeline"
+	"weft.dev/weft/internal/overlay/pipeline/cookies"
 	"weft.dev/weft/internal/ovsdb"
 	"weft.dev/weft/internal/reconcile"
 )
@@ -182,7 +182,7 @@ func linkOwner(item link.Item) string {
 // flowOwner returns the kind of object that a flow comes from, from its cookie.
 func flowOwner(entry openflow.Entry) string {
 	if flow, ok := entry.(*openflow.Flow); ok {
-		return pipeline.CookieKind(flow.Cookie)
+		return cookies.Kind(flow.Cookie)
 	}
 	return ""
 }

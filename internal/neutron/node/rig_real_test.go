@@ -32,6 +32,7 @@ import (
 	"weft.dev/weft/internal/nft"
 	noderoom "weft.dev/weft/internal/node"
 	"weft.dev/weft/internal/openflow"
+	"weft.dev/weft/internal/openflow/bridge"
 	"weft.dev/weft/internal/openflow/ovstest"
 	"weft.dev/weft/internal/ovsdb"
 	"weft.dev/weft/internal/reconcile"
@@ -180,7 +181,7 @@ func (m *machine) life(ctx context.Context, t *testing.T, records network.Record
 	}))
 	rows, err := ovsdb.Open(ctx, ovsdb.Config{Endpoint: "unix:" + m.DBSock, Bridges: []string{pipeline.Bridge}})
 	must(t, err)
-	flows := openflow.NewEngine(openflow.Config{Address: m.Mgmt(pipeline.Bridge)})
+	flows := bridge.NewEngine(bridge.Config{Address: m.Mgmt(pipeline.Bridge)})
 	vswitch := &noderoom.Switch{
 		Datapath: ovstest.Datapath, Database: rows, Rows: reconcile.NewLoop(rows, reconcile.Options[ovsdb.Key, ovsdb.Row]{Name: "ovsdb"}),
 		Bridges: map[string]*noderoom.Flows{pipeline.Bridge: {

@@ -14,6 +14,8 @@ import (
 	"net/netip"
 
 	"weft.dev/weft/internal/openflow"
+	"weft.dev/weft/internal/openflow/action"
+	"weft.dev/weft/internal/openflow/oxm"
 	"weft.dev/weft/internal/reconcile"
 )
 
@@ -150,19 +152,19 @@ type Port struct {
 }
 
 // match returns the match of the destination port.
-func (p Port) match() []openflow.MatchField {
+func (p Port) match() []oxm.MatchField {
 	const tcp, udp, sctp = 6, 17, 132
-	fields := match(openflow.IPProto(p.Protocol))
+	fields := match(oxm.IPProto(p.Protocol))
 	if p.Mask == 0 {
 		return fields
 	}
 	switch p.Protocol {
 	case tcp:
-		return append(fields, openflow.TCPDstMasked(p.Number, p.Mask))
+		return append(fields, oxm.TCPDstMasked(p.Number, p.Mask))
 	case udp:
-		return append(fields, openflow.UDPDstMasked(p.Number, p.Mask))
+		return append(fields, oxm.UDPDstMasked(p.Number, p.Mask))
 	case sctp:
-		return append(fields, openflow.SCTPDstMasked(p.Number, p.Mask))
+		return append(fields, oxm.SCTPDstMasked(p.Number, p.Mask))
 	}
 	return fields
 }
@@ -193,18 +195,18 @@ type program struct {
 	rules  []Rule
 }
 
-func (p *program) add(table uint8, priority uint16, purpose string, on []openflow.MatchField, actions ...openflow.Action) {
+func (p *program) add(table uint8, priority uint16, purpose string, on []oxm.MatchField, actions ...action.Action) {
 	p.rules = append(p.rules, Rule{Purpose: purpose, Flow: &openflow.Flow{
-		Table: table, Priority: priority, Cookie: p.cookie, Match: openflow.NewMatch(on...), Actions: actions,
+		Table: table, Priority: priority, Cookie: p.cookie, Match: oxm.NewMatch(on...), Actions: actions,
 	}})
 }
 
-func match(fields ...openflow.MatchField) []openflow.MatchField { return fields }
+func match(fields ...oxm.MatchField) []oxm.MatchField { return fields }
 
 func single(addr netip.Addr) netip.Prefix { return netip.PrefixFrom(addr, addr.BitLen()) }
 
-func set(register int, value uint32) openflow.Action {
-	return openflow.SetField(openflow.Reg(register, value))
+func set(register int, value uint32) action.Action {
+	return action.SetField(oxm.Reg(register, value))
 }
 
 // ARP operations (RFC 826).
@@ -214,114 +216,114 @@ const (
 )
 
 // reply returns the actions that answer an ARP request: addr is at mac. An invalid addr means the address that the request asks for.
-func reply(mac net.HardwareAddr, addr netip.Addr) []openflow.Action {
-	whole := openflow.Whole
-	actions := []openflow.Action{
-		openflow.Move(whole(openflow.FieldARPTPA), whole(openflow.FieldReg(RegTarget))),
-		openflow.Move(whole(openflow.FieldEthSrc), whole(openflow.FieldEthDst)), openflow.SetField(openflow.EthSrc(mac)),
-		openflow.SetField(openflow.ARPOp(arpReply)),
-		openflow.Move(whole(openflow.FieldARPSHA), whole(openflow.FieldARPTHA)), openflow.SetField(openflow.ARPSHA(mac)),
-		openflow.Move(whole(openflow.FieldARPSPA), whole(openflow.FieldARPTPA)),
+func reply(mac net.HardwareAddr, addr netip.Addr) []action.Action {
+	whole := oxm.Whole
+	actions := []action.Action{
+		action.Move(whole(oxm.FieldARPTPA), whole(oxm.FieldReg(RegTarget))),
+		action.Move(whole(oxm.FieldEthSrc), whole(oxm.FieldEthDst)), action.SetField(oxm.EthSrc(mac)),
+		action.SetField(oxm.ARPOp(arpReply)),
+		action.Move(whole(oxm.FieldARPSHA), whole(oxm.FieldARPTHA)), action.SetField(oxm.ARPSHA(mac)),
+		action.Move(whole(oxm.FieldARPSPA), whole(oxm.FieldARPTPA)),
 	}
 	if addr.IsValid() {
-		actions = append(actions, openflow.SetField(openflow.ARPSPA(single(addr))))
+		actions = append(actions, action.SetField(oxm.ARPSPA(single(addr))))
 	} else {
-		actions = append(actions, openflow.Move(whole(openflow.FieldReg(RegTarget)), whole(openflow.FieldARPSPA)))
+		actions = append(actions, action.Move(whole(oxm.FieldReg(RegTarget)), whole(oxm.FieldARPSPA)))
 	}
-	return append(actions, openflow.InPortAction())
+	return append(actions, action.InPortAction())
 }
 
 // Static returns the rules that do not depend on any pod.
 func Static() []Rule {
 	p := &program{cookie: Cookie(Owner)}
 	host := HostAddresses()
-	ip := openflow.EthType(openflow.EthTypeIPv4)
-	p.add(TableClassify, prioritySpecial, "VLAN tags: Neutron's port has none", match(openflow.VLANAny()))
-	p.add(TableClassify, priorityPod, "from the host", match(openflow.InPort(HostPort)), openflow.GotoTable(TableFromHost))
+	ip := oxm.EthType(oxm.EthTypeIPv4)
+	p.add(TableClassify, prioritySpecial, "VLAN tags: Neutron's port has none", match(oxm.VLANAny()))
+	p.add(TableClassify, priorityPod, "from the host", match(oxm.InPort(HostPort)), action.GotoTable(TableFromHost))
 
 	p.add(TableFromPod, prioritySpecial, "a pod asks for the host's MAC address",
-		match(openflow.ARP(), openflow.ARPOp(arpRequest), openflow.ARPTPA(host)), reply(HostMAC(), netip.Addr{})...)
+		match(oxm.ARP(), oxm.ARPOp(arpRequest), oxm.ARPTPA(host)), reply(HostMAC(), netip.Addr{})...)
 	for _, r := range []struct {
 		purpose string
-		on      []openflow.MatchField
+		on      []oxm.MatchField
 	}{
-		{"other ARP about the host stays here", match(openflow.ARP(), openflow.ARPTPA(host))},
-		{"ARP in the host's name", match(openflow.ARP(), openflow.ARPSPA(host))},
-		{"to the host, and no answer to it", match(openflow.EthDst(HostMAC()))},
-		{"to the host's address by the network", match(ip, openflow.IPDst(host))},
-		{"in the host's name", match(ip, openflow.IPSrc(host))},
+		{"other ARP about the host stays here", match(oxm.ARP(), oxm.ARPTPA(host))},
+		{"ARP in the host's name", match(oxm.ARP(), oxm.ARPSPA(host))},
+		{"to the host, and no answer to it", match(oxm.EthDst(HostMAC()))},
+		{"to the host's address by the network", match(ip, oxm.IPDst(host))},
+		{"in the host's name", match(ip, oxm.IPSrc(host))},
 	} {
 		p.add(TableFromPod, priorityGuard, r.purpose, r.on)
 	}
-	out := openflow.OutputReg(openflow.Whole(openflow.FieldReg(RegOut)))
+	out := action.OutputReg(oxm.Whole(oxm.FieldReg(RegOut)))
 	p.add(TableFromPod, priorityRest, "to the pod's network", match(), out)
 
 	p.add(TableAnswer, priorityPod, "an answer to the host",
-		match(ip, openflow.CTState(openflow.CTTrk|openflow.CTEst|openflow.CTRpl, openflow.CTInv)), openflow.Output(HostPort))
+		match(ip, oxm.CTState(oxm.CTTrk|oxm.CTEst|oxm.CTRpl, oxm.CTInv)), action.Output(HostPort))
 	p.add(TableAnswer, priorityPod, "an ICMP error about a packet of the host",
-		match(ip, openflow.CTState(openflow.CTTrk|openflow.CTRel|openflow.CTRpl, openflow.CTInv)), openflow.Output(HostPort))
+		match(ip, oxm.CTState(oxm.CTTrk|oxm.CTRel|oxm.CTRpl, oxm.CTInv)), action.Output(HostPort))
 
 	p.tracked(out)
 
 	for _, r := range []struct {
 		purpose string
-		on      []openflow.MatchField
+		on      []oxm.MatchField
 	}{
-		{"ARP about the host from the network", match(openflow.ARP(), openflow.ARPSPA(host))},
-		{"ARP for the host from the network", match(openflow.ARP(), openflow.ARPTPA(host))},
-		{"from the network in the host's name", match(ip, openflow.IPSrc(host))},
-		{"from the network with the host's MAC address", match(openflow.EthSrc(HostMAC()))},
+		{"ARP about the host from the network", match(oxm.ARP(), oxm.ARPSPA(host))},
+		{"ARP for the host from the network", match(oxm.ARP(), oxm.ARPTPA(host))},
+		{"from the network in the host's name", match(ip, oxm.IPSrc(host))},
+		{"from the network with the host's MAC address", match(oxm.EthSrc(HostMAC()))},
 	} {
 		p.add(TableToPod, priorityGuard, r.purpose, r.on)
 	}
 	p.add(TableToPod, priorityRest, "to the pod", match(), out)
 
 	p.add(TableFromHost, prioritySpecial, "the host asks for a pod's MAC address",
-		match(openflow.ARP(), openflow.ARPOp(arpRequest), openflow.ARPSPA(host)), reply(PodsMAC(), netip.Addr{})...)
-	p.add(TableFromService, priorityPod, "the host's answer to a pod", match(ip, openflow.CTState(openflow.CTTrk|openflow.CTEst|openflow.CTRpl, openflow.CTInv)), out)
-	p.add(TableFromService, priorityPod, "an ICMP error about a pod's packet", match(ip, openflow.CTState(openflow.CTTrk|openflow.CTRel|openflow.CTRpl, openflow.CTInv)), out)
+		match(oxm.ARP(), oxm.ARPOp(arpRequest), oxm.ARPSPA(host)), reply(PodsMAC(), netip.Addr{})...)
+	p.add(TableFromService, priorityPod, "the host's answer to a pod", match(ip, oxm.CTState(oxm.CTTrk|oxm.CTEst|oxm.CTRpl, oxm.CTInv)), out)
+	p.add(TableFromService, priorityPod, "an ICMP error about a pod's packet", match(ip, oxm.CTState(oxm.CTTrk|oxm.CTRel|oxm.CTRpl, oxm.CTInv)), out)
 	return p.rules
 }
 
 // tracked adds the rules for tracked connections. Each packet in the direction in which a connection was opened is judged, so that a
 // changed policy applies to established connections; answers pass.
-func (p *program) tracked(out openflow.Action) {
+func (p *program) tracked(out action.Action) {
 	for _, ip := range families() {
 		p.trackedFamily(ip, out)
 	}
 	for _, table := range []uint8{TableFromPod, TableToPod} {
-		for _, kind := range []uint8{openflow.NDSolicit, openflow.NDAdvert} {
-			p.add(table, priorityNeighbours, "IPv6 neighbour discovery is not tracked, and no policy applies to it", match(openflow.ICMPv6Type(kind)), out)
+		for _, kind := range []uint8{oxm.NDSolicit, oxm.NDAdvert} {
+			p.add(table, priorityNeighbours, "IPv6 neighbour discovery is not tracked, and no policy applies to it", match(oxm.ICMPv6Type(kind)), out)
 		}
 	}
 }
 
 // families are the matches of IPv4 and IPv6.
-func families() []openflow.MatchField {
-	return []openflow.MatchField{openflow.EthType(openflow.EthTypeIPv4), openflow.EthType(openflow.EthTypeIPv6)}
+func families() []oxm.MatchField {
+	return []oxm.MatchField{oxm.EthType(oxm.EthTypeIPv4), oxm.EthType(oxm.EthTypeIPv6)}
 }
 
 // trackedFamily adds the rules for tracked connections of IPv4 or IPv6. Only those of IPv4 are translated: Services have no IPv6 addresses here.
-func (p *program) trackedFamily(ip openflow.MatchField, out openflow.Action) {
+func (p *program) trackedFamily(ip oxm.MatchField, out action.Action) {
 	zone := zoneField()
-	fresh := match(ip, openflow.CTState(openflow.CTTrk|openflow.CTNew, openflow.CTDNAT))
-	commit := openflow.CT(openflow.CTAction{Commit: true, ZoneField: &zone})
+	fresh := match(ip, oxm.CTState(oxm.CTTrk|oxm.CTNew, oxm.CTDNAT))
+	commit := action.CT(action.CTAction{Commit: true, ZoneField: &zone})
 	for _, t := range []struct{ states, judges, passes uint8 }{{TableService, TableEgress, TableEndpoint}, {TableState, TableIngress, TableOut}} {
-		p.add(t.states, prioritySpecial, "an answer", match(ip, openflow.CTState(openflow.CTTrk|openflow.CTEst|openflow.CTRpl, openflow.CTInv)), openflow.GotoTable(t.passes))
-		p.add(t.states, prioritySpecial, "an ICMP error about a connection", match(ip, openflow.CTState(openflow.CTTrk|openflow.CTRel, openflow.CTInv)), openflow.GotoTable(t.passes))
-		p.add(t.states, prioritySpecial, "of no connection that can be", match(ip, openflow.CTState(openflow.CTTrk|openflow.CTInv, 0)))
-		p.add(t.states, priorityRest, "in the direction in which the connection is opened", match(ip), openflow.GotoTable(t.judges))
-		p.add(t.judges, priorityRest, "the pod is not isolated", match(ip), openflow.GotoTable(t.passes))
+		p.add(t.states, prioritySpecial, "an answer", match(ip, oxm.CTState(oxm.CTTrk|oxm.CTEst|oxm.CTRpl, oxm.CTInv)), action.GotoTable(t.passes))
+		p.add(t.states, prioritySpecial, "an ICMP error about a connection", match(ip, oxm.CTState(oxm.CTTrk|oxm.CTRel, oxm.CTInv)), action.GotoTable(t.passes))
+		p.add(t.states, prioritySpecial, "of no connection that can be", match(ip, oxm.CTState(oxm.CTTrk|oxm.CTInv, 0)))
+		p.add(t.states, priorityRest, "in the direction in which the connection is opened", match(ip), action.GotoTable(t.judges))
+		p.add(t.judges, priorityRest, "the pod is not isolated", match(ip), action.GotoTable(t.passes))
 	}
-	p.add(TableEndpoint, priorityRest, "not translated", match(ip), openflow.GotoTable(TableOut))
+	p.add(TableEndpoint, priorityRest, "not translated", match(ip), action.GotoTable(TableOut))
 	p.add(TableOut, priorityPod, "the connection is new", fresh, commit, out)
 	p.add(TableOut, priorityRest, "the connection is known", match(ip), out)
 }
 
 // zoneField is the pod's zone as the field of a ct action.
-func zoneField() openflow.Subfield {
+func zoneField() oxm.Subfield {
 	const bits = 15
-	return openflow.RegBits(RegZone, 0, bits)
+	return oxm.RegBits(RegZone, 0, bits)
 }
 
 // words splits the number of a network for its two registers.

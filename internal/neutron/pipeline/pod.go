@@ -5,28 +5,29 @@ import (
 	"net/netip"
 	"slices"
 
-	"weft.dev/weft/internal/openflow"
+	"weft.dev/weft/internal/openflow/action"
+	"weft.dev/weft/internal/openflow/oxm"
 )
 
 // PodRules returns the rules that open a pod's port.
 func PodRules(pod *Pod) []Rule {
 	p := &program{cookie: Cookie(pod.Owner)}
 	high, low := words(pod.Network)
-	enter := func(out uint32, table uint8) []openflow.Action {
-		actions := []openflow.Action{set(RegZone, uint32(pod.Zone)), set(RegOut, out)}
+	enter := func(out uint32, table uint8) []action.Action {
+		actions := []action.Action{set(RegZone, uint32(pod.Zone)), set(RegOut, out)}
 		if pod.Tracked {
 			actions = append(actions, set(RegNetwork, high), set(RegNetwork+1, low))
 		}
-		return append(actions, openflow.GotoTable(table))
+		return append(actions, action.GotoTable(table))
 	}
-	p.add(TableClassify, priorityPod, "from the pod", match(openflow.InPort(pod.OFPort)), enter(pod.Patch, TableFromPod)...)
-	p.add(TableClassify, priorityPod, "from the pod's network", match(openflow.InPort(pod.Patch)), enter(pod.OFPort, TableToPod)...)
+	p.add(TableClassify, priorityPod, "from the pod", match(oxm.InPort(pod.OFPort)), enter(pod.Patch, TableFromPod)...)
+	p.add(TableClassify, priorityPod, "from the pod's network", match(oxm.InPort(pod.Patch)), enter(pod.OFPort, TableToPod)...)
 	// The kernel reassembles fragments in frames to groups before it knows whose they are, in one queue for the veth peers of all pre-plugged
 	// pairs (macvlan_handle_frame): a pod would get another tenant's part of a datagram. In frames to its own MAC, the pod reassembles them.
 	group := net.HardwareAddr{1, 0, 0, 0, 0, 0}
 	p.add(TableClassify, priorityGuard, "fragments to a group, from the pod's network",
-		match(openflow.InPort(pod.Patch), openflow.EthType(openflow.EthTypeIPv4), openflow.IPFrag(openflow.FragYes), openflow.EthDstMasked(group, group)),
-		append([]openflow.Action{openflow.SetField(openflow.EthDst(pod.MAC))}, enter(pod.OFPort, TableToPod)...)...)
+		match(oxm.InPort(pod.Patch), oxm.EthType(oxm.EthTypeIPv4), oxm.IPFrag(oxm.FragYes), oxm.EthDstMasked(group, group)),
+		append([]action.Action{action.SetField(oxm.EthDst(pod.MAC))}, enter(pod.OFPort, TableToPod)...)...)
 	for _, addr := range pod.Addresses {
 		if addr.Is4() {
 			p.host(pod, addr)
@@ -43,56 +44,56 @@ func (p *program) host(pod *Pod, addr netip.Addr) {
 	zone, own := zoneField(), single(addr)
 	answer, service := TableAnswer, TableFromService
 	p.add(TableFromPod, prioritySpecial, "from the pod's own address to the host, if it is an answer",
-		match(openflow.InPort(pod.OFPort), openflow.EthSrc(pod.MAC), openflow.EthDst(HostMAC()), openflow.IPSrc(own), openflow.IPDst(HostAddresses())),
-		openflow.CT(openflow.CTAction{ZoneField: &zone, Table: &answer}))
-	p.add(TableFromHost, priorityPod, "from the host to the pod", match(openflow.IPSrc(single(HostAddress())), openflow.IPDst(own)),
-		openflow.SetField(openflow.EthDst(pod.MAC)),
-		openflow.CT(openflow.CTAction{Commit: true, Zone: pod.Zone}), openflow.Output(pod.OFPort))
+		match(oxm.InPort(pod.OFPort), oxm.EthSrc(pod.MAC), oxm.EthDst(HostMAC()), oxm.IPSrc(own), oxm.IPDst(HostAddresses())),
+		action.CT(action.CTAction{ZoneField: &zone, Table: &answer}))
+	p.add(TableFromHost, priorityPod, "from the host to the pod", match(oxm.IPSrc(single(HostAddress())), oxm.IPDst(own)),
+		action.SetField(oxm.EthDst(pod.MAC)),
+		action.CT(action.CTAction{Commit: true, Zone: pod.Zone}), action.Output(pod.OFPort))
 	for _, port := range pod.Published {
 		if pod.Ingress != nil && !pod.Ingress.admits(OutsideAddress(), port) {
 			continue
 		}
 		p.add(TableFromHost, priorityPod, "from elsewhere to a host port of the pod",
-			append(match(openflow.IPSrc(single(OutsideAddress())), openflow.IPDst(own)), port.exact().match()...),
-			openflow.SetField(openflow.EthDst(pod.MAC)),
-			openflow.CT(openflow.CTAction{Commit: true, Zone: pod.Zone}), openflow.Output(pod.OFPort))
+			append(match(oxm.IPSrc(single(OutsideAddress())), oxm.IPDst(own)), port.exact().match()...),
+			action.SetField(oxm.EthDst(pod.MAC)),
+			action.CT(action.CTAction{Commit: true, Zone: pod.Zone}), action.Output(pod.OFPort))
 	}
-	p.add(TableFromHost, priorityClosed, "from the host for a Service, if it is an answer", match(openflow.IPDst(own)),
-		openflow.SetField(openflow.EthDst(pod.MAC)), set(RegOut, pod.OFPort),
-		openflow.CT(openflow.CTAction{Zone: pod.Zone, Table: &service}))
-	from := match(openflow.InPort(pod.OFPort), openflow.EthSrc(pod.MAC), openflow.IPSrc(own))
-	pass := []openflow.Action{
-		openflow.SetField(openflow.EthDst(HostMAC())), openflow.CT(openflow.CTAction{Commit: true, ZoneField: &zone}), openflow.Output(HostPort),
+	p.add(TableFromHost, priorityClosed, "from the host for a Service, if it is an answer", match(oxm.IPDst(own)),
+		action.SetField(oxm.EthDst(pod.MAC)), set(RegOut, pod.OFPort),
+		action.CT(action.CTAction{Zone: pod.Zone, Table: &service}))
+	from := match(oxm.InPort(pod.OFPort), oxm.EthSrc(pod.MAC), oxm.IPSrc(own))
+	pass := []action.Action{
+		action.SetField(oxm.EthDst(HostMAC())), action.CT(action.CTAction{Commit: true, ZoneField: &zone}), action.Output(HostPort),
 	}
 	if pod.Egress == nil {
 		p.add(TableHostService, priorityPod, "to a Service that the host serves", from, pass...)
 		return
 	}
-	for on := range pod.Egress.matches(openflow.IPDst, openflow.EthType(openflow.EthTypeIPv4)) {
-		p.add(TableHostService, priorityPod, "to a Service that the host serves, as a policy allows", append(append([]openflow.MatchField{}, from...), on...), pass...)
+	for on := range pod.Egress.matches(oxm.IPDst, oxm.EthType(oxm.EthTypeIPv4)) {
+		p.add(TableHostService, priorityPod, "to a Service that the host serves, as a policy allows", append(append([]oxm.MatchField{}, from...), on...), pass...)
 	}
 }
 
 // judged adds the rules of a pod whose connections are tracked. Those of IPv6 are tracked only for an isolated pod: they have no Services.
 func (p *program) judged(pod *Pod) {
 	zone := zoneField()
-	own := openflow.Reg(RegZone, uint32(pod.Zone))
+	own := oxm.Reg(RegZone, uint32(pod.Zone))
 	for _, side := range []struct {
 		port          uint32
 		enters, table uint8
 		judges        uint8
 		passes        uint8
 		allowed       *Allowed
-		peer          func(netip.Prefix) openflow.MatchField
+		peer          func(netip.Prefix) oxm.MatchField
 	}{
-		{pod.OFPort, TableFromPod, TableService, TableEgress, TableEndpoint, pod.Egress, openflow.IPDst},
-		{pod.Patch, TableToPod, TableState, TableIngress, TableOut, pod.Ingress, openflow.IPSrc},
+		{pod.OFPort, TableFromPod, TableService, TableEgress, TableEndpoint, pod.Egress, oxm.IPDst},
+		{pod.Patch, TableToPod, TableState, TableIngress, TableOut, pod.Ingress, oxm.IPSrc},
 	} {
-		p.add(side.enters, priorityTracked, "the pod's connections are tracked", match(openflow.InPort(side.port), openflow.EthType(openflow.EthTypeIPv4)),
-			openflow.CT(openflow.CTAction{ZoneField: &zone, NAT: &openflow.NAT{}, Table: &side.table}))
+		p.add(side.enters, priorityTracked, "the pod's connections are tracked", match(oxm.InPort(side.port), oxm.EthType(oxm.EthTypeIPv4)),
+			action.CT(action.CTAction{ZoneField: &zone, NAT: &action.NAT{}, Table: &side.table}))
 		if pod.Ingress != nil || pod.Egress != nil {
-			p.add(side.enters, priorityTracked, "and those of IPv6, because the pod is isolated", match(openflow.InPort(side.port), openflow.EthType(openflow.EthTypeIPv6)),
-				openflow.CT(openflow.CTAction{ZoneField: &zone, Table: &side.table}))
+			p.add(side.enters, priorityTracked, "and those of IPv6, because the pod is isolated", match(oxm.InPort(side.port), oxm.EthType(oxm.EthTypeIPv6)),
+				action.CT(action.CTAction{ZoneField: &zone, Table: &side.table}))
 		}
 		if side.allowed == nil {
 			continue
@@ -101,18 +102,18 @@ func (p *program) judged(pod *Pod) {
 			p.add(side.judges, priorityClosed, "the pod is isolated", match(ip, own))
 		}
 		for on := range side.allowed.matches(side.peer, families()...) {
-			p.add(side.judges, priorityPod, "a policy allows it", append(match(own), on...), openflow.GotoTable(side.passes))
+			p.add(side.judges, priorityPod, "a policy allows it", append(match(own), on...), action.GotoTable(side.passes))
 		}
 	}
 }
 
 // matches yields the match of each combination of a peer and a port that is allowed, each once, for these families.
-func (a *Allowed) matches(peer func(netip.Prefix) openflow.MatchField, ip ...openflow.MatchField) func(yield func([]openflow.MatchField) bool) {
-	return func(yield func([]openflow.MatchField) bool) {
+func (a *Allowed) matches(peer func(netip.Prefix) oxm.MatchField, ip ...oxm.MatchField) func(yield func([]oxm.MatchField) bool) {
+	return func(yield func([]oxm.MatchField) bool) {
 		seen := map[string]bool{}
 		for _, rule := range a.Rules {
 			for _, on := range rule.matches(peer, ip) {
-				text := openflow.NewMatch(on...).String()
+				text := oxm.NewMatch(on...).String()
 				if seen[text] {
 					continue
 				}
@@ -125,8 +126,8 @@ func (a *Allowed) matches(peer func(netip.Prefix) openflow.MatchField, ip ...ope
 	}
 }
 
-func (a *Allow) matches(peer func(netip.Prefix) openflow.MatchField, ip []openflow.MatchField) [][]openflow.MatchField {
-	var peers [][]openflow.MatchField
+func (a *Allow) matches(peer func(netip.Prefix) oxm.MatchField, ip []oxm.MatchField) [][]oxm.MatchField {
+	var peers [][]oxm.MatchField
 	if a.AnyPeer {
 		for _, family := range ip {
 			peers = append(peers, match(family))
@@ -141,10 +142,10 @@ func (a *Allow) matches(peer func(netip.Prefix) openflow.MatchField, ip []openfl
 	if a.AnyPort {
 		return peers
 	}
-	var all [][]openflow.MatchField
+	var all [][]oxm.MatchField
 	for _, on := range peers {
 		for _, port := range a.Ports {
-			all = append(all, append(append([]openflow.MatchField{}, on...), port.match()...))
+			all = append(all, append(append([]oxm.MatchField{}, on...), port.match()...))
 		}
 	}
 	return all

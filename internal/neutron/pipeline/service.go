@@ -7,6 +7,8 @@ import (
 	"slices"
 
 	"weft.dev/weft/internal/openflow"
+	"weft.dev/weft/internal/openflow/action"
+	"weft.dev/weft/internal/openflow/oxm"
 	"weft.dev/weft/internal/reconcile"
 )
 
@@ -37,7 +39,7 @@ func (p Port) exact() Port { return Port{p.Protocol, p.Number, ^uint16(0)} }
 func ServiceEntries(owner reconcile.Owner, network uint64, services []Service) map[openflow.Key]openflow.Entry {
 	high, low := words(network)
 	c := &services4{
-		program: program{cookie: Cookie(owner)}, network: match(openflow.Reg(RegNetwork, high), openflow.Reg(RegNetwork+1, low)),
+		program: program{cookie: Cookie(owner)}, network: match(oxm.Reg(RegNetwork, high), oxm.Reg(RegNetwork+1, low)),
 		groups: map[openflow.Key]openflow.Entry{},
 	}
 	for i := range services {
@@ -51,12 +53,12 @@ func ServiceEntries(owner reconcile.Owner, network uint64, services []Service) m
 // services4 collects the entries of one network.
 type services4 struct {
 	program
-	network []openflow.MatchField
+	network []oxm.MatchField
 	groups  map[openflow.Key]openflow.Entry
 }
 
 func (c *services4) add4(s *Service) {
-	to := slices.Concat(match(openflow.CTState(openflow.CTTrk|openflow.CTNew, 0), openflow.IPDst(single(s.Address))), c.network, s.Port.exact().match())
+	to := slices.Concat(match(oxm.CTState(oxm.CTTrk|oxm.CTNew, 0), oxm.IPDst(single(s.Address))), c.network, s.Port.exact().match())
 	if len(s.Endpoints) == 0 {
 		c.add(TableService, priorityPod, "to a Service without endpoints", to)
 		return
@@ -64,17 +66,17 @@ func (c *services4) add4(s *Service) {
 	zone, table := zoneField(), TableEgress
 	group := &openflow.Group{ID: s.Group, Type: openflow.GroupSelect}
 	if s.Sticky {
-		group.Selection = &openflow.Selection{Method: "hash", Fields: []openflow.Field{openflow.FieldIPv4Src}}
+		group.Selection = &openflow.Selection{Method: "hash", Fields: []oxm.Field{oxm.FieldIPv4Src}}
 	}
 	for i, e := range s.Endpoints {
-		group.Buckets = append(group.Buckets, openflow.Bucket{ID: uint32(i), Weight: 1, Actions: openflow.Actions{ //nolint:gosec // small
-			openflow.CT(openflow.CTAction{Commit: true, ZoneField: &zone, Table: &table, NAT: openflow.DNAT(e.Addr.Addr(), e.Addr.Port())}),
+		group.Buckets = append(group.Buckets, openflow.Bucket{ID: uint32(i), Weight: 1, Actions: action.Actions{ //nolint:gosec // small
+			action.CT(action.CTAction{Commit: true, ZoneField: &zone, Table: &table, NAT: action.DNAT(e.Addr.Addr(), e.Addr.Port())}),
 		}})
 		c.add(TableEndpoint, priorityPod, "translated, to its endpoint",
-			slices.Concat(match(openflow.CTState(openflow.CTTrk|openflow.CTDNAT, 0), openflow.IPDst(single(e.Addr.Addr()))), c.network),
-			openflow.SetField(openflow.EthDst(e.MAC)), openflow.GotoTable(TableOut))
+			slices.Concat(match(oxm.CTState(oxm.CTTrk|oxm.CTDNAT, 0), oxm.IPDst(single(e.Addr.Addr()))), c.network),
+			action.SetField(oxm.EthDst(e.MAC)), action.GotoTable(TableOut))
 	}
-	c.add(TableService, priorityPod, "to a Service", to, openflow.GroupAction(s.Group))
+	c.add(TableService, priorityPod, "to a Service", to, action.GroupAction(s.Group))
 	c.groups[group.Key()] = group
 }
 
@@ -89,7 +91,7 @@ func HostServiceEntries(owner reconcile.Owner, services []HostService) map[openf
 	p := &program{cookie: Cookie(owner)}
 	for _, s := range services {
 		p.add(TableFromPod, priorityHost, "to a Service that the host serves",
-			append(match(openflow.IPDst(single(s.Address))), s.Port.exact().match()...), openflow.GotoTable(TableHostService))
+			append(match(oxm.IPDst(single(s.Address))), s.Port.exact().match()...), action.GotoTable(TableHostService))
 	}
 	return Fragment(p.rules)
 }

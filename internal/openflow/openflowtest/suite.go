@@ -13,6 +13,9 @@ import (
 	"time"
 
 	"weft.dev/weft/internal/openflow"
+	"weft.dev/weft/internal/openflow/action"
+	"weft.dev/weft/internal/openflow/bridge"
+	"weft.dev/weft/internal/openflow/oxm"
 	"weft.dev/weft/internal/reconcile"
 )
 
@@ -20,7 +23,7 @@ import (
 type Subject struct {
 	Engine interface {
 		reconcile.Engine[openflow.Key, openflow.Entry]
-		Next(ctx context.Context) (openflow.Event, error)
+		Next(ctx context.Context) (bridge.Event, error)
 	}
 	// Disturb makes changes on the switch without the engine.
 	Disturb func(t *testing.T, mods ...openflow.Mod)
@@ -80,7 +83,7 @@ func state(entries ...openflow.Entry) map[openflow.Key]openflow.Entry {
 	return m
 }
 
-func reconcileTo(t *testing.T, ctx context.Context, s Subject, desired map[openflow.Key]openflow.Entry) openflow.Change {
+func reconcileTo(t *testing.T, ctx context.Context, s Subject, desired map[openflow.Key]openflow.Entry) bridge.Change {
 	t.Helper()
 	actual, err := s.Engine.Read(ctx)
 	if err != nil {
@@ -108,36 +111,36 @@ func wantState(t *testing.T, ctx context.Context, s Subject, desired map[openflo
 func Sample() map[openflow.Key]openflow.Entry {
 	pod, mac := netip.MustParsePrefix("10.128.0.5/32"), net.HardwareAddr{0x0a, 0x58, 10, 128, 0, 5}
 	service, zone := netip.MustParsePrefix("172.30.0.10/32"), uint16(65280)
-	affinity := openflow.Learn(openflow.LearnSpec{Table: 24, Priority: 200, HardTimeout: 300, Cookie: 9, Fields: []openflow.LearnField{
-		openflow.LearnMatchValue(openflow.Whole(openflow.FieldEthType), openflow.EthTypeIPv4),
-		openflow.LearnMatch(openflow.Whole(openflow.FieldIPv4Src), openflow.Whole(openflow.FieldIPv4Src)),
-		openflow.LearnLoadValue(openflow.Whole(openflow.FieldReg(3)), 7),
+	affinity := action.Learn(action.LearnSpec{Table: 24, Priority: 200, HardTimeout: 300, Cookie: 9, Fields: []action.LearnField{
+		action.LearnMatchValue(oxm.Whole(oxm.FieldEthType), oxm.EthTypeIPv4),
+		action.LearnMatch(oxm.Whole(oxm.FieldIPv4Src), oxm.Whole(oxm.FieldIPv4Src)),
+		action.LearnLoadValue(oxm.Whole(oxm.FieldReg(3)), 7),
 	}})
 	return state(
-		&openflow.Flow{Table: 0, Priority: 100, Cookie: 1, Match: openflow.NewMatch(openflow.InPort(1)), Actions: openflow.Actions{openflow.GotoTable(10)}},
-		&openflow.Flow{Table: 10, Priority: 100, Match: openflow.NewMatch(openflow.TunSrc(netip.MustParseAddr("192.0.2.1"))), Actions: openflow.Actions{
-			openflow.Move(openflow.Bits(openflow.FieldTunID, 0, 31), openflow.Whole(openflow.FieldReg(0))), openflow.GotoTable(30),
+		&openflow.Flow{Table: 0, Priority: 100, Cookie: 1, Match: oxm.NewMatch(oxm.InPort(1)), Actions: action.Actions{action.GotoTable(10)}},
+		&openflow.Flow{Table: 10, Priority: 100, Match: oxm.NewMatch(oxm.TunSrc(netip.MustParseAddr("192.0.2.1"))), Actions: action.Actions{
+			action.Move(oxm.Bits(oxm.FieldTunID, 0, 31), oxm.Whole(oxm.FieldReg(0))), action.GotoTable(30),
 		}},
-		&openflow.Flow{Table: 20, Priority: 100, Match: openflow.NewMatch(openflow.InPort(5), openflow.EthSrc(mac), openflow.IPSrc(pod)), Actions: openflow.Actions{
-			openflow.Load(openflow.Whole(openflow.FieldReg(0)), 77), openflow.GotoTable(21),
+		&openflow.Flow{Table: 20, Priority: 100, Match: oxm.NewMatch(oxm.InPort(5), oxm.EthSrc(mac), oxm.IPSrc(pod)), Actions: action.Actions{
+			action.Load(oxm.Whole(oxm.FieldReg(0)), 77), action.GotoTable(21),
 		}},
-		&openflow.Flow{Table: 20, Priority: 90, Match: openflow.NewMatch(openflow.InPort(5), openflow.ARP(), openflow.ARPSPA(pod), openflow.ARPSHA(mac)), Actions: openflow.Actions{openflow.GotoTable(30)}},
-		&openflow.Flow{Table: 21, Priority: 10, Match: openflow.NewMatch(openflow.EthType(openflow.EthTypeIPv4)), Actions: openflow.Actions{
-			openflow.CT(openflow.CTAction{Zone: zone, NAT: &openflow.NAT{}, Table: new(uint8(25))}),
+		&openflow.Flow{Table: 20, Priority: 90, Match: oxm.NewMatch(oxm.InPort(5), oxm.ARP(), oxm.ARPSPA(pod), oxm.ARPSHA(mac)), Actions: action.Actions{action.GotoTable(30)}},
+		&openflow.Flow{Table: 21, Priority: 10, Match: oxm.NewMatch(oxm.EthType(oxm.EthTypeIPv4)), Actions: action.Actions{
+			action.CT(action.CTAction{Zone: zone, NAT: &action.NAT{}, Table: new(uint8(25))}),
 		}},
-		&openflow.Flow{Table: 25, Priority: 50, Match: openflow.NewMatch(openflow.CTState(openflow.CTNew|openflow.CTTrk, 0), openflow.IPDst(service), openflow.TCPDst(443)), Actions: openflow.Actions{affinity, openflow.GroupAction(7)}},
+		&openflow.Flow{Table: 25, Priority: 50, Match: oxm.NewMatch(oxm.CTState(oxm.CTNew|oxm.CTTrk, 0), oxm.IPDst(service), oxm.TCPDst(443)), Actions: action.Actions{affinity, action.GroupAction(7)}},
 		&openflow.Group{ID: 7, Type: openflow.GroupSelect, Buckets: []openflow.Bucket{
-			{Weight: 100, Actions: openflow.Actions{openflow.CT(openflow.CTAction{Commit: true, Zone: zone, Table: new(uint8(27)), NAT: openflow.DNAT(pod.Addr(), 8443)})}},
-			{Weight: 100, Actions: openflow.Actions{openflow.CT(openflow.CTAction{Commit: true, Zone: zone, Table: new(uint8(27)), NAT: openflow.DNAT(netip.MustParseAddr("10.128.0.6"), 8443)})}},
+			{Weight: 100, Actions: action.Actions{action.CT(action.CTAction{Commit: true, Zone: zone, Table: new(uint8(27)), NAT: action.DNAT(pod.Addr(), 8443)})}},
+			{Weight: 100, Actions: action.Actions{action.CT(action.CTAction{Commit: true, Zone: zone, Table: new(uint8(27)), NAT: action.DNAT(netip.MustParseAddr("10.128.0.6"), 8443)})}},
 		}},
-		&openflow.Flow{Table: 80, Priority: 50, Match: openflow.NewMatch(openflow.IPSrc(pod), openflow.Reg(1, 77)), Actions: openflow.Actions{openflow.Conjunction(4, 1, 2), openflow.Conjunction(5, 2, 2)}},
-		&openflow.Flow{Table: 80, Priority: 50, Match: openflow.NewMatch(openflow.EthType(openflow.EthTypeIPv4), openflow.ConjID(4)), Actions: openflow.Actions{
-			openflow.CT(openflow.CTAction{Commit: true, Zone: zone, Exec: openflow.Actions{openflow.SetField(openflow.CTMark(4))}}), openflow.OutputReg(openflow.Whole(openflow.FieldReg(2))),
+		&openflow.Flow{Table: 80, Priority: 50, Match: oxm.NewMatch(oxm.IPSrc(pod), oxm.Reg(1, 77)), Actions: action.Actions{action.Conjunction(4, 1, 2), action.Conjunction(5, 2, 2)}},
+		&openflow.Flow{Table: 80, Priority: 50, Match: oxm.NewMatch(oxm.EthType(oxm.EthTypeIPv4), oxm.ConjID(4)), Actions: action.Actions{
+			action.CT(action.CTAction{Commit: true, Zone: zone, Exec: action.Actions{action.SetField(oxm.CTMark(4))}}), action.OutputReg(oxm.Whole(oxm.FieldReg(2))),
 		}},
-		&openflow.Flow{Table: 90, Priority: 1, Match: openflow.NewMatch(openflow.IPDst(netip.MustParsePrefix("10.129.0.0/23"))), Actions: openflow.Actions{
-			openflow.Move(openflow.Whole(openflow.FieldReg(0)), openflow.Bits(openflow.FieldTunID, 0, 31)), openflow.SetField(openflow.TunDst(netip.MustParseAddr("192.0.2.2"))), openflow.Output(1),
+		&openflow.Flow{Table: 90, Priority: 1, Match: oxm.NewMatch(oxm.IPDst(netip.MustParsePrefix("10.129.0.0/23"))), Actions: action.Actions{
+			action.Move(oxm.Whole(oxm.FieldReg(0)), oxm.Bits(oxm.FieldTunID, 0, 31)), action.SetField(oxm.TunDst(netip.MustParseAddr("192.0.2.2"))), action.Output(1),
 		}},
-		&openflow.Flow{Table: 253, Priority: 0, Actions: openflow.Actions{openflow.Note([]byte("a hash of the state"))}},
+		&openflow.Flow{Table: 253, Priority: 0, Actions: action.Actions{action.Note([]byte("a hash of the state"))}},
 	)
 }
 
@@ -153,22 +156,22 @@ func settles(t *testing.T, ctx context.Context, s Subject) {
 	}
 }
 
-func drop(table uint8, priority uint16, fields ...openflow.MatchField) *openflow.Flow {
-	return &openflow.Flow{Table: table, Priority: priority, Match: openflow.NewMatch(fields...)}
+func drop(table uint8, priority uint16, fields ...oxm.MatchField) *openflow.Flow {
+	return &openflow.Flow{Table: table, Priority: priority, Match: oxm.NewMatch(fields...)}
 }
 
 func replaces(t *testing.T, ctx context.Context, s Subject) {
-	a, b := drop(5, 1, openflow.InPort(1)), drop(5, 2, openflow.InPort(2))
+	a, b := drop(5, 1, oxm.InPort(1)), drop(5, 2, oxm.InPort(2))
 	reconcileTo(t, ctx, s, state(a, b))
-	changed := &openflow.Flow{Table: 5, Priority: 1, Cookie: 3, Match: a.Match, Actions: openflow.Actions{openflow.Output(9)}}
+	changed := &openflow.Flow{Table: 5, Priority: 1, Cookie: 3, Match: a.Match, Actions: action.Actions{action.Output(9)}}
 	reconcileTo(t, ctx, s, state(changed))
 	wantState(t, ctx, s, state(changed))
 }
 
 func refuses(t *testing.T, ctx context.Context, s Subject) {
 	reconcileTo(t, ctx, s, state(drop(5, 1)))
-	bad := &openflow.Flow{Table: 6, Priority: 7, Actions: openflow.Actions{openflow.GroupAction(99)}}
-	change := openflow.Change{Set: state(drop(5, 2), bad), Delete: state(drop(5, 1))}
+	bad := &openflow.Flow{Table: 6, Priority: 7, Actions: action.Actions{action.GroupAction(99)}}
+	change := bridge.Change{Set: state(drop(5, 2), bad), Delete: state(drop(5, 1))}
 	err := s.Engine.Commit(ctx, change)
 	var refusal *openflow.Error
 	if !errors.As(err, &refusal) {
@@ -184,25 +187,25 @@ func refuses(t *testing.T, ctx context.Context, s Subject) {
 
 func validates(t *testing.T, ctx context.Context, s Subject) {
 	for name, entry := range map[string]openflow.Entry{
-		"a transport port without an eth_type":      drop(1, 1, openflow.TCPDst(80)),
-		"a step back":                               &openflow.Flow{Table: 5, Actions: openflow.Actions{openflow.GotoTable(5)}},
-		"a conjunction beside an output":            &openflow.Flow{Table: 5, Actions: openflow.Actions{openflow.Conjunction(1, 1, 2), openflow.Output(1)}},
+		"a transport port without an eth_type":      drop(1, 1, oxm.TCPDst(80)),
+		"a step back":                               &openflow.Flow{Table: 5, Actions: action.Actions{action.GotoTable(5)}},
+		"a conjunction beside an output":            &openflow.Flow{Table: 5, Actions: action.Actions{action.Conjunction(1, 1, 2), action.Output(1)}},
 		"a bucket number twice":                     &openflow.Group{ID: 1, Type: openflow.GroupAll, Buckets: []openflow.Bucket{{ID: 3}, {ID: 3}}},
 		"an indirect group of two":                  &openflow.Group{ID: 1, Type: openflow.GroupIndirect, Buckets: make([]openflow.Bucket, 2)},
 		"a flow with a timeout":                     &openflow.Flow{Table: 1, IdleTimeout: 5},
-		"a flow longer than a message":              &openflow.Flow{Table: 1, Actions: slices.Repeat(openflow.Actions{openflow.Output(1)}, 5000)},
-		"a masked field that allows no mask":        drop(1, 1, openflow.Masked(openflow.FieldConjID, 1, 1)),
-		"an instruction in a group's bucket":        &openflow.Group{ID: 1, Type: openflow.GroupAll, Buckets: []openflow.Bucket{{Actions: openflow.Actions{openflow.GotoTable(5)}}}},
-		"an address that is none":                   drop(1, 1, openflow.EthSrc(nil)),
-		"a prefix of no family":                     drop(1, 1, openflow.IPSrc(netip.Prefix{})),
-		"a value too large for its field":           drop(1, 1, openflow.VLANVID(5000)),
-		"a number too large for its range":          &openflow.Flow{Table: 5, Actions: openflow.Actions{openflow.Load(openflow.RegBits(1, 0, 7), 256)}},
-		"an address that is none, to be set":        &openflow.Flow{Table: 5, Actions: openflow.Actions{openflow.SetField(openflow.TunDst(netip.Addr{}))}},
-		"bits beyond their field":                   &openflow.Flow{Table: 5, Actions: openflow.Actions{openflow.OutputReg(openflow.Subfield{Field: openflow.FieldReg(2), Offset: 30, Bits: 16})}},
-		"the same deep within":                      &openflow.Flow{Table: 5, Actions: openflow.Actions{openflow.CT(openflow.CTAction{Commit: true, Exec: openflow.Actions{openflow.Load(openflow.Bits(openflow.FieldCTMark, 0, 3), 16)}})}},
-		"neighbour discovery of no message's shape": drop(1, 1, openflow.NDTarget(netip.MustParsePrefix("fe80::1/128"))),
+		"a flow longer than a message":              &openflow.Flow{Table: 1, Actions: slices.Repeat(action.Actions{action.Output(1)}, 5000)},
+		"a masked field that allows no mask":        drop(1, 1, oxm.Masked(oxm.FieldConjID, 1, 1)),
+		"an instruction in a group's bucket":        &openflow.Group{ID: 1, Type: openflow.GroupAll, Buckets: []openflow.Bucket{{Actions: action.Actions{action.GotoTable(5)}}}},
+		"an address that is none":                   drop(1, 1, oxm.EthSrc(nil)),
+		"a prefix of no family":                     drop(1, 1, oxm.IPSrc(netip.Prefix{})),
+		"a value too large for its field":           drop(1, 1, oxm.VLANVID(5000)),
+		"a number too large for its range":          &openflow.Flow{Table: 5, Actions: action.Actions{action.Load(oxm.RegBits(1, 0, 7), 256)}},
+		"an address that is none, to be set":        &openflow.Flow{Table: 5, Actions: action.Actions{action.SetField(oxm.TunDst(netip.Addr{}))}},
+		"bits beyond their field":                   &openflow.Flow{Table: 5, Actions: action.Actions{action.OutputReg(oxm.Subfield{Field: oxm.FieldReg(2), Offset: 30, Bits: 16})}},
+		"the same deep within":                      &openflow.Flow{Table: 5, Actions: action.Actions{action.CT(action.CTAction{Commit: true, Exec: action.Actions{action.Load(oxm.Bits(oxm.FieldCTMark, 0, 3), 16)}})}},
+		"neighbour discovery of no message's shape": drop(1, 1, oxm.NDTarget(netip.MustParsePrefix("fe80::1/128"))),
 	} {
-		if err := s.Engine.Commit(ctx, openflow.Change{Set: state(entry)}); err == nil {
+		if err := s.Engine.Commit(ctx, bridge.Change{Set: state(entry)}); err == nil {
 			t.Errorf("%s was accepted", name)
 		}
 	}
@@ -211,9 +214,9 @@ func validates(t *testing.T, ctx context.Context, s Subject) {
 
 func groups(t *testing.T, ctx context.Context, s Subject) {
 	group := func(port uint32) *openflow.Group {
-		return &openflow.Group{ID: 7, Type: openflow.GroupAll, Buckets: []openflow.Bucket{{Actions: openflow.Actions{openflow.Output(port)}}}}
+		return &openflow.Group{ID: 7, Type: openflow.GroupAll, Buckets: []openflow.Bucket{{Actions: action.Actions{action.Output(port)}}}}
 	}
-	user := &openflow.Flow{Table: 3, Priority: 3, Actions: openflow.Actions{openflow.GroupAction(7)}}
+	user := &openflow.Flow{Table: 3, Priority: 3, Actions: action.Actions{action.GroupAction(7)}}
 	reconcileTo(t, ctx, s, state(group(1), user))
 	wantState(t, ctx, s, state(group(1), user))
 	reconcileTo(t, ctx, s, state(group(2), user))
@@ -242,7 +245,7 @@ func timeouts(t *testing.T, ctx context.Context, s Subject) {
 func reportsDrift(t *testing.T, ctx context.Context, s Subject) {
 	own := drop(5, 1)
 	reconcileTo(t, ctx, s, state(own))
-	strange := drop(6, 6, openflow.InPort(6))
+	strange := drop(6, 6, oxm.InPort(6))
 	s.Disturb(t, openflow.Mod{Entry: strange}, openflow.Mod{Entry: own, Delete: true})
 	want := map[openflow.Key]bool{strange.Key(): true, own.Key(): true}
 	for len(want) > 0 {

@@ -11,6 +11,8 @@ import (
 	"strings"
 
 	"weft.dev/weft/internal/openflow"
+	"weft.dev/weft/internal/openflow/action"
+	"weft.dev/weft/internal/openflow/oxm"
 	"weft.dev/weft/internal/policy"
 	"weft.dev/weft/internal/reconcile"
 )
@@ -509,8 +511,8 @@ func tablesOf(d policy.Direction) (table, next uint8) {
 }
 
 // allow returns the actions for a packet that a rule allows.
-func allow(next uint8) []openflow.Action {
-	return []openflow.Action{setFlags(FlagAllowed, FlagAllowed), openflow.GotoTable(next)}
+func allow(next uint8) []action.Action {
+	return []action.Action{setFlags(FlagAllowed, FlagAllowed), action.GotoTable(next)}
 }
 
 // rules returns the verdict of a conjunction; none if it is not active or has only one dimension.
@@ -520,7 +522,7 @@ func (c *conjunction) rules(config *Config) []Rule {
 	}
 	p := config.program(c.owner())
 	table, next := tablesOf(c.rule.Direction)
-	p.add(table, priorityRule, "allowed by "+string(c.rule.Name), match(openflow.EthType(openflow.EthTypeIPv4), openflow.ConjID(c.id)), allow(next)...)
+	p.add(table, priorityRule, "allowed by "+string(c.rule.Name), match(oxm.EthType(oxm.EthTypeIPv4), oxm.ConjID(c.id)), allow(next)...)
 	return p.rules
 }
 
@@ -536,30 +538,30 @@ func (x *Conjunctions) termRules(config *Config, t term) []Rule {
 		p.add(table, priorityOpen, "allowed whatever it is", match(t.field()), allow(next)...)
 		return p.rules
 	}
-	actions := make([]openflow.Action, 0, len(used))
+	actions := make([]action.Action, 0, len(used))
 	for _, c := range used {
-		actions = append(actions, openflow.Conjunction(c.id, x.terms[t][c].clause, c.dimensions()))
+		actions = append(actions, action.Conjunction(c.id, x.terms[t][c].clause, c.dimensions()))
 	}
-	p.add(table, priorityRule-uint16(t.stage), "named by rules", match(openflow.EthType(openflow.EthTypeIPv4), t.field()), actions...)
+	p.add(table, priorityRule-uint16(t.stage), "named by rules", match(oxm.EthType(oxm.EthTypeIPv4), t.field()), actions...)
 	return p.rules
 }
 
-func (t term) field() openflow.MatchField {
+func (t term) field() oxm.MatchField {
 	switch t.end {
 	case endSource:
-		return openflow.IPSrc(t.prefix)
+		return oxm.IPSrc(t.prefix)
 	case endDestination:
-		return openflow.IPDst(t.prefix)
+		return oxm.IPDst(t.prefix)
 	}
 	port, mask := t.service.Port, t.service.Mask
 	switch {
 	case mask == 0:
-		return openflow.IPProto(uint8(t.service.Protocol))
+		return oxm.IPProto(uint8(t.service.Protocol))
 	case t.service.Protocol == policy.TCP:
-		return openflow.TCPDstMasked(port, mask)
+		return oxm.TCPDstMasked(port, mask)
 	case t.service.Protocol == policy.UDP:
-		return openflow.UDPDstMasked(port, mask)
+		return oxm.UDPDstMasked(port, mask)
 	default:
-		return openflow.SCTPDstMasked(port, mask)
+		return oxm.SCTPDstMasked(port, mask)
 	}
 }

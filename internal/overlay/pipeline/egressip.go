@@ -8,6 +8,8 @@ import (
 	"strconv"
 
 	"weft.dev/weft/internal/openflow"
+	"weft.dev/weft/internal/openflow/action"
+	"weft.dev/weft/internal/openflow/oxm"
 	"weft.dev/weft/internal/reconcile"
 )
 
@@ -94,9 +96,9 @@ func (c EgressIPs) Rules(w EgressWay, group uint32) ([]Rule, *openflow.Group) {
 	p := c.program(w.Owner())
 	g := &openflow.Group{ID: group, Type: openflow.GroupAll}
 	if w.Here {
-		leave := append([]openflow.Action{openflow.SetField(openflow.EthSrc(EgressMAC(w.VNID)))}, c.toHost()...)
+		leave := append([]action.Action{action.SetField(oxm.EthSrc(EgressMAC(w.VNID)))}, c.toHost()...)
 		p.add(TableEgressRoute, priorityEgressHold, "from another node, for an egress IP of this node",
-			match(openflow.InPort(PortVXLAN), openflow.TunID(uint64(w.VNID)), openflow.EthType(openflow.EthTypeIPv4)), leave...)
+			match(oxm.InPort(PortVXLAN), oxm.TunID(uint64(w.VNID)), oxm.EthType(oxm.EthTypeIPv4)), leave...)
 		g.Buckets = []openflow.Bucket{{Actions: leave}}
 		return p.rules, g
 	}
@@ -105,43 +107,46 @@ func (c EgressIPs) Rules(w EgressWay, group uint32) ([]Rule, *openflow.Group) {
 		// By addresses only: a datagram's later fragments have no ports, and must go to the same node as the first. (The switch's own hash,
 		// dp_hash, includes ports, and its fields cannot be chosen.)
 		weight, g.Type = 1, openflow.GroupSelect
-		g.Selection = &openflow.Selection{Method: "hash", Fields: []openflow.Field{openflow.FieldIPv4Src, openflow.FieldIPv4Dst}}
+		g.Selection = &openflow.Selection{Method: "hash", Fields: []oxm.Field{oxm.FieldIPv4Src, oxm.FieldIPv4Dst}}
 	}
 	for _, node := range w.Nodes {
-		g.Buckets = append(g.Buckets, openflow.Bucket{Weight: weight, Actions: openflow.Actions{
-			openflow.SetField(openflow.TunID(uint64(w.VNID))), openflow.SetField(openflow.TunDst(node)), openflow.Output(PortVXLAN),
+		g.Buckets = append(g.Buckets, openflow.Bucket{Weight: weight, Actions: action.Actions{
+			action.SetField(oxm.TunID(uint64(w.VNID))), action.SetField(oxm.TunDst(node)), action.Output(PortVXLAN),
 		}})
 	}
 	return p.rules, g
 }
 
+// egressTables compiles the flows that egress IPs need besides those of each namespace.
+type egressTables struct{ to *program }
+
 // egressStatic adds the flows for egress IPs that do not depend on the addresses.
-func (p *program) egressStatic() {
-	c := p.config
+func (p egressTables) egressStatic() {
+	c := p.to.config
 	if !(EgressIPs{c}).on() {
 		return
 	}
-	ipv4, tunnel := openflow.EthType(openflow.EthTypeIPv4), openflow.InPort(PortVXLAN)
+	ipv4, tunnel := oxm.EthType(oxm.EthTypeIPv4), oxm.InPort(PortVXLAN)
 	for _, network := range c.ClusterNetworks {
 		for _, to := range append(slices.Clip(c.ClusterNetworks), c.ServiceNetwork) {
-			p.drop(TableTunnel, priorityUnthrough, "from pods to pods and Services nothing else passes", match(tunnel, openflow.IPSrc(network), openflow.IPDst(to)))
+			p.to.drop(TableTunnel, priorityUnthrough, "from pods to pods and Services nothing else passes", match(tunnel, oxm.IPSrc(network), oxm.IPDst(to)))
 		}
-		p.add(TableClassify, priorityAnswerOut, "through the host from outside to other nodes' pods: answers to what left by this node's egress addresses; the rest the host masquerades",
-			match(openflow.InPort(PortTun), openflow.IPDst(network)), source(0), openflow.GotoTable(TableRemote))
+		p.to.add(TableClassify, priorityAnswerOut, "through the host from outside to other nodes' pods: answers to what left by this node's egress addresses; the rest the host masquerades",
+			match(oxm.InPort(PortTun), oxm.IPDst(network)), source(0), action.GotoTable(TableRemote))
 	}
 	for _, to := range nonsense() {
-		p.drop(TableTunnel, priorityUnthrough, to.purpose, match(tunnel, openflow.IPDst(netip.MustParsePrefix(to.prefix))))
+		p.to.drop(TableTunnel, priorityUnthrough, to.purpose, match(tunnel, oxm.IPDst(netip.MustParsePrefix(to.prefix))))
 	}
-	p.drop(TableTunnel, priorityUnthrough, "multicast does not leave", match(tunnel, openflow.IPDst(multicast4())))
+	p.to.drop(TableTunnel, priorityUnthrough, "multicast does not leave", match(tunnel, oxm.IPDst(multicast4())))
 	answer := flag(FlagAnswer)
-	for _, state := range []openflow.CTFlag{openflow.CTRpl, openflow.CTRel} {
-		p.add(TableState, priorityStray+20, "a reply from outside, by the node with the egress IP",
-			match(ipv4, answer, openflow.CTState(openflow.CTTrk|state, openflow.CTInv)), openflow.GotoTable(TableRoute))
+	for _, state := range []oxm.CTFlag{oxm.CTRpl, oxm.CTRel} {
+		p.to.add(TableState, priorityStray+20, "a reply from outside, by the node with the egress IP",
+			match(ipv4, answer, oxm.CTState(oxm.CTTrk|state, oxm.CTInv)), action.GotoTable(TableRoute))
 	}
-	p.drop(TableState, priorityStray+15, "from outside by another node, and not a reply", match(ipv4, answer, openflow.CTState(openflow.CTTrk, 0)))
-	p.add(TableEgressRoute, priorityEgressAnswer, "replies leave by the node that the request came from",
-		match(ipv4, openflow.CTState(openflow.CTTrk|openflow.CTRpl, 0), openflow.CTMarkMasked(0, MarkUnseen)), c.toHost()...)
-	p.drop(TableEgressRoute, priorityEgressClosed, "this node has no egress IP of the project", match(tunnel))
+	p.to.drop(TableState, priorityStray+15, "from outside by another node, and not a reply", match(ipv4, answer, oxm.CTState(oxm.CTTrk, 0)))
+	p.to.add(TableEgressRoute, priorityEgressAnswer, "replies leave by the node that the request came from",
+		match(ipv4, oxm.CTState(oxm.CTTrk|oxm.CTRpl, 0), oxm.CTMarkMasked(0, MarkUnseen)), c.toHost()...)
+	p.to.drop(TableEgressRoute, priorityEgressClosed, "this node has no egress IP of the project", match(tunnel))
 }
 
 // priorityAnswerOut is a priority in table 0, below that of packets from the host to local pods.
@@ -149,37 +154,37 @@ const priorityAnswerOut = 290
 
 // egressRemote adds the flows for packets of another node that are not from its pods to this node's: traffic that leaves by this node's
 // egress IPs, and replies to traffic that left by the other node's.
-func (p *program) egressRemote(r Remote, from conditions) {
-	c := p.config
+func (p egressTables) egressRemote(r Remote, from conditions) {
+	c := p.to.config
 	if !(EgressIPs{c}).on() {
 		return
 	}
-	p.add(TableTunnel, priorityThrough, "from the node's pods to outside, by an egress IP of this node",
-		append(slices.Clip(from), openflow.IPSrc(r.Subnet)), openflow.GotoTable(TableEgressRoute))
-	p.add(TableTunnel, priorityThrough-1, "from outside to the node's egress IPs: look up the connection of the reply",
-		append(slices.Clip(from), openflow.IPDst(c.LocalSubnet)), source(0), setFlags(FlagAnswer, FlagAnswer), c.track())
+	p.to.add(TableTunnel, priorityThrough, "from the node's pods to outside, by an egress IP of this node",
+		append(slices.Clip(from), oxm.IPSrc(r.Subnet)), action.GotoTable(TableEgressRoute))
+	p.to.add(TableTunnel, priorityThrough-1, "from outside to the node's egress IPs: look up the connection of the reply",
+		append(slices.Clip(from), oxm.IPDst(c.LocalSubnet)), source(0), setFlags(FlagAnswer, FlagAnswer), c.track())
 }
 
 // egressPod adds the further flows of a pod whose project has egress IPs. Its connections are all tracked, because replies of a connection
 // from outside must leave as if there were no egress IP. The host serves it no Services: traffic to endpoints outside the cluster would
 // leave by the node's own address.
-func (p *program) egressPod(pod Pod, addr netip.Addr, mac net.HardwareAddr) {
-	c := p.config
+func (p egressTables) egressPod(pod Pod, addr netip.Addr, mac net.HardwareAddr) {
+	c := p.to.config
 	if pod.Egress == 0 || !(EgressIPs{c}).on() {
 		return
 	}
 	const local, served = 110, 220
 	again := TableEgressRoute
-	from := match(openflow.InPort(pod.OFPort), openflow.IPSrc(host(addr)))
-	p.add(TableEgressRoute, priorityEgressFind, "possibly a reply to a connection from outside",
-		append(slices.Clip(from), openflow.CTState(0, openflow.CTTrk)), openflow.CT(openflow.CTAction{Zone: c.zone(), Table: &again}))
-	p.output(TableEgressRoute, priorityEgressPod, "by the project's egress IPs, or not at all", from, openflow.GroupAction(pod.Egress))
-	p.add(TableHost, served, "to Services that the switch does not serve: the host would send it with the node's address", from, c.toReject()...)
+	from := match(oxm.InPort(pod.OFPort), oxm.IPSrc(host(addr)))
+	p.to.add(TableEgressRoute, priorityEgressFind, "possibly a reply to a connection from outside",
+		append(slices.Clip(from), oxm.CTState(0, oxm.CTTrk)), action.CT(action.CTAction{Zone: c.zone(), Table: &again}))
+	p.to.output(TableEgressRoute, priorityEgressPod, "by the project's egress IPs, or not at all", from, action.GroupAction(pod.Egress))
+	p.to.add(TableHost, served, "to Services that the switch does not serve: the host would send it with the node's address", from, c.toReject()...)
 	if c.policies() { // there all connections of pods are tracked
 		return
 	}
-	commit := openflow.CT(openflow.CTAction{Commit: true, Zone: c.zone()})
-	p.add(TableLocal, local, "from outside to the pod: tracked, so that its replies are recognised",
-		match(openflow.InPort(PortTun), openflow.IPDst(host(addr)), openflow.CTState(0, openflow.CTTrk)),
-		append([]openflow.Action{commit}, podPackets{c, &pod}.toLocal(mac)...)...)
+	commit := action.CT(action.CTAction{Commit: true, Zone: c.zone()})
+	p.to.add(TableLocal, local, "from outside to the pod: tracked, so that its replies are recognised",
+		match(oxm.InPort(PortTun), oxm.IPDst(host(addr)), oxm.CTState(0, oxm.CTTrk)),
+		append([]action.Action{commit}, podPackets{c, &pod}.toLocal(mac)...)...)
 }

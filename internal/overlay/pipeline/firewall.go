@@ -6,6 +6,8 @@ import (
 
 	"weft.dev/weft/internal/egressfirewall"
 	"weft.dev/weft/internal/openflow"
+	"weft.dev/weft/internal/openflow/action"
+	"weft.dev/weft/internal/openflow/oxm"
 	"weft.dev/weft/internal/reconcile"
 )
 
@@ -26,10 +28,10 @@ func (p *program) firewallStatic() {
 	const none = 1
 	c := p.config
 	if !(Firewalls{c}).on() {
-		p.add(TableEgressFirewall, priorityDefault, "no firewall", nil, openflow.GotoTable(TableEgressRoute))
+		p.add(TableEgressFirewall, priorityDefault, "no firewall", nil, action.GotoTable(TableEgressRoute))
 		return
 	}
-	p.add(TableEgressFirewall, none, "no firewall", match(openflow.Reg(RegFirewall, 0)), openflow.GotoTable(TableEgressRoute))
+	p.add(TableEgressFirewall, none, "no firewall", match(oxm.Reg(RegFirewall, 0)), action.GotoTable(TableEgressRoute))
 	p.drop(TableEgressFirewall, priorityDefault, "an egress firewall whose rules are missing", nil)
 }
 
@@ -47,7 +49,7 @@ func (c Firewalls) Rules(namespace string, number uint32, f *egressfirewall.Fire
 		return nil
 	}
 	p := c.program(FirewallOwner(namespace))
-	of := match(openflow.EthType(openflow.EthTypeIPv4), openflow.Reg(RegFirewall, number))
+	of := match(oxm.EthType(oxm.EthTypeIPv4), oxm.Reg(RegFirewall, number))
 	if f.Closed != "" {
 		p.drop(TableEgressFirewall, priority, "nothing leaves: "+f.Closed, of)
 		return p.rules
@@ -55,11 +57,11 @@ func (c Firewalls) Rules(namespace string, number uint32, f *egressfirewall.Fire
 	for _, e := range f.Entries {
 		on := of
 		if e.To.Bits() > 0 {
-			on = append(slices.Clip(of), openflow.IPDst(e.To))
+			on = append(slices.Clip(of), oxm.IPDst(e.To))
 		}
 		at := uint16(priority + e.To.Bits()) //nolint:gosec // 0 to 32
 		if e.Verdict == egressfirewall.Allow {
-			p.add(TableEgressFirewall, at, firewallPurpose(e), on, openflow.GotoTable(TableEgressRoute))
+			p.add(TableEgressFirewall, at, firewallPurpose(e), on, action.GotoTable(TableEgressRoute))
 		} else {
 			p.drop(TableEgressFirewall, at, firewallPurpose(e), on)
 		}

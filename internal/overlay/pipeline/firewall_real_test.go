@@ -20,6 +20,7 @@ import (
 	"weft.dev/weft/internal/egressfirewall"
 	"weft.dev/weft/internal/egressfirewall/oracle"
 	"weft.dev/weft/internal/openflow"
+	"weft.dev/weft/internal/openflow/bridge"
 	"weft.dev/weft/internal/overlay/pipeline"
 	"weft.dev/weft/internal/policy"
 	"weft.dev/weft/internal/reconcile"
@@ -29,7 +30,7 @@ import (
 type firewallSwitch struct {
 	realSwitch
 	config *pipeline.Config
-	engine *openflow.Engine
+	engine *bridge.Engine
 	have   map[openflow.Key]openflow.Entry
 	ids    pipeline.GroupIDs
 	// ways are the ways of namespaces with egress IPs.
@@ -41,7 +42,7 @@ func startFirewalls(t *testing.T, mode pipeline.Mode) *firewallSwitch {
 	c := sample(true)
 	c.Mode = mode
 	s := &firewallSwitch{realSwitch: start(t, c), config: c}
-	s.engine = openflow.NewEngine(openflow.Config{Address: s.Mgmt(s.bridge), Last: pipeline.IsNote})
+	s.engine = bridge.NewEngine(bridge.Config{Address: s.Mgmt(s.bridge), Last: pipeline.IsNote})
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() { ended <- s.engine.Run(ctx) }()

@@ -1,16 +1,19 @@
 package pipeline
 
-import "weft.dev/weft/internal/openflow"
+import (
+	"weft.dev/weft/internal/openflow/action"
+	"weft.dev/weft/internal/openflow/oxm"
+)
 
 // tcpAck is the ACK flag of TCP (RFC 9293, 3.1). The first packet of a connection has tcpSyn and not tcpAck.
 const tcpAck = 0x010
 
 // closePorts rejects TCP connections of pods to the closed ports (Config.ClosedTCP). It rejects only a connection's first packet: a client
 // outside may use such a port as its own, and must get replies.
-func (p *program) closePorts(table uint8, priority uint16, on ...openflow.MatchField) {
+func (p *program) closePorts(table uint8, priority uint16, on ...oxm.MatchField) {
 	for _, port := range p.config.ClosedTCP {
 		p.add(table, priority, "a TCP port of nodes that is closed to pods: the host rejects",
-			append(match(on...), openflow.TCPDst(port), openflow.TCPFlags(tcpSyn, tcpSyn|tcpAck)), p.config.toReject()...)
+			append(match(on...), oxm.TCPDst(port), oxm.TCPFlags(tcpSyn, tcpSyn|tcpAck)), p.config.toReject()...)
 	}
 }
 
@@ -18,9 +21,9 @@ func (p *program) closePorts(table uint8, priority uint16, on ...openflow.MatchF
 func (p *program) closeMetadata() {
 	const closed, names = 310, 320
 	for _, addr := range p.config.Metadata {
-		to := openflow.IPDst(host(addr))
-		for _, port := range []openflow.MatchField{openflow.UDPDst(dnsPort), openflow.TCPDst(dnsPort)} {
-			p.add(TableExternal, names, "the name server of the metadata service", match(to, port), openflow.GotoTable(TableEgressFirewall))
+		to := oxm.IPDst(host(addr))
+		for _, port := range []oxm.MatchField{oxm.UDPDst(dnsPort), oxm.TCPDst(dnsPort)} {
+			p.add(TableExternal, names, "the name server of the metadata service", match(to, port), action.GotoTable(TableEgressFirewall))
 		}
 		p.add(TableExternal, closed, "the metadata service is closed to pods: the host rejects", match(to), p.config.toReject()...)
 	}

@@ -5,7 +5,8 @@ import (
 	"net/netip"
 	"slices"
 
-	"weft.dev/weft/internal/openflow"
+	"weft.dev/weft/internal/openflow/action"
+	"weft.dev/weft/internal/openflow/oxm"
 )
 
 // With policies, an ICMP error passes as part of the connection that it quotes (judge). Conntrack does not check its sender. So a pod's
@@ -27,45 +28,45 @@ const (
 func icmpErrors() []uint8 { return []uint8{icmpUnreachable, icmpExceeded, icmpParameter} }
 
 // quoting matches a tracked ICMP error that quotes a known connection.
-func quoting(on ...openflow.MatchField) conditions {
+func quoting(on ...oxm.MatchField) conditions {
 	const icmp = 1
-	return append(match(openflow.EthType(openflow.EthTypeIPv4), openflow.IPProto(icmp), openflow.CTState(openflow.CTTrk|openflow.CTRel, openflow.CTInv)), on...)
+	return append(match(oxm.EthType(oxm.EthTypeIPv4), oxm.IPProto(icmp), oxm.CTState(oxm.CTTrk|oxm.CTRel, oxm.CTInv)), on...)
 }
 
 // errorsStatic drops pods' ICMP errors that no pod's own flows admit.
 func (p *program) errorsStatic() {
 	c := p.config
 	for _, kind := range icmpErrors() {
-		lost := match(openflow.ICMPType(kind), openflow.CTState(openflow.CTTrk|openflow.CTInv, 0))
+		lost := match(oxm.ICMPType(kind), oxm.CTState(oxm.CTTrk|oxm.CTInv, 0))
 		p.add(TableState, priorityStrayHost, "an ICMP error of a pod to the host, which has conntrack of its own",
-			append(slices.Clip(lost), openflow.IPDst(host(c.Gateway))), openflow.GotoTable(TableEgressPolicy))
+			append(slices.Clip(lost), oxm.IPDst(host(c.Gateway))), action.GotoTable(TableEgressPolicy))
 		for _, network := range c.ClusterNetworks {
-			p.drop(TableState, priorityStrayError, "an ICMP error of a pod to a pod, about no connection", append(slices.Clip(lost), openflow.IPDst(network)))
+			p.drop(TableState, priorityStrayError, "an ICMP error of a pod to a pod, about no connection", append(slices.Clip(lost), oxm.IPDst(network)))
 		}
 	}
 	for _, port := range []uint32{PortVXLAN, PortTun} {
 		p.add(TableState, priorityErrorIn, "an ICMP error from a router, from the host, or from a pod whose node checked it",
-			quoting(openflow.InPort(port)), openflow.GotoTable(TableRoute))
+			quoting(oxm.InPort(port)), action.GotoTable(TableRoute))
 	}
 	p.drop(TableState, priorityAnyError, "an ICMP error of a pod about a connection that is not its own", quoting())
 }
 
 // errorsOf admits a pod's ICMP errors about its own connections.
-func (p *program) errorsOf(pod *Pod, addr netip.Addr, deliver []openflow.Action) {
+func (p *program) errorsOf(pod *Pod, addr netip.Addr, deliver []action.Action) {
 	const translated = 110
-	port, at := openflow.InPort(pod.OFPort), host(addr)
-	for _, end := range []openflow.MatchField{openflow.CTNwSrc(at), openflow.CTNwDst(at), endpointLabel(addr)} {
-		p.add(TableState, priorityOwnError, "an ICMP error of the pod about its own connection", quoting(port, end), openflow.GotoTable(TableEgressPolicy))
+	port, at := oxm.InPort(pod.OFPort), host(addr)
+	for _, end := range []oxm.MatchField{oxm.CTNwSrc(at), oxm.CTNwDst(at), endpointLabel(addr)} {
+		p.add(TableState, priorityOwnError, "an ICMP error of the pod about its own connection", quoting(port, end), action.GotoTable(TableEgressPolicy))
 	}
-	label := openflow.CT(openflow.CTAction{Commit: true, Zone: p.config.zone(), Exec: openflow.Actions{openflow.SetField(endpointLabel(addr))}})
+	label := action.CT(action.CTAction{Commit: true, Zone: p.config.zone(), Exec: action.Actions{action.SetField(endpointLabel(addr))}})
 	p.add(TableLocal, translated, "a new connection to a Service: record the pod as its endpoint",
-		match(openflow.IPDst(at), openflow.CTState(openflow.CTTrk|openflow.CTNew|openflow.CTDNAT, openflow.CTRel)),
-		append([]openflow.Action{label}, deliver...)...)
+		match(oxm.IPDst(at), oxm.CTState(oxm.CTTrk|oxm.CTNew|oxm.CTDNAT, oxm.CTRel)),
+		append([]action.Action{label}, deliver...)...)
 }
 
 // endpointLabel matches or sets the part of a connection's label with the address of the endpoint on this node that a Service translated
 // to.
-func endpointLabel(addr netip.Addr) openflow.MatchField {
+func endpointLabel(addr netip.Addr) oxm.MatchField {
 	const bits = 0xffffffff
-	return openflow.CTLabelMasked([2]uint64{0, uint64(binary.BigEndian.Uint32(addr.AsSlice()))}, [2]uint64{0, bits})
+	return oxm.CTLabelMasked([2]uint64{0, uint64(binary.BigEndian.Uint32(addr.AsSlice()))}, [2]uint64{0, bits})
 }

@@ -14,7 +14,8 @@ import (
 	"github.com/containernetworking/plugins/pkg/ns"
 
 	"weft.dev/weft/internal/openflow"
-	"weft.dev/weft/internal/overlay/pipeline"
+	"weft.dev/weft/internal/openflow/bridge"
+	"weft.dev/weft/internal/overlay/pipeline/cookies"
 	"weft.dev/weft/internal/service"
 )
 
@@ -49,7 +50,7 @@ func TestIdledServiceWaits(t *testing.T) {
 			ch <- answer{text, err}
 		}()
 	}
-	cookie := pipeline.Cookie(service.Owner("ns", "asleep"))
+	cookie := cookies.Of(service.Owner("ns", "asleep"))
 	for range answers {
 		if in := await(t, reports); in.Cookie != cookie {
 			t.Errorf("reported with the cookie %#x, want the Service's %#x", in.Cookie, cookie)
@@ -125,7 +126,7 @@ func (n *serviceNode) askLong(pod, to string) (string, error) {
 func (n *serviceNode) reports() chan *openflow.PacketIn {
 	n.t.Helper()
 	reports := make(chan *openflow.PacketIn, 1000)
-	engine := openflow.NewEngine(openflow.Config{Address: n.Mgmt(n.bridge), OnPacket: func(in *openflow.PacketIn) { reports <- in }})
+	engine := bridge.NewEngine(bridge.Config{Address: n.Mgmt(n.bridge), OnPacket: func(in *openflow.PacketIn) { reports <- in }})
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() { ended <- engine.Run(ctx) }()

@@ -8,6 +8,8 @@ import (
 	"strconv"
 
 	"weft.dev/weft/internal/openflow"
+	"weft.dev/weft/internal/openflow/action"
+	"weft.dev/weft/internal/openflow/oxm"
 	"weft.dev/weft/internal/reconcile"
 )
 
@@ -54,11 +56,11 @@ func (c Multicast) ProjectRules(vnid uint32, members []MulticastMember) []Rule {
 		return nil
 	}
 	p := c.program(MulticastOwner(vnid))
-	of := match(openflow.Reg(RegSource, vnid))
-	p.add(TableMulticastOut, priority, "the project has multicast", of, openflow.GotoTable(TableMulticastTunnel))
+	of := match(oxm.Reg(RegSource, vnid))
+	p.add(TableMulticastOut, priority, "the project has multicast", of, action.GotoTable(TableMulticastTunnel))
 	ordered := slices.SortedFunc(slices.Values(members), func(a, b MulticastMember) int { return cmp.Compare(a.OFPort, b.OFPort) })
-	p.copies(TableMulticastLocal, "to the project's pods here", of, receivers{count: len(ordered), each: func(i int) []openflow.Action {
-		return []openflow.Action{openflow.SetField(openflow.EthDst(PodMAC(ordered[i].Addr))), openflow.Output(ordered[i].OFPort)}
+	p.copies(TableMulticastLocal, "to the project's pods here", of, receivers{count: len(ordered), each: func(i int) []action.Action {
+		return []action.Action{action.SetField(oxm.EthDst(PodMAC(ordered[i].Addr))), action.Output(ordered[i].OFPort)}
 	}})
 	return p.rules
 }
@@ -83,15 +85,15 @@ func (c Multicast) NodesRules(remotes []Remote) []Rule {
 		}
 		nodes = append(nodes, r.NodeIP)
 		p.add(TableTunnel, priority, "multicast from the node's pods, for this node's",
-			match(openflow.InPort(PortVXLAN), openflow.TunSrc(r.NodeIP), openflow.TunDst(c.NodeIP), openflow.IPSrc(r.Subnet), openflow.IPDst(multicast4())),
-			openflow.Move(openflow.Bits(openflow.FieldTunID, 0, last), openflow.RegBits(RegSource, 0, last)), openflow.GotoTable(TableMulticastLocal))
+			match(oxm.InPort(PortVXLAN), oxm.TunSrc(r.NodeIP), oxm.TunDst(c.NodeIP), oxm.IPSrc(r.Subnet), oxm.IPDst(multicast4())),
+			action.Move(oxm.Bits(oxm.FieldTunID, 0, last), oxm.RegBits(RegSource, 0, last)), action.GotoTable(TableMulticastLocal))
 	}
 	slices.SortFunc(nodes, netip.Addr.Compare)
 	nodes = slices.Compact(nodes) // two objects may briefly name the same node
 	p.copies(TableMulticastTunnel, "a copy to every other node", nil, receivers{
-		count: len(nodes), first: []openflow.Action{sourceToTunnel()},
-		each: func(i int) []openflow.Action {
-			return []openflow.Action{openflow.SetField(openflow.TunDst(nodes[i])), openflow.Output(PortVXLAN)}
+		count: len(nodes), first: []action.Action{sourceToTunnel()},
+		each: func(i int) []action.Action {
+			return []action.Action{action.SetField(oxm.TunDst(nodes[i])), action.Output(PortVXLAN)}
 		},
 		next: TableMulticastLocal,
 	})
@@ -102,8 +104,8 @@ func (c Multicast) NodesRules(remotes []Remote) []Rule {
 type receivers struct {
 	count int
 	// first are the actions before the first copy, each returns those of the i-th copy, and next is the table after the last; 0: none.
-	first []openflow.Action
-	each  func(i int) []openflow.Action
+	first []action.Action
+	each  func(i int) []action.Action
 	next  uint8
 }
 
@@ -111,7 +113,7 @@ type receivers struct {
 func (p *program) copies(table uint8, purpose string, of conditions, r receivers) {
 	const priority = 100
 	for part, from := uint32(0), 0; part == 0 || from < r.count; part, from = part+1, from+multicastPart {
-		var actions []openflow.Action
+		var actions []action.Action
 		if part == 0 {
 			actions = append(actions, r.first...)
 		}
@@ -121,13 +123,13 @@ func (p *program) copies(table uint8, purpose string, of conditions, r receivers
 		}
 		switch {
 		case to < r.count:
-			actions = append(actions, openflow.SetField(openflow.Reg(RegPart, part+1)), openflow.Resubmit(openflow.PortInPort, table))
+			actions = append(actions, action.SetField(oxm.Reg(RegPart, part+1)), action.Resubmit(openflow.PortInPort, table))
 		case r.next != 0 && part > 0:
-			actions = append(actions, openflow.SetField(openflow.Reg(RegPart, 0)), openflow.GotoTable(r.next))
+			actions = append(actions, action.SetField(oxm.Reg(RegPart, 0)), action.GotoTable(r.next))
 		case r.next != 0:
-			actions = append(actions, openflow.GotoTable(r.next))
+			actions = append(actions, action.GotoTable(r.next))
 		}
-		p.add(table, priority, purpose, append(slices.Clip(of), openflow.Reg(RegPart, part)), actions...)
+		p.add(table, priority, purpose, append(slices.Clip(of), oxm.Reg(RegPart, part)), actions...)
 	}
 }
 
@@ -139,6 +141,6 @@ func (p *program) multicastFrom(pod Pod, addr netip.Addr, mac net.HardwareAddr) 
 	}
 	group, mask := net.HardwareAddr{0x01, 0x00, 0x5e, 0, 0, 0}, net.HardwareAddr{0xff, 0xff, 0xff, 0x80, 0, 0} // RFC 1112, 6.4
 	p.add(TablePod, priority, "multicast from the pod's own address",
-		match(openflow.InPort(pod.OFPort), openflow.EthSrc(mac), openflow.EthDstMasked(group, mask), openflow.IPSrc(host(addr)), openflow.IPDst(multicast4())),
-		source(pod.VNID), openflow.GotoTable(TableMulticastOut))
+		match(oxm.InPort(pod.OFPort), oxm.EthSrc(mac), oxm.EthDstMasked(group, mask), oxm.IPSrc(host(addr)), oxm.IPDst(multicast4())),
+		source(pod.VNID), action.GotoTable(TableMulticastOut))
 }

@@ -4,6 +4,8 @@ import (
 	"encoding/binary"
 
 	"weft.dev/weft/internal/openflow"
+	"weft.dev/weft/internal/openflow/action"
+	"weft.dev/weft/internal/overlay/pipeline/cookies"
 	"weft.dev/weft/internal/reconcile"
 )
 
@@ -14,7 +16,7 @@ func Note(hash reconcile.Hash) (openflow.Key, openflow.Entry) {
 	for _, word := range hash {
 		data = binary.BigEndian.AppendUint64(data, word)
 	}
-	flow := &openflow.Flow{Table: TableNote, Cookie: Cookie(OwnerState), Actions: openflow.Actions{openflow.Note(data)}}
+	flow := &openflow.Flow{Table: TableNote, Cookie: cookies.Of(OwnerState), Actions: action.Actions{action.Note(data)}}
 	return flow.Key(), flow
 }
 

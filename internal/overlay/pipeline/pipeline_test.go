@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"weft.dev/weft/internal/overlay/pipeline"
+	"weft.dev/weft/internal/overlay/pipeline/cookies"
 	"weft.dev/weft/internal/reconcile"
 )
 
@@ -61,16 +62,16 @@ func TestCookie(t *testing.T) {
 	owners := []reconcile.Owner{"cluster", "state", "attachment/a/eth0", "attachment/b/eth0", "hostsubnet/u", "hostsubnet/v", "policy/x"}
 	seen := map[uint64]reconcile.Owner{}
 	for _, owner := range owners {
-		cookie := pipeline.Cookie(owner)
+		cookie := cookies.Of(owner)
 		if other, ok := seen[cookie]; ok {
 			t.Errorf("%s and %s have one cookie", owner, other)
 		}
 		seen[cookie] = owner
-		if cookie != pipeline.Cookie(owner) || cookie>>56 == 0 || cookie>>56 == 0xff {
+		if cookie != cookies.Of(owner) || cookie>>56 == 0 || cookie>>56 == 0xff {
 			t.Errorf("cookie of %s: %#x", owner, cookie)
 		}
 	}
-	if got := pipeline.Cookie("attachment/a/eth0") >> 56; got != 3 {
+	if got := cookies.Of("attachment/a/eth0") >> 56; got != 3 {
 		t.Errorf("an attachment's kind is %d, want 3 for good", got)
 	}
 }

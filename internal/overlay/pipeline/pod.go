@@ -7,6 +7,8 @@ import (
 	"slices"
 
 	"weft.dev/weft/internal/openflow"
+	"weft.dev/weft/internal/openflow/action"
+	"weft.dev/weft/internal/openflow/oxm"
 	"weft.dev/weft/internal/policy"
 	"weft.dev/weft/internal/reconcile"
 )
@@ -87,24 +89,24 @@ func (p *program) pod4(pod Pod, addr netip.Addr) {
 	}
 	own := podPackets{p.config, &pod}
 	vnid := own.source()
-	port, from := openflow.InPort(pod.OFPort), openflow.EthSrc(mac)
+	port, from := oxm.InPort(pod.OFPort), oxm.EthSrc(mac)
 	multicastBit := net.HardwareAddr{1, 0, 0, 0, 0, 0}
 	p.add(TablePod, priority, "ARP from the pod, with its own addresses",
-		match(port, from, openflow.ARP(), openflow.ARPSPA(host(addr)), openflow.ARPSHA(mac)),
-		source(vnid), openflow.GotoTable(TableRoute))
+		match(port, from, oxm.ARP(), oxm.ARPSPA(host(addr)), oxm.ARPSHA(mac)),
+		source(vnid), action.GotoTable(TableRoute))
 	p.add(TablePod, priority, "IPv4 from the pod's own address, to one receiver",
-		match(port, from, openflow.EthDstMasked(net.HardwareAddr{0, 0, 0, 0, 0, 0}, multicastBit), openflow.IPSrc(host(addr))),
-		slices.Concat([]openflow.Action{source(vnid)}, own.sends(), own.guarded(), []openflow.Action{openflow.GotoTable(TableState)})...)
+		match(port, from, oxm.EthDstMasked(net.HardwareAddr{0, 0, 0, 0, 0, 0}, multicastBit), oxm.IPSrc(host(addr))),
+		slices.Concat([]action.Action{source(vnid)}, own.sends(), own.guarded(), []action.Action{action.GotoTable(TableState)})...)
 	p.multicastFrom(pod, addr, mac)
-	p.add(TableARPLocal, priority, "ARP to the pod", match(openflow.ARP(), openflow.ARPTPA(host(addr))), openflow.Output(pod.OFPort))
-	p.add(TableLocal, priority, "to the pod", match(openflow.IPDst(host(addr))),
+	p.add(TableARPLocal, priority, "ARP to the pod", match(oxm.ARP(), oxm.ARPTPA(host(addr))), action.Output(pod.OFPort))
+	p.add(TableLocal, priority, "to the pod", match(oxm.IPDst(host(addr))),
 		own.toLocal(mac)...)
-	p.egressPod(pod, addr, mac)
+	egressTables{p}.egressPod(pod, addr, mac)
 	if p.config.Conntrack {
-		p.hairpin(pod.OFPort, addr, mac)
+		serviceTables{p}.hairpin(pod.OFPort, addr, mac)
 	}
 	if p.config.policies() {
-		p.itself(pod, addr)
+		policyTables{p}.itself(pod, addr)
 		p.errorsOf(&pod, addr, own.toLocal(mac))
 	}
 }
@@ -124,15 +126,15 @@ func (k podPackets) source() uint32 {
 }
 
 // guarded returns the actions that set the number of the sender's egress firewall.
-func (k podPackets) guarded() []openflow.Action {
+func (k podPackets) guarded() []action.Action {
 	if !(Firewalls{k.config}).on() || k.pod.Firewall == 0 {
 		return nil
 	}
-	return []openflow.Action{openflow.SetField(openflow.Reg(RegFirewall, k.pod.Firewall))}
+	return []action.Action{action.SetField(oxm.Reg(RegFirewall, k.pod.Firewall))}
 }
 
 // sends returns the actions that set how a packet's sender is isolated; receives does the same for its receiver.
-func (k podPackets) sends() []openflow.Action {
+func (k podPackets) sends() []action.Action {
 	if !k.config.policies() || !k.pod.Isolation.Egress {
 		return nil
 	}
@@ -140,10 +142,10 @@ func (k podPackets) sends() []openflow.Action {
 	if k.pod.Isolation.KeepsEgress {
 		flags |= FlagKeepEgress
 	}
-	return []openflow.Action{setFlags(flags, flags)}
+	return []action.Action{setFlags(flags, flags)}
 }
 
-func (k podPackets) receives() []openflow.Action {
+func (k podPackets) receives() []action.Action {
 	if !k.config.policies() || !k.pod.Isolation.Ingress {
 		return nil
 	}
@@ -151,13 +153,13 @@ func (k podPackets) receives() []openflow.Action {
 	if k.pod.Isolation.KeepsIngress {
 		flags |= FlagKeepIngress
 	}
-	return []openflow.Action{setFlags(flags, flags)}
+	return []action.Action{setFlags(flags, flags)}
 }
 
 // toLocal returns the actions that send a packet for a local pod to the table that decides whether the pod receives it.
-func (k podPackets) toLocal(mac net.HardwareAddr) []openflow.Action {
-	return slices.Concat([]openflow.Action{
-		openflow.SetField(openflow.Reg(RegDestination, k.source())), openflow.SetField(openflow.Reg(RegPort, k.pod.OFPort)),
-		openflow.SetField(openflow.EthDst(mac)),
-	}, k.receives(), []openflow.Action{openflow.GotoTable(TableIngress)})
+func (k podPackets) toLocal(mac net.HardwareAddr) []action.Action {
+	return slices.Concat([]action.Action{
+		action.SetField(oxm.Reg(RegDestination, k.source())), action.SetField(oxm.Reg(RegPort, k.pod.OFPort)),
+		action.SetField(oxm.EthDst(mac)),
+	}, k.receives(), []action.Action{action.GotoTable(TableIngress)})
 }

@@ -3,7 +3,8 @@ package pipeline
 import (
 	"net/netip"
 
-	"weft.dev/weft/internal/openflow"
+	"weft.dev/weft/internal/openflow/action"
+	"weft.dev/weft/internal/openflow/oxm"
 )
 
 // ModeNetworkPolicy isolates pods by NetworkPolicies. It needs connection tracking.
@@ -48,17 +49,17 @@ const (
 func (c *Config) policies() bool { return c.Mode == ModeNetworkPolicy }
 
 // flag matches packets with the bit of RegFlags set.
-func flag(bit uint32) openflow.MatchField { return openflow.RegMasked(RegFlags, bit, bit) }
+func flag(bit uint32) oxm.MatchField { return oxm.RegMasked(RegFlags, bit, bit) }
 
 // setFlags sets the bits of RegFlags in mask to on.
-func setFlags(on, mask uint32) openflow.Action {
-	return openflow.SetField(openflow.RegMasked(RegFlags, on, mask))
+func setFlags(on, mask uint32) action.Action {
+	return action.SetField(oxm.RegMasked(RegFlags, on, mask))
 }
 
 // mark commits the packet's connection, if it is new, and sets or clears a bit of its mark.
-func (c *Config) mark(value, bit uint32) openflow.Action {
-	return openflow.CT(openflow.CTAction{
-		Commit: true, Zone: c.zone(), Exec: openflow.Actions{openflow.SetField(openflow.CTMarkMasked(value, bit))},
+func (c *Config) mark(value, bit uint32) action.Action {
+	return action.CT(action.CTAction{
+		Commit: true, Zone: c.zone(), Exec: action.Actions{action.SetField(oxm.CTMarkMasked(value, bit))},
 	})
 }
 
@@ -66,50 +67,54 @@ func (c *Config) mark(value, bit uint32) openflow.Action {
 // reaches itself, it is used nowhere else, so that no pod of any node can have it.
 func OutsideSource() netip.Addr { return netip.AddrFrom4([4]byte{169, 254, 0, 2}) }
 
+// policyTables compiles the flows of the mode with NetworkPolicies: TableEgressPolicy and TableIngress
+// judge connections, and conntrack keeps the verdicts.
+type policyTables struct{ to *program }
+
 // policyStatic adds the flows for policies that depend on no policy, except those that deliver.
-func (p *program) policyStatic() {
+func (p policyTables) policyStatic() {
 	p.judge(TableEgressPolicy, FlagEgress, FlagKeepEgress, TableRoute)
-	p.errorsStatic()
-	p.output(TableRoute, priorityHostward, "replies to connections that the host masqueraded, and translates back", match(openflow.IPDst(host(OutsideSource()))), p.config.toHost()...)
+	p.to.errorsStatic()
+	p.to.output(TableRoute, priorityHostward, "replies to connections that the host masqueraded, and translates back", match(oxm.IPDst(host(OutsideSource()))), p.to.config.toHost()...)
 }
 
 // trackPods tracks the connections of all pods of this node, isolated or not. So when a policy isolates a pod, the direction of its
 // connections is known. If tracking began only then, it would end connections that the pod itself began, because their replies could not be
 // distinguished from packets of others' connections.
-func (p *program) trackPods() {
-	local, track := p.config.LocalSubnet, p.config.track()
-	p.hostsOwn(priorityHostOnly, priorityFromHost)
-	p.add(TableState, priorityToPods, "to a pod of this node: look up the connection", untracked(openflow.IPDst(local)), track)
-	p.add(TableState, priorityFromPods, "from a pod of this node: look up the connection", untracked(openflow.IPSrc(local)), track)
+func (p policyTables) trackPods() {
+	local, track := p.to.config.LocalSubnet, p.to.config.track()
+	serviceTables(p).hostsOwn(priorityHostOnly, priorityFromHost)
+	p.to.add(TableState, priorityToPods, "to a pod of this node: look up the connection", untracked(oxm.IPDst(local)), track)
+	p.to.add(TableState, priorityFromPods, "from a pod of this node: look up the connection", untracked(oxm.IPSrc(local)), track)
 }
 
 // judge adds the flows of a table that decides by policies, except the rules: replies pass, and packets of isolated pods are dropped unless
 // a rule allows them.
-func (p *program) judge(table uint8, isolated, keeps uint32, next uint8) {
-	ipv4, ended, seen := openflow.EthType(openflow.EthTypeIPv4), openflow.CTMarkMasked(MarkEnded, MarkEnded), openflow.CTMarkMasked(0, MarkUnseen)
+func (p policyTables) judge(table uint8, isolated, keeps uint32, next uint8) {
+	ipv4, ended, seen := oxm.EthType(oxm.EthTypeIPv4), oxm.CTMarkMasked(MarkEnded, MarkEnded), oxm.CTMarkMasked(0, MarkUnseen)
 	for _, kind := range []struct {
-		state openflow.CTFlag
+		state oxm.CTFlag
 		what  string
-	}{{openflow.CTRpl, "replies in"}, {openflow.CTRel, "ICMP errors about"}} {
-		state := openflow.CTState(openflow.CTTrk|kind.state, openflow.CTInv)
-		p.drop(table, priorityEnded, kind.what+" connections that policies have ended", match(ipv4, state, ended))
-		p.add(table, priorityReply, kind.what+" connections that were allowed", match(ipv4, state, seen), openflow.GotoTable(next))
+	}{{oxm.CTRpl, "replies in"}, {oxm.CTRel, "ICMP errors about"}} {
+		state := oxm.CTState(oxm.CTTrk|kind.state, oxm.CTInv)
+		p.to.drop(table, priorityEnded, kind.what+" connections that policies have ended", match(ipv4, state, ended))
+		p.to.add(table, priorityReply, kind.what+" connections that were allowed", match(ipv4, state, seen), action.GotoTable(next))
 	}
-	p.add(table, priorityKeep, "a connection that is no longer allowed; its entry is kept",
-		match(ipv4, openflow.RegMasked(RegFlags, isolated|keeps, isolated|keeps), openflow.CTState(openflow.CTTrk|openflow.CTEst, 0), openflow.CTMarkMasked(0, MarkEnded|MarkUnseen)),
-		openflow.GotoTable(next))
+	p.to.add(table, priorityKeep, "a connection that is no longer allowed; its entry is kept",
+		match(ipv4, oxm.RegMasked(RegFlags, isolated|keeps, isolated|keeps), oxm.CTState(oxm.CTTrk|oxm.CTEst, 0), oxm.CTMarkMasked(0, MarkEnded|MarkUnseen)),
+		action.GotoTable(next))
 	// Fragments may lack their ports: that no rule allows one says nothing about its connection.
-	p.add(table, priorityEnd, "a connection that is no longer allowed: its replies are rejected too",
-		match(ipv4, flag(isolated), openflow.CTState(openflow.CTTrk|openflow.CTEst, 0), seen, openflow.IPFrag(openflow.FragNo)), p.config.mark(MarkEnded, MarkEnded))
-	p.drop(table, priorityRefused, "no rule allows it", match(ipv4, flag(isolated)))
+	p.to.add(table, priorityEnd, "a connection that is no longer allowed: its replies are rejected too",
+		match(ipv4, flag(isolated), oxm.CTState(oxm.CTTrk|oxm.CTEst, 0), seen, oxm.IPFrag(oxm.FragNo)), p.to.config.mark(MarkEnded, MarkEnded))
+	p.to.drop(table, priorityRefused, "no rule allows it", match(ipv4, flag(isolated)))
 }
 
 // deliverByPolicy decides which packets pods receive, and delivers them.
-func (p *program) deliverByPolicy() {
-	p.add(TableIngress, priorityHost, "a node always reaches its pods", match(openflow.IPSrc(host(p.config.Gateway))), openflow.GotoTable(TableDeliver))
+func (p policyTables) deliverByPolicy() {
+	p.to.add(TableIngress, priorityHost, "a node always reaches its pods", match(oxm.IPSrc(host(p.to.config.Gateway))), action.GotoTable(TableDeliver))
 	p.judge(TableIngress, FlagIngress, FlagKeepIngress, TableDeliver)
-	p.add(TableIngress, priorityFree, "the receiver is not isolated", nil, openflow.GotoTable(TableDeliver))
-	p.output(TableDeliver, priorityFree, "deliver", nil, openflow.OutputReg(openflow.Whole(openflow.FieldReg(RegPort))))
+	p.to.add(TableIngress, priorityFree, "the receiver is not isolated", nil, action.GotoTable(TableDeliver))
+	p.to.output(TableDeliver, priorityFree, "deliver", nil, action.OutputReg(oxm.Whole(oxm.FieldReg(RegPort))))
 }
 
 // outputJudged adds, to a flow that outputs, what policies need besides the commit of a new connection.
@@ -118,24 +123,24 @@ func (p *program) deliverByPolicy() {
 // conntrack, and begun by the side that sends first. Such a connection is committed with MarkUnseen unless a rule allows it. Otherwise the
 // packets of an isolated pod in a connection that policy ends would count as a connection that the pod began, and the other side's packets
 // as replies.
-func (p *program) outputJudged(table uint8, priority uint16, purpose string, on conditions, actions []openflow.Action) {
+func (p policyTables) outputJudged(table uint8, priority uint16, purpose string, on conditions, actions []action.Action) {
 	const middle, again = 2, 3
-	ipv4 := openflow.EthType(openflow.EthTypeIPv4)
-	if !openflow.NewMatch(on...).Has(openflow.FieldUDPDst) {
-		begun := append(match(ipv4, openflow.CTState(openflow.CTTrk|openflow.CTNew, openflow.CTRel|openflow.CTDNAT), openflow.RegMasked(RegFlags, 0, FlagAllowed),
-			openflow.TCPFlags(0, tcpSyn)), on...)
-		p.add(table, priority+middle, purpose+"; midstream, in a connection that no rule names", begun, append([]openflow.Action{p.config.mark(MarkUnseen, MarkUnseen)}, actions...)...)
+	ipv4 := oxm.EthType(oxm.EthTypeIPv4)
+	if !oxm.NewMatch(on...).Has(oxm.FieldUDPDst) {
+		begun := append(match(ipv4, oxm.CTState(oxm.CTTrk|oxm.CTNew, oxm.CTRel|oxm.CTDNAT), oxm.RegMasked(RegFlags, 0, FlagAllowed),
+			oxm.TCPFlags(0, tcpSyn)), on...)
+		p.to.add(table, priority+middle, purpose+"; midstream, in a connection that no rule names", begun, append([]action.Action{p.to.config.mark(MarkUnseen, MarkUnseen)}, actions...)...)
 	}
-	back := append(match(ipv4, openflow.CTState(openflow.CTTrk, openflow.CTRpl|openflow.CTRel|openflow.CTInv), openflow.CTMarkMasked(MarkEnded, MarkEnded)), on...)
-	p.add(table, priority+again, purpose+"; the connection is allowed again", back, append([]openflow.Action{p.config.mark(0, MarkEnded)}, actions...)...)
+	back := append(match(ipv4, oxm.CTState(oxm.CTTrk, oxm.CTRpl|oxm.CTRel|oxm.CTInv), oxm.CTMarkMasked(MarkEnded, MarkEnded)), on...)
+	p.to.add(table, priority+again, purpose+"; the connection is allowed again", back, append([]action.Action{p.to.config.mark(0, MarkEnded)}, actions...)...)
 }
 
 // tcpSyn is the SYN flag of TCP, which begins a connection (RFC 9293, 3.1).
 const tcpSyn = 0x002
 
 // itself lets a pod reach itself by a Service, regardless of its isolation.
-func (p *program) itself(pod Pod, addr netip.Addr) {
-	p.add(TableEgressPolicy, priorityItself, "the pod to itself, by a Service",
-		match(openflow.InPort(pod.OFPort), openflow.IPSrc(host(addr)), openflow.IPDst(host(addr)), openflow.CTState(openflow.CTTrk|openflow.CTDNAT, 0)),
-		openflow.GotoTable(TableRoute))
+func (p policyTables) itself(pod Pod, addr netip.Addr) {
+	p.to.add(TableEgressPolicy, priorityItself, "the pod to itself, by a Service",
+		match(oxm.InPort(pod.OFPort), oxm.IPSrc(host(addr)), oxm.IPDst(host(addr)), oxm.CTState(oxm.CTTrk|oxm.CTDNAT, 0)),
+		action.GotoTable(TableRoute))
 }

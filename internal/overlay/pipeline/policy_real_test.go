@@ -20,6 +20,7 @@ import (
 	"pgregory.net/rapid"
 
 	"weft.dev/weft/internal/openflow"
+	"weft.dev/weft/internal/openflow/bridge"
 	"weft.dev/weft/internal/overlay/pipeline"
 	"weft.dev/weft/internal/policy"
 	"weft.dev/weft/internal/policy/oracle"
@@ -29,14 +30,14 @@ import (
 // policySwitch is a real switch with a node's policies.
 type policySwitch struct {
 	realSwitch
-	engine *openflow.Engine
+	engine *bridge.Engine
 	have   map[openflow.Key]openflow.Entry
 }
 
 func startPolicies(t *testing.T) *policySwitch {
 	t.Helper()
 	s := &policySwitch{realSwitch: start(t, policySample())}
-	s.engine = openflow.NewEngine(openflow.Config{Address: s.Mgmt(s.bridge), Last: pipeline.IsNote})
+	s.engine = bridge.NewEngine(bridge.Config{Address: s.Mgmt(s.bridge), Last: pipeline.IsNote})
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() { ended <- s.engine.Run(ctx) }()

@@ -1,6 +1,9 @@
 package pipeline
 
-import "weft.dev/weft/internal/openflow"
+import (
+	"weft.dev/weft/internal/openflow/action"
+	"weft.dev/weft/internal/openflow/oxm"
+)
 
 // Registers. All others are free. A feature that uses a further register adds it here.
 const (
@@ -64,12 +67,12 @@ func Registers() []Register {
 	}
 }
 
-func source(vnid uint32) openflow.Action {
-	return openflow.SetField(openflow.Reg(RegSource, vnid))
+func source(vnid uint32) action.Action {
+	return action.SetField(oxm.Reg(RegSource, vnid))
 }
 
 // sourceToTunnel copies the source VNID to the VNI.
-func sourceToTunnel() openflow.Action {
+func sourceToTunnel() action.Action {
 	const last = 31
-	return openflow.Move(openflow.RegBits(RegSource, 0, last), openflow.Bits(openflow.FieldTunID, 0, last))
+	return action.Move(oxm.RegBits(RegSource, 0, last), oxm.Bits(oxm.FieldTunID, 0, last))
 }

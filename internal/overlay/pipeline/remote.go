@@ -7,6 +7,8 @@ import (
 	"slices"
 
 	"weft.dev/weft/internal/openflow"
+	"weft.dev/weft/internal/openflow/action"
+	"weft.dev/weft/internal/openflow/oxm"
 	"weft.dev/weft/internal/reconcile"
 )
 
@@ -61,21 +63,21 @@ func (c *Config) RemoteRules(r Remote) []Rule {
 		return nil
 	}
 	p := c.program(r.Owner())
-	from := match(openflow.InPort(PortVXLAN), openflow.TunSrc(r.NodeIP), openflow.TunDst(c.NodeIP))
+	from := match(oxm.InPort(PortVXLAN), oxm.TunSrc(r.NodeIP), oxm.TunDst(c.NodeIP))
 	sender := c.sourceFromTunnel()
 	p.add(TableTunnel, priority, "ARP from the node, for an address of its own, to this node's pods",
-		append(slices.Clip(from), openflow.ARP(), openflow.ARPSPA(r.Subnet), openflow.ARPTPA(c.LocalSubnet)),
-		sender, openflow.GotoTable(TableRoute))
+		append(slices.Clip(from), oxm.ARP(), oxm.ARPSPA(r.Subnet), oxm.ARPTPA(c.LocalSubnet)),
+		sender, action.GotoTable(TableRoute))
 	p.add(TableTunnel, priority, "IPv4 from the node's pods or its gateway, to this node's pods",
-		append(slices.Clip(from), openflow.IPSrc(r.Subnet), openflow.IPDst(c.LocalSubnet)),
-		sender, openflow.GotoTable(TableState))
-	p.egressRemote(r, from)
+		append(slices.Clip(from), oxm.IPSrc(r.Subnet), oxm.IPDst(c.LocalSubnet)),
+		sender, action.GotoTable(TableState))
+	egressTables{p}.egressRemote(r, from)
 	vni := sourceToTunnel()
 	if r.FixedVNID != 0 {
-		vni = openflow.SetField(openflow.TunID(uint64(r.FixedVNID)))
+		vni = action.SetField(oxm.TunID(uint64(r.FixedVNID)))
 	}
-	tunnel := []openflow.Action{vni, openflow.SetField(openflow.TunDst(r.NodeIP)), openflow.Output(PortVXLAN)}
-	p.add(TableARPRemote, priority, "ARP to the node", match(openflow.ARP(), openflow.ARPTPA(r.Subnet)), tunnel...)
-	p.output(TableRemote, priority, "to the node's pods", match(openflow.IPDst(r.Subnet)), tunnel...)
+	tunnel := []action.Action{vni, action.SetField(oxm.TunDst(r.NodeIP)), action.Output(PortVXLAN)}
+	p.add(TableARPRemote, priority, "ARP to the node", match(oxm.ARP(), oxm.ARPTPA(r.Subnet)), tunnel...)
+	p.output(TableRemote, priority, "to the node's pods", match(oxm.IPDst(r.Subnet)), tunnel...)
 	return p.rules
 }

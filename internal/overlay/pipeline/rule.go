@@ -2,7 +2,22 @@ package pipeline
 
 import (
 	"weft.dev/weft/internal/openflow"
+	"weft.dev/weft/internal/openflow/action"
+	"weft.dev/weft/internal/openflow/oxm"
+	"weft.dev/weft/internal/overlay/pipeline/cookies"
 	"weft.dev/weft/internal/reconcile"
+)
+
+// Owners of the fragments that belong to no object.
+const (
+	// OwnerCluster owns the flows of Static.
+	OwnerCluster reconcile.Owner = "cluster"
+	// OwnerState owns the note with the state's hash.
+	OwnerState reconcile.Owner = "state"
+	// OwnerNodes owns the flows of Nodes.
+	OwnerNodes reconcile.Owner = "nodes"
+	// OwnerTargets owns the flows of Targets.
+	OwnerTargets reconcile.Owner = "targets"
 )
 
 // Rule is a flow with its purpose, in one line.
@@ -28,19 +43,19 @@ type program struct {
 }
 
 func (c *Config) program(owner reconcile.Owner) *program {
-	return &program{config: c, cookie: Cookie(owner)}
+	return &program{config: c, cookie: cookies.Of(owner)}
 }
 
 // conditions is what a flow matches.
-type conditions []openflow.MatchField
+type conditions []oxm.MatchField
 
 // match makes conditions readable where they are used.
-func match(fields ...openflow.MatchField) conditions { return fields }
+func match(fields ...oxm.MatchField) conditions { return fields }
 
 // add adds a flow.
-func (p *program) add(table uint8, priority uint16, purpose string, on conditions, actions ...openflow.Action) {
+func (p *program) add(table uint8, priority uint16, purpose string, on conditions, actions ...action.Action) {
 	p.rules = append(p.rules, Rule{Purpose: purpose, Flow: &openflow.Flow{
-		Table: table, Priority: priority, Cookie: p.cookie, Match: openflow.NewMatch(on...), Actions: actions,
+		Table: table, Priority: priority, Cookie: p.cookie, Match: oxm.NewMatch(on...), Actions: actions,
 	}})
 }
 
@@ -52,30 +67,30 @@ func (p *program) drop(table uint8, priority uint16, purpose string, on conditio
 // output adds a flow that outputs IP packets by its last action. With connection tracking, a second flow one priority higher commits a new
 // connection in the same list of actions: all verdicts have been reached by then. A connection to a Service is committed already, when its
 // address is translated.
-func (p *program) output(table uint8, priority uint16, purpose string, on conditions, actions ...openflow.Action) {
+func (p *program) output(table uint8, priority uint16, purpose string, on conditions, actions ...action.Action) {
 	p.add(table, priority, purpose, on, actions...)
 	if !p.config.Conntrack {
 		return
 	}
-	fresh := append(match(openflow.EthType(openflow.EthTypeIPv4), openflow.CTState(openflow.CTTrk|openflow.CTNew, openflow.CTRel|openflow.CTDNAT)), on...)
-	commit := openflow.CT(openflow.CTAction{Commit: true, Zone: p.config.zone(), NAT: p.config.ownSource()})
-	p.add(table, priority+1, purpose+"; the connection is new", fresh, append([]openflow.Action{commit}, actions...)...)
+	fresh := append(match(oxm.EthType(oxm.EthTypeIPv4), oxm.CTState(oxm.CTTrk|oxm.CTNew, oxm.CTRel|oxm.CTDNAT)), on...)
+	commit := action.CT(action.CTAction{Commit: true, Zone: p.config.zone(), NAT: p.config.ownSource()})
+	p.add(table, priority+1, purpose+"; the connection is new", fresh, append([]action.Action{commit}, actions...)...)
 	if p.config.policies() {
-		p.outputJudged(table, priority, purpose, on, actions)
+		policyTables{p}.outputJudged(table, priority, purpose, on, actions)
 	}
 }
 
 // toHost returns the actions that output a packet to the host.
-func (c *Config) toHost() []openflow.Action {
-	return []openflow.Action{openflow.SetField(openflow.EthDst(c.gatewayMAC())), openflow.Output(PortTun)}
+func (c *Config) toHost() []action.Action {
+	return []action.Action{action.SetField(oxm.EthDst(c.gatewayMAC())), action.Output(PortTun)}
 }
 
 // ownSource keeps a connection's source, unless its replies would look like those of another connection: then the source gets another port.
 // That happens if a pod has reached an endpoint by a Service and reaches it directly from the same port. (It is source NAT without a range,
 // which the switch also uses for 0.0.0.0. For connections to Services conntrack does this by itself.)
-func (c *Config) ownSource() *openflow.NAT {
+func (c *Config) ownSource() *action.NAT {
 	if !c.KeepApart {
 		return nil
 	}
-	return &openflow.NAT{Kind: openflow.NATSource}
+	return &action.NAT{Kind: action.NATSource}
 }

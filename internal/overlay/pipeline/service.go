@@ -12,6 +12,9 @@ import (
 	"time"
 
 	"weft.dev/weft/internal/openflow"
+	"weft.dev/weft/internal/openflow/action"
+	"weft.dev/weft/internal/openflow/oxm"
+	"weft.dev/weft/internal/overlay/pipeline/cookies"
 	"weft.dev/weft/internal/reconcile"
 	"weft.dev/weft/internal/service"
 )
@@ -187,7 +190,7 @@ func (b *serviceProgram) address(v *service.VirtualAddress) {
 	default:
 	}
 	purpose := v.Protocol.String() + " port " + strconv.Itoa(int(v.Port)) + ": "
-	var actions []openflow.Action
+	var actions []action.Action
 	if v.Verdict == service.Wake {
 		purpose, actions = purpose+"the Service is idled: a new connection is reported to the agent", wake(v, priority)
 	} else {
@@ -198,7 +201,7 @@ func (b *serviceProgram) address(v *service.VirtualAddress) {
 		return
 	}
 	for _, from := range v.SourceRanges {
-		b.add(TableService, priorityVIPSources, purpose, append(slices.Clip(on), openflow.IPSrc(from)), actions...)
+		b.add(TableService, priorityVIPSources, purpose, append(slices.Clip(on), oxm.IPSrc(from)), actions...)
 	}
 	b.drop(TableService, priority, "a client that is in none of the source ranges", on)
 }
@@ -213,25 +216,25 @@ const wakeBytes = 64
 // wake reports a new connection to an idled Service, and drops the packet: the client repeats it until an endpoint answers. The switch
 // learns to drop what follows, so that it reports an address once in wakeRest, no matter how many packets arrive. The learned flow is
 // removed with the flow that learned it, when the Service gets an endpoint.
-func wake(v *service.VirtualAddress, priority uint16) []openflow.Action {
+func wake(v *service.VirtualAddress, priority uint16) []action.Action {
 	const above = 20 // above priorityVIPSources as well
-	state := func(bit uint16, value uint64) openflow.LearnField {
-		return openflow.LearnMatchValue(openflow.Bits(openflow.FieldCTState, bit, bit), value)
+	state := func(bit uint16, value uint64) action.LearnField {
+		return action.LearnMatchValue(oxm.Bits(oxm.FieldCTState, bit, bit), value)
 	}
 	_, to := ports(v.Protocol, v.Port)
-	port, address := openflow.Whole(to.Field()), openflow.Whole(openflow.FieldIPv4Dst)
-	return []openflow.Action{
-		openflow.Learn(openflow.LearnSpec{
+	port, address := oxm.Whole(to.Field()), oxm.Whole(oxm.FieldIPv4Dst)
+	return []action.Action{
+		action.Learn(action.LearnSpec{
 			Table: TableService, Priority: priority + above, DeleteLearned: true,
-			Cookie: Cookie("affinity/" + v.Owner + "/idled"), HardTimeout: uint16(wakeRest.Seconds()),
-			Fields: []openflow.LearnField{
-				openflow.LearnMatchValue(openflow.Whole(openflow.FieldEthType), uint64(openflow.EthTypeIPv4)),
-				openflow.LearnMatchValue(openflow.Whole(openflow.FieldIPProto), uint64(v.Protocol)),
-				openflow.LearnMatch(address, address), openflow.LearnMatch(port, port),
+			Cookie: cookies.Of("affinity/" + v.Owner + "/idled"), HardTimeout: uint16(wakeRest.Seconds()),
+			Fields: []action.LearnField{
+				action.LearnMatchValue(oxm.Whole(oxm.FieldEthType), uint64(oxm.EthTypeIPv4)),
+				action.LearnMatchValue(oxm.Whole(oxm.FieldIPProto), uint64(v.Protocol)),
+				action.LearnMatch(address, address), action.LearnMatch(port, port),
 				state(ctNew, 1), state(ctTracked, 1), state(ctDNAT, 0),
 			},
 		}),
-		openflow.Controller(openflow.ControllerAction{Reason: openflow.ReasonAction, MaxLen: wakeBytes}),
+		action.Controller(action.ControllerAction{Reason: action.ReasonAction, MaxLen: wakeBytes}),
 	}
 }
 
@@ -247,7 +250,7 @@ const (
 func (b *serviceProgram) reject(v *service.VirtualAddress, on conditions, priority uint16) {
 	if v.Kind != service.KindNodePort {
 		b.add(TableService, priority, "no endpoints: the host rejects", on,
-			openflow.SetField(openflow.EthSrc(RejectMAC())), openflow.GotoTable(TableHost))
+			action.SetField(oxm.EthSrc(RejectMAC())), action.GotoTable(TableHost))
 	}
 }
 
@@ -263,23 +266,23 @@ func (b *serviceProgram) match(v *service.VirtualAddress) (conditions, uint16) {
 }
 
 func freshConnection() conditions {
-	return match(openflow.EthType(openflow.EthTypeIPv4), openflow.CTState(openflow.CTTrk|openflow.CTNew, openflow.CTRel|openflow.CTDNAT))
+	return match(oxm.EthType(oxm.EthTypeIPv4), oxm.CTState(oxm.CTTrk|oxm.CTNew, oxm.CTRel|oxm.CTDNAT))
 }
 
 // where matches the virtual address or, for a node port, a destination marked as a node's.
-func where(v *service.VirtualAddress) openflow.MatchField {
+func where(v *service.VirtualAddress) oxm.MatchField {
 	switch {
 	case v.Kind != service.KindNodePort:
-		return openflow.IPDst(host(v.IP))
+		return oxm.IPDst(host(v.IP))
 	case v.OnlyThisNode:
-		return openflow.RegMasked(RegFlags, FlagThisNode, FlagThisNode)
+		return oxm.RegMasked(RegFlags, FlagThisNode, FlagThisNode)
 	default:
-		return openflow.RegMasked(RegFlags, FlagNode, FlagNode)
+		return oxm.RegMasked(RegFlags, FlagNode, FlagNode)
 	}
 }
 
 // choose returns the actions that pick an endpoint, and creates the group that they use.
-func (b *serviceProgram) choose(v *service.VirtualAddress) []openflow.Action {
+func (b *serviceProgram) choose(v *service.VirtualAddress) []action.Action {
 	name := GroupName(v)
 	k := b.backends[name]
 	if k == nil {
@@ -294,19 +297,19 @@ func (b *serviceProgram) choose(v *service.VirtualAddress) []openflow.Action {
 		}
 	}
 	if v.Affinity == 0 {
-		return []openflow.Action{openflow.GroupAction(k.group)}
+		return []action.Action{action.GroupAction(k.group)}
 	}
-	return []openflow.Action{
-		openflow.SetField(openflow.Reg(RegService, k.group)),
-		openflow.Resubmit(openflow.PortInPort, TableAffinity),
-		openflow.GotoTable(TableEndpoint),
+	return []action.Action{
+		action.SetField(oxm.Reg(RegService, k.group)),
+		action.Resubmit(openflow.PortInPort, TableAffinity),
+		action.GotoTable(TableEndpoint),
 	}
 }
 
 // translate commits the connection with an endpoint as its destination, and continues with that destination.
-func (c Services) translate(to netip.AddrPort) openflow.Action {
+func (c Services) translate(to netip.AddrPort) action.Action {
 	next := TableEgressPolicy
-	return openflow.CT(openflow.CTAction{Commit: true, Zone: c.zone(), Table: &next, NAT: openflow.DNAT(to.Addr(), to.Port())})
+	return action.CT(action.CTAction{Commit: true, Zone: c.zone(), Table: &next, NAT: action.DNAT(to.Addr(), to.Port())})
 }
 
 // balance returns the group of a port without affinity. The switch picks a bucket by a hash that it has anyway (dp_hash), so that a new
@@ -315,16 +318,16 @@ func (c Services) translate(to netip.AddrPort) openflow.Action {
 func (c Services) balance(k *backend, protocol service.Protocol, endpoints []service.Endpoint) *openflow.Group {
 	group := &openflow.Group{ID: k.group, Type: openflow.GroupSelect, Selection: &openflow.Selection{Method: "dp_hash"}}
 	if len(endpoints) > hashValues {
-		group.Selection = &openflow.Selection{Method: "hash", Fields: []openflow.Field{openflow.FieldIPv4Src, sourcePort(protocol)}}
+		group.Selection = &openflow.Selection{Method: "hash", Fields: []oxm.Field{oxm.FieldIPv4Src, sourcePort(protocol)}}
 	}
 	if len(endpoints) == 1 { // nothing to choose, no hash to compute
 		group.Type, group.Selection = openflow.GroupIndirect, nil
-		group.Buckets = []openflow.Bucket{{Actions: openflow.Actions{c.translate(endpoints[0].Addr)}}}
+		group.Buckets = []openflow.Bucket{{Actions: action.Actions{c.translate(endpoints[0].Addr)}}}
 		return group
 	}
 	weight, ids := weightOf(len(endpoints)), bucketIDs(endpoints)
 	for i, e := range endpoints {
-		bucket := openflow.Bucket{ID: ids[i], Weight: weight, Actions: openflow.Actions{c.translate(e.Addr)}}
+		bucket := openflow.Bucket{ID: ids[i], Weight: weight, Actions: action.Actions{c.translate(e.Addr)}}
 		if i == 0 && weight > 1 {
 			// The least weight decides how finely the switch divides the hash values: one share gets a bucket of its own.
 			bucket.Weight--
@@ -339,14 +342,14 @@ func (c Services) balance(k *backend, protocol service.Protocol, endpoints []ser
 // ofproto-dpif.h).
 const hashValues = 256
 
-func sourcePort(p service.Protocol) openflow.Field {
+func sourcePort(p service.Protocol) oxm.Field {
 	switch p {
 	case service.TCP:
-		return openflow.FieldTCPSrc
+		return oxm.FieldTCPSrc
 	case service.UDP:
-		return openflow.FieldUDPSrc
+		return oxm.FieldUDPSrc
 	default:
-		return openflow.FieldSCTPSrc
+		return oxm.FieldSCTPSrc
 	}
 }
 
@@ -371,19 +374,19 @@ func (b *serviceProgram) affinity(k *backend, v *service.VirtualAddress, endpoin
 	const known, unknown = 100, 50
 	group := &openflow.Group{
 		ID: k.group, Type: openflow.GroupSelect,
-		Selection: &openflow.Selection{Method: "hash", Fields: []openflow.Field{openflow.FieldIPv4Src}},
+		Selection: &openflow.Selection{Method: "hash", Fields: []oxm.Field{oxm.FieldIPv4Src}},
 	}
-	ipv4, of := openflow.EthType(openflow.EthTypeIPv4), openflow.Reg(RegService, k.group)
-	b.add(TableEndpoint, unknown, "no endpoint yet, or the endpoint was removed: pick one", match(ipv4, of), openflow.GroupAction(k.group))
+	ipv4, of := oxm.EthType(oxm.EthTypeIPv4), oxm.Reg(RegService, k.group)
+	b.add(TableEndpoint, unknown, "no endpoint yet, or the endpoint was removed: pick one", match(ipv4, of), action.GroupAction(k.group))
 	ids := bucketIDs(endpoints)
 	for i, e := range endpoints {
 		addr, port := binary.BigEndian.Uint32(e.Addr.Addr().AsSlice()), uint32(e.Addr.Port())
-		group.Buckets = append(group.Buckets, openflow.Bucket{ID: ids[i], Weight: 1, Actions: openflow.Actions{
-			openflow.SetField(openflow.Reg(RegEndpoint, addr)), openflow.SetField(openflow.Reg(RegEndpointPort, port)),
-			openflow.Resubmit(openflow.PortInPort, TableEndpoint),
+		group.Buckets = append(group.Buckets, openflow.Bucket{ID: ids[i], Weight: 1, Actions: action.Actions{
+			action.SetField(oxm.Reg(RegEndpoint, addr)), action.SetField(oxm.Reg(RegEndpointPort, port)),
+			action.Resubmit(openflow.PortInPort, TableEndpoint),
 		}})
 		b.add(TableEndpoint, known, "the client's endpoint is "+e.Addr.String()+", and stays it",
-			match(ipv4, of, openflow.Reg(RegEndpoint, addr), openflow.Reg(RegEndpointPort, port), openflow.IPProto(uint8(v.Protocol))),
+			match(ipv4, of, oxm.Reg(RegEndpoint, addr), oxm.Reg(RegEndpointPort, port), oxm.IPProto(uint8(v.Protocol))),
 			b.learn(k, v.Affinity, e.Addr), Services{b.config}.translate(e.Addr))
 	}
 	b.groups = append(b.groups, group)
@@ -391,18 +394,18 @@ func (b *serviceProgram) affinity(k *backend, v *service.VirtualAddress, endpoin
 
 // learn makes the switch remember a client's endpoint. What it learns has the endpoint's cookie, and is removed with the flow that learned
 // it. Each new connection of the client restarts the timeout, as in kube-proxy.
-func (b *serviceProgram) learn(k *backend, timeout time.Duration, endpoint netip.AddrPort) openflow.Action {
+func (b *serviceProgram) learn(k *backend, timeout time.Duration, endpoint netip.AddrPort) action.Action {
 	const priority = 100
-	reg := func(n int) openflow.Subfield { return openflow.Whole(openflow.FieldReg(n)) }
-	client := openflow.Whole(openflow.FieldIPv4Src)
-	return openflow.Learn(openflow.LearnSpec{
+	reg := func(n int) oxm.Subfield { return oxm.Whole(oxm.FieldReg(n)) }
+	client := oxm.Whole(oxm.FieldIPv4Src)
+	return action.Learn(action.LearnSpec{
 		Table: TableAffinity, Priority: priority, DeleteLearned: true,
-		Cookie:      Cookie(reconcile.Owner("affinity/" + k.name + "/" + endpoint.String())),
+		Cookie:      cookies.Of(reconcile.Owner("affinity/" + k.name + "/" + endpoint.String())),
 		IdleTimeout: uint16(max(1, min(timeout, maxAffinity).Seconds())),
-		Fields: []openflow.LearnField{
-			openflow.LearnMatchValue(openflow.Whole(openflow.FieldEthType), uint64(openflow.EthTypeIPv4)),
-			openflow.LearnMatch(reg(RegService), reg(RegService)), openflow.LearnMatch(client, client),
-			openflow.LearnLoad(reg(RegEndpoint), reg(RegEndpoint)), openflow.LearnLoad(reg(RegEndpointPort), reg(RegEndpointPort)),
+		Fields: []action.LearnField{
+			action.LearnMatchValue(oxm.Whole(oxm.FieldEthType), uint64(oxm.EthTypeIPv4)),
+			action.LearnMatch(reg(RegService), reg(RegService)), action.LearnMatch(client, client),
+			action.LearnLoad(reg(RegEndpoint), reg(RegEndpoint)), action.LearnLoad(reg(RegEndpointPort), reg(RegEndpointPort)),
 		},
 	})
 }

@@ -14,6 +14,7 @@ import (
 
 	"weft.dev/weft/internal/openflow"
 	"weft.dev/weft/internal/overlay/pipeline"
+	"weft.dev/weft/internal/overlay/pipeline/cookies"
 	"weft.dev/weft/internal/reconcile"
 	"weft.dev/weft/internal/service"
 )
@@ -314,7 +315,7 @@ func TestServiceOwnersDoNotMeet(t *testing.T) {
 	for _, s := range serviceSections(c, sampleServices()) {
 		for _, r := range s.Rules {
 			meet(r.Flow.Key().String(), s.owner)
-			if r.Flow.Cookie != pipeline.Cookie(reconcile.Owner(s.owner)) {
+			if r.Flow.Cookie != cookies.Of(reconcile.Owner(s.owner)) {
 				t.Errorf("%s has not the cookie of %s", r.Flow, s.owner)
 			}
 		}

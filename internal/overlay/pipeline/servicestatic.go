@@ -6,6 +6,8 @@ import (
 	"slices"
 
 	"weft.dev/weft/internal/openflow"
+	"weft.dev/weft/internal/openflow/action"
+	"weft.dev/weft/internal/openflow/oxm"
 	"weft.dev/weft/internal/service"
 )
 
@@ -54,84 +56,87 @@ const (
 )
 
 // track looks up a packet's connection and applies the connection's translation. The packet then meets table 21 again.
-func (c *Config) track() openflow.Action {
+func (c *Config) track() action.Action {
 	again := TableState
-	return openflow.CT(openflow.CTAction{Zone: c.zone(), Table: &again, NAT: &openflow.NAT{}})
+	return action.CT(action.CTAction{Zone: c.zone(), Table: &again, NAT: &action.NAT{}})
 }
 
 // untracked matches an IPv4 packet that has not passed connection tracking.
-func untracked(on ...openflow.MatchField) conditions {
-	return append(match(openflow.EthType(openflow.EthTypeIPv4), openflow.CTState(0, openflow.CTTrk)), on...)
+func untracked(on ...oxm.MatchField) conditions {
+	return append(match(oxm.EthType(oxm.EthTypeIPv4), oxm.CTState(0, oxm.CTTrk)), on...)
 }
 
 // stray matches a tracked ICMP packet that fits no connection.
-func stray(on ...openflow.MatchField) conditions {
+func stray(on ...oxm.MatchField) conditions {
 	const icmp = 1
-	return append(match(openflow.EthType(openflow.EthTypeIPv4), openflow.IPProto(icmp), openflow.CTState(openflow.CTTrk|openflow.CTInv, 0)), on...)
+	return append(match(oxm.EthType(oxm.EthTypeIPv4), oxm.IPProto(icmp), oxm.CTState(oxm.CTTrk|oxm.CTInv, 0)), on...)
 }
 
+// serviceTables compiles the flows that tracked connections and Services need besides those of each Service.
+type serviceTables struct{ to *program }
+
 // services adds the flows for Services that depend on no Service.
-func (p *program) services() {
-	c := p.config
-	track, ipv4 := c.track(), openflow.EthType(openflow.EthTypeIPv4)
+func (p serviceTables) services() {
+	c := p.to.config
+	track, ipv4 := c.track(), oxm.EthType(oxm.EthTypeIPv4)
 	for _, port := range []uint32{PortVXLAN, PortTun} {
-		p.add(TableState, priorityStrayIn, "ICMP errors about connections that were not tracked", stray(openflow.InPort(port)), openflow.GotoTable(TableRoute))
+		p.to.add(TableState, priorityStrayIn, "ICMP errors about connections that were not tracked", stray(oxm.InPort(port)), action.GotoTable(TableRoute))
 	}
-	p.add(TableState, priorityStray, "ICMP errors about connections that were not tracked", stray(), openflow.GotoTable(TableEgressPolicy))
-	p.drop(TableState, priorityInvalid, "packets that conntrack finds invalid", match(ipv4, openflow.CTState(openflow.CTTrk|openflow.CTInv, 0)))
-	p.add(TableState, priorityHairpin, "a reply of a pod to itself: look up the connection by the pod's own address",
-		untracked(openflow.IPDst(host(hairpinSource()))),
-		openflow.Move(openflow.Whole(openflow.FieldIPv4Src), openflow.Whole(openflow.FieldIPv4Dst)),
-		openflow.SetField(openflow.RegMasked(RegFlags, FlagHairpin, FlagHairpin)), track)
+	p.to.add(TableState, priorityStray, "ICMP errors about connections that were not tracked", stray(), action.GotoTable(TableEgressPolicy))
+	p.to.drop(TableState, priorityInvalid, "packets that conntrack finds invalid", match(ipv4, oxm.CTState(oxm.CTTrk|oxm.CTInv, 0)))
+	p.to.add(TableState, priorityHairpin, "a reply of a pod to itself: look up the connection by the pod's own address",
+		untracked(oxm.IPDst(host(hairpinSource()))),
+		action.Move(oxm.Whole(oxm.FieldIPv4Src), oxm.Whole(oxm.FieldIPv4Dst)),
+		action.SetField(oxm.RegMasked(RegFlags, FlagHairpin, FlagHairpin)), track)
 	if c.policies() {
-		p.trackPods()
+		policyTables(p).trackPods()
 	} else {
 		p.trackServices()
 	}
-	p.add(TableState, priorityFresh, "from pods, a new connection, not translated yet",
-		match(ipv4, openflow.CTState(openflow.CTTrk|openflow.CTNew, openflow.CTRel|openflow.CTDNAT)), openflow.GotoTable(TableNode))
-	p.add(TableState, priorityDefault, "from pods, an established connection", nil, openflow.GotoTable(TableEgressPolicy))
-	p.add(TableNode, priorityDefault, "not a node's address", nil, openflow.GotoTable(TableService))
+	p.to.add(TableState, priorityFresh, "from pods, a new connection, not translated yet",
+		match(ipv4, oxm.CTState(oxm.CTTrk|oxm.CTNew, oxm.CTRel|oxm.CTDNAT)), action.GotoTable(TableNode))
+	p.to.add(TableState, priorityDefault, "from pods, an established connection", nil, action.GotoTable(TableEgressPolicy))
+	p.to.add(TableNode, priorityDefault, "not a node's address", nil, action.GotoTable(TableService))
 	p.hairpinBack()
 }
 
 // trackServices tracks only connections that go to Services or may have been translated for one.
-func (p *program) trackServices() {
-	c := p.config
-	track, toLocal := c.track(), openflow.IPDst(c.LocalSubnet)
-	p.add(TableState, priorityVirtual, "to Services: look up the connection", untracked(openflow.IPDst(c.ServiceNetwork)), track)
+func (p serviceTables) trackServices() {
+	c := p.to.config
+	track, toLocal := c.track(), oxm.IPDst(c.LocalSubnet)
+	p.to.add(TableState, priorityVirtual, "to Services: look up the connection", untracked(oxm.IPDst(c.ServiceNetwork)), track)
 	p.hostsOwn(priorityGateway+1, priorityGateway)
-	p.add(TableState, priorityGateway, "from pods to the host, which has conntrack of its own", untracked(openflow.IPDst(host(c.Gateway))), openflow.GotoTable(TableEgressPolicy))
+	p.to.add(TableState, priorityGateway, "from pods to the host, which has conntrack of its own", untracked(oxm.IPDst(host(c.Gateway))), action.GotoTable(TableEgressPolicy))
 	for _, kind := range icmpErrors() {
-		p.add(TableState, priorityErrors, "an ICMP error to a pod, possibly about a translated connection",
-			match(openflow.ICMPType(kind), openflow.CTState(0, openflow.CTTrk), toLocal), track)
+		p.to.add(TableState, priorityErrors, "an ICMP error to a pod, possibly about a translated connection",
+			match(oxm.ICMPType(kind), oxm.CTState(0, oxm.CTTrk), toLocal), track)
 	}
-	p.add(TableState, priorityErrors, "a fragment to a pod: conntrack reassembles it, for its ports", untracked(openflow.IPFrag(openflow.FragYes), toLocal), track)
+	p.to.add(TableState, priorityErrors, "a fragment to a pod: conntrack reassembles it, for its ports", untracked(oxm.IPFrag(oxm.FragYes), toLocal), track)
 	for _, network := range c.ClusterNetworks {
-		p.add(TableState, priorityPods, "from pods to pods: nothing to translate", untracked(openflow.IPDst(network)), openflow.GotoTable(TableEgressPolicy))
+		p.to.add(TableState, priorityPods, "from pods to pods: nothing to translate", untracked(oxm.IPDst(network)), action.GotoTable(TableEgressPolicy))
 	}
-	p.add(TableState, priorityParts, "a fragment, possibly to a Service", untracked(openflow.IPFrag(openflow.FragYes)), track)
-	p.add(TableState, priorityElse, "from pods to other addresses, possibly a node port or an external IP", untracked(), openflow.GotoTable(TableNode))
+	p.to.add(TableState, priorityParts, "a fragment, possibly to a Service", untracked(oxm.IPFrag(oxm.FragYes)), track)
+	p.to.add(TableState, priorityElse, "from pods to other addresses, possibly a node port or an external IP", untracked(), action.GotoTable(TableNode))
 }
 
 // hostsOwn lets the host's connections with other nodes' pods pass untracked: the host tracks them itself.
-func (p *program) hostsOwn(toHost, fromHost uint16) {
-	gateway := host(p.config.Gateway)
-	p.add(TableState, toHost, "from the tunnel to the host, which has conntrack of its own",
-		untracked(openflow.InPort(PortVXLAN), openflow.IPDst(gateway)), openflow.GotoTable(TableRoute))
-	p.add(TableState, fromHost, "from the host itself, which has conntrack of its own",
-		untracked(openflow.InPort(PortTun), openflow.IPSrc(gateway)), openflow.GotoTable(TableRoute))
+func (p serviceTables) hostsOwn(toHost, fromHost uint16) {
+	gateway := host(p.to.config.Gateway)
+	p.to.add(TableState, toHost, "from the tunnel to the host, which has conntrack of its own",
+		untracked(oxm.InPort(PortVXLAN), oxm.IPDst(gateway)), action.GotoTable(TableRoute))
+	p.to.add(TableState, fromHost, "from the host itself, which has conntrack of its own",
+		untracked(oxm.InPort(PortTun), oxm.IPSrc(gateway)), action.GotoTable(TableRoute))
 }
 
 // hairpinBack returns a pod's reply to itself.
-func (p *program) hairpinBack() {
+func (p serviceTables) hairpinBack() {
 	const back = 500
-	ipv4, hairpin := openflow.EthType(openflow.EthTypeIPv4), openflow.RegMasked(RegFlags, FlagHairpin, FlagHairpin)
-	p.add(TableRoute, back, "a reply of a pod to itself",
-		match(ipv4, hairpin, openflow.CTState(openflow.CTTrk|openflow.CTRpl, 0)),
-		openflow.Move(openflow.Whole(openflow.FieldEthSrc), openflow.Whole(openflow.FieldEthDst)),
-		openflow.SetField(openflow.EthSrc(p.config.gatewayMAC())), openflow.InPortAction())
-	p.drop(TableRoute, back-1, "a reply without a connection", match(ipv4, hairpin))
+	ipv4, hairpin := oxm.EthType(oxm.EthTypeIPv4), oxm.RegMasked(RegFlags, FlagHairpin, FlagHairpin)
+	p.to.add(TableRoute, back, "a reply of a pod to itself",
+		match(ipv4, hairpin, oxm.CTState(oxm.CTTrk|oxm.CTRpl, 0)),
+		action.Move(oxm.Whole(oxm.FieldEthSrc), oxm.Whole(oxm.FieldEthDst)),
+		action.SetField(oxm.EthSrc(p.to.config.gatewayMAC())), action.InPortAction())
+	p.to.drop(TableRoute, back-1, "a reply without a connection", match(ipv4, hairpin))
 }
 
 // Target is a place of endpoints: a port, of the pods of a cluster network or of one address elsewhere.
@@ -179,31 +184,31 @@ func (c Services) TargetsRules(targets []Target) []Rule {
 		case gateway:
 			answers, requests = priorityGateway+2, priorityGateway+2
 		}
-		p.add(TableState, answers, "possibly an endpoint's reply to a pod", untracked(openflow.IPSrc(t.At), openflow.IPDst(c.LocalSubnet), from), c.track())
-		p.add(TableState, requests, "from a pod to an address that is also an endpoint's", untracked(openflow.IPDst(t.At), to), c.track())
+		p.add(TableState, answers, "possibly an endpoint's reply to a pod", untracked(oxm.IPSrc(t.At), oxm.IPDst(c.LocalSubnet), from), c.track())
+		p.add(TableState, requests, "from a pod to an address that is also an endpoint's", untracked(oxm.IPDst(t.At), to), c.track())
 	}
 	return p.rules
 }
 
 // ports returns the matches for a port as the source and as the destination.
-func ports(protocol service.Protocol, port uint16) (from, to openflow.MatchField) {
+func ports(protocol service.Protocol, port uint16) (from, to oxm.MatchField) {
 	switch protocol {
 	case service.TCP:
-		return openflow.TCPSrc(port), openflow.TCPDst(port)
+		return oxm.TCPSrc(port), oxm.TCPDst(port)
 	case service.UDP:
-		return openflow.UDPSrc(port), openflow.UDPDst(port)
+		return oxm.UDPSrc(port), oxm.UDPDst(port)
 	default:
-		return openflow.SCTPSrc(port), openflow.SCTPDst(port)
+		return oxm.SCTPSrc(port), oxm.SCTPDst(port)
 	}
 }
 
 // hairpin returns to a pod what a Service has translated to the pod itself.
-func (p *program) hairpin(ofport uint32, addr netip.Addr, mac net.HardwareAddr) {
+func (p serviceTables) hairpin(ofport uint32, addr netip.Addr, mac net.HardwareAddr) {
 	const priority = 200
-	p.add(TableLocal, priority, "by a Service back to the pod that sent it",
-		match(openflow.InPort(ofport), openflow.IPSrc(host(addr)), openflow.IPDst(host(addr)), openflow.CTState(openflow.CTTrk|openflow.CTDNAT, 0)),
-		openflow.SetField(openflow.IPSrc(host(hairpinSource()))), openflow.SetField(openflow.EthSrc(p.config.gatewayMAC())),
-		openflow.SetField(openflow.EthDst(mac)), openflow.InPortAction())
+	p.to.add(TableLocal, priority, "by a Service back to the pod that sent it",
+		match(oxm.InPort(ofport), oxm.IPSrc(host(addr)), oxm.IPDst(host(addr)), oxm.CTState(oxm.CTTrk|oxm.CTDNAT, 0)),
+		action.SetField(oxm.IPSrc(host(hairpinSource()))), action.SetField(oxm.EthSrc(p.to.config.gatewayMAC())),
+		action.SetField(oxm.EthDst(mac)), action.InPortAction())
 }
 
 // NodeAddresses are the addresses at which node ports are reached. Only IPv4 addresses are used.
@@ -231,8 +236,8 @@ func (c Services) NodesRules(a NodeAddresses) []Rule {
 			if !addr.Is4() || c.inCluster(host(addr)) || c.ServiceNetwork.Contains(addr) {
 				continue
 			}
-			p.add(TableNode, priority, purpose, match(openflow.IPDst(host(addr))),
-				openflow.SetField(openflow.RegMasked(RegFlags, flags, FlagNode|FlagThisNode)), openflow.GotoTable(TableService))
+			p.add(TableNode, priority, purpose, match(oxm.IPDst(host(addr))),
+				action.SetField(oxm.RegMasked(RegFlags, flags, FlagNode|FlagThisNode)), action.GotoTable(TableService))
 		}
 	}
 	add(a.Local, "an address of this node", FlagNode|FlagThisNode)

@@ -19,6 +19,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"weft.dev/weft/internal/openflow"
+	"weft.dev/weft/internal/openflow/bridge"
 	"weft.dev/weft/internal/openflow/ovstest"
 	"weft.dev/weft/internal/overlay/pipeline"
 	"weft.dev/weft/internal/reconcile"
@@ -30,7 +31,7 @@ type serviceNode struct {
 	realSwitch
 	t      *testing.T
 	config *pipeline.Config
-	engine *openflow.Engine
+	engine *bridge.Engine
 	pods   map[string]*livePod
 	flows  map[openflow.Key]openflow.Entry
 }
@@ -56,7 +57,7 @@ func startNode(t *testing.T, pods int) *serviceNode {
 	for i := range pods {
 		n.addPod(i)
 	}
-	n.engine = openflow.NewEngine(openflow.Config{Address: n.Mgmt(n.bridge)})
+	n.engine = bridge.NewEngine(bridge.Config{Address: n.Mgmt(n.bridge)})
 	ctx, cancel := context.WithCancel(context.Background())
 	ended := make(chan error, 1)
 	go func() { ended <- n.engine.Run(ctx) }()
@@ -125,7 +126,7 @@ func (n *serviceNode) in(space ns.NetNS, program string, args ...string) {
 }
 
 // apply commits the flows of the given Services, and returns the change.
-func (n *serviceNode) apply(list ...service.VirtualAddress) openflow.Change {
+func (n *serviceNode) apply(list ...service.VirtualAddress) bridge.Change {
 	n.t.Helper()
 	ctx, cancel := context.WithTimeout(n.t.Context(), 30*time.Second)
 	defer cancel()

@@ -6,6 +6,8 @@ import (
 	"slices"
 
 	"weft.dev/weft/internal/openflow"
+	"weft.dev/weft/internal/openflow/action"
+	"weft.dev/weft/internal/openflow/oxm"
 )
 
 // Protocol numbers that tables 20 and 30 match.
@@ -33,7 +35,7 @@ func (c *Config) StaticRules() []Rule {
 	p.routeNonsense()
 	p.deliver()
 	p.leave()
-	p.egressStatic()
+	egressTables{p}.egressStatic()
 	for _, t := range tables {
 		switch t.Number {
 		case TableState, TableNode, TableAffinity, TableService, TableEndpoint, TableEgressPolicy, TableExternal, TableEgressFirewall, TableEgressRoute, TableNote:
@@ -49,84 +51,84 @@ func (c *Config) StaticRules() []Rule {
 
 func (p *program) classify() {
 	const priority, ports, pods = 1000, 200, 100
-	p.drop(TableClassify, priority, "VLAN tags, single and double, are not allowed", match(openflow.VLANAny()))
+	p.drop(TableClassify, priority, "VLAN tags, single and double, are not allowed", match(oxm.VLANAny()))
 	reserved := net.HardwareAddr{0x01, 0x80, 0xc2, 0, 0, 0}
 	mask := net.HardwareAddr{0xff, 0xff, 0xff, 0xff, 0xff, 0xf0}
-	p.drop(TableClassify, priority, "protocols between switches (STP, LLDP, pause) are not allowed", match(openflow.EthDstMasked(reserved, mask)))
-	p.add(TableClassify, ports, "from the tunnel", match(openflow.InPort(PortVXLAN)), openflow.GotoTable(TableTunnel))
-	p.drop(TableClassify, ports, "nothing else from the host", match(openflow.InPort(PortTun)))
-	p.add(TableClassify, pods, "ARP from pods", match(openflow.ARP()), openflow.GotoTable(TablePod))
-	p.add(TableClassify, pods, "IPv4 from pods", match(openflow.EthType(openflow.EthTypeIPv4)), openflow.GotoTable(TablePod))
+	p.drop(TableClassify, priority, "protocols between switches (STP, LLDP, pause) are not allowed", match(oxm.EthDstMasked(reserved, mask)))
+	p.add(TableClassify, ports, "from the tunnel", match(oxm.InPort(PortVXLAN)), action.GotoTable(TableTunnel))
+	p.drop(TableClassify, ports, "nothing else from the host", match(oxm.InPort(PortTun)))
+	p.add(TableClassify, pods, "ARP from pods", match(oxm.ARP()), action.GotoTable(TablePod))
+	p.add(TableClassify, pods, "IPv4 from pods", match(oxm.EthType(oxm.EthTypeIPv4)), action.GotoTable(TablePod))
 }
 
 // classifyHost admits packets of the host. The host is trusted, but sends no packet with a pod's address: packets that it forwards between
 // pods are masqueraded to the gateway.
 func (p *program) classifyHost() {
 	const forbidden, own, pods, others = 450, 400, 350, 300
-	c, tun := p.config, openflow.InPort(PortTun)
-	p.drop(TableClassify, forbidden, "ICMP redirects of the host: Services pass tun0 both ways", match(tun, openflow.ICMPType(icmpRedirect)))
-	p.drop(TableClassify, forbidden, "the host sends and receives no multicast", match(tun, openflow.IPDst(multicast4())))
-	enter := []openflow.Action{source(0), openflow.GotoTable(TableState)}
+	c, tun := p.config, oxm.InPort(PortTun)
+	p.drop(TableClassify, forbidden, "ICMP redirects of the host: Services pass tun0 both ways", match(tun, oxm.ICMPType(icmpRedirect)))
+	p.drop(TableClassify, forbidden, "the host sends and receives no multicast", match(tun, oxm.IPDst(multicast4())))
+	enter := []action.Action{source(0), action.GotoTable(TableState)}
 	if c.Conntrack {
 		// On the kernel datapath, packets arrive with the state of the host's own conntrack, which is of another zone.
-		enter = slices.Insert(enter, 0, openflow.CTClear())
+		enter = slices.Insert(enter, 0, action.CTClear())
 	}
-	p.add(TableClassify, own, "from the host's own address, to pods anywhere", match(tun, openflow.IPSrc(host(c.Gateway))), enter...)
+	p.add(TableClassify, own, "from the host's own address, to pods anywhere", match(tun, oxm.IPSrc(host(c.Gateway))), enter...)
 	for _, network := range c.ClusterNetworks {
-		p.drop(TableClassify, pods, "the host does not send as a pod", match(tun, openflow.IPSrc(network)))
+		p.drop(TableClassify, pods, "the host does not send as a pod", match(tun, oxm.IPSrc(network)))
 	}
 	p.add(TableClassify, others, "through the host to local pods: from outside, from Services, from the node's other addresses",
-		match(tun, openflow.IPDst(c.LocalSubnet)), enter...)
+		match(tun, oxm.IPDst(c.LocalSubnet)), enter...)
 	p.add(TableClassify, others, "ARP from the host, whose sender address may be any of the host's",
-		match(tun, openflow.ARP(), openflow.ARPSHA(c.gatewayMAC())),
-		openflow.SetField(openflow.ARPSPA(host(c.Gateway))), source(0), openflow.GotoTable(TableRoute))
+		match(tun, oxm.ARP(), oxm.ARPSHA(c.gatewayMAC())),
+		action.SetField(oxm.ARPSPA(host(c.Gateway))), source(0), action.GotoTable(TableRoute))
 }
 
 func (p *program) fromPods() {
-	ipv4 := openflow.EthType(openflow.EthTypeIPv4)
-	p.drop(TablePod, priorityForbid, "pods may not send as DHCP servers", match(ipv4, openflow.UDPSrc(dhcpServer), openflow.UDPDst(dhcpClient)))
-	p.drop(TablePod, priorityForbid, "pods may not send ICMP redirects", match(openflow.ICMPType(icmpRedirect)))
+	ipv4 := oxm.EthType(oxm.EthTypeIPv4)
+	p.drop(TablePod, priorityForbid, "pods may not send as DHCP servers", match(ipv4, oxm.UDPSrc(dhcpServer), oxm.UDPDst(dhcpClient)))
+	p.drop(TablePod, priorityForbid, "pods may not send ICMP redirects", match(oxm.ICMPType(icmpRedirect)))
 }
 
 func (p *program) state() {
-	p.add(TableState, priorityPassOn, "from the tunnel: checked by the sender's node", match(openflow.InPort(PortVXLAN)), openflow.GotoTable(TableRoute))
-	p.add(TableState, priorityPassOn, "from the host", match(openflow.InPort(PortTun)), openflow.GotoTable(TableRoute))
-	p.add(TableService, priorityDefault, "no Service of the switch", nil, openflow.GotoTable(TableEgressPolicy))
-	p.add(TableEgressPolicy, priorityDefault, "the sender is not isolated", nil, openflow.GotoTable(TableRoute))
+	p.add(TableState, priorityPassOn, "from the tunnel: checked by the sender's node", match(oxm.InPort(PortVXLAN)), action.GotoTable(TableRoute))
+	p.add(TableState, priorityPassOn, "from the host", match(oxm.InPort(PortTun)), action.GotoTable(TableRoute))
+	p.add(TableService, priorityDefault, "no Service of the switch", nil, action.GotoTable(TableEgressPolicy))
+	p.add(TableEgressPolicy, priorityDefault, "the sender is not isolated", nil, action.GotoTable(TableRoute))
 	if !p.config.Conntrack {
-		p.add(TableState, priorityDefault, "from pods", nil, openflow.GotoTable(TableAffinity))
-		p.add(TableAffinity, priorityDefault, "no affinity", nil, openflow.GotoTable(TableService))
+		p.add(TableState, priorityDefault, "from pods", nil, action.GotoTable(TableAffinity))
+		p.add(TableAffinity, priorityDefault, "no affinity", nil, action.GotoTable(TableService))
 		return
 	}
-	p.services()
+	serviceTables{p}.services()
 	if p.config.policies() {
-		p.policyStatic()
+		policyTables{p}.policyStatic()
 	}
 }
 
 // closeTunnels drops packets of pods to tunnels' ports.
-func (p *program) closeTunnels(table uint8, priority uint16, purpose string, to openflow.MatchField) {
+func (p *program) closeTunnels(table uint8, priority uint16, purpose string, to oxm.MatchField) {
 	for _, port := range p.config.tunnelPorts() {
-		p.drop(table, priority, purpose, match(to, openflow.UDPDst(port)))
+		p.drop(table, priority, purpose, match(to, oxm.UDPDst(port)))
 	}
 }
 
 func (p *program) route() {
 	const gateway, local, cluster, outside = priorityHostward, 200, 100, 10
 	c := p.config
-	ipv4 := openflow.EthType(openflow.EthTypeIPv4)
-	p.closeTunnels(TableRoute, gateway+priorityForbid, "the tunnel's port is closed to pods", openflow.IPDst(host(c.Gateway)))
-	p.closePorts(TableRoute, gateway+priorityForbid, openflow.IPDst(host(c.Gateway)))
-	p.add(TableRoute, gateway, "ARP for the gateway", match(openflow.ARP(), openflow.ARPTPA(host(c.Gateway))), openflow.Output(PortTun))
-	p.output(TableRoute, gateway, "to the gateway", match(openflow.IPDst(host(c.Gateway))), c.toHost()...)
-	p.add(TableRoute, local, "ARP for local pods", match(openflow.ARP(), openflow.ARPTPA(c.LocalSubnet)), openflow.GotoTable(TableARPLocal))
-	p.add(TableRoute, local, "to local pods", match(openflow.IPDst(c.LocalSubnet)), openflow.GotoTable(TableLocal))
+	ipv4 := oxm.EthType(oxm.EthTypeIPv4)
+	p.closeTunnels(TableRoute, gateway+priorityForbid, "the tunnel's port is closed to pods", oxm.IPDst(host(c.Gateway)))
+	p.closePorts(TableRoute, gateway+priorityForbid, oxm.IPDst(host(c.Gateway)))
+	p.add(TableRoute, gateway, "ARP for the gateway", match(oxm.ARP(), oxm.ARPTPA(host(c.Gateway))), action.Output(PortTun))
+	p.output(TableRoute, gateway, "to the gateway", match(oxm.IPDst(host(c.Gateway))), c.toHost()...)
+	p.add(TableRoute, local, "ARP for local pods", match(oxm.ARP(), oxm.ARPTPA(c.LocalSubnet)), action.GotoTable(TableARPLocal))
+	p.add(TableRoute, local, "to local pods", match(oxm.IPDst(c.LocalSubnet)), action.GotoTable(TableLocal))
 	for _, network := range c.ClusterNetworks {
-		p.add(TableRoute, cluster, "ARP for remote pods", match(openflow.ARP(), openflow.ARPTPA(network)), openflow.GotoTable(TableARPRemote))
-		p.add(TableRoute, cluster, "to remote pods", match(openflow.IPDst(network)), openflow.GotoTable(TableRemote))
+		p.add(TableRoute, cluster, "ARP for remote pods", match(oxm.ARP(), oxm.ARPTPA(network)), action.GotoTable(TableARPRemote))
+		p.add(TableRoute, cluster, "to remote pods", match(oxm.IPDst(network)), action.GotoTable(TableRemote))
 	}
-	p.add(TableRoute, cluster, "to Services", match(openflow.IPDst(c.ServiceNetwork)), openflow.GotoTable(TableHost))
-	p.add(TableRoute, outside, "to outside", match(ipv4), openflow.GotoTable(TableExternal))
+	p.add(TableRoute, cluster, "to Services", match(oxm.IPDst(c.ServiceNetwork)), action.GotoTable(TableHost))
+	p.add(TableRoute, outside, "to outside", match(ipv4), action.GotoTable(TableExternal))
 }
 
 // routeNonsense drops packets to destinations that no host has. The loopback range matters most: kube-proxy may make the host route it
@@ -134,9 +136,9 @@ func (p *program) route() {
 func (p *program) routeNonsense() {
 	const multicast = 50
 	for _, to := range nonsense() {
-		p.drop(TableRoute, priorityNonsense, to.purpose, match(openflow.IPDst(netip.MustParsePrefix(to.prefix))))
+		p.drop(TableRoute, priorityNonsense, to.purpose, match(oxm.IPDst(netip.MustParsePrefix(to.prefix))))
 	}
-	p.drop(TableRoute, multicast, "multicast outside tables 110 to 120", match(openflow.IPDst(multicast4())))
+	p.drop(TableRoute, multicast, "multicast outside tables 110 to 120", match(oxm.IPDst(multicast4())))
 }
 
 // nonsense returns destinations outside the cluster that no host has.
@@ -151,25 +153,25 @@ func nonsense() []struct{ prefix, purpose string } {
 func (p *program) deliver() {
 	const node = 300
 	c := p.config
-	out := openflow.OutputReg(openflow.Whole(openflow.FieldReg(RegPort)))
+	out := action.OutputReg(oxm.Whole(oxm.FieldReg(RegPort)))
 	if c.policies() {
-		p.deliverByPolicy()
+		policyTables{p}.deliverByPolicy()
 	} else {
-		p.output(TableIngress, node, "a node always reaches its pods", match(openflow.IPSrc(host(c.Gateway))), out)
+		p.output(TableIngress, node, "a node always reaches its pods", match(oxm.IPSrc(host(c.Gateway))), out)
 		p.isolation(out)
 	}
-	p.closeTunnels(TableHost, priorityForbid, "the tunnel's port is closed to pods", openflow.EthType(openflow.EthTypeIPv4))
+	p.closeTunnels(TableHost, priorityForbid, "the tunnel's port is closed to pods", oxm.EthType(oxm.EthTypeIPv4))
 	p.hostServices()
 }
 
 func (p *program) leave() {
 	c := p.config
 	p.closeTunnels(TableExternal, priorityForbid, "the tunnel's port is closed to pods: a masqueraded packet would have a node's address",
-		openflow.EthType(openflow.EthTypeIPv4))
-	p.closePorts(TableExternal, priorityForbid, openflow.EthType(openflow.EthTypeIPv4))
+		oxm.EthType(oxm.EthTypeIPv4))
+	p.closePorts(TableExternal, priorityForbid, oxm.EthType(oxm.EthTypeIPv4))
 	p.closeMetadata()
 	p.askNode()
-	p.add(TableExternal, priorityDefault, "no exception", nil, openflow.GotoTable(TableEgressFirewall))
+	p.add(TableExternal, priorityDefault, "no exception", nil, action.GotoTable(TableEgressFirewall))
 	p.firewallStatic()
 	p.output(TableEgressRoute, priorityDefault, "leave by this node", nil, c.toHost()...)
 }
@@ -185,8 +187,8 @@ func (p *program) askNode() {
 	if !(Firewalls{c}).on() { // then there are no egress IPs either
 		return
 	}
-	for _, to := range []openflow.MatchField{openflow.UDPDst(dnsPort), openflow.TCPDst(dnsPort)} {
-		p.output(TableExternal, priority, "a pod may always ask its own node for names", match(to, openflow.IPDst(host(c.NodeIP))), c.toHost()...)
+	for _, to := range []oxm.MatchField{oxm.UDPDst(dnsPort), oxm.TCPDst(dnsPort)} {
+		p.output(TableExternal, priority, "a pod may always ask its own node for names", match(to, oxm.IPDst(host(c.NodeIP))), c.toHost()...)
 	}
 }
 

@@ -12,6 +12,7 @@ import (
 	"time"
 
 	"weft.dev/weft/internal/openflow"
+	"weft.dev/weft/internal/openflow/bridge"
 	"weft.dev/weft/internal/openflow/ofproto"
 	"weft.dev/weft/internal/openflow/ovstest"
 	"weft.dev/weft/internal/overlay/pipeline"
@@ -48,7 +49,7 @@ func startWith(t *testing.T, flows []*openflow.Flow, pods int) realSwitch {
 // program commits flows, and checks that nothing differs afterwards: a restart commits nothing.
 func (s realSwitch) program(t *testing.T, flows []*openflow.Flow) {
 	t.Helper()
-	engine := openflow.NewEngine(openflow.Config{Address: s.Mgmt(s.bridge), Last: pipeline.IsNote})
+	engine := bridge.NewEngine(bridge.Config{Address: s.Mgmt(s.bridge), Last: pipeline.IsNote})
 	ctx, cancel := context.WithTimeout(context.Background(), 30*time.Second)
 	ended := make(chan error, 1)
 	go func() { ended <- engine.Run(ctx) }()
@@ -73,7 +74,7 @@ func (s realSwitch) program(t *testing.T, flows []*openflow.Flow) {
 	}
 }
 
-func (s realSwitch) read(ctx context.Context, t *testing.T, engine *openflow.Engine) map[openflow.Key]openflow.Entry {
+func (s realSwitch) read(ctx context.Context, t *testing.T, engine *bridge.Engine) map[openflow.Key]openflow.Entry {
 	t.Helper()
 	for {
 		have, err := engine.Read(ctx)

@@ -3,7 +3,8 @@ package pipeline
 import (
 	"slices"
 
-	"weft.dev/weft/internal/openflow"
+	"weft.dev/weft/internal/openflow/action"
+	"weft.dev/weft/internal/openflow/oxm"
 )
 
 // ModeMultitenant isolates pods of namespaces with different VNIDs from each other. Pods with VNID 0 reach all pods and are reached by all.
@@ -18,22 +19,22 @@ func (c *Config) hasVNIDs() bool { return c.isolates() || c.policies() }
 
 // sourceFromTunnel sets the source VNID of a known node's packets: the VNI, for which that node is trusted. In a flat network it is 0,
 // whatever the VNI.
-func (c *Config) sourceFromTunnel() openflow.Action {
+func (c *Config) sourceFromTunnel() action.Action {
 	const last = 31
 	if c.hasVNIDs() {
-		return openflow.Move(openflow.Bits(openflow.FieldTunID, 0, last), openflow.RegBits(RegSource, 0, last))
+		return action.Move(oxm.Bits(oxm.FieldTunID, 0, last), oxm.RegBits(RegSource, 0, last))
 	}
 	return source(0)
 }
 
 // isolation adds what decides by VNIDs for all pods. Which further senders may reach a pod is in the pod's own flows (admit).
-func (p *program) isolation(out openflow.Action) {
+func (p *program) isolation(out action.Action) {
 	const all = 200
 	if !p.config.isolates() {
 		p.output(TableIngress, all, "a flat network has no isolation", nil, out)
 		return
 	}
-	p.output(TableIngress, all, "from hosts, from outside, and from global projects", match(openflow.Reg(RegSource, 0)), out)
+	p.output(TableIngress, all, "from hosts, from outside, and from global projects", match(oxm.Reg(RegSource, 0)), out)
 }
 
 // admit admits a pod's own project, and all senders if the project is global. The verdict needs no connection state: it is the same for
@@ -43,7 +44,7 @@ func (p *program) admit(pod *Pod) {
 	if !p.config.isolates() {
 		return
 	}
-	to, out := openflow.Reg(RegPort, pod.OFPort), openflow.Output(pod.OFPort)
+	to, out := oxm.Reg(RegPort, pod.OFPort), action.Output(pod.OFPort)
 	senders := append([]uint32{pod.VNID}, pod.Admits...)
 	slices.Sort(senders)
 	if senders[0] == 0 {
@@ -55,7 +56,7 @@ func (p *program) admit(pod *Pod) {
 		if vnid != pod.VNID {
 			purpose = "from a VNID that the project changes from or to"
 		}
-		p.output(TableIngress, priority, purpose, match(openflow.Reg(RegSource, vnid), to), out)
+		p.output(TableIngress, priority, purpose, match(oxm.Reg(RegSource, vnid), to), out)
 	}
 }
 
@@ -66,14 +67,14 @@ func (p *program) hostServices() {
 	const all, trusted, judged = 200, 210, 215
 	c := p.config
 	const purpose = "to Services that the host serves"
-	unguarded := openflow.Reg(RegFirewall, 0)
+	unguarded := oxm.Reg(RegFirewall, 0)
 	switch {
 	case c.isolates():
-		p.output(TableHost, trusted, purpose+", from global projects", match(openflow.Reg(RegSource, 0), unguarded), c.toHost()...)
+		p.output(TableHost, trusted, purpose+", from global projects", match(oxm.Reg(RegSource, 0), unguarded), c.toHost()...)
 	case (Firewalls{c}).on():
 		p.output(TableHost, trusted, purpose+", from pods without an egress firewall", match(unguarded), c.toHost()...)
 		p.add(TableHost, judged, "to Services that the switch does not serve, from pods isolated for egress: no policy would see the endpoint, and the host rejects",
-			match(openflow.EthType(openflow.EthTypeIPv4), flag(FlagEgress)), c.toReject()...)
+			match(oxm.EthType(oxm.EthTypeIPv4), flag(FlagEgress)), c.toReject()...)
 	default:
 		p.output(TableHost, all, purpose, nil, c.toHost()...)
 		return
@@ -82,6 +83,6 @@ func (p *program) hostServices() {
 }
 
 // toReject returns the actions that send a packet to the host to be rejected.
-func (c *Config) toReject() []openflow.Action {
-	return append([]openflow.Action{openflow.SetField(openflow.EthSrc(RejectMAC()))}, c.toHost()...)
+func (c *Config) toReject() []action.Action {
+	return append([]action.Action{action.SetField(oxm.EthSrc(RejectMAC()))}, c.toHost()...)
 }

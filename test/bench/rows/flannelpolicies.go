@@ -9,6 +9,7 @@ import (
 	"weft.dev/weft/test/bench/flannel"
 	"weft.dev/weft/test/bench/measure"
 	"weft.dev/weft/test/bench/stage"
+	"weft.dev/weft/test/bench/switches"
 )
 
 // besidePolicies is the number of policies for other pods.
@@ -47,8 +48,8 @@ func flannelPolicies() Group {
 			if err := s.populate(ctx); err != nil {
 				return nil, err
 			}
-			spec := allowing(labelled(flannel.CostLabel, flannel.CostTo), labelled(flannel.CostLabel, flannel.CostFrom), echoPort)
-			cost, err := flannel.PolicyCost(ctx, f.Cluster, f.Ours[0].Node, policyNamespace, spec)
+			spec := switches.Allowing(switches.Labelled(flannel.CostLabel, flannel.CostTo), switches.Labelled(flannel.CostLabel, flannel.CostFrom), echoPort)
+			cost, err := flannel.PolicyCost(ctx, f.Cluster, f.Ours[0].Node, switches.PolicyNamespace, spec)
 			if err != nil {
 				return nil, err
 			}

@@ -20,10 +20,13 @@ import (
 
 	networkv1 "weft.dev/weft/api/openshift/v1"
 	"weft.dev/weft/internal/openflow"
+	"weft.dev/weft/internal/openflow/session"
 	"weft.dev/weft/internal/overlay/pipeline"
+	"weft.dev/weft/internal/overlay/pipeline/cookies"
 	"weft.dev/weft/lab"
 	"weft.dev/weft/test/bench/measure"
 	"weft.dev/weft/test/bench/stage"
+	"weft.dev/weft/test/bench/switches"
 	"weft.dev/weft/test/probe"
 	"weft.dev/weft/test/traffic"
 )
@@ -37,6 +40,12 @@ const (
 	latencyQuiet = 150 * time.Millisecond
 	// latencyPods is the number of pods on the node, which the other policies select.
 	latencyPods = 10
+)
+
+// Names of the pods that exchange packets.
+const (
+	clientName = "client"
+	serverName = "server"
 )
 
 // Metrics of new policies.
@@ -108,12 +117,12 @@ func (s *isolation) populate(ctx context.Context) (err error) {
 	if s.client, err = busyClient(s.cluster); err != nil {
 		return err
 	}
-	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: policyNamespace}}
+	namespace := &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: switches.PolicyNamespace}}
 	if _, err := s.client.CoreV1().Namespaces().Create(ctx, namespace, metav1.CreateOptions{}); err != nil {
 		return fmt.Errorf("make the namespace of pods: %w", err)
 	}
 	pod := func(node, name string, labels map[string]string) (*lab.Pod, error) {
-		return probe.AddPod(ctx, s.cluster, lab.PodSpec{Node: node, Namespace: policyNamespace, Name: name, Labels: labels})
+		return probe.AddPod(ctx, s.cluster, lab.PodSpec{Node: node, Namespace: switches.PolicyNamespace, Name: name, Labels: labels})
 	}
 	if s.from, err = pod("n2", clientName, nil); err != nil {
 		return err
@@ -152,7 +161,7 @@ func (s *isolation) fill(ctx context.Context, present int) error {
 	g.SetLimit(16)
 	for i := range present {
 		g.Go(func() error {
-			spec := allowing(labelled("app", strconv.Itoa(i%latencyPods)), labelled("app", strconv.Itoa((i+1)%latencyPods)), int32(10_000+i)) //nolint:gosec // small
+			spec := switches.Allowing(switches.Labelled("app", strconv.Itoa(i%latencyPods)), switches.Labelled("app", strconv.Itoa((i+1)%latencyPods)), int32(10_000+i)) //nolint:gosec // small
 			return s.create(limited, "present-"+strconv.Itoa(i), spec)
 		})
 	}
@@ -172,7 +181,7 @@ func (s *isolation) fill(ctx context.Context, present int) error {
 
 // policiesOfSwitch counts the flows of policies' rules; each policy has one.
 func (s *isolation) policiesOfSwitch(ctx context.Context) (int, error) {
-	conn, err := openflow.Dial(ctx, s.cluster.Node(1).Root("/run/openvswitch/br0.mgmt"), openflow.Options{})
+	conn, err := session.Dial(ctx, s.cluster.Node(1).Root("/run/openvswitch/br0.mgmt"), session.Options{})
 	if err != nil {
 		return 0, err
 	}
@@ -180,7 +189,7 @@ func (s *isolation) policiesOfSwitch(ctx context.Context) (int, error) {
 	flows, err := conn.Flows(ctx)
 	verdicts := 0
 	for _, f := range flows {
-		if pipeline.CookieKind(f.Cookie) == "policyrule" {
+		if cookies.Kind(f.Cookie) == "policyrule" {
 			verdicts++
 		}
 	}
@@ -189,7 +198,7 @@ func (s *isolation) policiesOfSwitch(ctx context.Context) (int, error) {
 
 func (s *isolation) create(ctx context.Context, name string, spec networkingv1.NetworkPolicySpec) error {
 	object := &networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: spec}
-	if _, err := s.client.NetworkingV1().NetworkPolicies(policyNamespace).Create(ctx, object, metav1.CreateOptions{}); err != nil {
+	if _, err := s.client.NetworkingV1().NetworkPolicies(switches.PolicyNamespace).Create(ctx, object, metav1.CreateOptions{}); err != nil {
 		return fmt.Errorf("make policy %s: %w", name, err)
 	}
 	return nil
@@ -232,7 +241,7 @@ func (s *isolation) isolate(ctx context.Context) (until, committed time.Duration
 	if err := s.probe.await(ctx, false); err != nil {
 		return 0, 0, fmt.Errorf("before the policy: %w", err)
 	}
-	policies := s.client.NetworkingV1().NetworkPolicies(policyNamespace)
+	policies := s.client.NetworkingV1().NetworkPolicies(switches.PolicyNamespace)
 	// From the API server's cache: the agent has processed the deletion of the former policy, which came from the same cache.
 	events, err := policies.Watch(ctx, metav1.ListOptions{FieldSelector: "metadata.name=" + serverName, ResourceVersion: "0"})
 	if err != nil {
@@ -240,7 +249,7 @@ func (s *isolation) isolate(ctx context.Context) (until, committed time.Duration
 	}
 	defer events.Stop()
 	s.commits.begin()
-	spec := networkingv1.NetworkPolicySpec{PodSelector: labelled("role", serverName), PolicyTypes: []networkingv1.PolicyType{networkingv1.PolicyTypeIngress}}
+	spec := networkingv1.NetworkPolicySpec{PodSelector: switches.Labelled("role", serverName), PolicyTypes: []networkingv1.PolicyType{networkingv1.PolicyTypeIngress}}
 	if err := s.create(ctx, serverName, spec); err != nil {
 		return 0, 0, err
 	}
@@ -278,7 +287,7 @@ func added(ctx context.Context, events watch.Interface) (time.Time, error) {
 
 // commits records when the switch's note was written, which comes last in a commit.
 type commits struct {
-	conn *openflow.Conn
+	conn *session.Conn
 
 	mu    sync.Mutex
 	first time.Time
@@ -286,7 +295,7 @@ type commits struct {
 
 func watchCommits(ctx context.Context, n lab.Node) (*commits, error) {
 	c := &commits{}
-	conn, err := openflow.Dial(ctx, n.Root("/run/openvswitch/br0.mgmt"), openflow.Options{OnAsync: c.note})
+	conn, err := session.Dial(ctx, n.Root("/run/openvswitch/br0.mgmt"), session.Options{OnAsync: c.note})
 	if err != nil {
 		return nil, err
 	}

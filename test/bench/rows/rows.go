@@ -7,9 +7,9 @@ import (
 	"slices"
 	"time"
 
-	"weft.dev/weft/internal/policy/policytest"
 	"weft.dev/weft/test/bench/measure"
 	"weft.dev/weft/test/bench/stage"
+	"weft.dev/weft/test/bench/switches"
 	"weft.dev/weft/test/bench/vpcs"
 )
 
@@ -59,19 +59,7 @@ func All() []Group {
 		memory(),
 		switchKilled(),
 		curve(200), curve(500), curve(1000),
-		flows(),
-		services(),
-		forwarding("pod/2-flows", "pod to pod, against two flows", plainFlows, server(), measure.Target{}),
-		forwarding("pod/2-flows-ct", "pod to pod, against two flows with a ct pass between them", trackedFlows, server(), measure.RatioAtMost(1.1)),
-		forwarding("service/2-flows", "pod to Service, against two flows to the endpoint", plainFlows, virtualAddress(), measure.Target{}),
-		forwarding("service/2-flows-ct", "pod to Service, against two flows with a ct pass that translates", translatedFlows, virtualAddress(), measure.RatioAtMost(1.1)),
-		policyFlows(),
-		policyCompute("policies/compute/10k-10k-1", "10,000 policies and 10,000 pods in one namespace", func() *policytest.Cluster { return policytest.OneNamespace(false) }),
-		policyCompute("policies/compute/75k-100k-25k", "75,000 policies and 100,000 pods in 25,000 namespaces (Antrea's own test: about 6 s and 1.6 GB)", policytest.ManyNamespaces),
-		policyForwarding("mode", "in the mode with NetworkPolicies and without any, against the flat network", noPolicies(), flatNetwork, measure.Target{}),
-		policyForwarding("1000-beside", "with 1,000 policies for other pods, against none", others(), noPolicies(), measure.RatioAtMost(1.05)),
-		policyForwarding("1000-isolated", "isolated by 1,000 policies, against none", isolating(1000), noPolicies(), measure.RatioAtMost(1.05)),
-		policyForwarding("1000-1", "isolated by 1,000 policies, against one", isolating(1000), isolating(1), measure.RatioAtMost(1.05)),
+	}, ofSwitches(), []Group{
 		firstPacket(),
 		policyLatency(0, 0),
 		policyLatency(1_000, 50),
@@ -83,6 +71,16 @@ func All() []Group {
 		flannelPolicies(),
 		flannelMemory(),
 	}, ofVPCs(), []Group{flannelLeases(), flannelLeaseEvent(), flannelResync()}, onNeutron())
+}
+
+// ofSwitches returns the groups of switches with flows alone.
+func ofSwitches() (all []Group) {
+	for _, g := range switches.Groups() {
+		all = append(all, Group{Title: g.Title, Rows: g.Rows, run: func(ctx context.Context, b Bench, rows []measure.Row) ([]measure.Result, error) {
+			return g.Run(ctx, b.Stage, rows, b.compare)
+		}})
+	}
+	return all
 }
 
 // ofVPCs returns the groups of VPCs.

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"weft.dev/weft/internal/openflow"
+	"weft.dev/weft/internal/openflow/bridge"
 	"weft.dev/weft/internal/openflow/ofproto"
 )
 
@@ -16,7 +17,7 @@ type Connections struct {
 	// RunDir is the directory of the switch's sockets.
 	RunDir string
 	// Flows are the flows of the bridge whose connections are tracked.
-	Flows *openflow.Engine
+	Flows *bridge.Engine
 }
 
 var errNoSwitch = errors.New("ovs-vswitchd does not answer on its control socket")

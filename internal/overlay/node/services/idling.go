@@ -14,7 +14,7 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	"weft.dev/weft/internal/openflow"
-	"weft.dev/weft/internal/overlay/pipeline"
+	"weft.dev/weft/internal/overlay/pipeline/cookies"
 	"weft.dev/weft/internal/service"
 )
 
@@ -64,7 +64,7 @@ func newIdling() *idling {
 }
 
 func idlingCookie(name types.NamespacedName) uint64 {
-	return pipeline.Cookie(service.Owner(name.Namespace, name.Name))
+	return cookies.Of(service.Owner(name.Namespace, name.Name))
 }
 
 // note records a Service's state. It reports whether the Service's clients wait for endpoints although it is no longer idled, and, if that
