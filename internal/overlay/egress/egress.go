@@ -438,6 +438,9 @@ func (a *Addresses) hold(ctx context.Context, c *change) (unheld, err error) {
 	err = named("node links", err)
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	if a.views != c.views {
+		return nil, errSuperseded
+	}
 	clear(a.broken)
 	if err == nil {
 		return nil, nil
