@@ -84,7 +84,8 @@ type Addresses struct {
 	incomplete bool
 	// former are projects that have no egress IP any more, and whose flows may be in effect.
 	former map[uint32]struct{}
-	// broken are projects whose address could not be put on the interface. Nothing is translated to it, and the next update tries them again.
+	// broken are projects whose address is not on the interface: that failed, or a run has yet to do it. Nothing is translated to it, and the
+	// next run tries again.
 	broken map[uint32]struct{}
 	// groups are the groups of namespaces with egress IPs, as in their pods' flows.
 	groups map[string]uint32
@@ -308,17 +309,17 @@ func (e *Engines) group(vnid uint32) uint32 {
 func (a *Addresses) Adapt(v feature.View) feature.Flows {
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	if a.stored != a.settled { // a run follows, which waits for links before it translates to an address, and announces it
+		a.incomplete = true
+		for vnid, way := range a.wanted.Ways {
+			if way.Address.IsValid() && a.programmed.Ways[vnid].Address != way.Address {
+				a.broken[vnid] = struct{}{}
+			}
+		}
+	}
 	c := a.change(v, true)
 	for vnid := range a.broken {
 		c.unhold(vnid, a.wanted.Ways[vnid].Address)
-	}
-	if a.stored != a.settled { // a run follows, which waits for links before it translates to an address
-		a.incomplete = true
-		for vnid, way := range a.wanted.Ways {
-			if a.programmed.Ways[vnid].Address != way.Address {
-				c.unhold(vnid, way.Address)
-			}
-		}
 	}
 	a.views++
 	a.programmed, a.underway = a.wanted, nil
@@ -437,6 +438,9 @@ func (a *Addresses) hold(ctx context.Context, c *change) (unheld, err error) {
 	err = named("node links", err)
 	a.mu.Lock()
 	defer a.mu.Unlock()
+	if a.views != c.views {
+		return nil, errSuperseded
+	}
 	clear(a.broken)
 	if err == nil {
 		return nil, nil
