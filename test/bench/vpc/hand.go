@@ -2,6 +2,7 @@ package vpc
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net/netip"
 	"time"
@@ -172,5 +173,5 @@ func (s *Scene) FirstPingByHand(ctx context.Context) (measure.Figures, error) {
 	if err != nil {
 		return nil, err
 	}
-	return measure.Figures{Ping: milliseconds(at.Sub(began))}, s.down(ctx, h)
+	return measure.Figures{Ping: milliseconds(at.Sub(began))}, errors.Join(s.down(ctx, h), s.rest(ctx))
 }
