@@ -427,10 +427,14 @@ func (d *Daemon) establish(ctx context.Context, p *presence) error {
 }
 
 // programRules brings the node's own rules into effect, and hands over the addresses of other nodes. On a node with a tunnel device all of
-// it is one transaction, because packets arrive already. Without one it does not wait for the addresses: nft(8) takes a while for thousands,
-// during which the devices are made.
+// it is one transaction, because packets arrive already; and on one with an earlier process's rules, because those have addresses, which
+// would be removed first. Otherwise it does not wait for the addresses: nft(8) takes a while for thousands, during which the devices are
+// made.
 func programRules(ctx context.Context, d *Daemon, p *presence) error {
 	present, err := hasTunnel()
+	if err == nil && !present {
+		present, err = hasRules()
+	}
 	if err != nil {
 		return err
 	}
