@@ -28,6 +28,7 @@ import (
 	"weft.dev/weft/internal/cni"
 	"weft.dev/weft/internal/cni/cniserver"
 	"weft.dev/weft/internal/health"
+	"weft.dev/weft/internal/hostport/publish"
 	"weft.dev/weft/internal/metrics"
 	"weft.dev/weft/internal/network"
 	"weft.dev/weft/internal/node"
@@ -303,6 +304,7 @@ func (a *agent) serveNetwork(ctx, engineCtx context.Context, e *engines.Engines,
 		WithPods:        a.objects.PodsChanged,
 		Privileged:      overlaynode.Pods{Clients: a.clients}.Privileged,
 		Closed:          a.events.Closed,
+		Conflict:        publish.Warnings(events.OnObjects{Recorder: a.events}),
 		RuntimeCache:    a.opts.Paths.RuntimeCache,
 		Reserved:        a.reserved,
 		ServiceWarnings: func(owner reconcile.Owner, warnings []error) { a.objects.ReportServiceWarnings(ctx, owner, warnings) },

@@ -1,6 +1,7 @@
 package overlay
 
 import (
+	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -177,6 +178,34 @@ func TestHostPortTaken(t *testing.T) {
 	l.leads(t, "udp . 8080 : "+ip+" . 80", "udp . 81 : "+ip+" . 80")
 	l.settled(t)
 	l.leads(t, "udp . 8080 : "+ip+" . 80", "udp . 81 : "+ip+" . 80")
+}
+
+// An agent that finds two records with one host port reports the pod that lacks it.
+func TestHostPortConflictIsReported(t *testing.T) {
+	l := start(t)
+	l.add(t, l.publish("s1", mapping(8080)))
+	l.add(t, l.publish("s2", mapping(8081)))
+	l.stop()
+	files, err := filepath.Glob(filepath.Join(l.node.dir+"-extra", "*"))
+	if err != nil || len(files) != 2 {
+		t.Fatalf("files %q, %v", files, err)
+	}
+	for _, file := range files { // no agent writes two records with one port
+		data, err := os.ReadFile(file)
+		if err == nil {
+			err = os.WriteFile(file, bytes.ReplaceAll(data, []byte(":8081"), []byte(":8080")), 0o600)
+		}
+		if err != nil {
+			t.Fatal(err)
+		}
+	}
+	var reported []string
+	l.node.conflict = func(rec *attach.Record, why error) { reported = append(reported, rec.PodName+": "+why.Error()) }
+	l.restart(t)
+	want := "pod-s2: pod default/pod-s2 cannot have host port 8080/udp of this node: pod default/pod-s1 has it"
+	if len(reported) != 1 || reported[0] != want {
+		t.Errorf("reported %q, want %q", reported, want)
+	}
 }
 
 func TestHostPortsRefused(t *testing.T) {

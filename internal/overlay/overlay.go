@@ -115,6 +115,9 @@ type Options struct {
 	// Closed is called with an attachment whose port is closed although it is attached, and with the reason. It must not block. Nil: not
 	// called.
 	Closed func(rec attach.Record, why error)
+	// Conflict is called when the network starts for each attachment that lacks a host port because another one has it. It must not block. Nil:
+	// it is only logged.
+	Conflict func(rec *attach.Record, why error)
 	// RuntimeCache is the directory where the container runtime caches the results of ADD. Unreadable records are rebuilt from it. Empty: none
 	// is.
 	RuntimeCache string
@@ -210,7 +213,7 @@ func New(engines Engines, store *attach.Store, opts Options) *Network {
 		routers: egressrouter.Routers{Macvlans: engines.Macvlans, Privileged: opts.Privileged, BootID: opts.BootID},
 		hostPorts: publish.New(publish.Options{
 			Rules: engines.Rules, Compile: host.Published, Reserved: opts.Reserved, Tracked: engines.Kernel, BootID: opts.BootID,
-			Attached: func() []attach.Record { return opts.Records.Attached() }, Log: opts.Log,
+			Attached: func() []attach.Record { return opts.Records.Attached() }, Conflict: opts.Conflict, Log: opts.Log,
 		}),
 		ready: n.Ready,
 	}

@@ -213,6 +213,8 @@ type node struct {
 	uplink Uplink
 	// privileged is Options.Privileged of its agents.
 	privileged func(context.Context, cni.Args) (bool, error)
+	// conflict is Options.Conflict of its agents.
+	conflict func(*attach.Record, error)
 	// ahead is how far its clock is ahead.
 	ahead atomic.Int64
 	// kernel records the conntrack flushes of the node's own kernel.
@@ -312,7 +314,7 @@ func (n *node) beginIn(t tb, boot string) *life {
 			return placement.Decision{Network: NetworkName}, nil
 		},
 	})
-	l := &life{Handler: handler, requests: requests{n}, programmed: programmed{n, store}, Network: New(engines, store, Options{BootID: boot, Records: handler.Records(NetworkName), RuntimeCache: n.cache, Ports: portsNetns, Spare: n.spare, PortRest: max(n.rest, 1), Privileged: n.privileged, Reserved: reserved, Now: n.now}), node: n, store: store}
+	l := &life{Handler: handler, requests: requests{n}, programmed: programmed{n, store}, Network: New(engines, store, Options{BootID: boot, Records: handler.Records(NetworkName), RuntimeCache: n.cache, Ports: portsNetns, Spare: n.spare, PortRest: max(n.rest, 1), Privileged: n.privileged, Reserved: reserved, Conflict: n.conflict, Now: n.now}), node: n, store: store}
 	leave := handler.Serve(NetworkName, l.Network, l.HandedOver())
 	ctx, cancel := context.WithCancel(context.Background())
 	var running sync.WaitGroup

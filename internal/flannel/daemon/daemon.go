@@ -84,6 +84,7 @@ type Daemon struct {
 	engine   *whole.Engine
 	nft      *nft.Engine
 	started  bool
+	ahead    bool           // what was programmed has been read ahead
 	ranges   []netip.Prefix // the ranges of all networks so far
 	firewall *firewall
 	served   atomic.Bool // a lease has been in effect
@@ -109,6 +110,7 @@ type presence struct {
 	known   chan struct{}     // closed with the first complete update
 	restart chan error
 	offload offload
+	watched watches
 	// ruled reports that the generation's own rules are handed over, so that the peers' need not wait.
 	ruled bool
 }
@@ -200,10 +202,15 @@ func (d *Daemon) generation(ctx context.Context, running *sync.WaitGroup) error 
 	if err := d.open(life, running, config); err != nil {
 		return err
 	}
+	watched, err := readAhead(ctx, d, running)
+	if err != nil {
+		return err
+	}
 	p, err := d.prepare(ctx, config, view, options)
 	if err != nil {
 		return err
 	}
+	p.watched = watched
 	d.begin(p)
 	failed, reported := make(chan error, 1), make(chan struct{})
 	defer func() { // the next generation changes what the store knows
@@ -275,7 +282,7 @@ const (
 	peerOwner reconcile.Owner = "lease/"
 )
 
-// open starts the engines, in the first generation. They read what is programmed. follow reads it again once it is watched.
+// open starts the engines, in the first generation.
 func (d *Daemon) open(ctx context.Context, running *sync.WaitGroup, config netconf.Config) error {
 	for _, network := range []netip.Prefix{config.Network, config.IPv6Network} {
 		if network.IsValid() && !slices.Contains(d.ranges, network) {
@@ -309,9 +316,49 @@ func (d *Daemon) open(ctx context.Context, running *sync.WaitGroup, config netco
 		defer d.nft.Close()
 		_ = d.rules.Run(ctx)
 	})
+	return nil
+}
+
+// watches are those of readAhead. Each function ends one.
+type watches struct{ links, rules context.CancelFunc }
+
+// readAhead makes the engines read what is programmed before their first state is known. The store may take long to know it: what another
+// program changes meanwhile is read again. Otherwise rules that are gone would count as in effect, and the tunnel would be open to all
+// hosts. Rules stay watched until follow does it, links until their first commit, which has thousands of events of its own.
+func readAhead(ctx context.Context, d *Daemon, running *sync.WaitGroup) (watches, error) {
+	linkCtx, links := context.WithCancel(ctx)
+	ruleCtx, rules := context.WithCancel(ctx)
+	changes, err := d.engine.Watch(linkCtx)
+	drifts, wrong := d.nft.Monitor(ruleCtx)
+	if err := errors.Join(err, wrong); err != nil {
+		links()
+		rules()
+		return watches{}, err
+	}
+	<-drifts // the watch has begun
+	running.Go(func() {
+		for range changes {
+			d.links.Outdate()
+		}
+	})
+	running.Go(func() {
+		for drift := range drifts {
+			if drift.All || drift.InCare {
+				d.rules.Resync()
+			} else {
+				d.rules.Outdate() // the rules in other programs' chains
+			}
+		}
+	})
+	if d.ahead { // in the ranges and with the tables of a former generation, which may have ended before its first state
+		d.links.Outdate()
+		d.rules.Outdate()
+		return watches{links, rules}, nil
+	}
+	d.ahead = true
 	d.links.ReadAhead()
 	d.rules.ReadAhead()
-	return nil
+	return watches{links, rules}, nil
 }
 
 // others reports whether other programs add the routes to other nodes' pods.
@@ -337,6 +384,7 @@ func (d *Daemon) establish(ctx context.Context, p *presence) error {
 		return fmt.Errorf("program the node's rules: %w", err)
 	}
 	d.wait("programming the node's devices")
+	p.watched.links()
 	if err := d.links.Start(ctx, map[reconcile.Owner]fabric.Fragment{ownOwner: p.view.Own(own)}); err != nil {
 		err = fmt.Errorf("program the node's devices: %w", err)
 		if d.served.Load() && ctx.Err() == nil {
@@ -379,10 +427,14 @@ func (d *Daemon) establish(ctx context.Context, p *presence) error {
 }
 
 // programRules brings the node's own rules into effect, and hands over the addresses of other nodes. On a node with a tunnel device all of
-// it is one transaction, because packets arrive already. Without one it does not wait for the addresses: nft(8) takes a while for thousands,
-// during which the devices are made.
+// it is one transaction, because packets arrive already; and on one with an earlier process's rules, because those have addresses, which
+// would be removed first. Otherwise it does not wait for the addresses: nft(8) takes a while for thousands, during which the devices are
+// made.
 func programRules(ctx context.Context, d *Daemon, p *presence) error {
 	present, err := hasTunnel()
+	if err == nil && !present {
+		present, err = hasRules()
+	}
 	if err != nil {
 		return err
 	}

@@ -20,6 +20,7 @@ func (d *Daemon) follow(ctx context.Context, p *presence, failed <-chan error) e
 	if err != nil {
 		return err
 	}
+	p.watched.rules()
 	d.links.Resync() // changes before the watch began
 	d.due(p)
 	check := time.NewTicker(checkPeriod)

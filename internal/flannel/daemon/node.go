@@ -14,9 +14,11 @@ import (
 	"golang.org/x/sys/unix"
 
 	"weft.dev/weft/internal/flannel/fabric"
+	"weft.dev/weft/internal/flannel/host"
 	"weft.dev/weft/internal/flannel/lease"
 	"weft.dev/weft/internal/flannel/netconf"
 	"weft.dev/weft/internal/flannel/uplink"
+	"weft.dev/weft/internal/nft/nfnetlink"
 )
 
 // uplinkRetry is how long the daemon waits before it searches for an interface again.
@@ -84,6 +86,15 @@ func hasTunnel() (bool, error) {
 		return false, fmt.Errorf("list interfaces: %w", err)
 	}
 	return slices.ContainsFunc(links, func(link netlink.Link) bool { return fabric.Owns(link.Attrs().Name) }), nil
+}
+
+// hasRules reports whether there are rules of an earlier process.
+func hasRules() (bool, error) {
+	tables, err := nfnetlink.Tables()
+	if err != nil {
+		return false, err
+	}
+	return slices.ContainsFunc(tables, func(table nfnetlink.Table) bool { return host.Own(table.Name) }), nil
 }
 
 func readNode(options uplink.Options) (uplink.Node, error) {

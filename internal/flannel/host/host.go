@@ -47,6 +47,9 @@ const (
 // Flanneld reports whether a table of that name is flanneld's.
 func Flanneld(table string) bool { return table == flanneldTable4 || table == flanneldTable6 }
 
+// Own reports whether a table of that name is one of Weft's. The table of pods' host ports has the same name.
+func Own(name string) bool { return name == table }
+
 // Family is what the rules of one family depend on.
 type Family struct {
 	// Network is the range of all pods, Subnet that of this node's pods. Both are invalid if the network lacks the family.

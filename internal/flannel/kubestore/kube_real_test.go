@@ -273,3 +273,99 @@ func TestOwnNode(t *testing.T) {
 		t.Error("the new object has no lease")
 	}
 }
+
+// TestChangedWhileItWaits: what another program removes while the node waits for its podCIDRs is created again before pods can have
+// addresses. The second daemon ends there, because it cannot write subnet.env.
+func TestChangedWhileItWaits(t *testing.T) {
+	for what, removes := range map[string][]string{
+		"the rules":  {"nft", "flush", "ruleset"},
+		"the device": {"ip", "link", "del", "flannel.1"},
+		"an entry":   {"bridge", "fdb", "del", "02:00:00:00:00:09", "dev", "flannel.1"},
+	} {
+		t.Run(what, func(t *testing.T) {
+			c := newCluster(t, `{"Network":"10.5.0.0/16","Backend":{"Type":"vxlan"}}`)
+			n1 := c.Node()
+			c.create("n1", nil, "10.5.1.0/24")
+			c.create("n9", map[string]string{
+				prefix + "kube-subnet-manager": "true", prefix + "backend-type": "vxlan", prefix + "public-ip": "192.0.2.9",
+				prefix + "backend-data": `{"VNI":1,"VtepMAC":"02:00:00:00:00:09"}`,
+			}, "10.5.9.0/24")
+			first := c.startWeft(n1, "n1")
+			n1.Subnet("FLANNEL_SUBNET")
+			shows(t, n1, "bridge fdb show dev flannel.1", "02:00:00:00:00:09 dst 192.0.2.9", true)
+			first.Stop()
+			c.remove("n1")
+			c.create("n1", nil)
+			second := c.start(n1, "n1", c.weft+" flanneld", "--subnet-file=/proc/none/subnet.env")
+			flanneltest.Eventually(t, "the daemon waits", func() error {
+				if !strings.Contains(second.Log(), "node n1 has no podCIDR of IPv4") {
+					return errors.New(second.Log())
+				}
+				return nil
+			})
+			if _, err := n1.Run(removes...); err != nil {
+				t.Fatal(err)
+			}
+			c.patch("n1", `{"spec":{"podCIDR":"10.5.1.0/24","podCIDRs":["10.5.1.0/24"]}}`)
+			flanneltest.Eventually(t, "the daemon ends", func() error {
+				if ended, _ := second.Ended(); !ended {
+					return errors.New(second.Log())
+				}
+				return nil
+			})
+			for _, want := range [][]string{
+				{"192.0.2.9", "nft", "list", "set", "ip", "weft-flannel", "nodes"},
+				{"goto tunnel", "nft", "list", "chain", "ip", "weft-flannel", "tunnels"},
+				{"10.5.1.0/32", "ip", "addr", "show", "flannel.1"},
+				{"02:00:00:00:00:09 dst 192.0.2.9", "bridge", "fdb", "show", "dev", "flannel.1"},
+				{"via 10.5.9.0", "ip", "route", "show", "10.5.9.0/24"},
+			} {
+				if out, err := n1.Run(want[1:]...); err != nil || !strings.Contains(out, want[0]) {
+					t.Errorf("%v: %v, without %s\n%s", want[1:], err, want[0], out)
+				}
+			}
+		})
+	}
+}
+
+// TestStartsWithoutItsDevice: a daemon that starts while its rules are in effect and its device is gone removes no node's address from the
+// rules: they also keep pods from sending packets of the tunnel to nodes.
+func TestStartsWithoutItsDevice(t *testing.T) {
+	c := newCluster(t, `{"Network":"10.5.0.0/16","Backend":{"Type":"vxlan"}}`)
+	n1 := c.Node()
+	c.create("n1", nil, "10.5.1.0/24")
+	peer := func(name, public, mac, subnet string) {
+		c.create(name, map[string]string{
+			prefix + "kube-subnet-manager": "true", prefix + "backend-type": "vxlan", prefix + "public-ip": public,
+			prefix + "backend-data": `{"VNI":1,"VtepMAC":"` + mac + `"}`,
+		}, subnet)
+	}
+	peer("n8", "192.0.2.8", "02:00:00:00:00:08", "10.5.8.0/24")
+	peer("n9", "192.0.2.9", "02:00:00:00:00:09", "10.5.9.0/24")
+	first := c.startWeft(n1, "n1")
+	shows(t, n1, "nft list set ip weft-flannel nodes", "192.0.2.9", true)
+	first.Stop()
+	n1.IP("link del flannel.1")
+	c.remove("n8") // its address is the only one that goes
+	monitor := n1.Start(nil, "nft", "monitor")
+	flanneltest.Eventually(t, "changes are reported", func() error {
+		if _, err := n1.Run("nft", "add", "table", "ip", "marker"); err != nil {
+			return err
+		}
+		if _, err := n1.Run("nft", "delete", "table", "ip", "marker"); err != nil || strings.Contains(monitor.Log(), "marker") {
+			return err
+		}
+		return errors.New("not yet")
+	})
+	c.startWeft(n1, "n1")
+	shows(t, n1, "bridge fdb show dev flannel.1", "02:00:00:00:00:09 dst 192.0.2.9", true)
+	flanneltest.Eventually(t, "the address of the node that went meanwhile is removed", func() error {
+		if !strings.Contains(monitor.Log(), "192.0.2.8") {
+			return errors.New(monitor.Log())
+		}
+		return nil
+	})
+	if strings.Contains(monitor.Log(), "192.0.2.9") {
+		t.Errorf("the address of a node was removed:\n%s", monitor.Log())
+	}
+}

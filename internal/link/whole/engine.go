@@ -324,12 +324,8 @@ func (e *Engine) indexes() (map[string]int, error) {
 		return nil, err
 	}
 	out := make(map[string]int, len(links))
-	e.mu.Lock()
-	defer e.mu.Unlock()
-	e.names = make(map[int]string, len(links))
 	for _, link := range links {
 		out[link.Attrs().Name] = link.Attrs().Index
-		e.names[link.Attrs().Index] = link.Attrs().Name
 	}
 	return out, nil
 }

@@ -34,6 +34,12 @@ func (e *Engine) links() ([]netlink.Link, error) {
 	if err != nil {
 		return nil, fmt.Errorf("list links: %w", err)
 	}
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.names = make(map[int]string, len(links))
+	for _, link := range links {
+		e.names[link.Attrs().Index] = link.Attrs().Name
+	}
 	return links, nil
 }
 
