@@ -90,7 +90,7 @@ func (p *openPods) handOver(s *settings.Settings) map[attach.Key]error {
 	// of policies, isolated pods would receive nothing.
 	p.policies.closed = false
 	flows := p.policies.adapt(s)
-	p.egress.Regroup()
+	maps.Copy(flows, p.egress.Regroup())
 	maps.Copy(flows, p.firewalls.Adapt(s.FeatureView(p.live)))
 	maps.Copy(flows, p.multicast.Adapt(p.multicast.View(&s.Pipeline), p.live))
 	for key, rec := range p.live {
