@@ -24,7 +24,6 @@ import (
 	"weft.dev/weft/internal/overlay/projects"
 	"weft.dev/weft/internal/overlay/settings"
 	"weft.dev/weft/internal/placement"
-	"weft.dev/weft/internal/reconcile"
 	"weft.dev/weft/internal/timing"
 )
 
@@ -212,10 +211,8 @@ func withoutEnd(err error) error {
 	return err
 }
 
-// programFlows programs an attachment's flows. If an Update handed over newer flows meanwhile and these replaced them, they are compiled
-// again.
+// programFlows programs an attachment's flows. If the settings are replaced meanwhile, they are compiled again.
 func (a *attachments) programFlows(ctx context.Context, s *settings.Settings, rec *attach.Record) error {
-	o := owner(rec.Key())
 	for {
 		if err := s.Pipeline.CheckPod(settings.PodOf(rec)); err != nil {
 			return err
@@ -225,7 +222,7 @@ func (a *attachments) programFlows(ctx context.Context, s *settings.Settings, re
 		if s.Policies() {
 			err = a.pods.policies.await(flowCtx, rec)
 		} else {
-			err = a.engines.Flows.Apply(flowCtx, map[reconcile.Owner]map[openflow.Key]openflow.Entry{o: s.PodFlows(rec)})
+			err = a.pods.apply(flowCtx, s, rec)
 		}
 		done(err)
 		now := a.pods.settings.Load()

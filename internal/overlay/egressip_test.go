@@ -405,3 +405,102 @@ func TestEgressIPsAndAViewMeanwhile(t *testing.T) {
 		t.Errorf("the same again commits: %v, was %v", got, commits)
 	}
 }
+
+// hanging makes commits of an engine wait until release is called. reached is closed once one waits.
+func hanging[K comparable, V any](t *testing.T, engine *breakable[K, V]) (reached <-chan struct{}, release func()) {
+	t.Helper()
+	waits, end := make(chan struct{}), make(chan struct{})
+	first, release := sync.OnceFunc(func() { close(waits) }), sync.OnceFunc(func() { close(end) })
+	t.Cleanup(release)
+	engine.before(func() { first(); <-end })
+	return waits, release
+}
+
+// otherPort returns a View that changes rules, rows and flows of nodes.
+func otherPort() View {
+	view := isolated()
+	view.Cluster.VXLANPort = 4790
+	return view
+}
+
+// A project gets another VNID, and a View comes before the pods' flows follow. The former group stays as long as flows lead to it: the switch
+// would delete them with it, and the pod's traffic would leave by the node's own address.
+func TestViewKeepsGroupsThatAreInUse(t *testing.T) {
+	l, _ := egressLife(t)
+	l.leaves(t, leavesElsewhere(10, nodeB))
+	links, releaseLinks := hanging(t, l.node.linkEngine)
+	rules, releaseRules := hanging(t, l.node.ruleEngine)
+	moved, viewed := make(chan error, 1), make(chan error, 1)
+	go func() { moved <- l.EgressIPs.Update(t.Context(), heldHere(12)) }()
+	<-links
+	go func() { viewed <- l.Update(t.Context(), otherPort()) }()
+	<-rules
+	eventually(t, "the View's groups are in the switch", func() bool { return len(l.held(t, pipeline.EgressOwner(12))) > 0 })
+	l.wantWays(t, "elsewhere", "by the node")
+	releaseRules()
+	releaseLinks()
+	for _, done := range []<-chan error{moved, viewed} {
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	}
+	l.wantWays(t, "here", "by the node")
+	if former := l.held(t, pipeline.EgressOwner(10)); len(former) > 0 {
+		t.Errorf("the former group is left: %v", former)
+	}
+}
+
+// Egress IPs change while the rules of a View hang. The flows of pods that the View hands over lead to no group that is not handed over yet:
+// the switch would refuse them.
+func TestViewLeadsToNoGroupToCome(t *testing.T) {
+	l, _ := egressLife(t)
+	rules, releaseRules := hanging(t, l.node.ruleEngine)
+	viewed, moved := make(chan error, 1), make(chan error, 1)
+	go func() { viewed <- l.Update(t.Context(), otherPort()) }()
+	<-rules
+	links, releaseLinks := hanging(t, l.node.linkEngine)
+	go func() { moved <- l.EgressIPs.Update(t.Context(), heldHere(10)) }()
+	<-links
+	rows, releaseRows := hanging(t, l.node.rowEngine)
+	releaseRules()
+	<-rows // pods' flows are handed over before
+	if err := l.engines.Flows.Apply(t.Context(), nil); err != nil {
+		t.Error(err)
+	}
+	if failures := l.engines.Flows.Failures(); len(failures) > 0 {
+		t.Errorf("refused: %v", failures)
+	}
+	l.wantWays(t, "by the node", "by the node")
+	releaseRows()
+	releaseLinks()
+	for _, done := range []<-chan error{moved, viewed} {
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	}
+	l.wantWays(t, "here", "by the node")
+}
+
+// A caller that gives up while an address is put on the interface leaves nothing that translates to it. The next update completes it.
+func TestEgressIPIsGivenUp(t *testing.T) {
+	l, u := egressLife(t)
+	links, release := hanging(t, l.node.linkEngine)
+	ctx, giveUp := context.WithCancel(t.Context())
+	moved := make(chan error, 1)
+	go func() { moved <- l.EgressIPs.Update(ctx, heldHere(10)) }()
+	<-links
+	giveUp()
+	if err := <-moved; !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+	if err := l.engines.Rules.Apply(t.Context(), nil); err != nil {
+		t.Error(err)
+	}
+	if state := l.node.state(t); strings.Contains(state, "egress-sources 10 ") {
+		t.Errorf("packets are translated to an address that is not on the interface:\n%s", state)
+	}
+	release()
+	l.leaves(t, heldHere(10))
+	l.wantWays(t, "here", "by the node")
+	eventually(t, "it is announced", func() bool { return u.knows(&u.announced, addressOne) })
+}

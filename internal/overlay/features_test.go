@@ -2,6 +2,7 @@ package overlay
 
 import (
 	"context"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -13,6 +14,7 @@ import (
 	"weft.dev/weft/internal/overlay/feature"
 	"weft.dev/weft/internal/overlay/firewalls"
 	"weft.dev/weft/internal/overlay/multicast"
+	"weft.dev/weft/internal/overlay/pipeline"
 	"weft.dev/weft/internal/overlay/projects"
 	"weft.dev/weft/internal/service"
 )
@@ -93,5 +95,93 @@ func TestFeaturesDoNotWaitForEachOther(t *testing.T) {
 				t.Error(err)
 			}
 		})
+	}
+}
+
+// Features that change while the network starts are in effect once it has started.
+func TestFeaturesChangeDuringStart(t *testing.T) {
+	n := newNode(t.TempDir())
+	n.uplink = &uplink{}
+	former := isolate(t, n, vnids("a", 10, "b", 11))
+	req := former.of("a", "s1")
+	former.add(t, req)
+	former.add(t, former.of("b", "s2"))
+	former.stop()
+	l := n.begin(t)
+	t.Cleanup(l.stop)
+	l.tenancy(t, vnids("a", 10, "b", 11))
+	l.leaves(t, leavesElsewhere(10, nodeB))
+	rows, release := hanging(t, n.rowEngine)
+	started := make(chan error, 1)
+	go func() { started <- l.Update(t.Context(), otherPort()) }()
+	<-rows
+	l.tenancy(t, vnids("a", 12))
+	l.leaves(t, heldHere(12))
+	l.guard(t, map[string]*egressfirewall.Firewall{"b": denying("192.0.2.0/24")})
+	owner, web := svc("web", "172.30.0.10", service.KindClusterIP, service.TCP, "10.128.0.5:80")
+	l.services(t, one(owner, web))
+	l.sings(t, "a 12 on")
+	release()
+	if err := <-started; err != nil {
+		t.Fatal(err)
+	}
+	l.wantWays(t, "here", "by the node")
+	if got := l.vnidsOf(t, req); !strings.HasPrefix(got, "sends 0xc ") {
+		t.Errorf("the pod %s", got)
+	}
+	if got := l.choir(t); got != "12: >s1 s1>" {
+		t.Errorf("multicast: %s", got)
+	}
+	if l.ranges(t) == 0 || len(l.held(t, owner)) == 0 || len(l.held(t, pipeline.EgressOwner(10))) > 0 {
+		t.Error("the firewall or the Service is missing, or the former group is left")
+	}
+	if failures := l.engines.Flows.Failures(); len(failures) > 0 {
+		t.Error(failures)
+	}
+}
+
+// While pods are closed between two isolating modes, no feature and no ADD opens one.
+func TestPodsStayClosedBetweenModes(t *testing.T) {
+	l, _ := egressLife(t)
+	req := l.of("a", "s1")
+	closed := func(what string) {
+		t.Helper()
+		if got := l.opens(t, req); got != "closed" {
+			t.Errorf("%s: the port is %s", what, got)
+		}
+	}
+	if err := l.pods.close(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	l.tenancy(t, vnids("a", 12))
+	closed("after a change of VNIDs")
+	l.guard(t, map[string]*egressfirewall.Firewall{"a": denying("192.0.2.0/24")})
+	closed("after a change of firewalls")
+	l.leaves(t, heldHere(10))
+	closed("after a change of egress IPs")
+	rec := l.record(t, req)
+	if err := l.programFlows(t.Context(), l.pods.settings.Load(), &rec); err != nil {
+		t.Error(err)
+	}
+	closed("after an ADD")
+	l.pods.handOver(l.pods.settings.Load())
+	if err := l.engines.Flows.Apply(t.Context(), nil); err != nil {
+		t.Error(err)
+	}
+	l.wantWays(t, "here", "by the node")
+}
+
+// An ADD that compiled its pod's flows before a feature changed does not replace those that the feature has handed over.
+func TestADDUnderWayUndoesNoChange(t *testing.T) {
+	l, _ := egressLife(t)
+	req := l.of("a", "s1")
+	rec, was := l.record(t, req), l.pods.settings.Load()
+	l.leaves(t, heldHere(10))
+	commits := l.node.commits()
+	if err := l.programFlows(t.Context(), was, &rec); err != nil {
+		t.Error(err)
+	}
+	if got := l.node.commits(); got != commits {
+		t.Errorf("flows of former settings were committed: %v, before %v", got, commits)
 	}
 }

@@ -90,7 +90,7 @@ func (p *openPods) handOver(s *settings.Settings) map[attach.Key]error {
 	// of policies, isolated pods would receive nothing.
 	p.policies.closed = false
 	flows := p.policies.adapt(s)
-	p.egress.Regroup()
+	maps.Copy(flows, p.egress.Regroup())
 	maps.Copy(flows, p.firewalls.Adapt(s.FeatureView(p.live)))
 	maps.Copy(flows, p.multicast.Adapt(p.multicast.View(&s.Pipeline), p.live))
 	for key, rec := range p.live {
@@ -174,6 +174,19 @@ func (p *openPods) open(rec attach.Record) {
 			p.engines.Flows.Set(flows)
 		}
 	}
+}
+
+// apply programs the flows of an attachment, in a mode without policies. It hands over nothing if s has been replaced: a View or a feature has
+// handed over newer flows then, which those compiled from s must not replace.
+func (p *openPods) apply(ctx context.Context, s *settings.Settings, rec *attach.Record) error {
+	p.mu.Lock()
+	if p.settings.Load() != s {
+		p.mu.Unlock()
+		return nil
+	}
+	wait := reconcile.Submit(p.engines.Flows, map[reconcile.Owner]map[openflow.Key]openflow.Entry{owner(rec.Key()): p.policies.flows(s, rec)})
+	p.mu.Unlock()
+	return wait(ctx)
 }
 
 // countPods adds to the number of a namespace's pods on this node; pods may be negative. The caller holds mu.

@@ -87,8 +87,9 @@ type Addresses struct {
 	// broken are projects whose address is not on the interface: that failed, or a run has yet to do it. Nothing is translated to it, and the
 	// next run tries again.
 	broken map[uint32]struct{}
-	// groups are the groups of namespaces with egress IPs, as in their pods' flows.
+	// groups are the groups of namespaces with egress IPs, as in their pods' flows. They lead to the ways of led, whose groups were handed over.
 	groups map[string]uint32
+	led    IPs
 }
 
 // New returns Addresses of a network, without any egress IP.
@@ -190,10 +191,13 @@ func (a *Addresses) begin() *change {
 // the interface until no flow leads there. No lock is held during the I/O of a step.
 func (a *Addresses) move(ctx context.Context, c *change) error {
 	unheld, err := a.hold(ctx, c)
-	if errors.Is(err, errSuperseded) {
+	if err != nil && ctx.Err() != nil || errors.Is(err, errSuperseded) {
 		return err
 	}
 	rules := a.step(ctx, c, func() wait { return reconcile.Submit(a.engines.Rules, withSome(c.rules)) })
+	if errors.Is(rules, errSuperseded) {
+		return rules
+	}
 	a.Announce(c.come)
 	flows := a.step(ctx, c, func() wait {
 		handed := a.network.Change(func(v feature.View) (feature.Flows, []attach.Record) {
@@ -276,15 +280,23 @@ func (a *Addresses) regroup(v feature.View, wanted *IPs) (pods []attach.Record) 
 			pods = append(pods, rec)
 		}
 	}
-	a.groups = now
+	a.groups, a.led = now, *wanted
 	return pods
 }
 
-// Regroup updates the groups of namespaces for a View. The flows of all pods are compiled afterwards.
-func (a *Addresses) Regroup() {
+// Regroup updates the groups of namespaces for a View. The flows of all pods are compiled afterwards, and handed over together with those
+// that it returns, which withdraw the groups of former projects: the switch deletes flows that lead to a group together with the group.
+func (a *Addresses) Regroup() feature.Flows {
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	a.groups = a.engines.groupsOf(&a.wanted)
+	a.groups = a.engines.groupsOf(&a.led)
+	flows := feature.Flows{}
+	for vnid := range a.former {
+		if _, leads := a.led.Ways[vnid]; !leads {
+			flows[pipeline.EgressOwner(vnid)] = nil
+		}
+	}
+	return flows
 }
 
 // groupsOf returns the groups of the namespaces that are to have egress IPs.
@@ -305,7 +317,7 @@ func (e *Engines) group(vnid uint32) uint32 {
 }
 
 // Adapt hands over the rules and links of all egress IPs for another View, without waiting, and returns their flows. The caller has called
-// Begin, and hands over the flows before it ends. It supersedes a run in progress.
+// Begin, and hands over the flows before it ends. It supersedes a run in progress. Pods' flows lead to the former groups until Regroup.
 func (a *Addresses) Adapt(v feature.View) feature.Flows {
 	a.mu.Lock()
 	defer a.mu.Unlock()
@@ -321,8 +333,11 @@ func (a *Addresses) Adapt(v feature.View) feature.Flows {
 	for vnid := range a.broken {
 		c.unhold(vnid, a.wanted.Ways[vnid].Address)
 	}
+	for vnid := range a.former {
+		delete(c.flows, pipeline.EgressOwner(vnid))
+	}
 	a.views++
-	a.programmed, a.underway = a.wanted, nil
+	a.programmed, a.underway, a.led = a.wanted, nil, a.wanted
 	a.forget.note(c.gone...)
 	a.engines.Links.Set(c.links)
 	a.engines.Rules.Set(c.rules)
@@ -438,8 +453,11 @@ func (a *Addresses) hold(ctx context.Context, c *change) (unheld, err error) {
 	err = named("node links", err)
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if a.views != c.views {
+	switch {
+	case a.views != c.views:
 		return nil, errSuperseded
+	case err != nil && ctx.Err() != nil: // the caller gave up, and it is unknown which addresses are on the interface
+		return nil, err
 	}
 	clear(a.broken)
 	if err == nil {
