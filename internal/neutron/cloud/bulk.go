@@ -30,8 +30,16 @@ type NewPorts struct {
 	Addresses []netip.Addr // IPv4; each port's MAC address is derived from its address
 }
 
-// ErrAddressTaken is returned if Neutron has assigned one of the addresses.
-var ErrAddressTaken = errors.New("an address is another port's in OpenStack")
+// Reasons why Neutron creates none of the ports of a call.
+var (
+	// ErrAddressTaken is returned if Neutron has assigned one of the addresses.
+	ErrAddressTaken = errors.New("an address is another port's in OpenStack")
+	// ErrQuota is returned if the project's quota has no room for all ports of a call. It may have room for some of them.
+	ErrQuota = errors.New("the project's quota of ports is used up: raise it with openstack quota set --ports, or delete ports")
+)
+
+// overQuota is Neutron's name of the error. It has the status 409, as that of a taken address.
+const overQuota = "OverQuota"
 
 // MAC is the MAC address of a port that Weft creates with an IPv4 address: nodes derive it themselves.
 func MAC(addr netip.Addr) string {
@@ -70,16 +78,26 @@ func (s *portSet) CreatePorts(ctx context.Context, want NewPorts) ([]HeldPort, e
 	}
 	_, err := s.client.Network.Post(ctx, s.client.Network.ServiceURL("ports"), map[string]any{"ports": list}, &made, //nolint:bodyclose // it is read
 		&gophercloud.RequestOpts{OkCodes: []int{http.StatusCreated}})
-	if openstack.Is(err, http.StatusConflict) {
-		return nil, fmt.Errorf("create %d ports on host %q: %w: %w", len(list), want.Host, ErrAddressTaken, openstack.Explain(err))
-	}
 	if err != nil {
-		return nil, fmt.Errorf("create %d ports on host %q: %w", len(list), want.Host, openstack.Explain(err))
+		return nil, fmt.Errorf("create %d ports on host %q: %w", len(list), want.Host, refusedPorts(openstack.Explain(err)))
 	}
 	if len(made.Ports) != len(list) || slices.ContainsFunc(made.Ports, func(p HeldPort) bool { return p.ID == "" || len(p.FixedIPs) == 0 }) {
 		return nil, fmt.Errorf("create %d ports on host %q: %w", len(list), want.Host, ErrAnswer)
 	}
 	return made.Ports, nil
+}
+
+// refusedPorts adds the reason to an error that says it.
+func refusedPorts(err error) error {
+	refused, answered := errors.AsType[*openstack.Error](err)
+	switch {
+	case !answered || refused.Status != http.StatusConflict:
+		return err
+	case refused.Type == overQuota:
+		return fmt.Errorf("%w: %w", ErrQuota, err)
+	default:
+		return fmt.Errorf("%w: %w", ErrAddressTaken, err)
+	}
 }
 
 // Ports lists all ports of a network, with their bindings.
@@ -93,6 +111,11 @@ func (s *portSet) Ports(ctx context.Context, network string) ([]HeldPort, error)
 		return nil, fmt.Errorf("read the ports of network %s: %w", network, err)
 	}
 	return found, nil
+}
+
+// Has reports whether a port has an address.
+func (p *HeldPort) Has(addr netip.Addr) bool {
+	return slices.ContainsFunc(p.FixedIPs, func(ip ports.IP) bool { return ip.IPAddress == addr.String() })
 }
 
 // Hosted reports whether a port is for a host, and has the device owner of ports that CreatePorts creates for it.

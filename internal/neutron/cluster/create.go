@@ -13,6 +13,7 @@ import (
 	"weft.dev/weft/internal/neutron/ahead"
 	"weft.dev/weft/internal/neutron/cloud"
 	"weft.dev/weft/internal/neutron/objects"
+	"weft.dev/weft/internal/neutron/openstack"
 )
 
 // placed is a number of ports of a place.
@@ -58,7 +59,8 @@ func (r *round) plan(ctx context.Context) (time.Duration, error) {
 			missing = append(missing, wanted)
 		}
 	}
-	err := errors.Join(r.create(ctx, missing), r.create(ctx, spare))
+	p := cloud.NewBurst()
+	err := errors.Join(r.create(ctx, missing, p), r.create(ctx, spare, p))
 	if err != nil {
 		problem = err.Error()
 	}
@@ -104,6 +106,10 @@ func (r *round) deleteOf(ctx context.Context, node string, ids []string) error {
 // another one, its processor is busy meanwhile. Each further one makes all of them take longer, and their time is limited.
 const callsAtOnce = 2
 
+// secondCalls is the number of Networks that may have more than one bulk request under way: the client's calls are limited, and others than those
+// for ports must not wait for ports.
+const secondCalls = 2
+
 // fewestPorts is the number of ports for which a second request at the same time is not worth it: a port costs less in a larger one.
 const fewestPorts = 4
 
@@ -119,42 +125,61 @@ type bulk struct {
 const mostBulks = 4
 
 // create creates ports in bulk, and then their NeutronPorts.
-func (r *round) create(ctx context.Context, wanted []placed) error {
+func (r *round) create(ctx context.Context, wanted []placed, p *cloud.Burst) error {
 	bulks, err := r.bulks(ctx, wanted)
 	errs := []error{err}
-	failed := map[string]bool{}
 	for some := range slices.Chunk(bulks, mostBulks) {
-		errs = append(errs, r.createSome(ctx, some, failed))
+		errs = append(errs, r.createSome(ctx, some, p))
 	}
 	return errors.Join(errs...)
 }
 
-// createSome creates the ports of some bulks, and then their NeutronPorts. failed are nodes of which nothing more is created: OpenStack has
-// refused their ports, or the outcome is unknown.
-func (r *round) createSome(ctx context.Context, bulks []bulk, failed map[string]bool) error {
+// createSome creates the ports of some bulks, and then their NeutronPorts.
+func (r *round) createSome(ctx context.Context, bulks []bulk, p *cloud.Burst) error {
 	made, errs := make([][]cloud.HeldPort, len(bulks)), make([]error, len(bulks))
+	limit, done := r.calls(len(bulks))
+	defer done()
 	var calls errgroup.Group
-	calls.SetLimit(callsAtOnce)
+	calls.SetLimit(limit)
 	for i, b := range bulks {
-		if !failed[b.node] {
-			calls.Go(func() error {
-				made[i], errs[i] = r.os.CreatePorts(ctx, b.want)
-				return errs[i]
-			})
-		}
+		calls.Go(func() error {
+			made[i], errs[i] = r.os.CreateBurst(ctx, p, b.want)
+			return nil
+		})
 	}
-	_ = calls.Wait() // it is one of errs
+	_ = calls.Wait() // errs has what failed
 
 	nodes := map[string]string{} // by a port's id
 	for i, b := range bulks {
-		failed[b.node] = failed[b.node] || errs[i] != nil
 		for _, port := range made[i] {
 			nodes[port.ID] = b.node
+		}
+		if errs[i] == nil || !openstack.Unknown(errs[i]) {
+			r.release(b, made[i])
 		}
 	}
 	all := slices.Concat(made...)
 	r.k.ports = append(r.k.ports, all...)
 	return errors.Join(append(errs, r.adoptPorts(ctx, all, func(port *cloud.HeldPort) string { return nodes[port.ID] }))...)
+}
+
+// calls returns how many of a Network's requests may be under way now. The caller has to call done after them.
+func (r *portReconciler) calls(count int) (limit int, done func()) {
+	if r.rounds.Add(1) > secondCalls || count == 1 {
+		return 1, func() { r.rounds.Add(-1) }
+	}
+	return callsAtOnce, func() { r.rounds.Add(-1) }
+}
+
+// release releases the addresses of a bulk that none of its ports has got.
+func (r *round) release(b bulk, made []cloud.HeldPort) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	for _, addr := range b.want.Addresses {
+		if !slices.ContainsFunc(made, func(p cloud.HeldPort) bool { return p.Has(addr) }) {
+			delete(r.claimed[r.v.key], nodeAddress{b.node, addr})
+		}
+	}
 }
 
 // bulks divides the ports that are to be created into requests, and chooses their addresses. With an error, the bulks have fewer ports.
@@ -204,7 +229,8 @@ var errFull = errors.New("every address of its pools is another port's, another 
 // linkLocal are the addresses between a node and its pods.
 var linkLocal = netip.MustParsePrefix("169.254.0.0/16") //nolint:gochecknoglobals // a constant
 
-// choose reserves free addresses of the pool for a node: free in the network, and on the node in all networks.
+// choose reserves free addresses of the pool for a node: free in the network, also for its other nodes' ports that are being created, and on
+// the node in all networks.
 func (r *round) choose(at ahead.Place, pool []ahead.Range, count int, rules *objects.Rules) []netip.Addr {
 	inNetwork := map[netip.Addr]bool{}
 	for i := range r.k.ports {
@@ -216,6 +242,9 @@ func (r *round) choose(at ahead.Place, pool []ahead.Range, count int, rules *obj
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
+	for claim := range r.claimed[r.v.key] {
+		inNetwork[claim.addr] = true
+	}
 	chosen := ahead.Addresses(pool, at, count, func(addr netip.Addr) bool {
 		_, onNode := r.v.taken[nodeAddress{at.Node, addr}]
 		return inNetwork[addr] || onNode || linkLocal.Contains(addr) || r.claimedByAny(nodeAddress{at.Node, addr}) || rules.Refuses(addr)

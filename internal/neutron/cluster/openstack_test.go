@@ -35,6 +35,10 @@ type fakeOpenStack struct {
 	withoutOctavia bool
 	// refused is a host whose ports are not created.
 	refused string
+	// quota is how many ports there may be; 0: any number.
+	quota int
+	// arrived is called when a request to create ports arrives, and false ends the connection without an answer. Nil is not called.
+	arrived func() bool
 	// provider is the provider of created load balancers; "": none is reported.
 	provider string
 
@@ -206,8 +210,43 @@ func (f *fakeOpenStack) one(collection, id string) object {
 	return nil
 }
 
+// portsRefused returns why ports are not created; status 0: they are.
+func (f *fakeOpenStack) portsRefused(list []object) (status int, kind string) {
+	taken := map[string]bool{}
+	for _, o := range f.held["ports"] {
+		taken[fmt.Sprint(o["network_id"], addressOf(o))] = true
+	}
+	for _, o := range list {
+		switch {
+		case f.refused != "" && o["binding:host_id"] == f.refused:
+			return http.StatusBadRequest, ""
+		case taken[fmt.Sprint(o["network_id"], addressOf(o))]:
+			return http.StatusConflict, "IpAddressAlreadyAllocated"
+		}
+	}
+	if f.quota > 0 && len(f.held["ports"])+len(list) > f.quota {
+		return http.StatusConflict, "OverQuota"
+	}
+	return 0, ""
+}
+
+// addressOf returns the first address of a port.
+func addressOf(port object) any {
+	switch list := port["fixed_ips"].(type) {
+	case []any:
+		first, _ := list[0].(map[string]any)
+		return first["ip_address"]
+	case []object:
+		return list[0]["ip_address"]
+	}
+	return nil
+}
+
 // ServeHTTP implements http.Handler.
 func (f *fakeOpenStack) ServeHTTP(w http.ResponseWriter, req *http.Request) {
+	if f.arrived != nil && req.Method == http.MethodPost && strings.HasSuffix(req.URL.Path, "/ports") && !f.arrived() {
+		panic(http.ErrAbortHandler)
+	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.away {
@@ -260,8 +299,8 @@ func (f *fakeOpenStack) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 		if raw, bulk := body[plural]; bulk {
 			var list []object
 			_ = json.Unmarshal(raw, &list)
-			if slices.ContainsFunc(list, func(o object) bool { return f.refused != "" && o["binding:host_id"] == f.refused }) {
-				w.WriteHeader(http.StatusBadRequest)
+			if status, kind := f.portsRefused(list); status != 0 {
+				answer(w, status, map[string]any{"NeutronError": object{"type": kind, "message": "refused"}})
 				return
 			}
 			for _, o := range list {

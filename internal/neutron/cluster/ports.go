@@ -10,6 +10,7 @@ import (
 	"slices"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	"github.com/gophercloud/gophercloud/v2/openstack/networking/v2/ports"
@@ -47,6 +48,8 @@ type portReconciler struct {
 	known map[types.NamespacedName]*known
 	// claimed are addresses of ports whose NeutronPorts may not be in the cache yet.
 	claimed map[types.NamespacedName]map[nodeAddress]bool
+	// rounds counts the Networks that have bulk requests under way.
+	rounds atomic.Int32
 }
 
 // known is the state of a Network in OpenStack.

@@ -27,8 +27,8 @@ type databaseRow struct {
 func watchLeader(ctx context.Context, config Config, endpoint string) (*Session, error) {
 	s, err := dial(ctx, Config{
 		Database: serverDatabase, Tables: map[string]model.Model{serverTable: &databaseRow{}},
-		TLS: config.TLS, Changed: func(string) {}, connect: config.connect,
-	}, endpoint)
+		TLS: config.TLS, connect: config.connect,
+	}.withDefaults(), endpoint)
 	if err != nil {
 		return nil, err
 	}

@@ -25,14 +25,20 @@ import (
 
 // process is a running ovsdb-server.
 type process struct {
-	socket string
-	cmd    *exec.Cmd
+	socket  string
+	control string
+	cmd     *exec.Cmd
 }
 
 func tool(t testing.TB, args ...string) {
 	t.Helper()
-	if out, err := exec.CommandContext(t.Context(), "ovsdb-tool", args...).CombinedOutput(); err != nil {
-		t.Fatalf("ovsdb-tool %v: %v: %s", args, err, out)
+	run(t, "ovsdb-tool", args...)
+}
+
+func run(t testing.TB, name string, args ...string) {
+	t.Helper()
+	if out, err := exec.CommandContext(t.Context(), name, args...).CombinedOutput(); err != nil {
+		t.Fatalf("%s %v: %v: %s", name, args, err, out)
 	}
 }
 
@@ -42,8 +48,8 @@ func startServer(t testing.TB, file string, args ...string) *process {
 	dir, err := os.MkdirTemp("", "wtdb") // short: a unix socket's path has room for 107 bytes
 	must(t, err)
 	t.Cleanup(func() { _ = os.RemoveAll(dir) })
-	s := &process{socket: filepath.Join(dir, "s")}
-	args = append(args, "--remote=punix:"+s.socket, "--unixctl="+filepath.Join(dir, "c"), "-vconsole:warn", file)
+	s := &process{socket: filepath.Join(dir, "s"), control: filepath.Join(dir, "c")}
+	args = append(args, "--remote=punix:"+s.socket, "--unixctl="+s.control, "-vconsole:warn", file)
 	s.cmd = exec.Command("ovsdb-server", args...)
 	s.cmd.Stderr = t.Output()
 	s.cmd.Env = append(os.Environ(), "OVS_RUNDIR="+dir, "OVS_LOGDIR="+dir)
@@ -85,8 +91,22 @@ func TestReal(t *testing.T) {
 	})
 }
 
-// The session uses the leader, and moves to the next leader with a complete copy.
+// The session uses the leader, and moves to the next leader with a complete copy: when the server ends, and when it hands over the leadership and
+// keeps the connection.
 func TestRealLeader(t *testing.T) {
+	for name, end := range map[string]func(t *testing.T, leader *process){
+		"ends": func(_ *testing.T, leader *process) { leader.kill() },
+		"leaves": func(t *testing.T, leader *process) {
+			run(t, "ovs-appctl", "-t", leader.control, "cluster/leave", database)
+		},
+	} {
+		t.Run(name, func(t *testing.T) { movesToLeader(t, end) })
+	}
+}
+
+// startCluster starts three servers of a clustered database. The last endpoint is the leader's.
+func startCluster(t *testing.T) (endpoints []string, servers map[string]*process) {
+	t.Helper()
 	var address [3]string
 	for i := range address {
 		listener, err := net.Listen("tcp", "127.0.0.1:0")
@@ -95,8 +115,7 @@ func TestRealLeader(t *testing.T) {
 		must(t, listener.Close())
 	}
 	dir := t.TempDir()
-	servers := map[string]*process{}
-	var endpoints []string
+	servers = map[string]*process{}
 	for i := range address {
 		file := filepath.Join(dir, fmt.Sprint(i))
 		if i == 0 {
@@ -105,9 +124,15 @@ func TestRealLeader(t *testing.T) {
 			tool(t, "join-cluster", file, database, address[i], address[0])
 		}
 		s := startServer(t, file)
-		endpoints = append([]string{"unix:" + s.socket}, endpoints...) // the followers first
+		endpoints = append([]string{"unix:" + s.socket}, endpoints...)
 		servers["unix:"+s.socket] = s
 	}
+	return endpoints, servers
+}
+
+func movesToLeader(t *testing.T, end func(t *testing.T, leader *process)) {
+	t.Helper()
+	endpoints, servers := startCluster(t)
 	connected := make(chan bool, 10)
 	k := keep(t, session.Config{Endpoints: endpoints, LeaderOnly: true, Connected: func(again bool) { connected <- again }})
 	write(t, k, insert("first"))
@@ -122,7 +147,7 @@ func TestRealLeader(t *testing.T) {
 		until(t, "copy of a follower", func() bool { return names(t, k)["first"] })
 	}
 	<-connected
-	servers[leader].kill()
+	end(t, servers[leader])
 	if !<-connected {
 		t.Error("the next session says that it is the first")
 	}
