@@ -173,5 +173,5 @@ func (s *Scene) FirstPingByHand(ctx context.Context) (measure.Figures, error) {
 	if err != nil {
 		return nil, err
 	}
-	return measure.Figures{Ping: milliseconds(at.Sub(began))}, errors.Join(s.down(ctx, h), s.rest(ctx))
+	return measure.Figures{Ping: milliseconds(at.Sub(began))}, errors.Join(s.down(ctx, h), s.nbctl(ctx, "--wait=hv", "sync"))
 }

@@ -320,7 +320,7 @@ func (s *Scene) FirstPing(ctx context.Context) (measure.Figures, error) {
 			return nil, err
 		}
 	}
-	return measure.Figures{Ping: milliseconds(at.Sub(began))}, s.rest(ctx)
+	return measure.Figures{Ping: milliseconds(at.Sub(began))}, s.nbctl(ctx, "--wait=hv", "sync") // the other side's rows get an OVN at rest
 }
 
 // firstAnswer returns when the first of many datagrams was answered.
@@ -356,9 +356,6 @@ func (s *Scene) nbctl(ctx context.Context, args ...string) error {
 	_, err := probe.Run(ctx, append([]string{"ovn-nbctl", "--timeout=120", "--db=unix:" + plan.New(s.Config).RunPath("ovn", "nb.sock")}, args...))
 	return err
 }
-
-// rest waits until OVN has processed everything: what is removed on one side must not take the processors from the other.
-func (s *Scene) rest(ctx context.Context) error { return s.nbctl(ctx, "--wait=hv", "sync") }
 
 func (s *Scene) kubectl(ctx context.Context, args ...string) error {
 	kubectl := filepath.Join(lab.KubernetesBin(s.Config), "kubectl")
