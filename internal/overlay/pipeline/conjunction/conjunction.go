@@ -17,6 +17,7 @@ import (
 	"weft.dev/weft/internal/openflow/oxm"
 	"weft.dev/weft/internal/overlay/pipeline"
 	"weft.dev/weft/internal/overlay/pipeline/cookies"
+	"weft.dev/weft/internal/overlay/pipeline/groupid"
 	"weft.dev/weft/internal/policy"
 	"weft.dev/weft/internal/reconcile"
 )
@@ -53,7 +54,7 @@ type Compiler struct {
 	Room int
 
 	subnet netip.Prefix
-	ids    pipeline.GroupIDs
+	ids    groupid.IDs
 	// policies are the conjunctions of each policy's rules, in the order of the rules.
 	policies map[policy.Key][]*conjunction
 	byName   map[string]*conjunction
