@@ -1,21 +1,10 @@
-// Package nft is the engine for nftables: Weft's own tables, and the few rules that it has to add to other programs' base chains so that
-// they let its traffic pass.
+// Package nft describes nftables rulesets as plain values: what networks desire of Weft's own tables, and the few rules that Weft has to add
+// to other programs' base chains so that they let its traffic pass.
 //
-// The engine contains mechanism and no policy. The desired state consists of plain values ([Table], [Chain], [ChainRules], [Set], [Map],
-// [Element], [ForeignJump]) keyed by [Key]; [Engine] and [Fake] both implement reconcile.Engine[Key, Item].
+// It contains no policy and runs no program. The desired state consists of items ([Table], [Chain], [ChainRules], [Set], [Map], [Element],
+// [ForeignJump]) keyed by [Key]. Package ruleset has the engine that commits them with nft(8). The [Fake] is such an engine in memory; both
+// implement reconcile.Engine[Key, Item], and nfttest is the suite that both pass.
 //
-// # How a changed rule is detected
-//
-// nft prints rules in its own normal form, so desired text cannot be compared with a listing. But two listings can be compared. After each
-// commit the engine lists the changed tables. For each chain it records a digest of the desired rules and a digest of the listing, in a set
-// named [StateSet] in the table itself. Read lists the table and compares: a chain whose listing has the recorded digest contains the
-// recorded rules. Any other chain was changed by another program; it reads as altered, which equals nothing. The record is in the kernel
-// with the rules, so a restarted process can compare as well. A crash between the commit and the record, or another version of nft that
-// prints differently, costs one rewrite of the chain with the rules it has; it never hides a change. The digests ignore handles, counters
-// and the order of anonymous sets.
-//
-// # Atomicity
-//
-// A commit is one nft transaction: it is made completely or not at all, and no packet sees an intermediate state. A second transaction
-// writes the record.
+// [Survey] is what an engine has found in other programs' chains, and [Open] the rules that let Weft's traffic pass. A [Drift] is what
+// another program has changed.
 package nft

@@ -9,7 +9,6 @@ import (
 	"strings"
 	"sync"
 
-	"weft.dev/weft/internal/nft/nftcli"
 	"weft.dev/weft/internal/reconcile"
 )
 
@@ -19,7 +18,7 @@ type Fake struct {
 	mutex     sync.Mutex
 	state     map[Key]Item
 	foreign   map[Key]Chain // foreign base chains
-	unmanaged unmanaged
+	unmanaged Unmanaged
 	commits   int
 	reads     int
 }
@@ -35,8 +34,8 @@ func NewFake(foreign ...Chain) *Fake {
 	return f
 }
 
-// Unmanage sets Options.Unmanaged. It must be called before anything else.
-func (f *Fake) Unmanage(chains ...Chain) { f.unmanaged = newUnmanaged(chains) }
+// Unmanage sets the chains whose rules are not managed, like the real engine's option. It must be called before anything else.
+func (f *Fake) Unmanage(chains ...Chain) { f.unmanaged = NewUnmanaged(chains) }
 
 // PutForeign adds an empty foreign base chain, or replaces one with everything in it.
 func (f *Fake) PutForeign(chain Chain) {
@@ -53,7 +52,7 @@ func (f *Fake) ForgetForeign(key Key) {
 	delete(f.foreign, key)
 	maps.DeleteFunc(f.state, func(_ Key, item Item) bool {
 		jump, ok := item.(*ForeignJump)
-		return ok && jump.Chain == key.Name && jump.Key().table() == key.table()
+		return ok && jump.Chain == key.Name && jump.Key().sameTable(key)
 	})
 }
 
@@ -61,9 +60,9 @@ func (f *Fake) ForgetForeign(key Key) {
 func (f *Fake) Survey(ctx context.Context, traffic ...Traffic) (*Survey, error) {
 	f.mutex.Lock()
 	defer f.mutex.Unlock()
-	survey := &Survey{watched: map[Key]bool{}}
+	survey := &Survey{Watched: map[Key]bool{}}
 	for key, chain := range f.foreign {
-		survey.watched[key] = true
+		survey.Watched[key] = true
 		for _, kind := range traffic {
 			if chain.Hook != kind.Hook || chain.Policy != PolicyDrop {
 				continue
@@ -71,7 +70,7 @@ func (f *Fake) Survey(ctx context.Context, traffic ...Traffic) (*Survey, error) 
 			survey.Drops = append(survey.Drops, ForeignDrop{
 				Family: chain.Family, Table: chain.Table, Chain: chain.Name, Hook: chain.Hook, Priority: chain.Priority, Traffic: kind,
 				Rule: "policy drop", In: chain.Name,
-				Openable: opens(chainObject{Family: chain.Family, Hook: chain.Hook}),
+				Openable: Openable(chain.Family, chain.Hook),
 			})
 		}
 	}
@@ -97,7 +96,7 @@ func (f *Fake) Read(ctx context.Context) (map[Key]Item, error) {
 	f.mutex.Lock()
 	defer f.mutex.Unlock()
 	f.reads++
-	return f.unmanaged.leaveOut(maps.Clone(f.state)), ctx.Err()
+	return f.unmanaged.LeaveOut(maps.Clone(f.state)), ctx.Err()
 }
 
 // Commit implements reconcile.Engine.
@@ -106,10 +105,10 @@ func (f *Fake) Commit(ctx context.Context, change reconcile.Change[Key, Item]) e
 		return err
 	}
 	for key, item := range change.Set {
-		if err := validate(item); err != nil {
+		if err := Validate(item); err != nil {
 			return fmt.Errorf("setting %s: %w", key, err)
 		}
-		if f.unmanaged.hides(key) {
+		if f.unmanaged.Hides(key) {
 			return fmt.Errorf("setting %s: the chain's rules are not the engine's", key)
 		}
 	}
@@ -137,7 +136,7 @@ func (f *Fake) apply(change reconcile.Change[Key, Item]) map[Key]Item {
 			continue
 		}
 		if key.Kind == KindChain {
-			delete(next, Key{key.Family, key.Table, KindRules, key.Name})
+			delete(next, key.Sibling(KindRules, key.Name))
 		}
 		if key.Kind == KindSet || key.Kind == KindMap {
 			dropElements(next, key)
@@ -148,20 +147,20 @@ func (f *Fake) apply(change reconcile.Change[Key, Item]) map[Key]Item {
 
 func dropTable(state map[Key]Item, table Key) {
 	maps.DeleteFunc(state, func(key Key, _ Item) bool {
-		return key.table() == table.table() && key.Kind != KindForeignJump
+		return key.sameTable(table) && key.Kind != KindForeignJump
 	})
 }
 
 func dropElements(state map[Key]Item, set Key) {
 	maps.DeleteFunc(state, func(_ Key, item Item) bool {
 		element, ok := item.(*Element)
-		return ok && element.Set == set.Name && element.Key().table() == set.table()
+		return ok && element.Set == set.Name && element.Key().sameTable(set)
 	})
 }
 
-// missing returns the Fake's error in nft's words.
+// missing returns the Fake's error about a reference.
 func missing(kind, name string) error {
-	return fmt.Errorf("%s %s: %w", kind, name, &nftcli.Error{Words: "Could not process rule: No such file or directory"})
+	return fmt.Errorf("%s %s: %w: %w", kind, name, ErrRefused, ErrMissing)
 }
 
 // The references to other objects in a rule or verdict.

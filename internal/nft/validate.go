@@ -18,8 +18,11 @@ const nameMax = 128
 
 func validName(name string) bool { return len(name) <= nameMax && namePattern.MatchString(name) }
 
-// validate rejects text that could end one operation and begin another in nft's input, and what nft would reject with a less clear message.
-func validate(item Item) error {
+// commentMax is the maximum length of a comment in nft, in bytes (NFTNL_UDATA_COMMENT_MAXLEN is 128 with the final zero).
+const commentMax = 127
+
+// Validate rejects text that could end one operation and begin another in nft's input, and what nft would reject with a less clear message.
+func Validate(item Item) error {
 	key := item.Key()
 	if !validName(key.Table) {
 		return fmt.Errorf("invalid table name %q", key.Table)
@@ -69,7 +72,7 @@ func validElement(item *Element) error {
 }
 
 func validJump(item *ForeignJump) error {
-	if item.empty() {
+	if item.Empty() {
 		return fmt.Errorf("neither a device nor a range nor a port is given")
 	}
 	for _, r := range []netip.Prefix{item.Source, item.Destination} {

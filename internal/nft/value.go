@@ -3,12 +3,11 @@ package nft
 import (
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"net/netip"
 	"slices"
 	"strconv"
 	"strings"
-
-	"weft.dev/weft/internal/nft/nftcli"
 )
 
 // StateSet is the name of the set in each of Weft's tables that holds the engine's records. No rule references it.
@@ -62,6 +61,12 @@ func (k Key) String() string {
 	}
 	return strings.Join(words, " ")
 }
+
+// Sibling returns the key of another object in the table of k.
+func (k Key) Sibling(kind Kind, name string) Key { return Key{k.Family, k.Table, kind, name} }
+
+// sameTable reports whether two objects are in one table.
+func (k Key) sameTable(other Key) bool { return k.Family == other.Family && k.Table == other.Table }
 
 // Item is one of *Table, *Chain, *ChainRules, *Set, *Map, *Element, *ForeignJump. Items must not be changed once they are handed over.
 type Item interface {
@@ -139,7 +144,8 @@ type Chain struct {
 // Key implements Item.
 func (c *Chain) Key() Key { return Key{c.Family, c.Table, KindChain, c.Name} }
 
-func (c *Chain) normalised() Chain {
+// Normalised returns the chain as nft lists it: with a base chain's default policy, and without what only base chains have.
+func (c *Chain) Normalised() Chain {
 	n := *c
 	if n.Hook == "" {
 		n.Type, n.Priority, n.Policy, n.Device = "", 0, "", ""
@@ -154,12 +160,12 @@ func (c *Chain) normalised() Chain {
 // Equal implements Item.
 func (c *Chain) Equal(other Item) bool {
 	o, ok := other.(*Chain)
-	return ok && c.normalised() == o.normalised()
+	return ok && c.Normalised() == o.Normalised()
 }
 
 // String implements Item.
 func (c *Chain) String() string {
-	n := c.normalised()
+	n := c.Normalised()
 	if n.Hook == "" {
 		return n.Key().String()
 	}
@@ -188,6 +194,12 @@ type ChainRules struct {
 	// recorded is the digest of the desired rules, if the item was read; altered is the listing, if it differs.
 	recorded string
 	altered  string
+}
+
+// ListedRules returns a chain's rules as an engine lists them: the digest of those that it committed, "" for none, and the chain's present
+// rules if they are others, else "".
+func ListedRules(key Key, recorded, altered string) *ChainRules {
+	return &ChainRules{Family: key.Family, Table: key.Table, Chain: key.Name, recorded: recorded, altered: altered}
 }
 
 // Key implements Item.
@@ -342,11 +354,11 @@ type ForeignJump struct {
 	// Owner follows Mark in the comment. At most 100 bytes.
 	Owner string
 
-	// misplaced reports that the rule was not read from the top of the chain, or exists more than once, or is another rule than its comment
-	// says.
-	misplaced bool
-	// handles are those of the rule and its duplicates, if it was read.
-	handles []int
+	// Misplaced reports that the rule was not read from the top of the chain, or exists more than once, or is another rule than its comment
+	// says. It is false in desired items.
+	Misplaced bool
+	// Handles are those of the rule and its duplicates, if it was read. Desired items have none.
+	Handles []int
 }
 
 // Key implements Item.
@@ -364,23 +376,36 @@ func (j *ForeignJump) Key() Key {
 // Equal implements Item. A rule that is not at the top equals nothing.
 func (j *ForeignJump) Equal(other Item) bool {
 	o, ok := other.(*ForeignJump)
-	return ok && !j.misplaced && !o.misplaced && j.Key() == o.Key() && j.Owner == o.Owner
+	return ok && !j.Misplaced && !o.Misplaced && j.Key() == o.Key() && j.Owner == o.Owner
 }
 
 // String implements Item.
 func (j *ForeignJump) String() string {
 	text := j.Key().String() + " " + strconv.Quote(j.Owner)
-	if j.misplaced {
+	if j.Misplaced {
 		text += " (not at the top)"
 	}
 	return text
 }
 
-// ErrMissing reports that a commit references something that does not exist in the kernel: a set, or a chain to jump to.
-var ErrMissing = nftcli.ErrMissing
+// Empty reports whether the rule would let everything pass.
+func (j *ForeignJump) Empty() bool {
+	return j.InDevice == "" && j.OutDevice == "" && j.UDPPort == 0 && !j.Source.IsValid() && !j.Destination.IsValid()
+}
+
+// rangeText returns a range as text, "" for an invalid one.
+func rangeText(r netip.Prefix) string {
+	if !r.IsValid() {
+		return ""
+	}
+	return r.String()
+}
+
+// ErrMissing reports that what nft was asked for, or a reference of it, does not exist in the kernel: a set, or a chain to jump to.
+var ErrMissing = errors.New("does not exist")
 
 // ErrRefused reports that nft rejected a transaction; the error that wraps it names the object and has nft's message.
-var ErrRefused = nftcli.ErrRefused
+var ErrRefused = errors.New("nft refused the transaction")
 
 func sameFlags(a, b []SetFlag) bool {
 	a, b = slices.Clone(a), slices.Clone(b)

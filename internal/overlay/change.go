@@ -9,7 +9,7 @@ import (
 	"weft.dev/weft/internal/attach"
 	"weft.dev/weft/internal/overlay/balancer"
 	"weft.dev/weft/internal/overlay/feature"
-	"weft.dev/weft/internal/overlay/pipeline"
+	"weft.dev/weft/internal/overlay/pipeline/groupid"
 	"weft.dev/weft/internal/overlay/projects"
 	"weft.dev/weft/internal/reconcile"
 )
@@ -75,7 +75,7 @@ func newProjects(n *Network) *projects.Projects {
 }
 
 // newBalancer returns the Services of a network.
-func newBalancer(n *Network, groups *pipeline.GroupIDs) *balancer.Balancer {
+func newBalancer(n *Network, groups *groupid.IDs) *balancer.Balancer {
 	return balancer.New(changer{n}, balancer.Engines{
 		Flows: n.engines.Flows, Connections: n.engines.Connections, Groups: groups,
 		Warnings: func(owner reconcile.Owner, warnings []error) {

@@ -9,6 +9,7 @@ import (
 	"weft.dev/weft/internal/overlay/egress"
 	"weft.dev/weft/internal/overlay/multicast"
 	"weft.dev/weft/internal/overlay/pipeline"
+	"weft.dev/weft/internal/overlay/pipeline/conjunction"
 	"weft.dev/weft/internal/overlay/remotes"
 	"weft.dev/weft/internal/policy"
 	"weft.dev/weft/internal/policy/enforcer"
@@ -50,7 +51,7 @@ type tracer struct {
 func (t *tracer) origins(owners []reconcile.Owner, first policy.Key) []Origin {
 	pods, addresses := t.attachedPods()
 	t.pods.mu.Lock()
-	var judged map[reconcile.Owner]pipeline.PolicyOrigin
+	var judged map[reconcile.Owner]conjunction.Origin
 	if rules := t.pods.policies.conjunctions(); rules != nil {
 		judged = rules.Origins(mostPolicies, first)
 	}

@@ -33,6 +33,7 @@ import (
 	"weft.dev/weft/internal/overlay/host"
 	"weft.dev/weft/internal/overlay/multicast"
 	"weft.dev/weft/internal/overlay/pipeline"
+	"weft.dev/weft/internal/overlay/pipeline/groupid"
 	"weft.dev/weft/internal/overlay/ports"
 	"weft.dev/weft/internal/overlay/projects"
 	"weft.dev/weft/internal/overlay/remotes"
@@ -201,7 +202,7 @@ func New(engines Engines, store *attach.Store, opts Options) *Network {
 	n.ports = newPorts(n)
 	n.Projects = newProjects(n)
 	n.Firewalls = firewalls.New(changer{n})
-	groups := &pipeline.GroupIDs{}
+	groups := &groupid.IDs{}
 	n.EgressIPs = egress.New(changer{n}, egress.Engines{Links: engines.Links, Rules: engines.Rules, Groups: groups, Uplink: engines.Uplink, Log: opts.Log})
 	n.Services = newBalancer(n, groups)
 	n.Multicast = multicast.NewFeature(changer{n}, n.Projects.Reached, n.hosts.Usable)

@@ -11,7 +11,7 @@ import (
 
 	"weft.dev/weft/internal/attach"
 	"weft.dev/weft/internal/openflow"
-	"weft.dev/weft/internal/overlay/pipeline"
+	"weft.dev/weft/internal/overlay/pipeline/conjunction"
 	"weft.dev/weft/internal/overlay/settings"
 	"weft.dev/weft/internal/policy"
 	"weft.dev/weft/internal/policy/enforcer"
@@ -102,25 +102,25 @@ func settled(ctx context.Context, flows *reconcile.Loop[openflow.Key, openflow.E
 
 // flowCompiler compiles policies to the switch's flows.
 type flowCompiler struct {
-	*pipeline.Conjunctions
+	*conjunction.Compiler
 	policies *policies
 }
 
 var _ enforcer.Compiler = (*flowCompiler)(nil)
 
 func (p *policies) compiler(s *settings.Settings) *flowCompiler {
-	return &flowCompiler{pipeline.NewConjunctions(s.View.Local.Subnet), p}
+	return &flowCompiler{conjunction.New(s.View.Local.Subnet), p}
 }
 
 // Apply implements enforcer.Compiler.
 func (c *flowCompiler) Apply(effect policy.Effect, index *policy.Index) {
-	c.Conjunctions.Apply(effect, index)
+	c.Compiler.Apply(effect, index)
 }
 
 // Commit implements enforcer.Compiler.
 func (c *flowCompiler) Commit(_ *policy.Index, attachments []enforcer.Attachment, _ []attach.Record) []reconcile.Owner {
 	s := c.policies.settings.Load()
-	fragments := c.Changed(&s.Pipeline)
+	fragments := c.Changed()
 	for i := range attachments {
 		fragments[owner(attachments[i].Key())] = c.policies.flows(s, &attachments[i].Record)
 	}
@@ -131,9 +131,9 @@ func (c *flowCompiler) Commit(_ *policy.Index, attachments []enforcer.Attachment
 }
 
 // conjunctions returns the compiled policies, nil if there are none. The caller holds the lock of openPods.
-func (p *policies) conjunctions() *pipeline.Conjunctions {
+func (p *policies) conjunctions() *conjunction.Compiler {
 	if c, is := p.enforcer.Compiler().(*flowCompiler); is {
-		return c.Conjunctions
+		return c.Compiler
 	}
 	return nil
 }
@@ -144,7 +144,7 @@ func (p *policies) adapt(s *settings.Settings) map[reconcile.Owner]map[openflow.
 	e, rules := p.enforcer, p.conjunctions()
 	if rules != nil && (!s.Policies() || rules.Subnet() != s.View.Local.Subnet) {
 		e.Retire()
-		fragments = rules.Changed(&s.Pipeline)
+		fragments = rules.Changed()
 		rules = nil
 	}
 	if !s.Policies() {
@@ -160,7 +160,7 @@ func (p *policies) adapt(s *settings.Settings) map[reconcile.Owner]map[openflow.
 	e.TracksSCTP(s.Pipeline.SCTP)
 	rules = p.conjunctions()
 	rules.Refresh()
-	maps.Copy(fragments, rules.Changed(&s.Pipeline))
+	maps.Copy(fragments, rules.Changed())
 	return fragments
 }
 

@@ -9,6 +9,7 @@ import (
 	"weft.dev/weft/internal/agent/firewall"
 	"weft.dev/weft/internal/link"
 	"weft.dev/weft/internal/nft"
+	"weft.dev/weft/internal/nft/ruleset"
 	"weft.dev/weft/internal/node"
 	"weft.dev/weft/internal/overlay"
 	"weft.dev/weft/internal/overlay/host"
@@ -27,7 +28,7 @@ type HostEnds interface {
 type Kernel struct {
 	options *Options
 	links   *link.Engine
-	rules   *nft.Engine
+	rules   *ruleset.Engine
 	// Pods are pods' links, and surveyed the same for the overlay.
 	Pods     *link.Pods
 	surveyed *surveyed
@@ -72,7 +73,7 @@ func (k *Kernel) open(care node.Care) error {
 	if k.Pods, err = link.NewPods(); err != nil {
 		return err
 	}
-	k.rules, err = nft.NewEngine(nft.Options{Tables: care.Tables, Unmanaged: care.Unmanaged, Apart: care.Apart, Foreign: true})
+	k.rules, err = ruleset.NewEngine(ruleset.Options{Tables: care.Tables, Unmanaged: care.Unmanaged, Apart: care.Apart, Foreign: true})
 	return err
 }
 

@@ -13,6 +13,7 @@ import (
 
 	"weft.dev/weft/internal/link/nstest"
 	"weft.dev/weft/internal/nft"
+	"weft.dev/weft/internal/nft/ruleset"
 	"weft.dev/weft/internal/overlay/host"
 )
 
@@ -106,7 +107,7 @@ func TestRealFirewall(t *testing.T) {
 	if n.dial(t, server, time.Second) {
 		t.Fatal("the chain does not drop")
 	}
-	engine, err := nft.NewEngine(nft.Options{Netns: n.host, Tables: host.Tables(), Unmanaged: host.Unmanaged(), Foreign: true})
+	engine, err := ruleset.NewEngine(ruleset.Options{Netns: n.host, Tables: host.Tables(), Unmanaged: host.Unmanaged(), Foreign: true})
 	if err != nil {
 		t.Fatal(err)
 	}

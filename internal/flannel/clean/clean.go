@@ -19,6 +19,7 @@ import (
 	"weft.dev/weft/internal/flannel/subnetenv"
 	"weft.dev/weft/internal/link"
 	"weft.dev/weft/internal/nft"
+	"weft.dev/weft/internal/nft/ruleset"
 	"weft.dev/weft/internal/reconcile"
 )
 
@@ -83,7 +84,7 @@ func tables(ctx context.Context, o cleanup.Options) (bool, error) {
 			own = append(own, table)
 		}
 	}
-	engine, err := nft.NewEngine(nft.Options{Tables: own, Foreign: true})
+	engine, err := ruleset.NewEngine(ruleset.Options{Tables: own, Foreign: true})
 	if err != nil {
 		return false, err
 	}

@@ -22,6 +22,7 @@ import (
 	"weft.dev/weft/internal/flannel/uplink"
 	"weft.dev/weft/internal/link/whole"
 	"weft.dev/weft/internal/nft"
+	"weft.dev/weft/internal/nft/ruleset"
 	"weft.dev/weft/internal/reconcile"
 )
 
@@ -82,7 +83,7 @@ type Daemon struct {
 	// commands are the commands of the extension backend.
 	commands *reconcile.Loop[extension.Key, extension.Item]
 	engine   *whole.Engine
-	nft      *nft.Engine
+	nft      *ruleset.Engine
 	started  bool
 	ahead    bool           // what was programmed has been read ahead
 	ranges   []netip.Prefix // the ranges of all networks so far
@@ -298,7 +299,7 @@ func (d *Daemon) open(ctx context.Context, running *sync.WaitGroup, config netco
 		return err
 	}
 	d.engine.SetRanges(d.ranges, others(config.Backend))
-	if d.nft, err = nft.NewEngine(nft.Options{Tables: host.Tables(), Foreign: d.options.Open}); err != nil {
+	if d.nft, err = ruleset.NewEngine(ruleset.Options{Tables: host.Tables(), Foreign: d.options.Open}); err != nil {
 		d.engine.Close()
 		return err
 	}

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"weft.dev/weft/internal/nft"
+	"weft.dev/weft/internal/nft/ruleset"
 	"weft.dev/weft/internal/reconcile"
 )
 
@@ -20,7 +21,7 @@ const (
 
 // firewall keeps other programs' chains open for packets forwarded from and to the network, as flanneld's iptables rules do.
 type firewall struct {
-	engine *nft.Engine
+	engine *ruleset.Engine
 	loop   *reconcile.Loop[nft.Key, nft.Item]
 	log    *slog.Logger
 

@@ -12,7 +12,7 @@ import (
 	"github.com/containernetworking/plugins/pkg/testutils"
 
 	"weft.dev/weft/internal/flannel/host"
-	"weft.dev/weft/internal/nft"
+	"weft.dev/weft/internal/nft/ruleset"
 	"weft.dev/weft/internal/reconcile"
 )
 
@@ -44,7 +44,7 @@ func TestEarlierRelease(t *testing.T) {
 			t.Errorf("nft: %s", out)
 			return err
 		}
-		engine, err := nft.NewEngine(nft.Options{Tables: host.Tables()})
+		engine, err := ruleset.NewEngine(ruleset.Options{Tables: host.Tables()})
 		if err != nil {
 			return err
 		}

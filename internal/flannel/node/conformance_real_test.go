@@ -28,6 +28,7 @@ import (
 	"weft.dev/weft/internal/network"
 	"weft.dev/weft/internal/network/networktest"
 	"weft.dev/weft/internal/nft"
+	"weft.dev/weft/internal/nft/ruleset"
 	machine "weft.dev/weft/internal/node"
 	"weft.dev/weft/internal/placement"
 	"weft.dev/weft/internal/reconcile"
@@ -210,20 +211,20 @@ func (s *stage) start(ctx context.Context, t *testing.T, records network.Records
 	var callbacks watchers
 	n := &machine.Node{Pass: pass, WatchLinks: callbacks.add, Name: "n", BootID: s.boot, RunDir: s.dir, StateDir: s.dir}
 	var links *link.Engine
-	var rules, leases *nft.Engine
+	var rules, leases *ruleset.Engine
 	var pods *link.Pods
 	var made *node.Network
 	err := s.space.Do(func(ns.NetNS) error {
 		var errs [7]error
 		links, errs[0] = link.NewEngine(link.Options{})
-		rules, errs[1] = nft.NewEngine(nft.Options{Tables: node.Tables()})
+		rules, errs[1] = ruleset.NewEngine(ruleset.Options{Tables: node.Tables()})
 		pods, errs[2] = link.NewPods()
 		n.Pods = pods
 		n.Links = reconcile.NewLoop(links, reconcile.Options[link.Key, link.Item]{Name: "link"})
 		s.links = n.Links
 		n.Rules = reconcile.NewLoop(rules, reconcile.Options[nft.Key, nft.Item]{Name: "nft"})
 		// The lease's rules, as the daemon makes them.
-		leases, errs[5] = nft.NewEngine(nft.Options{Tables: host.Tables()})
+		leases, errs[5] = ruleset.NewEngine(ruleset.Options{Tables: host.Tables()})
 		config := host.Config{Tunnel: s.tunnel, Pods: host.Pods{Bridge: "cni0", Closed: []uint16{4789, 6081}}}
 		for i := range config.Families {
 			config.Families[i] = host.Family{Network: s.state.Networks[i], Subnet: s.state.Subnets[i]}

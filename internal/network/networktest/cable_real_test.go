@@ -14,6 +14,7 @@ import (
 	"weft.dev/weft/internal/network"
 	"weft.dev/weft/internal/network/networktest"
 	"weft.dev/weft/internal/nft"
+	"weft.dev/weft/internal/nft/ruleset"
 	"weft.dev/weft/internal/node"
 	"weft.dev/weft/internal/placement"
 	"weft.dev/weft/internal/reconcile"
@@ -57,12 +58,12 @@ func TestCable(t *testing.T) {
 func startNode(ctx context.Context, t *testing.T, host ns.NetNS, boot string) *node.Node {
 	t.Helper()
 	var links *link.Engine
-	var rules *nft.Engine
+	var rules *ruleset.Engine
 	var pods *link.Pods
 	err := host.Do(func(ns.NetNS) error {
 		var errs [3]error
 		links, errs[0] = link.NewEngine(link.Options{})
-		rules, errs[1] = nft.NewEngine(nft.Options{Tables: networktest.Kind().Care.Tables})
+		rules, errs[1] = ruleset.NewEngine(ruleset.Options{Tables: networktest.Kind().Care.Tables})
 		pods, errs[2] = link.NewPods()
 		return errors.Join(errs[:]...)
 	})

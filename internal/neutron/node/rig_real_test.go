@@ -30,6 +30,7 @@ import (
 	"weft.dev/weft/internal/network"
 	"weft.dev/weft/internal/neutron/pipeline"
 	"weft.dev/weft/internal/nft"
+	"weft.dev/weft/internal/nft/ruleset"
 	noderoom "weft.dev/weft/internal/node"
 	"weft.dev/weft/internal/openflow"
 	"weft.dev/weft/internal/openflow/bridge"
@@ -170,12 +171,12 @@ func (m *machine) life(ctx context.Context, t *testing.T, records network.Record
 	t.Helper()
 	kind := Kind(m.name)
 	var links *link.Engine
-	var rules *nft.Engine
+	var rules *ruleset.Engine
 	var pods *link.Pods
 	must(t, m.NetNS.Do(func(ns.NetNS) error {
 		var errs [3]error
 		links, errs[0] = link.NewEngine(link.Options{Devices: kind.Care.Devices})
-		rules, errs[1] = nft.NewEngine(nft.Options{Tables: kind.Care.Tables})
+		rules, errs[1] = ruleset.NewEngine(ruleset.Options{Tables: kind.Care.Tables})
 		pods, errs[2] = link.NewPods()
 		return errors.Join(errs[:]...)
 	}))

@@ -15,6 +15,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"weft.dev/weft/internal/nft"
 	"weft.dev/weft/internal/nft/nfnetlink"
 )
 
@@ -136,12 +137,6 @@ func (n Namespace) RunStarted(ctx context.Context, start func(*exec.Cmd) error, 
 	return nil, fmt.Errorf("running nft: %w", errors.Join(err, ctx.Err()))
 }
 
-// ErrMissing reports that what nft was asked for, or a reference of it, does not exist in the kernel: a set, or a chain to jump to.
-var ErrMissing = errors.New("does not exist")
-
-// ErrRefused reports that nft rejected a transaction; the error that wraps it has nft's message.
-var ErrRefused = errors.New("nft refused the transaction")
-
 // Error is an error message of nft.
 type Error struct {
 	Words string
@@ -165,10 +160,10 @@ func parseError(text string) *Error {
 // Error implements error.
 func (e *Error) Error() string { return "nft: " + e.Words }
 
-// Unwrap lets errors.Is find ErrRefused, and ErrMissing if that is the reason.
+// Unwrap lets errors.Is find nft.ErrRefused, and nft.ErrMissing if that is the reason.
 func (e *Error) Unwrap() []error {
 	if strings.Contains(e.Words, "No such file or directory") {
-		return []error{ErrRefused, ErrMissing}
+		return []error{nft.ErrRefused, nft.ErrMissing}
 	}
-	return []error{ErrRefused}
+	return []error{nft.ErrRefused}
 }

@@ -15,6 +15,7 @@ import (
 	"weft.dev/weft/internal/openflow"
 	"weft.dev/weft/internal/overlay/feature"
 	"weft.dev/weft/internal/overlay/pipeline"
+	"weft.dev/weft/internal/overlay/pipeline/groupid"
 	"weft.dev/weft/internal/reconcile"
 	"weft.dev/weft/internal/service"
 )
@@ -48,7 +49,7 @@ type Engines struct {
 	Flows       *reconcile.Loop[openflow.Key, openflow.Entry]
 	Connections Connections
 	// Groups are the numbers of the switch's groups.
-	Groups *pipeline.GroupIDs
+	Groups *groupid.IDs
 	// Warnings is called with the parts of a Service that the switch on this node does not serve, and with no warnings once all are served. It
 	// must not block.
 	Warnings func(owner reconcile.Owner, warnings []error)

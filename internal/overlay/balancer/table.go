@@ -10,6 +10,7 @@ import (
 
 	"weft.dev/weft/internal/openflow"
 	"weft.dev/weft/internal/overlay/pipeline"
+	"weft.dev/weft/internal/overlay/pipeline/groupid"
 	"weft.dev/weft/internal/reconcile"
 	"weft.dev/weft/internal/service"
 )
@@ -21,7 +22,7 @@ type table struct {
 	claims map[place][]claim
 	nodes  pipeline.NodeAddresses
 	isNode map[netip.Addr]bool
-	groups *pipeline.GroupIDs
+	groups *groupid.IDs
 	// targets count the Services with an endpoint there.
 	targets map[pipeline.Target]int
 	// pending are the owners whose fragments may not be in effect yet, each with the number of the change that affected it last.
@@ -77,7 +78,7 @@ func rank(kind service.Kind) int {
 	}
 }
 
-func newTable(groups *pipeline.GroupIDs) table {
+func newTable(groups *groupid.IDs) table {
 	return table{
 		groups: groups,
 		known:  map[reconcile.Owner]*knownService{}, claims: map[place][]claim{}, isNode: map[netip.Addr]bool{},

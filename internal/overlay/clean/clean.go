@@ -17,6 +17,7 @@ import (
 	"weft.dev/weft/internal/cleanup"
 	"weft.dev/weft/internal/link"
 	"weft.dev/weft/internal/nft"
+	"weft.dev/weft/internal/nft/ruleset"
 	"weft.dev/weft/internal/overlay/host"
 	"weft.dev/weft/internal/ovsdb"
 	"weft.dev/weft/internal/reconcile"
@@ -68,7 +69,7 @@ func noSwitch(socket string) error {
 
 // rules removes Weft's tables, including the administrator's chain in them, and its rules in other programs' chains.
 func rules(ctx context.Context, o cleanup.Options) error {
-	engine, err := nft.NewEngine(nft.Options{Tables: host.Tables(), Foreign: true})
+	engine, err := ruleset.NewEngine(ruleset.Options{Tables: host.Tables(), Foreign: true})
 	if err != nil {
 		return err
 	}

@@ -22,6 +22,7 @@ import (
 	"weft.dev/weft/internal/overlay/feature"
 	"weft.dev/weft/internal/overlay/host"
 	"weft.dev/weft/internal/overlay/pipeline"
+	"weft.dev/weft/internal/overlay/pipeline/groupid"
 	"weft.dev/weft/internal/reconcile"
 )
 
@@ -54,7 +55,7 @@ type Engines struct {
 	Links *reconcile.Loop[link.Key, link.Item]
 	Rules *reconcile.Loop[nft.Key, nft.Item]
 	// Groups are the numbers of the switch's groups.
-	Groups *pipeline.GroupIDs
+	Groups *groupid.IDs
 	// Uplink is nil if no egress IP is announced and no connection is flushed.
 	Uplink Uplink
 	Log    *slog.Logger

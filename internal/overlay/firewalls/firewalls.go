@@ -17,6 +17,7 @@ import (
 	"weft.dev/weft/internal/egressfirewall"
 	"weft.dev/weft/internal/overlay/feature"
 	"weft.dev/weft/internal/overlay/pipeline"
+	"weft.dev/weft/internal/overlay/pipeline/groupid"
 	"weft.dev/weft/internal/reconcile"
 )
 
@@ -34,7 +35,7 @@ type Firewalls struct {
 
 	mu    sync.RWMutex
 	known map[string]*egressfirewall.Firewall
-	ids   pipeline.GroupIDs
+	ids   groupid.IDs
 	// numbers are the firewalls' numbers, for the namespaces in known.
 	numbers map[string]uint32
 	// here counts the pods of each namespace on this node. programmed are the namespaces whose rules were handed over.

@@ -9,7 +9,7 @@ import (
 	"testing"
 
 	"weft.dev/weft/internal/link/nstest"
-	"weft.dev/weft/internal/nft"
+	"weft.dev/weft/internal/nft/ruleset"
 	"weft.dev/weft/internal/overlay/host"
 	"weft.dev/weft/internal/overlay/pipeline"
 	"weft.dev/weft/internal/reconcile"
@@ -17,7 +17,7 @@ import (
 
 // The kernel accepts the rules, and lists them without a difference: a restart commits nothing.
 func TestRulesSettle(t *testing.T) {
-	engine, err := nft.NewEngine(nft.Options{Netns: nstest.New(t), Tables: host.Tables()})
+	engine, err := ruleset.NewEngine(ruleset.Options{Netns: nstest.New(t), Tables: host.Tables()})
 	if err != nil {
 		t.Fatal(err)
 	}

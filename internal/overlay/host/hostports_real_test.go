@@ -19,6 +19,7 @@ import (
 	"weft.dev/weft/internal/hostport"
 	"weft.dev/weft/internal/link/nstest"
 	"weft.dev/weft/internal/nft"
+	"weft.dev/weft/internal/nft/ruleset"
 	"weft.dev/weft/internal/overlay/host"
 	"weft.dev/weft/internal/overlay/pipeline"
 	"weft.dev/weft/internal/reconcile"
@@ -77,7 +78,7 @@ func TestHostPortsLead(t *testing.T) {
 // programRules commits items in a namespace.
 func programRules(t *testing.T, netns string, want map[nft.Key]nft.Item) {
 	t.Helper()
-	engine, err := nft.NewEngine(nft.Options{Netns: netns, Tables: host.Tables()})
+	engine, err := ruleset.NewEngine(ruleset.Options{Netns: netns, Tables: host.Tables()})
 	if err != nil {
 		t.Fatal(err)
 	}

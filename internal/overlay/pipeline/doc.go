@@ -5,8 +5,8 @@
 // an attachment, Remote for another node. Each flow's cookie identifies its owner, and each flow has a sentence about its purpose
 // (StaticRules, PodRules, RemoteRules).
 //
-// Conjunctions compiles NetworkPolicies, for ModeNetworkPolicy. It keeps what it has compiled, so that the cost of a change depends on the
-// size of the change.
+// Package conjunction compiles the rules of NetworkPolicies, for ModeNetworkPolicy. It keeps what it has compiled, so that the cost of a
+// change depends on the size of the change.
 //
 // Table numbers and their purposes are in tables.go, registers in registers.go. A feature (isolation by VNID, policies, Services, egress,
 // multicast) adds flows to its own tables: tables 24, 25, 27, 80 and 100 do nothing without it.

@@ -9,6 +9,7 @@ import (
 	"testing"
 
 	"weft.dev/weft/internal/overlay/pipeline"
+	"weft.dev/weft/internal/overlay/pipeline/conjunction"
 	"weft.dev/weft/internal/policy"
 )
 
@@ -98,15 +99,15 @@ func documentPolicies(b *strings.Builder) {
 	for _, s := range []section{{"cluster", c.StaticRules()}, {string(a.Owner), c.PodRules(a)}, {string(remote.Owner()), c.RemoteRules(remote)}} {
 		table(s.owner, slices.DeleteFunc(s.rules, func(r pipeline.Rule) bool { return flat[r.Flow.String()] }))
 	}
-	changed := x.ChangedRules(c)
+	changed := x.ChangedRules()
 	for _, owner := range slices.Sorted(maps.Keys(changed)) {
 		table(string(owner), changed[owner])
 	}
 }
 
 // samplePolicies has a rule by which two pods, one on this node and one on another, may send to port 80 of the first pod.
-func samplePolicies() *pipeline.Conjunctions {
-	x := pipeline.NewConjunctions(sample(true).LocalSubnet)
+func samplePolicies() *conjunction.Compiler {
+	x := conjunction.New(sample(true).LocalSubnet)
 	key := policy.Key{Namespace: "one", Name: "web"}
 	x.Apply(policy.Effect{Policies: []policy.Key{key}}, oneRule{policy.Rule{
 		Name: "one/web ingress[0]", Policy: key, Direction: policy.Ingress, Subjects: "server", PeerSets: []policy.SetName{"clients"},

@@ -22,6 +22,7 @@ import (
 	"weft.dev/weft/internal/openflow"
 	"weft.dev/weft/internal/openflow/bridge"
 	"weft.dev/weft/internal/overlay/pipeline"
+	"weft.dev/weft/internal/overlay/pipeline/groupid"
 	"weft.dev/weft/internal/policy"
 	"weft.dev/weft/internal/reconcile"
 )
@@ -32,7 +33,7 @@ type firewallSwitch struct {
 	config *pipeline.Config
 	engine *bridge.Engine
 	have   map[openflow.Key]openflow.Entry
-	ids    pipeline.GroupIDs
+	ids    groupid.IDs
 	// ways are the ways of namespaces with egress IPs.
 	ways map[string]pipeline.EgressWay
 }

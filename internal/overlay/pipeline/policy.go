@@ -32,14 +32,14 @@ const MarkEnded uint32 = 1 << 0
 // packets pass where nothing isolates or a rule allows them; that they are replies means nothing.
 const MarkUnseen uint32 = 1 << 1
 
-// Priorities in tables 27 and 80 with policies.
+// Priorities in tables 27 and 80 with policies. Those of rules are used by package conjunction.
 const (
 	priorityHost    = 20500 // from a node to its own pods
 	priorityEnded   = 20410 // replies of connections that policies have ended
 	priorityReply   = 20400 // replies of all others
 	priorityItself  = 20300 // a pod to itself
-	priorityOpen    = 20210 // pods that everything may reach, or that may reach everything
-	priorityRule    = 20200 // conjunctions of the first stage; those of further stages are below
+	PriorityOpen    = 20210 // pods that everything may reach, or that may reach everything
+	PriorityRule    = 20200 // conjunctions of the first stage; those of further stages are below
 	priorityKeep    = 120   // a known connection that no rule allows, of a pod whose connections are kept
 	priorityEnd     = 110   // a known connection that no rule allows
 	priorityRefused = 100

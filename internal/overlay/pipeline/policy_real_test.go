@@ -22,6 +22,7 @@ import (
 	"weft.dev/weft/internal/openflow"
 	"weft.dev/weft/internal/openflow/bridge"
 	"weft.dev/weft/internal/overlay/pipeline"
+	"weft.dev/weft/internal/overlay/pipeline/conjunction"
 	"weft.dev/weft/internal/policy"
 	"weft.dev/weft/internal/policy/oracle"
 	"weft.dev/weft/internal/reconcile"
@@ -122,7 +123,7 @@ func TestPoliciesProperty(t *testing.T) {
 	rapid.Check(t, func(r *rapid.T) {
 		w := drawPolicyWorld(r)
 		// Most worlds are so small that their rules fit one stage: some get stages for one or two rules.
-		n := nodeInStages(t, w, rapid.SampledFrom([]int{1, 2, pipeline.StageRoom}).Draw(r, "room of a stage"))
+		n := nodeInStages(t, w, rapid.SampledFrom([]int{1, 2, conjunction.StageRoom}).Draw(r, "room of a stage"))
 		s.follow(t, n)
 		for _, way := range trips() {
 			here := judgedHere(w, way)
@@ -155,7 +156,7 @@ func TestRulesInStages(t *testing.T) {
 	s := startPolicies(t)
 	n, np := crowd(1)
 	n.names["here-a"] = policy.Key{Namespace: "one", Name: "server0"}
-	const rules = 2*pipeline.StageRoom + 3
+	const rules = 2*conjunction.StageRoom + 3
 	for i := range rules {
 		np.Name = fmt.Sprint("policy", i)
 		np.Spec.Ingress[0].Ports[0].Port = new(intstr.FromInt32(int32(i + 1)))
@@ -167,7 +168,7 @@ func TestRulesInStages(t *testing.T) {
 	}
 	n.apply(policy.Effect{})
 	s.follow(t, n)
-	for port, want := range map[int]bool{1: true, pipeline.StageRoom + 1: true, rules: true, rules + 1: false} {
+	for port, want := range map[int]bool{1: true, conjunction.StageRoom + 1: true, rules: true, rules + 1: false} {
 		packet := fmt.Sprintf("%stcp,nw_src=10.132.0.5,nw_dst=10.128.0.5,tcp_dst=%d,tcp_flags=2", fromHost, port)
 		if o := s.trace(t, packet, "--ct-next", "trk,new"); len(o.leaving()) > 0 != want {
 			t.Errorf("port %d passes: %t, want %t\n%s", port, !want, want, o.text)

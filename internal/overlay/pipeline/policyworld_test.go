@@ -15,6 +15,7 @@ import (
 
 	"weft.dev/weft/internal/openflow"
 	"weft.dev/weft/internal/overlay/pipeline"
+	"weft.dev/weft/internal/overlay/pipeline/conjunction"
 	"weft.dev/weft/internal/policy"
 	"weft.dev/weft/internal/policy/oracle"
 	"weft.dev/weft/internal/reconcile"
@@ -109,14 +110,14 @@ func drawPolicyPod(r *rapid.T, name string) *corev1.Pod {
 type node struct {
 	config    *pipeline.Config
 	index     *policy.Index
-	rules     *pipeline.Conjunctions
+	rules     *conjunction.Compiler
 	fragments map[reconcile.Owner]map[openflow.Key]openflow.Entry
 	names     map[string]policy.Key
 }
 
 func newNode(c *pipeline.Config) *node {
 	return &node{
-		config: c, index: policy.New(""), rules: pipeline.NewConjunctions(c.LocalSubnet),
+		config: c, index: policy.New(""), rules: conjunction.New(c.LocalSubnet),
 		fragments: map[reconcile.Owner]map[openflow.Key]openflow.Entry{}, names: map[string]policy.Key{},
 	}
 }
@@ -124,7 +125,7 @@ func newNode(c *pipeline.Config) *node {
 // apply applies an effect, and returns how many owners' fragments changed.
 func (n *node) apply(e policy.Effect) int {
 	n.rules.Apply(e, n.index)
-	changed := n.rules.Changed(n.config)
+	changed := n.rules.Changed()
 	for owner, fragment := range changed {
 		n.fragments[owner] = fragment
 		if len(fragment) == 0 {
@@ -192,14 +193,14 @@ func drawPolicyWorld(r *rapid.T) oracle.World {
 
 func nodeOf(t testing.TB, w oracle.World) *node {
 	t.Helper()
-	return nodeInStages(t, w, pipeline.StageRoom)
+	return nodeInStages(t, w, conjunction.StageRoom)
 }
 
 // nodeInStages is nodeOf with room for this many rules in a stage.
 func nodeInStages(t testing.TB, w oracle.World, room int) *node {
 	t.Helper()
 	n := newNode(policySample())
-	n.rules.SetRoom(room)
+	n.rules.Room = room
 	for _, ns := range w.Namespaces {
 		n.apply(n.index.SetNamespace(policy.FromNamespace(ns)))
 	}
@@ -314,7 +315,7 @@ func TestStages(t *testing.T) {
 	n, np := crowd(1)
 	const beyond = 3
 	keys := map[string]policy.Key{}
-	for i := range 2*pipeline.StageRoom + beyond {
+	for i := range 2*conjunction.StageRoom + beyond {
 		np.Name = fmt.Sprint("policy", i)
 		np.Spec.Ingress[0].Ports[0].Port = new(intstr.FromInt32(int32(i + 1)))
 		p, err := policy.FromNetworkPolicy(np)
@@ -335,14 +336,14 @@ func TestStages(t *testing.T) {
 		return named
 	}
 	before := stages()
-	if got := slices.Sorted(maps.Values(before)); !slices.Equal(got, []int{beyond, pipeline.StageRoom, pipeline.StageRoom}) {
+	if got := slices.Sorted(maps.Values(before)); !slices.Equal(got, []int{beyond, conjunction.StageRoom, conjunction.StageRoom}) {
 		t.Errorf("the client's flows have %v actions", got)
 	}
 	// Of a rule for one port, these fragments change: its verdict, its port, and one for each pod.
 	if touched := n.apply(n.index.DeletePolicy(keys["policy7"])); touched != 4 {
 		t.Errorf("one policy's end changes the fragments of %d owners, want 4", touched)
 	}
-	if got := slices.Sorted(maps.Values(stages())); !slices.Equal(got, []int{beyond, pipeline.StageRoom - 1, pipeline.StageRoom}) {
+	if got := slices.Sorted(maps.Values(stages())); !slices.Equal(got, []int{beyond, conjunction.StageRoom - 1, conjunction.StageRoom}) {
 		t.Errorf("the client's flows have %v actions", got)
 	}
 	np.Name = "policy7"

@@ -15,6 +15,7 @@ import (
 	"weft.dev/weft/internal/openflow/action"
 	"weft.dev/weft/internal/openflow/oxm"
 	"weft.dev/weft/internal/overlay/pipeline/cookies"
+	"weft.dev/weft/internal/overlay/pipeline/groupid"
 	"weft.dev/weft/internal/reconcile"
 	"weft.dev/weft/internal/service"
 )
@@ -89,12 +90,12 @@ func (c Services) endless(v *service.VirtualAddress) bool {
 // has a flow of its own in table 26, which learns. When the endpoint is removed, this flow is removed, and with it the learned flows.
 //
 // Groups of valid addresses come with their flows; an invalid address (Check) has none.
-func (c Services) Flows(list []service.VirtualAddress, ids *GroupIDs) map[openflow.Key]openflow.Entry {
+func (c Services) Flows(list []service.VirtualAddress, ids *groupid.IDs) map[openflow.Key]openflow.Entry {
 	return c.Rules(list, ids).Fragment()
 }
 
 // Rules is Flows with the purpose of each flow.
-func (c Services) Rules(list []service.VirtualAddress, ids *GroupIDs) ServiceRules {
+func (c Services) Rules(list []service.VirtualAddress, ids *groupid.IDs) ServiceRules {
 	b := serviceProgram{ids: ids, backends: map[string]*backend{}}
 	for i := range list {
 		v := &list[i]
@@ -120,7 +121,7 @@ func (c Services) Rules(list []service.VirtualAddress, ids *GroupIDs) ServiceRul
 // serviceProgram collects the rules and groups of one Service.
 type serviceProgram struct {
 	*program
-	ids      *GroupIDs
+	ids      *groupid.IDs
 	backends map[string]*backend
 	groups   []*openflow.Group
 	warnings []error

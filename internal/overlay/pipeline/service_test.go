@@ -15,6 +15,7 @@ import (
 	"weft.dev/weft/internal/openflow"
 	"weft.dev/weft/internal/overlay/pipeline"
 	"weft.dev/weft/internal/overlay/pipeline/cookies"
+	"weft.dev/weft/internal/overlay/pipeline/groupid"
 	"weft.dev/weft/internal/reconcile"
 	"weft.dev/weft/internal/service"
 )
@@ -81,7 +82,7 @@ func serviceSections(c *pipeline.Config, list []service.VirtualAddress) []servic
 	for _, v := range list {
 		byOwner[v.Owner] = append(byOwner[v.Owner], v)
 	}
-	var ids pipeline.GroupIDs
+	var ids groupid.IDs
 	sections := []serviceSection{
 		{"nodes", pipeline.ServiceRules{Rules: pipeline.Services{Config: c}.NodesRules(sampleNodes())}}, {"targets", pipeline.ServiceRules{Rules: pipeline.Services{Config: c}.TargetsRules(targets(c, list))}},
 	}
@@ -136,7 +137,7 @@ func TestServiceFlows(t *testing.T) {
 func change(t *testing.T, before, after service.VirtualAddress) reconcile.Change[openflow.Key, openflow.Entry] {
 	t.Helper()
 	c := sample(true)
-	var ids pipeline.GroupIDs
+	var ids groupid.IDs
 	of := func(v service.VirtualAddress) map[openflow.Key]openflow.Entry {
 		return pipeline.Services{Config: c}.Flows([]service.VirtualAddress{v}, &ids)
 	}
@@ -183,7 +184,7 @@ func TestGroupsProperty(t *testing.T) {
 			at := first + uint32(i)
 			to = append(to, netip.AddrPortFrom(netip.AddrFrom4([4]byte{byte(at >> 24), byte(at >> 16), byte(at >> 8), byte(at)}), 80).String())
 		}
-		var ids pipeline.GroupIDs
+		var ids groupid.IDs
 		groups := func(texts []string) *openflow.Group {
 			rules := pipeline.Services{Config: c}.Rules([]service.VirtualAddress{vip("web", "172.30.0.10", service.TCP, 80, texts...)}, &ids)
 			if len(rules.Groups) != 1 {
@@ -235,7 +236,7 @@ func TestManyEndpoints(t *testing.T) {
 		c.NodeIP = netip.MustParseAddr(node)
 		v := vip("web", "172.30.0.10", service.TCP, 80, to...)
 		v.Affinity = affinity
-		group := pipeline.Services{Config: c}.Rules([]service.VirtualAddress{v}, &pipeline.GroupIDs{}).Groups[0]
+		group := pipeline.Services{Config: c}.Rules([]service.VirtualAddress{v}, &groupid.IDs{}).Groups[0]
 		set := map[string]bool{}
 		for _, b := range group.Buckets {
 			set[b.Actions.String()] = true
@@ -268,7 +269,7 @@ func TestUnusableVirtualAddresses(t *testing.T) {
 		"IPv6":               vip("x", "fd00::1", service.TCP, 80, "10.128.0.5:80"),
 		"another node's pod": vip("x", "10.131.0.6", service.TCP, 80, "10.128.0.5:80"),
 	} {
-		if (pipeline.Services{Config: c}).Check(&v) == nil || len(pipeline.Services{Config: c}.Flows([]service.VirtualAddress{v}, &pipeline.GroupIDs{})) != 0 {
+		if (pipeline.Services{Config: c}).Check(&v) == nil || len(pipeline.Services{Config: c}.Flows([]service.VirtualAddress{v}, &groupid.IDs{})) != 0 {
 			t.Errorf("%s: has flows or no error", name)
 		}
 	}
@@ -288,7 +289,7 @@ func TestUnusableVirtualAddresses(t *testing.T) {
 			t.Errorf("%s: %v", name, err)
 		}
 		c.KeepApart = false
-		if (pipeline.Services{Config: c}).Check(&v) == nil || len(pipeline.Services{Config: c}.Flows([]service.VirtualAddress{v}, &pipeline.GroupIDs{})) != 0 {
+		if (pipeline.Services{Config: c}).Check(&v) == nil || len(pipeline.Services{Config: c}.Flows([]service.VirtualAddress{v}, &groupid.IDs{})) != 0 {
 			t.Errorf("%s: has flows or no error where the datapath cannot bear it", name)
 		}
 	}
@@ -325,35 +326,6 @@ func TestServiceOwnersDoNotMeet(t *testing.T) {
 	}
 }
 
-func TestGroupIDs(t *testing.T) {
-	var a, b pipeline.GroupIDs
-	names := []string{"service/ns/web/TCP/http", "service/ns/web/TCP/http/local", "service/ns/web/UDP/http"}
-	for i := range names {
-		b.ID(names[len(names)-1-i])
-	}
-	for _, name := range names {
-		if first, again := a.ID(name), a.ID(name); first != b.ID(name) || first != again {
-			t.Errorf("%s has two numbers", name)
-		}
-	}
-	// Names with the same hash get different numbers, and keep them until they are released.
-	seen := map[uint32]string{}
-	var many pipeline.GroupIDs
-	for i := range 200_000 {
-		name := fmt.Sprint(i)
-		id := many.ID(name)
-		if other, ok := seen[id]; ok || id < 0x100 || id > 0xffffff00 {
-			t.Fatalf("%s and %s have %d", name, other, id)
-		}
-		seen[id] = name
-	}
-	id := many.ID("7")
-	many.Release("7")
-	if many.ID("7") != id {
-		t.Error("a name has another number once released")
-	}
-}
-
 func sortedEntries(state map[openflow.Key]openflow.Entry) []openflow.Entry {
 	return slices.SortedFunc(maps.Values(state), func(x, y openflow.Entry) int { return cmp.Compare(x.Key().String(), y.Key().String()) })
 }
@@ -384,7 +356,7 @@ func BenchmarkServices(b *testing.B) {
 		list = append(list, []service.VirtualAddress{vip(fmt.Sprintf("s%d", i), fmt.Sprintf("172.30.%d.%d", i/250, i%250), service.TCP, 80, to...)})
 	}
 	for b.Loop() {
-		var ids pipeline.GroupIDs
+		var ids groupid.IDs
 		for _, addresses := range list {
 			pipeline.Services{Config: c}.Flows(addresses, &ids)
 		}

@@ -20,6 +20,7 @@ import (
 
 	"weft.dev/weft/internal/link"
 	"weft.dev/weft/internal/nft"
+	"weft.dev/weft/internal/nft/ruleset"
 	"weft.dev/weft/internal/ovn"
 	"weft.dev/weft/internal/ovn/ovntest"
 	"weft.dev/weft/internal/reconcile"
@@ -34,7 +35,7 @@ func program(ctx context.Context, t *testing.T, netns ns.NetNS, state *gateway.S
 	for name, value := range state.Sysctls {
 		ovntest.Run(t, netns, "sysctl", "-qw", strings.ReplaceAll(name, "/", ".")+"="+value)
 	}
-	rules, err := nft.NewEngine(nft.Options{Netns: path, Tables: []nft.Table{{Family: nft.FamilyIPv4, Name: gateway.Table}}})
+	rules, err := ruleset.NewEngine(ruleset.Options{Netns: path, Tables: []nft.Table{{Family: nft.FamilyIPv4, Name: gateway.Table}}})
 	if err != nil {
 		t.Fatal(err)
 	}

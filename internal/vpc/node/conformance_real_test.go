@@ -18,6 +18,7 @@ import (
 	"weft.dev/weft/internal/network"
 	"weft.dev/weft/internal/network/networktest"
 	"weft.dev/weft/internal/nft"
+	"weft.dev/weft/internal/nft/ruleset"
 	weftnode "weft.dev/weft/internal/node"
 	"weft.dev/weft/internal/ovn"
 	"weft.dev/weft/internal/ovn/ovntest"
@@ -81,12 +82,12 @@ func siteWithPorts(t *testing.T) *ovntest.Site {
 func startNode(ctx context.Context, t *testing.T, host ns.NetNS, boot string) *weftnode.Node {
 	t.Helper()
 	var links *link.Engine
-	var rules *nft.Engine
+	var rules *ruleset.Engine
 	var pods *link.Pods
 	must(t, host.Do(func(ns.NetNS) error {
 		var errs [3]error
 		links, errs[0] = link.NewEngine(link.Options{})
-		rules, errs[1] = nft.NewEngine(nft.Options{Tables: node.Care().Tables})
+		rules, errs[1] = ruleset.NewEngine(ruleset.Options{Tables: node.Care().Tables})
 		pods, errs[2] = link.NewPods()
 		return errors.Join(errs[:]...)
 	}))

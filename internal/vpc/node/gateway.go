@@ -10,6 +10,7 @@ import (
 	"weft.dev/weft/internal/attach"
 	"weft.dev/weft/internal/link"
 	"weft.dev/weft/internal/nft"
+	"weft.dev/weft/internal/nft/ruleset"
 	"weft.dev/weft/internal/node"
 	"weft.dev/weft/internal/reconcile"
 	"weft.dev/weft/internal/vpc/gateway"
@@ -43,7 +44,7 @@ type natGateway struct {
 
 // openGateway opens the engine of the gateway's namespace.
 func openGateway(ctx context.Context, n *node.Node, rec *attach.Record) (*natGateway, error) {
-	opened, err := nft.NewEngine(nft.Options{Netns: rec.Netns, Tables: []nft.Table{{Family: nft.FamilyIPv4, Name: gateway.Table}}})
+	opened, err := ruleset.NewEngine(ruleset.Options{Netns: rec.Netns, Tables: []nft.Table{{Family: nft.FamilyIPv4, Name: gateway.Table}}})
 	if err != nil {
 		return nil, fmt.Errorf("NAT gateway %s: %w", gatewayOf(rec), err)
 	}
@@ -65,7 +66,7 @@ func openGateway(ctx context.Context, n *node.Node, rec *attach.Record) (*natGat
 
 // tableEngine is the engine of a gateway's table. It keeps what it read first: the table of a former agent.
 type tableEngine struct {
-	*nft.Engine
+	*ruleset.Engine
 
 	mu    sync.Mutex
 	first map[nft.Key]nft.Item

@@ -11,6 +11,7 @@ import (
 
 	"weft.dev/weft/internal/openflow"
 	"weft.dev/weft/internal/overlay/pipeline"
+	"weft.dev/weft/internal/overlay/pipeline/groupid"
 	"weft.dev/weft/internal/service"
 	"weft.dev/weft/test/bench/measure"
 	"weft.dev/weft/test/bench/sending"
@@ -117,7 +118,7 @@ func pipelineOf(config *pipeline.Config, rules *policyNode) map[openflow.Key]ope
 		Namespace: svc.Namespace, Service: svc.Name, Name: "a", Ports: []service.SlicePort{{Protocol: service.UDP, Number: forwardPort}},
 		Endpoints: []service.SliceEndpoint{{IP: server(), Node: "n1", Ready: true, Serving: true}},
 	}
-	add(pipeline.Services{Config: config}.Flows(service.Compile(svc, []service.Slice{slice}, service.Place{Node: "n1"}), &pipeline.GroupIDs{}))
+	add(pipeline.Services{Config: config}.Flows(service.Compile(svc, []service.Slice{slice}, service.Place{Node: "n1"}), &groupid.IDs{}))
 	return all
 }
 

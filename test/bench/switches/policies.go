@@ -18,6 +18,7 @@ import (
 
 	"weft.dev/weft/internal/openflow"
 	"weft.dev/weft/internal/overlay/pipeline"
+	"weft.dev/weft/internal/overlay/pipeline/conjunction"
 	"weft.dev/weft/internal/policy"
 	"weft.dev/weft/internal/policy/policytest"
 	"weft.dev/weft/test/bench/measure"
@@ -47,14 +48,14 @@ const megabyte = 1e6
 type policyNode struct {
 	config *pipeline.Config
 	index  *policy.Index
-	rules  *pipeline.Conjunctions
+	rules  *conjunction.Compiler
 	count  int
 	all    map[openflow.Key]openflow.Entry
 }
 
 func newPolicyNode(config *pipeline.Config) *policyNode {
 	n := &policyNode{
-		config: config, index: policy.New(""), rules: pipeline.NewConjunctions(config.LocalSubnet), all: map[openflow.Key]openflow.Entry{},
+		config: config, index: policy.New(""), rules: conjunction.New(config.LocalSubnet), all: map[openflow.Key]openflow.Entry{},
 	}
 	n.rules.Apply(n.index.SetNamespace(policy.Namespace{Name: PolicyNamespace}), n.index)
 	return n
@@ -96,7 +97,7 @@ func (n *policyNode) flows() map[openflow.Key]openflow.Entry {
 	if n == nil {
 		return nil
 	}
-	for _, fragment := range n.rules.Changed(n.config) {
+	for _, fragment := range n.rules.Changed() {
 		maps.Copy(n.all, fragment)
 	}
 	return n.all

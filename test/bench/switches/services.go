@@ -14,6 +14,7 @@ import (
 
 	"weft.dev/weft/internal/openflow"
 	"weft.dev/weft/internal/overlay/pipeline"
+	"weft.dev/weft/internal/overlay/pipeline/groupid"
 	"weft.dev/weft/internal/reconcile"
 	"weft.dev/weft/internal/service"
 	"weft.dev/weft/test/bench/measure"
@@ -105,7 +106,7 @@ func manyServices() []serviceObjects {
 // compileServices compiles objects to flows and groups, as the agent does.
 func compileServices(config *pipeline.Config, objects []serviceObjects) map[reconcile.Owner]map[openflow.Key]openflow.Entry {
 	fragments := make(map[reconcile.Owner]map[openflow.Key]openflow.Entry, len(objects))
-	ids := &pipeline.GroupIDs{}
+	ids := &groupid.IDs{}
 	for _, o := range objects {
 		svc, known := service.FromService(o.service)
 		slice, parsed := service.FromSlice(o.slice)

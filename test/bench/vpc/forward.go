@@ -18,6 +18,7 @@ import (
 
 	kubeovn "weft.dev/weft/api/kubeovn/v1"
 	"weft.dev/weft/internal/nft"
+	"weft.dev/weft/internal/nft/ruleset"
 	"weft.dev/weft/internal/reconcile"
 	"weft.dev/weft/internal/vpc/gateway"
 	"weft.dev/weft/internal/vpc/nat"
@@ -131,7 +132,7 @@ func weftTable(ctx context.Context, netns string) error {
 	if g.Problem != (nat.Problem{}) {
 		return fmt.Errorf("compile the gateway: %s", g.Problem.Message)
 	}
-	engine, err := nft.NewEngine(nft.Options{Netns: netns, Tables: []nft.Table{{Family: nft.FamilyIPv4, Name: gateway.Table}}})
+	engine, err := ruleset.NewEngine(ruleset.Options{Netns: netns, Tables: []nft.Table{{Family: nft.FamilyIPv4, Name: gateway.Table}}})
 	if err != nil {
 		return fmt.Errorf("open the gateway's table: %w", err)
 	}

@@ -1,4 +1,4 @@
-package nft
+package ruleset
 
 import (
 	"context"
@@ -8,13 +8,15 @@ import (
 	"time"
 
 	"golang.org/x/sys/unix"
+
+	"weft.dev/weft/internal/nft"
 )
 
 // A slow reader loses detail but no change: at the end a change is reported.
 func TestOverflowIsReported(t *testing.T) {
-	m := &monitor{out: make(chan Drift, 3)}
+	m := &monitor{out: make(chan nft.Drift, 3)}
 	for range 100 {
-		m.send(Drift{Family: FamilyInet, Table: "a"})
+		m.send(nft.Drift{Family: nft.FamilyInet, Table: "a"})
 	}
 	all := false
 	for len(m.out) > 0 {
@@ -29,7 +31,7 @@ func TestOverflowIsReported(t *testing.T) {
 func FuzzEvents(f *testing.F) {
 	f.Add([]byte{28, 0, 0, 0, 0, 10, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 6, 0, 1, 0, 'a', 0, 0, 0})
 	f.Fuzz(func(_ *testing.T, datagram []byte) {
-		m := &monitor{engine: &Engine{tables: map[tableKey]bool{}}, out: make(chan Drift, driftBuffer), touched: map[tableKey]*Drift{}}
+		m := &monitor{engine: &Engine{tables: map[tableKey]bool{}}, out: make(chan nft.Drift, driftBuffer), touched: map[tableKey]*nft.Drift{}}
 		m.events(context.Background(), datagram)
 	})
 }
@@ -114,9 +116,9 @@ func (s *scripted) Close() error { return nil }
 func TestSocketFails(t *testing.T) {
 	dropped := &os.PathError{Op: "read", Path: "events", Err: unix.ENOBUFS}
 	s := &scripted{errs: []error{dropped, dropped, unix.EBADF}}
-	w := &monitor{out: make(chan Drift, driftBuffer), socket: s}
+	w := &monitor{out: make(chan nft.Drift, driftBuffer), socket: s}
 	w.run(t.Context())
-	var reported []Drift
+	var reported []nft.Drift
 	for drift := range w.out {
 		reported = append(reported, drift)
 	}
@@ -129,7 +131,7 @@ func TestSocketFails(t *testing.T) {
 func TestWatchEnds(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	s := &ending{cancel}
-	w := &monitor{out: make(chan Drift, driftBuffer), socket: s}
+	w := &monitor{out: make(chan nft.Drift, driftBuffer), socket: s}
 	w.run(ctx)
 	if drift, more := <-w.out; more {
 		t.Errorf("reported: %+v", drift)

@@ -1,4 +1,4 @@
-package nft
+package ruleset
 
 import (
 	"context"
@@ -13,6 +13,7 @@ import (
 	"golang.org/x/sync/errgroup"
 	"sigs.k8s.io/knftables"
 
+	"weft.dev/weft/internal/nft"
 	"weft.dev/weft/internal/nft/nfnetlink"
 	"weft.dev/weft/internal/nft/nftcli"
 	"weft.dev/weft/internal/reconcile"
@@ -24,14 +25,14 @@ type Options struct {
 	Netns string
 	// Tables are Weft's tables, managed from the start: a table that exists and is not desired is read, and so found. Tables named in commits
 	// are managed as well.
-	Tables []Table
+	Tables []nft.Table
 	// Unmanaged are chains within Tables whose rules another program or the administrator writes. They are created empty when they are
 	// desired; from then on nothing in them is read, changed or removed, and a ChainRules item for one is rejected. Chains, sets and maps
 	// whose name is that of the chain with a hyphen appended ("<chain>-...") are left alone as well. They are removed only with their table.
 	// The zero value: the engine manages everything in Tables.
-	Unmanaged []Chain
+	Unmanaged []nft.Chain
 	// Apart are tables of Weft that other engines manage. A survey does not examine them, and no rule is added to their chains.
-	Apart []Table
+	Apart []nft.Table
 	// Foreign also reads the rules with Mark in the base chains of other tables; a commit of a ForeignJump turns it on.
 	Foreign bool
 }
@@ -43,14 +44,14 @@ type Engine struct {
 	shared    listings
 	own       ownChanges
 	// unmanaged are the keys of Options.Unmanaged, apart those of Options.Apart. They do not change.
-	unmanaged unmanaged
+	unmanaged nft.Unmanaged
 	apart     map[tableKey]bool
 
 	mutex  sync.Mutex
 	tables map[tableKey]bool // managed
 
 	// known is the kernel's state after the last Read or Commit; nil before the first.
-	known   map[Key]Item
+	known   map[nft.Key]nft.Item
 	records map[tableKey]map[string]record
 	// builder builds transactions; nil before the first.
 	builder knftables.Interface
@@ -58,26 +59,32 @@ type Engine struct {
 
 // tableKey names a table.
 type tableKey struct {
-	family Family
+	family nft.Family
 	name   string
 }
 
-func (k Key) table() tableKey { return tableKey{k.Family, k.Table} }
+// tableOf returns the table of an item.
+func tableOf(key nft.Key) tableKey { return tableKey{key.Family, key.Table} }
 
-var _ reconcile.Engine[Key, Item] = (*Engine)(nil)
+// object returns the key of an object in the table.
+func (t tableKey) object(kind nft.Kind, name string) nft.Key {
+	return nft.Key{Family: t.family, Table: t.name, Kind: kind, Name: name}
+}
+
+var _ reconcile.Engine[nft.Key, nft.Item] = (*Engine)(nil)
 
 // NewEngine returns an engine. It fails if there is no nft, or no such namespace. If nft does not work, each Read and Commit fails.
 func NewEngine(options Options) (*Engine, error) {
 	e := &Engine{
-		tables: map[tableKey]bool{}, records: map[tableKey]map[string]record{}, unmanaged: newUnmanaged(options.Unmanaged),
+		tables: map[tableKey]bool{}, records: map[tableKey]map[string]record{}, unmanaged: nft.NewUnmanaged(options.Unmanaged),
 		apart: map[tableKey]bool{},
 	}
 	e.foreign.Store(options.Foreign)
 	for _, table := range options.Tables {
-		e.tables[table.Key().table()] = true
+		e.tables[tableOf(table.Key())] = true
 	}
 	for _, table := range options.Apart {
-		e.apart[table.Key().table()] = true
+		e.apart[tableOf(table.Key())] = true
 	}
 	var err error
 	if e.namespace, err = nftcli.Open(options.Netns); err != nil {
@@ -126,7 +133,7 @@ func (e *Engine) cares(key tableKey) bool {
 
 // Read implements reconcile.Engine. It lists everything concurrently: each listing is a process, and a start waits for all of them. The
 // first Read also prepares the first commit, by a transaction that is only checked: the kernel takes tens of milliseconds to abort it.
-func (e *Engine) Read(ctx context.Context) (map[Key]Item, error) {
+func (e *Engine) Read(ctx context.Context) (map[nft.Key]nft.Item, error) {
 	var all []nfnetlink.Table
 	err := e.namespace.Inside(func() (err error) {
 		all, err = nfnetlink.Tables()
@@ -139,13 +146,13 @@ func (e *Engine) Read(ctx context.Context) (map[Key]Item, error) {
 		return !slices.ContainsFunc(all, func(t nfnetlink.Table) bool { return tableKey{familyOf(t.Family), t.Name} == key })
 	})
 	listings := make([]*listing, len(tables))
-	foreign := map[Key]Item{}
+	foreign := map[nft.Key]nft.Item{}
 	group, groupCtx := errgroup.WithContext(ctx)
 	group.Go(func() error { _, err := e.transaction(); return err })
 	for i, table := range tables {
 		group.Go(func() error {
 			found, err := e.list(groupCtx, table)
-			if errors.Is(err, ErrMissing) {
+			if errors.Is(err, nft.ErrMissing) {
 				return nil
 			}
 			if err != nil {
@@ -171,7 +178,7 @@ func (e *Engine) Read(ctx context.Context) (map[Key]Item, error) {
 	for i, table := range tables {
 		if listings[i] != nil {
 			records[table] = listings[i].records()
-			maps.Copy(state, e.unmanaged.leaveOut(listings[i].items()))
+			maps.Copy(state, e.unmanaged.LeaveOut(listings[i].items()))
 		}
 	}
 	e.known, e.records = maps.Clone(state), records

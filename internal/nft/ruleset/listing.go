@@ -1,4 +1,4 @@
-package nft
+package ruleset
 
 import (
 	"bytes"
@@ -10,6 +10,8 @@ import (
 	"regexp"
 	"strconv"
 	"strings"
+
+	"weft.dev/weft/internal/nft"
 )
 
 // objects is the used part of nft's JSON listing (libnftables-json(5)).
@@ -22,24 +24,24 @@ type objects struct {
 }
 
 type tableObject struct {
-	Family Family `json:"family"`
-	Name   string `json:"name"`
+	Family nft.Family `json:"family"`
+	Name   string     `json:"name"`
 }
 
 type chainObject struct {
-	Family   Family    `json:"family"`
-	Table    string    `json:"table"`
-	Name     string    `json:"name"`
-	Type     ChainType `json:"type"`
-	Hook     Hook      `json:"hook"`
-	Priority int       `json:"prio"`
-	Policy   Policy    `json:"policy"`
+	Family   nft.Family    `json:"family"`
+	Table    string        `json:"table"`
+	Name     string        `json:"name"`
+	Type     nft.ChainType `json:"type"`
+	Hook     nft.Hook      `json:"hook"`
+	Priority int           `json:"prio"`
+	Policy   nft.Policy    `json:"policy"`
 	// devices are those of an ingress or egress chain, if the chain was not read from JSON.
 	devices []string
 }
 
 type ruleObject struct {
-	Family  Family                       `json:"family"`
+	Family  nft.Family                   `json:"family"`
 	Table   string                       `json:"table"`
 	Chain   string                       `json:"chain"`
 	Handle  int                          `json:"handle"`
@@ -48,7 +50,7 @@ type ruleObject struct {
 }
 
 type setObject struct {
-	Family Family          `json:"family"`
+	Family nft.Family      `json:"family"`
 	Table  string          `json:"table"`
 	Name   string          `json:"name"`
 	Type   json.RawMessage `json:"type"` // a string, or a list of strings
@@ -181,7 +183,7 @@ func recordKey(chain string) string {
 func (l *listing) records() map[string]record {
 	found := map[string]record{}
 	for _, set := range l.objects.sets {
-		if set.Name != StateSet {
+		if set.Name != nft.StateSet {
 			continue
 		}
 		for _, element := range parseElements(set.Elem, false) {
@@ -195,11 +197,11 @@ func (l *listing) records() map[string]record {
 }
 
 // items returns the content of the listing as items.
-func (l *listing) items() map[Key]Item {
-	found := map[Key]Item{}
-	add := func(item Item) { found[item.Key()] = item }
+func (l *listing) items() map[nft.Key]nft.Item {
+	found := map[nft.Key]nft.Item{}
+	add := func(item nft.Item) { found[item.Key()] = item }
 	for _, table := range l.objects.tables {
-		add(&Table{Family: table.Family, Name: table.Name})
+		add(&nft.Table{Family: table.Family, Name: table.Name})
 	}
 	records := l.records()
 	for _, chain := range l.objects.chains {
@@ -209,16 +211,16 @@ func (l *listing) items() map[Key]Item {
 		}
 	}
 	for _, set := range l.objects.sets {
-		if set.Name == StateSet {
+		if set.Name == nft.StateSet {
 			continue
 		}
 		flags := l.flags("set", set)
-		add(&Set{Family: set.Family, Table: set.Table, Name: set.Name, Type: strings.Join(words(set.Type), " . "), Flags: flags, Size: set.Size})
+		add(&nft.Set{Family: set.Family, Table: set.Table, Name: set.Name, Type: strings.Join(words(set.Type), " . "), Flags: flags, Size: set.Size})
 		l.addElements(set, flags, false, add)
 	}
 	for _, set := range l.objects.maps {
 		flags := l.flags("map", set)
-		add(&Map{
+		add(&nft.Map{
 			Family: set.Family, Table: set.Table, Name: set.Name, Type: strings.Join(words(set.Type), " . "),
 			Value: strings.Join(words(set.Map), " . "), Flags: flags, Size: set.Size,
 		})
@@ -231,8 +233,8 @@ func (l *listing) items() map[Key]Item {
 var devicePattern = regexp.MustCompile(`hook \S+ device "?([^" ]+)"? priority`)
 
 // chain returns a chain with its device, which nft 1.0.6 omits in the JSON.
-func (l *listing) chain(object chainObject) *Chain {
-	chain := &Chain{
+func (l *listing) chain(object chainObject) *nft.Chain {
+	chain := &nft.Chain{
 		Family: object.Family, Table: object.Table, Name: object.Name, Type: object.Type, Hook: object.Hook,
 		Priority: object.Priority, Policy: object.Policy,
 	}
@@ -245,38 +247,38 @@ func (l *listing) chain(object chainObject) *Chain {
 }
 
 // chainRules compares a chain with its record. A chain without rules and record has no item.
-func (l *listing) chainRules(chain string, records map[string]record) *ChainRules {
+func (l *listing) chainRules(chain string, records map[string]record) *nft.ChainRules {
 	lines := ruleLines(l.blocks[blockKey{"chain", chain}])
 	recorded, ok := records[recordKey(chain)]
 	if !ok && len(lines) == 0 {
 		return nil
 	}
-	rules := &ChainRules{Family: l.table.family, Table: l.table.name, Chain: chain, recorded: recorded.desired}
+	var altered string
 	if !ok || recorded.listed != digestLines(lines) {
-		rules.altered = "now { " + strings.Join(lines, "; ") + " }"
+		altered = "now { " + strings.Join(lines, "; ") + " }"
 	}
-	return rules
+	return nft.ListedRules(l.table.object(nft.KindRules, chain), recorded.desired, altered)
 }
 
 // flags returns a set's flags from the text; nft 1.0.6 omits "dynamic" in the JSON.
-func (l *listing) flags(kind string, object setObject) []SetFlag {
+func (l *listing) flags(kind string, object setObject) []nft.SetFlag {
 	list := words(object.Flags)
 	for _, line := range l.blocks[blockKey{kind, object.Name}] {
 		if text, ok := strings.CutPrefix(line, "flags "); ok {
 			list = strings.Split(text, ",")
 		}
 	}
-	flags := make([]SetFlag, 0, len(list))
+	flags := make([]nft.SetFlag, 0, len(list))
 	for _, flag := range list {
-		flags = append(flags, SetFlag(flag))
+		flags = append(flags, nft.SetFlag(flag))
 	}
 	return flags
 }
 
 // addElements adds the elements of a set or map, unless packets write them.
-func (l *listing) addElements(set setObject, flags []SetFlag, isMap bool, add func(Item)) {
+func (l *listing) addElements(set setObject, flags []nft.SetFlag, isMap bool, add func(nft.Item)) {
 	for _, flag := range flags {
-		if flag == FlagDynamic || flag == FlagTimeout {
+		if flag == nft.FlagDynamic || flag == nft.FlagTimeout {
 			return
 		}
 	}
@@ -312,14 +314,14 @@ func protocolName(text string) string {
 }
 
 // parseElements reads the elements of a set, or the pairs of a map. It ignores what it cannot parse.
-func parseElements(raw json.RawMessage, isMap bool) []*Element {
+func parseElements(raw json.RawMessage, isMap bool) []*nft.Element {
 	var list []json.RawMessage
 	if json.Unmarshal(raw, &list) != nil {
 		return nil
 	}
-	var found []*Element
+	var found []*nft.Element
 	for _, entry := range list {
-		element := &Element{}
+		element := &nft.Element{}
 		key := entry
 		if isMap {
 			var pair []json.RawMessage

@@ -1,4 +1,4 @@
-package pipeline_test
+package conjunction_test
 
 import (
 	"fmt"
@@ -9,20 +9,40 @@ import (
 
 	"github.com/google/go-cmp/cmp"
 
-	"weft.dev/weft/internal/overlay/pipeline"
+	"weft.dev/weft/internal/overlay/pipeline/conjunction"
 	"weft.dev/weft/internal/policy"
 )
 
+// oneRule are objects with one rule.
+type oneRule struct{ rule policy.Rule }
+
+func (o oneRule) Rules(policy.Key) []policy.Rule { return []policy.Rule{o.rule} }
+
+func (o oneRule) Addresses(name policy.SetName) []netip.Addr {
+	if name == o.rule.Subjects {
+		return []netip.Addr{netip.MustParseAddr("10.128.0.5")}
+	}
+	return []netip.Addr{netip.MustParseAddr("10.128.0.6"), netip.MustParseAddr("10.129.0.7")}
+}
+
+func newCompiler() *conjunction.Compiler {
+	return conjunction.New(netip.MustParsePrefix("10.128.0.0/23"))
+}
+
 // Every flow of rules leads to the policies that it was compiled from: its own, or all that name its address.
 func TestOrigins(t *testing.T) {
-	x := samplePolicies()
-	changed := x.ChangedRules(policySample())
+	x, key := newCompiler(), policy.Key{Namespace: "one", Name: "web"}
+	x.Apply(policy.Effect{Policies: []policy.Key{key}}, oneRule{policy.Rule{
+		Name: "one/web ingress[0]", Policy: key, Direction: policy.Ingress, Subjects: "server", PeerSets: []policy.SetName{"clients"},
+		Services: []policy.Service{{Protocol: policy.TCP, Port: 80, Mask: 0xffff}},
+	}})
+	changed := x.ChangedRules()
 	origins := x.Origins(5, policy.Key{})
 	if len(changed) == 0 {
 		t.Fatal("there are no flows")
 	}
 	for owner, rules := range changed {
-		want := pipeline.PolicyOrigin{Policies: []policy.Key{{Namespace: "one", Name: "web"}}}
+		want := conjunction.Origin{Policies: []policy.Key{key}}
 		for _, r := range rules {
 			for _, address := range []string{"10.128.0.5", "10.128.0.6", "10.129.0.7"} {
 				if match := r.Flow.Match.String(); match == "ip,nw_src="+address || match == "ip,nw_dst="+address {
@@ -47,7 +67,7 @@ func (o manyPolicies) Rules(key policy.Key) []policy.Rule {
 
 // If there are more policies than requested, the first ones are returned, and the requested one.
 func TestOriginsAreBounded(t *testing.T) {
-	x := pipeline.NewConjunctions(sample(true).LocalSubnet)
+	x := newCompiler()
 	var keys []policy.Key
 	for i := range 30 {
 		keys = append(keys, policy.Key{Namespace: "one", Name: fmt.Sprintf("p%02d", i)})

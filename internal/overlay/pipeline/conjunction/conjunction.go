@@ -1,4 +1,6 @@
-package pipeline
+// Package conjunction compiles NetworkPolicies, as the verdict rules of package policy, to conjunctive flows of the overlay's pipeline, for
+// pipeline.ModeNetworkPolicy. Unlike the pipeline it keeps what it has compiled, and it returns only what a change has changed.
+package conjunction
 
 import (
 	"cmp"
@@ -13,6 +15,9 @@ import (
 	"weft.dev/weft/internal/openflow"
 	"weft.dev/weft/internal/openflow/action"
 	"weft.dev/weft/internal/openflow/oxm"
+	"weft.dev/weft/internal/overlay/pipeline"
+	"weft.dev/weft/internal/overlay/pipeline/cookies"
+	"weft.dev/weft/internal/overlay/pipeline/groupid"
 	"weft.dev/weft/internal/policy"
 	"weft.dev/weft/internal/reconcile"
 )
@@ -27,7 +32,7 @@ type Objects interface {
 	Addresses(name policy.SetName) []netip.Addr
 }
 
-// Conjunctions compiles verdict rules to flows. It keeps what it has compiled, so that the cost of a change depends on the size of the
+// Compiler compiles verdict rules to flows. It keeps what it has compiled, so that the cost of a change depends on the size of the
 // change.
 //
 // A rule is a conjunctive match: one flow for each address and port that it names, and one for its verdict, so the sum of its dimensions
@@ -43,18 +48,20 @@ type Objects interface {
 // room and stays there, so adding or removing a rule moves no other rule. The possible number of stages exceeds what fits into a machine's
 // memory.
 //
-// It is not for concurrent use. NewConjunctions creates one.
-type Conjunctions struct {
+// It is not for concurrent use. New creates one.
+type Compiler struct {
+	// Room is the greatest number of rules of one direction in a stage, StageRoom unless it is set before the first Apply.
+	Room int
+
 	subnet netip.Prefix
-	ids    GroupIDs
+	ids    groupid.IDs
 	// policies are the conjunctions of each policy's rules, in the order of the rules.
 	policies map[policy.Key][]*conjunction
 	byName   map[string]*conjunction
 	members  map[policy.SetName]*members
 	terms    map[term]map[*conjunction]*use
-	// stages count the conjunctions in each stage, by direction; room is the maximum in one stage.
+	// stages count the conjunctions in each stage, by direction.
 	stages [2][]int
-	room   int
 
 	dirtyTerms    map[term]struct{}
 	dirtyVerdicts map[*conjunction]struct{}
@@ -114,20 +121,20 @@ type use struct {
 	count int
 }
 
-// NewConjunctions returns Conjunctions for a node with this pod subnet.
-func NewConjunctions(subnet netip.Prefix) *Conjunctions {
-	return &Conjunctions{
-		subnet: subnet, policies: map[policy.Key][]*conjunction{}, byName: map[string]*conjunction{},
-		members: map[policy.SetName]*members{}, terms: map[term]map[*conjunction]*use{}, room: StageRoom,
+// New returns a Compiler for a node with this pod subnet.
+func New(subnet netip.Prefix) *Compiler {
+	return &Compiler{
+		Room: StageRoom, subnet: subnet, policies: map[policy.Key][]*conjunction{}, byName: map[string]*conjunction{},
+		members: map[policy.SetName]*members{}, terms: map[term]map[*conjunction]*use{},
 		dirtyTerms: map[term]struct{}{}, dirtyVerdicts: map[*conjunction]struct{}{},
 	}
 }
 
 // Subnet returns the node's pod subnet.
-func (x *Conjunctions) Subnet() netip.Prefix { return x.subnet }
+func (x *Compiler) Subnet() netip.Prefix { return x.subnet }
 
 // Apply processes the effect of one change. objects must be in the state right after that change.
-func (x *Conjunctions) Apply(effect policy.Effect, objects Objects) {
+func (x *Compiler) Apply(effect policy.Effect, objects Objects) {
 	for i := range effect.Sets {
 		x.applyDelta(&effect.Sets[i], objects)
 	}
@@ -136,7 +143,7 @@ func (x *Conjunctions) Apply(effect policy.Effect, objects Objects) {
 	}
 }
 
-func (x *Conjunctions) applyDelta(d *policy.Delta, objects Objects) {
+func (x *Compiler) applyDelta(d *policy.Delta, objects Objects) {
 	m := x.members[d.Set]
 	if m == nil {
 		return
@@ -151,7 +158,7 @@ func (x *Conjunctions) applyDelta(d *policy.Delta, objects Objects) {
 	}
 }
 
-func (x *Conjunctions) join(m *members, addr netip.Addr, objects Objects) {
+func (x *Compiler) join(m *members, addr netip.Addr, objects Objects) {
 	if _, is := m.all[addr]; !is && m.all != nil {
 		m.all[addr] = struct{}{}
 		for c := range m.peers {
@@ -171,7 +178,7 @@ func (x *Conjunctions) join(m *members, addr netip.Addr, objects Objects) {
 	}
 }
 
-func (x *Conjunctions) leave(m *members, addr netip.Addr) {
+func (x *Compiler) leave(m *members, addr netip.Addr) {
 	if _, is := m.all[addr]; is {
 		delete(m.all, addr)
 		for c := range m.peers {
@@ -191,7 +198,7 @@ func (x *Conjunctions) leave(m *members, addr netip.Addr) {
 }
 
 // setRules sets a policy's rules. It adds the new ones before it removes the old ones, so that rules in both stay programmed.
-func (x *Conjunctions) setRules(key policy.Key, objects Objects) {
+func (x *Compiler) setRules(key policy.Key, objects Objects) {
 	var next []*conjunction
 	for _, rule := range objects.Rules(key) {
 		next = append(next, x.hold(rule, objects))
@@ -206,7 +213,7 @@ func (x *Conjunctions) setRules(key policy.Key, objects Objects) {
 	x.policies[key] = next
 }
 
-func (x *Conjunctions) hold(rule policy.Rule, objects Objects) *conjunction {
+func (x *Compiler) hold(rule policy.Rule, objects Objects) *conjunction {
 	name := conjunctionName(&rule)
 	if c, ok := x.byName[name]; ok {
 		c.users++
@@ -230,7 +237,7 @@ func (x *Conjunctions) hold(rule policy.Rule, objects Objects) *conjunction {
 	return c
 }
 
-func (x *Conjunctions) release(c *conjunction) {
+func (x *Compiler) release(c *conjunction) {
 	if c.users--; c.users > 0 {
 		return
 	}
@@ -242,7 +249,7 @@ func (x *Conjunctions) release(c *conjunction) {
 	x.tidy(c.rule.Subjects)
 }
 
-func (x *Conjunctions) set(name policy.SetName) *members {
+func (x *Compiler) set(name policy.SetName) *members {
 	m, ok := x.members[name]
 	if !ok {
 		m = &members{subjects: map[*conjunction]struct{}{}, peers: map[*conjunction]struct{}{}}
@@ -251,7 +258,7 @@ func (x *Conjunctions) set(name policy.SetName) *members {
 	return m
 }
 
-func (x *Conjunctions) tidy(name policy.SetName) {
+func (x *Compiler) tidy(name policy.SetName) {
 	m := x.members[name]
 	if m == nil {
 		return
@@ -268,7 +275,7 @@ func (x *Conjunctions) tidy(name policy.SetName) {
 }
 
 // activate programs a conjunction that has a subject on this node.
-func (x *Conjunctions) activate(c *conjunction, objects Objects) {
+func (x *Compiler) activate(c *conjunction, objects Objects) {
 	d := c.rule.Direction
 	c.active = true
 	if c.dimensions() > 1 {
@@ -304,9 +311,9 @@ func (x *Conjunctions) activate(c *conjunction, objects Objects) {
 }
 
 // enter adds one conjunction to the first stage of a direction with room, and returns the stage.
-func (x *Conjunctions) enter(d policy.Direction) int {
+func (x *Compiler) enter(d policy.Direction) int {
 	for stage, count := range x.stages[d] {
-		if count < x.room {
+		if count < x.Room {
 			x.stages[d][stage]++
 			return stage
 		}
@@ -315,7 +322,7 @@ func (x *Conjunctions) enter(d policy.Direction) int {
 	return len(x.stages[d]) - 1
 }
 
-func (x *Conjunctions) deactivate(c *conjunction) {
+func (x *Compiler) deactivate(c *conjunction) {
 	d := c.rule.Direction
 	for addr := range x.members[c.rule.Subjects].local {
 		x.use(c, c.subject(host(addr)), -1)
@@ -345,7 +352,7 @@ func (x *Conjunctions) deactivate(c *conjunction) {
 }
 
 // use adds by to the count of an active conjunction's use of a term.
-func (x *Conjunctions) use(c *conjunction, t term, by int) {
+func (x *Compiler) use(c *conjunction, t term, by int) {
 	t.stage = c.stage
 	uses := x.terms[t]
 	if uses == nil {
@@ -432,24 +439,24 @@ func sortedConjunctions(set map[*conjunction]struct{}) []*conjunction {
 }
 
 // Changed returns the fragments of owners that changed since the previous call, empty for owners that are gone.
-func (x *Conjunctions) Changed(c *Config) map[reconcile.Owner]map[openflow.Key]openflow.Entry {
-	changed := x.ChangedRules(c)
+func (x *Compiler) Changed() map[reconcile.Owner]map[openflow.Key]openflow.Entry {
+	changed := x.ChangedRules()
 	fragments := make(map[reconcile.Owner]map[openflow.Key]openflow.Entry, len(changed))
 	for owner, rules := range changed {
-		fragments[owner] = Fragment(rules)
+		fragments[owner] = pipeline.Fragment(rules)
 	}
 	return fragments
 }
 
 // ChangedRules is Changed with the purpose of each flow.
-func (x *Conjunctions) ChangedRules(c *Config) map[reconcile.Owner][]Rule {
-	changed := make(map[reconcile.Owner][]Rule, len(x.dirtyTerms)+len(x.dirtyVerdicts))
+func (x *Compiler) ChangedRules() map[reconcile.Owner][]pipeline.Rule {
+	changed := make(map[reconcile.Owner][]pipeline.Rule, len(x.dirtyTerms)+len(x.dirtyVerdicts))
 	for t := range x.dirtyTerms {
-		changed[t.owner()] = x.termRules(c, t)
+		changed[t.owner()] = x.termRules(t)
 	}
 	for conj := range x.dirtyVerdicts {
 		if now, is := x.byName[conj.name]; !is || now == conj { // if it was removed and added again, there is another value
-			changed[conj.owner()] = conj.rules(c)
+			changed[conj.owner()] = conj.rules()
 		}
 	}
 	x.dirtyTerms, x.dirtyVerdicts = map[term]struct{}{}, map[*conjunction]struct{}{}
@@ -458,14 +465,14 @@ func (x *Conjunctions) ChangedRules(c *Config) map[reconcile.Owner][]Rule {
 
 // Narrowed reports whether anything is no longer allowed since the previous call. A rule that is replaced counts, even if the new one
 // allows more.
-func (x *Conjunctions) Narrowed() bool {
+func (x *Compiler) Narrowed() bool {
 	narrowed := x.narrowed
 	x.narrowed = false
 	return narrowed
 }
 
 // Clear removes all rules.
-func (x *Conjunctions) Clear() {
+func (x *Compiler) Clear() {
 	for key, list := range x.policies {
 		for _, c := range list {
 			x.release(c)
@@ -475,7 +482,7 @@ func (x *Conjunctions) Clear() {
 }
 
 // Refresh makes the next call of Changed return all fragments.
-func (x *Conjunctions) Refresh() {
+func (x *Compiler) Refresh() {
 	for t := range x.terms {
 		x.dirtyTerms[t] = struct{}{}
 	}
@@ -505,45 +512,48 @@ func (c *conjunction) owner() reconcile.Owner { return reconcile.Owner("policyru
 // tablesOf returns the table that decides about a direction, and the next one.
 func tablesOf(d policy.Direction) (table, next uint8) {
 	if d == policy.Egress {
-		return TableEgressPolicy, TableRoute
+		return pipeline.TableEgressPolicy, pipeline.TableRoute
 	}
-	return TableIngress, TableDeliver
+	return pipeline.TableIngress, pipeline.TableDeliver
 }
 
 // allow returns the actions for a packet that a rule allows.
 func allow(next uint8) []action.Action {
-	return []action.Action{setFlags(FlagAllowed, FlagAllowed), action.GotoTable(next)}
+	return []action.Action{action.SetField(oxm.RegMasked(pipeline.RegFlags, pipeline.FlagAllowed, pipeline.FlagAllowed)), action.GotoTable(next)}
 }
 
 // rules returns the verdict of a conjunction; none if it is not active or has only one dimension.
-func (c *conjunction) rules(config *Config) []Rule {
+func (c *conjunction) rules() []pipeline.Rule {
 	if !c.active || c.dimensions() == 1 {
 		return nil
 	}
-	p := config.program(c.owner())
 	table, next := tablesOf(c.rule.Direction)
-	p.add(table, priorityRule, "allowed by "+string(c.rule.Name), match(oxm.EthType(oxm.EthTypeIPv4), oxm.ConjID(c.id)), allow(next)...)
-	return p.rules
+	return []pipeline.Rule{{Purpose: "allowed by " + string(c.rule.Name), Flow: &openflow.Flow{
+		Table: table, Priority: pipeline.PriorityRule, Cookie: cookies.Of(c.owner()),
+		Match: oxm.NewMatch(oxm.EthType(oxm.EthTypeIPv4), oxm.ConjID(c.id)), Actions: allow(next),
+	}}}
 }
 
 // termRules returns a term's flow; none if no active conjunction uses it.
-func (x *Conjunctions) termRules(config *Config, t term) []Rule {
+func (x *Compiler) termRules(t term) []pipeline.Rule {
 	if len(x.terms[t]) == 0 {
 		return nil
 	}
 	used := slices.SortedFunc(maps.Keys(x.terms[t]), func(a, b *conjunction) int { return cmp.Compare(a.id, b.id) })
-	p := config.program(t.owner())
 	table, next := tablesOf(t.direction)
 	if t.open {
-		p.add(table, priorityOpen, "allowed whatever it is", match(t.field()), allow(next)...)
-		return p.rules
+		return []pipeline.Rule{{Purpose: "allowed whatever it is", Flow: &openflow.Flow{
+			Table: table, Priority: pipeline.PriorityOpen, Cookie: cookies.Of(t.owner()), Match: oxm.NewMatch(t.field()), Actions: allow(next),
+		}}}
 	}
 	actions := make([]action.Action, 0, len(used))
 	for _, c := range used {
 		actions = append(actions, action.Conjunction(c.id, x.terms[t][c].clause, c.dimensions()))
 	}
-	p.add(table, priorityRule-uint16(t.stage), "named by rules", match(oxm.EthType(oxm.EthTypeIPv4), t.field()), actions...)
-	return p.rules
+	return []pipeline.Rule{{Purpose: "named by rules", Flow: &openflow.Flow{
+		Table: table, Priority: pipeline.PriorityRule - uint16(t.stage), Cookie: cookies.Of(t.owner()),
+		Match: oxm.NewMatch(oxm.EthType(oxm.EthTypeIPv4), t.field()), Actions: actions,
+	}}}
 }
 
 func (t term) field() oxm.MatchField {
@@ -565,3 +575,5 @@ func (t term) field() oxm.MatchField {
 		return oxm.SCTPDstMasked(port, mask)
 	}
 }
+
+func host(addr netip.Addr) netip.Prefix { return netip.PrefixFrom(addr, addr.BitLen()) }

@@ -1,4 +1,4 @@
-package nft
+package ruleset
 
 import (
 	"context"
@@ -12,6 +12,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
+	"weft.dev/weft/internal/nft"
 	"weft.dev/weft/internal/nft/nfnetlink"
 )
 
@@ -33,31 +34,6 @@ const (
 	netlinkReadLimit = 128 << 10
 )
 
-// Drift describes what another process changed in one transaction in one table.
-type Drift struct {
-	// All reports that anything may have changed: events were lost, or watching has begun.
-	All    bool
-	Family Family
-	Table  string
-	// InCare reports that the table is one of Weft's own.
-	InCare bool
-	// Hooks reports that the table, or a base chain of it, was added, removed or changed.
-	Hooks bool
-	// Chains are the chains that were changed, or whose rules were, sorted. Changes of sets, maps and elements are not in it.
-	Chains []string
-	// Err is why watching has ended before its context: this is the last value, and later changes are not reported.
-	Err error
-}
-
-// Touches reports whether the drift concerns, or may concern, a chain.
-func (d *Drift) Touches(chain Key) bool {
-	if d.All {
-		return true
-	}
-	_, found := slices.BinarySearch(d.Chains, chain.Name)
-	return found && d.Family == chain.Family && d.Table == chain.Table
-}
-
 // driftBuffer is how many events wait for the reader before they are replaced by one All.
 const driftBuffer = 64
 
@@ -69,22 +45,22 @@ const eventBuffer = 8 << 20
 // let no packet pass. The first value, with All set, reports that watching has begun. When the kernel dropped events (ENOBUFS), All is
 // reported. Slow readers lose detail (All), never a change. A socket that fails otherwise ends the watching: the last value has the reason
 // (Err).
-func (e *Engine) Monitor(ctx context.Context) (<-chan Drift, error) {
-	m := &monitor{engine: e, out: make(chan Drift, driftBuffer)}
+func (e *Engine) Monitor(ctx context.Context) (<-chan nft.Drift, error) {
+	m := &monitor{engine: e, out: make(chan nft.Drift, driftBuffer)}
 	if err := e.namespace.Inside(m.subscribe); err != nil {
 		return nil, fmt.Errorf("watching nftables: %w", err)
 	}
-	m.out <- Drift{All: true}
+	m.out <- nft.Drift{All: true}
 	go m.run(ctx)
 	return m.out, nil
 }
 
 type monitor struct {
 	engine *Engine
-	out    chan Drift
+	out    chan nft.Drift
 	socket io.ReadCloser
 	// touched are the tables of the transaction whose end has not been received: only its end identifies the sender.
-	touched map[tableKey]*Drift
+	touched map[tableKey]*nft.Drift
 }
 
 func (m *monitor) subscribe() error {
@@ -108,7 +84,7 @@ func (m *monitor) run(ctx context.Context) {
 		stop()
 		_ = m.socket.Close() // closing twice is a harmless error
 	}()
-	m.touched = map[tableKey]*Drift{}
+	m.touched = map[tableKey]*nft.Drift{}
 	buffer := make([]byte, netlinkReadLimit)
 	for ctx.Err() == nil {
 		size, err := m.socket.Read(buffer)
@@ -116,12 +92,12 @@ func (m *monitor) run(ctx context.Context) {
 		case err == nil:
 			m.events(ctx, buffer[:size])
 		case errors.Is(err, unix.ENOBUFS), errors.Is(err, unix.EINTR):
-			m.send(Drift{All: true})
+			m.send(nft.Drift{All: true})
 		case ctx.Err() != nil: // closed because ctx ended
 			return
 		default:
 			select {
-			case m.out <- Drift{All: true, Err: fmt.Errorf("watching nftables: %w", err)}:
+			case m.out <- nft.Drift{All: true, Err: fmt.Errorf("watching nftables: %w", err)}:
 			case <-ctx.Done():
 			}
 			return
@@ -132,7 +108,7 @@ func (m *monitor) run(ctx context.Context) {
 func (m *monitor) events(ctx context.Context, datagram []byte) {
 	messages, err := syscall.ParseNetlinkMessage(datagram)
 	if err != nil {
-		m.send(Drift{All: true})
+		m.send(nft.Drift{All: true})
 		return
 	}
 	for _, message := range messages {
@@ -141,7 +117,7 @@ func (m *monitor) events(ctx context.Context, datagram []byte) {
 		}
 		attrs, err := nfnetlink.Attributes(message.Data)
 		if err != nil || len(message.Data) == 0 {
-			m.send(Drift{All: true})
+			m.send(nft.Drift{All: true})
 			continue
 		}
 		if message.Header.Type&0xff == nftMsgNewGen {
@@ -153,14 +129,14 @@ func (m *monitor) events(ctx context.Context, datagram []byte) {
 }
 
 // touch records one change of the current transaction.
-func (m *monitor) touch(kind uint16, family Family, attrs map[uint16][]byte) {
+func (m *monitor) touch(kind uint16, family nft.Family, attrs map[uint16][]byte) {
 	name := unix.ByteSliceToString(attrs[nftaTableName])
 	if name == "" {
 		return
 	}
 	key := tableKey{family, name}
 	if m.touched[key] == nil {
-		m.touched[key] = &Drift{Family: family, Table: name}
+		m.touched[key] = &nft.Drift{Family: family, Table: name}
 	}
 	drift := m.touched[key]
 	var chain string
@@ -183,7 +159,7 @@ func (m *monitor) touch(kind uint16, family Family, attrs map[uint16][]byte) {
 // transaction ends a transaction, sent from a netlink port: it reports what was changed, unless the engine sent it.
 func (m *monitor) transaction(ctx context.Context, port uint32, generation []byte) {
 	touched := m.touched
-	m.touched = map[tableKey]*Drift{}
+	m.touched = map[tableKey]*nft.Drift{}
 	if len(generation) == 4 && m.engine.own.mine(ctx, port, binary.BigEndian.Uint32(generation)) {
 		return
 	}
@@ -197,26 +173,26 @@ func (m *monitor) transaction(ctx context.Context, port uint32, generation []byt
 	}
 }
 
-func familyOf(number byte) Family {
+func familyOf(number byte) nft.Family {
 	switch number {
 	case unix.NFPROTO_IPV4:
-		return FamilyIPv4
+		return nft.FamilyIPv4
 	case unix.NFPROTO_IPV6:
-		return FamilyIPv6
+		return nft.FamilyIPv6
 	case unix.NFPROTO_INET:
-		return FamilyInet
+		return nft.FamilyInet
 	case unix.NFPROTO_ARP:
-		return FamilyARP
+		return nft.FamilyARP
 	case unix.NFPROTO_BRIDGE:
-		return FamilyBridge
+		return nft.FamilyBridge
 	case unix.NFPROTO_NETDEV:
-		return FamilyNetdev
+		return nft.FamilyNetdev
 	}
 	return ""
 }
 
 // send never blocks: if the buffer is full, its content and the new event are replaced by one All. There is no other sender.
-func (m *monitor) send(drift Drift) {
+func (m *monitor) send(drift nft.Drift) {
 	select {
 	case m.out <- drift:
 		return
@@ -226,7 +202,7 @@ func (m *monitor) send(drift Drift) {
 		select {
 		case <-m.out:
 		default:
-			m.out <- Drift{All: true}
+			m.out <- nft.Drift{All: true}
 			return
 		}
 	}

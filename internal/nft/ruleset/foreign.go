@@ -1,4 +1,4 @@
-package nft
+package ruleset
 
 import (
 	"context"
@@ -11,12 +11,13 @@ import (
 
 	"sigs.k8s.io/knftables"
 
+	"weft.dev/weft/internal/nft"
 	"weft.dev/weft/internal/nft/nfnetlink"
 )
 
-// text returns the rule's text: devices, ranges, port, counter and accept, in the order in which iptables-nft writes them, so that
+// jumpText returns the rule's text: devices, ranges, port, counter and accept, in the order in which iptables-nft writes them, so that
 // iptables-nft can read it.
-func (j *ForeignJump) text() string {
+func jumpText(j *nft.ForeignJump) string {
 	var words []string
 	if j.InDevice != "" {
 		words = append(words, "iifname", strconv.Quote(j.InDevice))
@@ -36,29 +37,29 @@ func (j *ForeignJump) text() string {
 	return strings.Join(append(words, "counter accept"), " ")
 }
 
-func (j *ForeignJump) comment() string { return strings.TrimSpace(Mark + " " + j.Owner) }
+func jumpComment(j *nft.ForeignJump) string { return strings.TrimSpace(nft.Mark + " " + j.Owner) }
 
 // foreign adds the operations for rules in other tables' chains. All removals come first, by handle.
 func (b *build) foreign() {
-	drop := func(key Key) {
-		have, ok := b.engine.known[key].(*ForeignJump)
+	drop := func(key nft.Key) {
+		have, ok := b.engine.known[key].(*nft.ForeignJump)
 		if !ok {
 			return
 		}
-		for _, handle := range have.handles {
+		for _, handle := range have.Handles {
 			b.remove(key, &knftables.Rule{Family: knftables.Family(key.Family), Table: key.Table, Chain: have.Chain, Handle: &handle})
 		}
 	}
-	for key := range ofKind[*ForeignJump](b.change.Delete) {
+	for key := range ofKind[*nft.ForeignJump](b.change.Delete) {
 		drop(key)
 	}
-	for key := range ofKind[*ForeignJump](b.change.Set) {
+	for key := range ofKind[*nft.ForeignJump](b.change.Set) {
 		drop(key)
 	}
-	for key, jump := range ofKind[*ForeignJump](b.change.Set) {
-		comment := jump.comment()
+	for key, jump := range ofKind[*nft.ForeignJump](b.change.Set) {
+		comment := jumpComment(jump)
 		b.tx.Insert(&knftables.Rule{
-			Family: knftables.Family(key.Family), Table: key.Table, Chain: jump.Chain, Rule: jump.text(), Comment: &comment,
+			Family: knftables.Family(key.Family), Table: key.Table, Chain: jump.Chain, Rule: jumpText(jump), Comment: &comment,
 		})
 		b.lines = append(b.lines, key)
 	}
@@ -81,7 +82,7 @@ func (e *Engine) foreignChains() (bases []chainObject, chains map[tableKey]int, 
 		chain := newChainObject(&all[i])
 		table := tableKey{chain.Family, chain.Table}
 		chains[table]++
-		if chain.Hook != "" && chain.Type != TypeNAT && seesIP(chain.Family) && !e.cares(table) && !e.apart[table] {
+		if chain.Hook != "" && chain.Type != nft.TypeNAT && seesIP(chain.Family) && !e.cares(table) && !e.apart[table] {
 			bases = append(bases, chain)
 		}
 	}
@@ -92,25 +93,25 @@ func (e *Engine) foreignChains() (bases []chainObject, chains map[tableKey]int, 
 func newChainObject(chain *nfnetlink.Chain) chainObject {
 	object := chainObject{Family: familyOf(chain.Family), Table: chain.Table, Name: chain.Name}
 	if hook := chain.Hook; hook != nil {
-		object.Type, object.Hook, object.Priority = ChainType(hook.Type), hookOf(object.Family, hook.Number), hook.Priority
-		object.Policy, object.devices = PolicyAccept, hook.Devices
+		object.Type, object.Hook, object.Priority = nft.ChainType(hook.Type), hookOf(object.Family, hook.Number), hook.Priority
+		object.Policy, object.devices = nft.PolicyAccept, hook.Devices
 		if hook.Drop {
-			object.Policy = PolicyDrop
+			object.Policy = nft.PolicyDrop
 		}
 	}
 	return object
 }
 
 // hookOf returns the name of a hook (NF_INET_*, NF_BR_*, NF_ARP_* and NF_NETDEV_*), like nft "unknown" for one that it does not have.
-func hookOf(family Family, number uint32) Hook {
-	hooks := []Hook{HookPrerouting, HookInput, HookForward, HookOutput, HookPostrouting}
+func hookOf(family nft.Family, number uint32) nft.Hook {
+	hooks := []nft.Hook{nft.HookPrerouting, nft.HookInput, nft.HookForward, nft.HookOutput, nft.HookPostrouting}
 	switch family {
-	case FamilyInet:
-		hooks = append(hooks, HookIngress)
-	case FamilyARP:
-		hooks = []Hook{HookInput, HookOutput, HookForward}
-	case FamilyNetdev:
-		hooks = []Hook{HookIngress, HookEgress}
+	case nft.FamilyInet:
+		hooks = append(hooks, nft.HookIngress)
+	case nft.FamilyARP:
+		hooks = []nft.Hook{nft.HookInput, nft.HookOutput, nft.HookForward}
+	case nft.FamilyNetdev:
+		hooks = []nft.Hook{nft.HookIngress, nft.HookEgress}
 	}
 	if int(number) >= len(hooks) {
 		return "unknown"
@@ -119,9 +120,9 @@ func hookOf(family Family, number uint32) Hook {
 }
 
 // seesIP reports whether the chains of a family see packets of IP as such.
-func seesIP(family Family) bool {
+func seesIP(family nft.Family) bool {
 	switch family {
-	case FamilyIPv4, FamilyIPv6, FamilyInet, FamilyNetdev:
+	case nft.FamilyIPv4, nft.FamilyIPv6, nft.FamilyInet, nft.FamilyNetdev:
 		return true
 	default:
 		return false
@@ -129,17 +130,17 @@ func seesIP(family Family) bool {
 }
 
 // readForeign adds the rules with Mark. Of tables with thousands of chains, which are kube-proxy's, it lists only the base chains.
-func (e *Engine) readForeign(ctx context.Context, state map[Key]Item) error {
+func (e *Engine) readForeign(ctx context.Context, state map[nft.Key]nft.Item) error {
 	bases, counts, err := e.foreignChains()
 	if err != nil {
 		return err
 	}
 	for _, chain := range bases {
-		if !opens(chain) {
+		if !nft.Openable(chain.Family, chain.Hook) {
 			continue
 		}
 		text, err := e.ask(ctx, append([]string{"-j", "-t"}, listingOf(chain, counts[tableKey{chain.Family, chain.Table}] <= wholeTable)...)...)
-		if errors.Is(err, ErrMissing) {
+		if errors.Is(err, nft.ErrMissing) {
 			continue
 		}
 		if err != nil {
@@ -151,9 +152,9 @@ func (e *Engine) readForeign(ctx context.Context, state map[Key]Item) error {
 		}
 		objects.rules = slices.DeleteFunc(objects.rules, func(rule ruleObject) bool { return rule.Chain != chain.Name })
 		for _, jump := range markedRules(objects.rules) {
-			if have, ok := state[jump.Key()].(*ForeignJump); ok {
-				have.handles = append(have.handles, jump.handles...)
-				have.misplaced = true
+			if have, ok := state[jump.Key()].(*nft.ForeignJump); ok {
+				have.Handles = append(have.Handles, jump.Handles...)
+				have.Misplaced = true
 				continue
 			}
 			state[jump.Key()] = jump
@@ -170,26 +171,15 @@ func listingOf(base chainObject, whole bool) []string {
 	return []string{"list", "chain", string(base.Family), base.Table, base.Name}
 }
 
-// opens reports whether rules may be added to a base chain: at the hooks that decide what a host receives, forwards and sends, for
-// addresses and ports.
-func opens(chain chainObject) bool {
-	switch chain.Family {
-	case FamilyIPv4, FamilyIPv6, FamilyInet:
-		return chain.Hook == HookForward || chain.Hook == HookInput || chain.Hook == HookOutput
-	default:
-		return false
-	}
-}
-
 // isMarked returns the owner of a rule with Mark.
 func isMarked(rule *ruleObject) (owner string, marked bool) {
-	owner, marked = strings.CutPrefix(rule.Comment, Mark)
+	owner, marked = strings.CutPrefix(rule.Comment, nft.Mark)
 	return strings.TrimSpace(owner), marked && (owner == "" || owner[0] == ' ')
 }
 
 // markedRules returns the rules of a chain with Mark; those that are not above all others are misplaced.
-func markedRules(rules []ruleObject) []*ForeignJump {
-	var found []*ForeignJump
+func markedRules(rules []ruleObject) []*nft.ForeignJump {
+	var found []*nft.ForeignJump
 	top := true
 	for i := range rules {
 		rule := &rules[i]
@@ -198,17 +188,17 @@ func markedRules(rules []ruleObject) []*ForeignJump {
 			top = false
 			continue
 		}
-		jump := &ForeignJump{Family: rule.Family, Table: rule.Table, Chain: rule.Chain, Owner: owner, handles: []int{rule.Handle}}
-		asWritten := jump.parse(rule.Expr)
-		jump.misplaced = !top || !asWritten
+		jump := &nft.ForeignJump{Family: rule.Family, Table: rule.Table, Chain: rule.Chain, Owner: owner, Handles: []int{rule.Handle}}
+		asWritten := parseJump(jump, rule.Expr)
+		jump.Misplaced = !top || !asWritten
 		found = append(found, jump)
 	}
 	return found
 }
 
-// parse reads what the rule lets pass. It reports whether text could have written the rule; otherwise another program has narrowed or
+// parseJump reads what the rule lets pass. It reports whether jumpText could have written the rule; otherwise another program has narrowed or
 // widened it.
-func (j *ForeignJump) parse(exprs []map[string]json.RawMessage) (asWritten bool) {
+func parseJump(j *nft.ForeignJump, exprs []map[string]json.RawMessage) (asWritten bool) {
 	accepts, others := false, false
 	for _, expr := range exprs {
 		in, out, ok := deviceMatch(expr)
@@ -231,12 +221,7 @@ func (j *ForeignJump) parse(exprs []map[string]json.RawMessage) (asWritten bool)
 			others = true
 		}
 	}
-	return accepts && !others && !j.empty()
-}
-
-// empty reports whether the rule would let everything pass.
-func (j *ForeignJump) empty() bool {
-	return j.InDevice == "" && j.OutDevice == "" && j.UDPPort == 0 && !j.Source.IsValid() && !j.Destination.IsValid()
+	return accepts && !others && !j.Empty()
 }
 
 // l3 is the protocol of a range's addresses, in nft's syntax.
@@ -245,14 +230,6 @@ func l3(r netip.Prefix) string {
 		return "ip"
 	}
 	return "ip6"
-}
-
-// rangeText returns a range as text, "" for an invalid one.
-func rangeText(r netip.Prefix) string {
-	if !r.IsValid() {
-		return ""
-	}
-	return r.String()
 }
 
 func has(expr map[string]json.RawMessage, word string) bool {

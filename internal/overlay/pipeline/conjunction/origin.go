@@ -1,4 +1,4 @@
-package pipeline
+package conjunction
 
 import (
 	"cmp"
@@ -11,8 +11,8 @@ import (
 	"weft.dev/weft/internal/reconcile"
 )
 
-// PolicyOrigin says what the flows of an owner of Conjunctions were compiled from.
-type PolicyOrigin struct {
+// Origin says what the flows of an owner were compiled from.
+type Origin struct {
 	// Policies are the policies of the rules, sorted. Equal rules of several policies are one, and all rules for an address name it.
 	Policies []policy.Key
 	// More says that the list is incomplete.
@@ -22,16 +22,16 @@ type PolicyOrigin struct {
 }
 
 // Origins returns the origin of each owner's flows, with at most this many policies each. If first is among them, it comes first.
-func (x *Conjunctions) Origins(most int, first policy.Key) map[reconcile.Owner]PolicyOrigin {
+func (x *Compiler) Origins(most int, first policy.Key) map[reconcile.Owner]Origin {
 	h := x.holders()
 	firsts := x.policies[first]
-	origin := func(named iter.Seq[*conjunction], has func(*conjunction) bool) PolicyOrigin {
+	origin := func(named iter.Seq[*conjunction], has func(*conjunction) bool) Origin {
 		if slices.ContainsFunc(firsts, has) {
 			return h.origin(most, named, &first)
 		}
 		return h.origin(most, named, nil)
 	}
-	origins := make(map[reconcile.Owner]PolicyOrigin, len(x.byName)+len(x.terms))
+	origins := make(map[reconcile.Owner]Origin, len(x.byName)+len(x.terms))
 	for _, c := range x.byName {
 		if c.active {
 			origins[c.owner()] = origin(slices.Values([]*conjunction{c}), func(other *conjunction) bool { return other == c })
@@ -55,7 +55,7 @@ type holders struct {
 	ranks map[*conjunction]int
 }
 
-func (x *Conjunctions) holders() holders {
+func (x *Compiler) holders() holders {
 	h := holders{lists: map[*conjunction][]policy.Key{}, ranks: map[*conjunction]int{}}
 	for rank, key := range slices.SortedFunc(maps.Keys(x.policies), comparePolicies) {
 		for _, c := range x.policies[key] {
@@ -72,7 +72,7 @@ func (x *Conjunctions) holders() holders {
 }
 
 // origin joins the policies of conjunctions. first comes before all others unless it is nil.
-func (h *holders) origin(most int, named iter.Seq[*conjunction], first *policy.Key) PolicyOrigin {
+func (h *holders) origin(most int, named iter.Seq[*conjunction], first *policy.Key) Origin {
 	// The lowest policies are all in the lists with the lowest beginnings.
 	var lowest []int
 	for c := range named {
@@ -94,7 +94,7 @@ func (h *holders) origin(most int, named iter.Seq[*conjunction], first *policy.K
 	if first != nil {
 		joined = slices.Insert(slices.DeleteFunc(joined, func(k policy.Key) bool { return k == *first }), 0, *first)
 	}
-	return PolicyOrigin{Policies: joined[:min(len(joined), most)], More: len(joined) > most}
+	return Origin{Policies: joined[:min(len(joined), most)], More: len(joined) > most}
 }
 
 func comparePolicies(a, b policy.Key) int {

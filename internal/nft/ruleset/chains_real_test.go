@@ -1,6 +1,6 @@
 //go:build real
 
-package nft
+package ruleset
 
 import (
 	"fmt"
@@ -11,6 +11,7 @@ import (
 	"testing"
 
 	"weft.dev/weft/internal/link/nstest"
+	"weft.dev/weft/internal/nft"
 	"weft.dev/weft/internal/nft/nfnetlink"
 )
 
@@ -80,12 +81,12 @@ func TestRealChainsAreNftsListing(t *testing.T) {
 		read, err = nfnetlink.Chains()
 		return err
 	})
-	devices := map[Key][]string{}
+	devices := map[nft.Key][]string{}
 	got := make([]chainObject, 0, len(read))
 	for i := range read {
 		chain := newChainObject(&read[i])
 		if len(chain.devices) > 0 {
-			devices[Key{chain.Family, chain.Table, KindChain, chain.Name}] = slices.Sorted(slices.Values(chain.devices))
+			devices[tableKey{chain.Family, chain.Table}.object(nft.KindChain, chain.Name)] = slices.Sorted(slices.Values(chain.devices))
 		}
 		chain.devices = nil // nft 1.0.6 omits them
 		got = append(got, chain)
@@ -98,9 +99,9 @@ func TestRealChainsAreNftsListing(t *testing.T) {
 	if len(got) < 25 || !reflect.DeepEqual(got, listed.chains) {
 		t.Errorf("read are\n%+v\nlisted are\n%+v", got, listed.chains)
 	}
-	want := map[Key][]string{
-		{FamilyInet, "t", KindChain, "ingress"}: {"one"}, {FamilyNetdev, "t", KindChain, "one"}: {"one"},
-		{FamilyNetdev, "t", KindChain, "both"}: {"one", "two"}, {FamilyNetdev, "t", KindChain, "egress"}: {"two"},
+	want := map[nft.Key][]string{
+		{Family: nft.FamilyInet, Table: "t", Kind: nft.KindChain, Name: "ingress"}: {"one"}, {Family: nft.FamilyNetdev, Table: "t", Kind: nft.KindChain, Name: "one"}: {"one"},
+		{Family: nft.FamilyNetdev, Table: "t", Kind: nft.KindChain, Name: "both"}: {"one", "two"}, {Family: nft.FamilyNetdev, Table: "t", Kind: nft.KindChain, Name: "egress"}: {"two"},
 	}
 	if !reflect.DeepEqual(devices, want) {
 		t.Errorf("devices are %v", devices)

@@ -1,6 +1,6 @@
 //go:build real
 
-package nft_test
+package ruleset_test
 
 import (
 	"net/netip"

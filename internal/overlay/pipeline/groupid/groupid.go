@@ -1,4 +1,5 @@
-package pipeline
+// Package groupid numbers what the pipeline's flows name by a number that Weft chooses.
+package groupid
 
 import (
 	"crypto/sha256"
@@ -6,19 +7,19 @@ import (
 	"sync"
 )
 
-// GroupIDs assigns numbers to groups by a hash of the name, so that the same objects have the same numbers on every node and after a
-// restart. If hashes collide (with 10,000 names, two do in one cluster out of a hundred), the first name gets the number. Sort names before
-// the first use, so that this is the same after a restart too.
+// IDs assigns numbers to groups, conjunctions and egress firewalls by a hash of the name, so that the same objects have the same numbers on
+// every node and after a restart. If hashes collide (with 10,000 names, two do in one cluster out of a hundred), the first name gets the
+// number. Sort names before the first use, so that this is the same after a restart too.
 //
 // The zero value is ready. Its methods may be called concurrently.
-type GroupIDs struct {
+type IDs struct {
 	mu     sync.Mutex
 	byName map[string]uint32
 	byID   map[uint32]string
 }
 
 // ID returns the number of a name. It is kept until Release.
-func (g *GroupIDs) ID(name string) uint32 {
+func (g *IDs) ID(name string) uint32 {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	if id, ok := g.byName[name]; ok {
@@ -39,7 +40,7 @@ func (g *GroupIDs) ID(name string) uint32 {
 }
 
 // Release frees the number of a name. Another name may get it.
-func (g *GroupIDs) Release(name string) {
+func (g *IDs) Release(name string) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	delete(g.byID, g.byName[name])

@@ -1,4 +1,4 @@
-package nft
+package ruleset
 
 import (
 	"encoding/json"
@@ -7,6 +7,8 @@ import (
 	"slices"
 	"strings"
 	"testing"
+
+	"weft.dev/weft/internal/nft"
 )
 
 func TestListingOfEverything(t *testing.T) {
@@ -57,7 +59,7 @@ func TestListingOfProtocolNumbers(t *testing.T) {
 	} {
 		set := setObject{Family: "inet", Table: "wt", Name: "s", Type: json.RawMessage(`["inet_proto", "inet_service"]`), Elem: json.RawMessage(listed)}
 		var got []string
-		new(listing).addElements(set, nil, false, func(item Item) { got = append(got, strings.Join(item.(*Element).Match, " . ")) })
+		new(listing).addElements(set, nil, false, func(item nft.Item) { got = append(got, strings.Join(item.(*nft.Element).Match, " . ")) })
 		if text := strings.Join(got, ", "); text != want {
 			t.Errorf("%s is read as %s, not %s", listed, text, want)
 		}
@@ -90,10 +92,10 @@ func FuzzListing(f *testing.F) {
 		table := newForeignListing(objects)
 		table.addWords(text)
 		for _, base := range objects.chains {
-			kind := Traffic{Family: FamilyIPv4, Hook: base.Hook, InDevice: "tun0"}
+			kind := nft.Traffic{Family: nft.FamilyIPv4, Hook: base.Hook, InDevice: "tun0"}
 			base.meets(kind)
 			search := &dropSearch{
-				table: table, base: base, kind: kind, survey: &Survey{watched: map[Key]bool{}}, walked: map[string]walked{},
+				table: table, base: base, kind: kind, survey: &nft.Survey{Watched: map[nft.Key]bool{}}, walked: map[string]walked{},
 			}
 			search.look()
 			markedRules(table.rules[base.Name])

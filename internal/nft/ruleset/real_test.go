@@ -1,6 +1,6 @@
 //go:build real
 
-package nft_test
+package ruleset_test
 
 import (
 	"context"
@@ -18,13 +18,14 @@ import (
 	"weft.dev/weft/internal/link/nstest"
 	"weft.dev/weft/internal/nft"
 	"weft.dev/weft/internal/nft/nfttest"
+	"weft.dev/weft/internal/nft/ruleset"
 	"weft.dev/weft/internal/reconcile"
 )
 
-func newEngine(t testing.TB, netns string, foreign bool) *nft.Engine {
+func newEngine(t testing.TB, netns string, foreign bool) *ruleset.Engine {
 	t.Helper()
 	table := nft.Table{Family: nft.FamilyInet, Name: nfttest.Table}
-	engine, err := nft.NewEngine(nft.Options{
+	engine, err := ruleset.NewEngine(ruleset.Options{
 		Netns: netns, Tables: []nft.Table{table}, Foreign: foreign, Unmanaged: []nft.Chain{nfttest.Unmanaged()},
 	})
 	if err != nil {
@@ -260,7 +261,7 @@ func traffic() []nft.Traffic {
 	}
 }
 
-func survey(t *testing.T, engine *nft.Engine) []nft.ForeignDrop {
+func survey(t *testing.T, engine *ruleset.Engine) []nft.ForeignDrop {
 	t.Helper()
 	found, err := engine.Survey(context.Background(), traffic()...)
 	if err != nil {
@@ -270,7 +271,7 @@ func survey(t *testing.T, engine *nft.Engine) []nft.ForeignDrop {
 }
 
 // surveyed returns the drops as sorted texts.
-func surveyed(t *testing.T, engine *nft.Engine) []string {
+func surveyed(t *testing.T, engine *ruleset.Engine) []string {
 	t.Helper()
 	var lines []string
 	for _, drop := range survey(t, engine) {
@@ -287,7 +288,7 @@ func surveyed(t *testing.T, engine *nft.Engine) []string {
 }
 
 // opened returns the jumps past everything that drops unconditionally.
-func opened(t *testing.T, engine *nft.Engine) map[nft.Key]nft.Item {
+func opened(t *testing.T, engine *ruleset.Engine) map[nft.Key]nft.Item {
 	t.Helper()
 	desired := map[nft.Key]nft.Item{}
 	for _, drop := range survey(t, engine) {
@@ -351,7 +352,7 @@ chain INPUT of table ip filter (hook input) drops packets to UDP port 4789: iifn
 	}
 }
 
-func apply(t *testing.T, engine *nft.Engine, desired map[nft.Key]nft.Item) {
+func apply(t *testing.T, engine *ruleset.Engine, desired map[nft.Key]nft.Item) {
 	t.Helper()
 	actual, err := engine.Read(context.Background())
 	if err != nil {

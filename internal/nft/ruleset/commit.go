@@ -1,4 +1,4 @@
-package nft
+package ruleset
 
 import (
 	"context"
@@ -11,6 +11,7 @@ import (
 
 	"sigs.k8s.io/knftables"
 
+	"weft.dev/weft/internal/nft"
 	"weft.dev/weft/internal/nft/nftcli"
 	"weft.dev/weft/internal/reconcile"
 )
@@ -19,25 +20,22 @@ import (
 // is to be recorded. If all attempts fail, the chain stays without a valid record, and the next verification writes it.
 const recordAttempts = 3
 
-// commentMax is the maximum length of a comment in nft, in bytes (NFTNL_UDATA_COMMENT_MAXLEN is 128 with the final zero).
-const commentMax = 127
-
 // Commit implements reconcile.Engine. It is one nft transaction; a second one writes the records of the changed chains. An error names the
 // item that nft rejected, and wraps ErrRefused, and also ErrMissing if a referenced object does not exist. What should be removed but is
 // used by rules of an unmanaged chain is left, and reported in a PartialError.
-func (e *Engine) Commit(ctx context.Context, change reconcile.Change[Key, Item]) error {
+func (e *Engine) Commit(ctx context.Context, change reconcile.Change[nft.Key, nft.Item]) error {
 	if change.Empty() {
 		return nil
 	}
 	for key, item := range change.Set {
-		if err := validate(item); err != nil {
+		if err := nft.Validate(item); err != nil {
 			return fmt.Errorf("setting %s: %w", key, err)
 		}
-		if e.unmanaged.hides(key) {
+		if e.unmanaged.Hides(key) {
 			return fmt.Errorf("setting %s: the chain's rules are not the engine's", key)
 		}
-		if key.Kind != KindForeignJump {
-			e.take(key.table())
+		if key.Kind != nft.KindForeignJump {
+			e.take(tableOf(key))
 		}
 	}
 	if e.known == nil {
@@ -49,14 +47,14 @@ func (e *Engine) Commit(ctx context.Context, change reconcile.Change[Key, Item])
 		return err
 	}
 	err := e.commit(ctx, change)
-	if errors.Is(err, ErrRefused) {
+	if errors.Is(err, nft.ErrRefused) {
 		// The known state may be stale: another program removed or added what this change removes or adds.
 		if _, readErr := e.Read(ctx); readErr != nil {
 			return errors.Join(err, readErr)
 		}
 		err = e.commit(ctx, change)
 	}
-	failed := map[Key]error{}
+	failed := map[nft.Key]error{}
 	for {
 		key, busy := inUse(err, change)
 		if !busy {
@@ -68,17 +66,17 @@ func (e *Engine) Commit(ctx context.Context, change reconcile.Change[Key, Item])
 		err = e.commit(ctx, change)
 	}
 	if err == nil && len(failed) > 0 {
-		return &reconcile.PartialError[Key]{Failed: failed}
+		return &reconcile.PartialError[nft.Key]{Failed: failed}
 	}
 	return err
 }
 
 // inUse returns the stray that cannot be removed because rules of another program use it (Options.Unmanaged). It must not keep other items
 // from being removed.
-func inUse(err error, change reconcile.Change[Key, Item]) (Key, bool) {
+func inUse(err error, change reconcile.Change[nft.Key, nft.Item]) (nft.Key, bool) {
 	var refused *itemError
 	if !errors.As(err, &refused) || !strings.Contains(refused.err.Words, "Device or resource busy") {
-		return Key{}, false
+		return nft.Key{}, false
 	}
 	_, stray := change.Delete[refused.key]
 	return refused.key, stray
@@ -86,26 +84,26 @@ func inUse(err error, change reconcile.Change[Key, Item]) (Key, bool) {
 
 // refreshForeign reads the handles of rules in foreign chains if a change concerns any: they are removed by handle, and a commit does not
 // return the handles of what it adds.
-func (e *Engine) refreshForeign(ctx context.Context, change reconcile.Change[Key, Item]) error {
+func (e *Engine) refreshForeign(ctx context.Context, change reconcile.Change[nft.Key, nft.Item]) error {
 	concerned := false
-	for key := range ofKind[*ForeignJump](change.Set) {
-		concerned = concerned || key.Kind == KindForeignJump
+	for key := range ofKind[*nft.ForeignJump](change.Set) {
+		concerned = concerned || key.Kind == nft.KindForeignJump
 	}
-	for key := range ofKind[*ForeignJump](change.Delete) {
-		concerned = concerned || key.Kind == KindForeignJump
+	for key := range ofKind[*nft.ForeignJump](change.Delete) {
+		concerned = concerned || key.Kind == nft.KindForeignJump
 	}
 	if !concerned {
 		return nil
 	}
 	e.foreign.Store(true)
-	maps.DeleteFunc(e.known, func(key Key, _ Item) bool { return key.Kind == KindForeignJump })
+	maps.DeleteFunc(e.known, func(key nft.Key, _ nft.Item) bool { return key.Kind == nft.KindForeignJump })
 	if err := e.readForeign(ctx, e.known); err != nil {
 		return fmt.Errorf("reading foreign chains: %w", err)
 	}
 	return nil
 }
 
-func (e *Engine) commit(ctx context.Context, change reconcile.Change[Key, Item]) error {
+func (e *Engine) commit(ctx context.Context, change reconcile.Change[nft.Key, nft.Item]) error {
 	for attempt := 1; ; attempt++ {
 		before, err := e.namespace.Generation()
 		if err != nil {
@@ -134,17 +132,17 @@ func (e *Engine) commit(ctx context.Context, change reconcile.Change[Key, Item])
 }
 
 // forgetTables deletes the known state of deleted tables.
-func (e *Engine) forgetTables(change reconcile.Change[Key, Item]) {
+func (e *Engine) forgetTables(change reconcile.Change[nft.Key, nft.Item]) {
 	for key := range change.Delete {
-		if key.Kind == KindTable {
-			delete(e.records, key.table())
-			maps.DeleteFunc(e.known, func(k Key, _ Item) bool { return k.table() == key.table() && k.Kind != KindForeignJump })
+		if key.Kind == nft.KindTable {
+			delete(e.records, tableOf(key))
+			maps.DeleteFunc(e.known, func(k nft.Key, _ nft.Item) bool { return tableOf(k) == tableOf(key) && k.Kind != nft.KindForeignJump })
 		}
 	}
 }
 
 // write builds the transaction and runs it.
-func (e *Engine) write(ctx context.Context, change reconcile.Change[Key, Item]) error {
+func (e *Engine) write(ctx context.Context, change reconcile.Change[nft.Key, nft.Item]) error {
 	tx, err := e.transaction()
 	if err != nil {
 		return err
@@ -171,7 +169,7 @@ func (e *Engine) write(ctx context.Context, change reconcile.Change[Key, Item]) 
 
 // itemError is nft's error about the operation of an item.
 type itemError struct {
-	key Key
+	key nft.Key
 	err *nftcli.Error
 }
 
@@ -185,22 +183,22 @@ func (e *itemError) Unwrap() error { return e.err }
 type build struct {
 	engine *Engine
 	ctx    context.Context //nolint:containedctx // lives as long as the call that made it
-	change reconcile.Change[Key, Item]
+	change reconcile.Change[nft.Key, nft.Item]
 	tx     *knftables.Transaction
-	lines  []Key
+	lines  []nft.Key
 }
 
-func (b *build) add(key Key, object knftables.Object) {
+func (b *build) add(key nft.Key, object knftables.Object) {
 	b.tx.Add(object)
 	b.lines = append(b.lines, key)
 }
 
-func (b *build) flush(key Key, object knftables.Object) {
+func (b *build) flush(key nft.Key, object knftables.Object) {
 	b.tx.Flush(object)
 	b.lines = append(b.lines, key)
 }
 
-func (b *build) remove(key Key, object knftables.Object) {
+func (b *build) remove(key nft.Key, object knftables.Object) {
 	b.tx.Delete(object)
 	b.lines = append(b.lines, key)
 }
@@ -208,7 +206,7 @@ func (b *build) remove(key Key, object knftables.Object) {
 // all adds the operations in an order in which each finds what it needs: containers before their content, objects before references to
 // them. Removals have the reverse order.
 func (b *build) all() error {
-	for key := range ofKind[*Table](b.change.Set) {
+	for key := range ofKind[*nft.Table](b.change.Set) {
 		b.add(key, &knftables.Table{Family: knftables.Family(key.Family), Name: key.Table})
 	}
 	rebuilt, err := b.chains()
@@ -217,7 +215,7 @@ func (b *build) all() error {
 	}
 	b.sets()
 	b.elements()
-	for key, rules := range ofKind[*ChainRules](b.change.Set) {
+	for key, rules := range ofKind[*nft.ChainRules](b.change.Set) {
 		b.flush(key, chainObjectOf(key))
 		for _, rule := range rules.Rules {
 			object := &knftables.Rule{Family: knftables.Family(key.Family), Table: key.Table, Chain: key.Name, Rule: rule.Text}
@@ -238,10 +236,10 @@ func (b *build) all() error {
 }
 
 // ofKind iterates over the items of one type, sorted by key.
-func ofKind[T Item](items map[Key]Item) func(yield func(Key, T) bool) {
+func ofKind[T nft.Item](items map[nft.Key]nft.Item) func(yield func(nft.Key, T) bool) {
 	type keyed struct {
 		text string // computed once: a change may have thousands of elements
-		key  Key
+		key  nft.Key
 		item T
 	}
 	var found []keyed
@@ -251,7 +249,7 @@ func ofKind[T Item](items map[Key]Item) func(yield func(Key, T) bool) {
 		}
 	}
 	slices.SortFunc(found, func(a, b keyed) int { return strings.Compare(a.text, b.text) })
-	return func(yield func(Key, T) bool) {
+	return func(yield func(nft.Key, T) bool) {
 		for _, f := range found {
 			if !yield(f.key, f.item) {
 				return
@@ -261,28 +259,28 @@ func ofKind[T Item](items map[Key]Item) func(yield func(Key, T) bool) {
 }
 
 // setsOf returns the sets and maps among the items.
-func setsOf(items map[Key]Item) map[Key]Item {
-	found := map[Key]Item{}
+func setsOf(items map[nft.Key]nft.Item) map[nft.Key]nft.Item {
+	found := map[nft.Key]nft.Item{}
 	for key, item := range items {
-		if key.Kind == KindSet || key.Kind == KindMap {
+		if key.Kind == nft.KindSet || key.Kind == nft.KindMap {
 			found[key] = item
 		}
 	}
 	return found
 }
 
-func chainObjectOf(key Key) *knftables.Chain {
+func chainObjectOf(key nft.Key) *knftables.Chain {
 	return &knftables.Chain{Family: knftables.Family(key.Family), Table: key.Table, Name: key.Name}
 }
 
 // chains adds chains. A chain whose hook changes has to be created again; if its rules do not change, they are read from the kernel, in
 // nft's syntax, and returned.
-func (b *build) chains() (map[Key][]string, error) {
-	rebuilt := map[Key][]string{}
-	for key, chain := range ofKind[*Chain](b.change.Set) {
-		want := chain.normalised()
+func (b *build) chains() (map[nft.Key][]string, error) {
+	rebuilt := map[nft.Key][]string{}
+	for key, chain := range ofKind[*nft.Chain](b.change.Set) {
+		want := chain.Normalised()
 		if b.reshapes(key, want) {
-			rulesKey := Key{key.Family, key.Table, KindRules, key.Name}
+			rulesKey := key.Sibling(nft.KindRules, key.Name)
 			if _, ok := b.change.Set[rulesKey]; !ok {
 				lines, err := b.engine.chainLines(b.ctx, key)
 				if err != nil {
@@ -293,23 +291,24 @@ func (b *build) chains() (map[Key][]string, error) {
 			b.flush(key, chainObjectOf(key))
 			b.remove(key, chainObjectOf(key))
 		}
-		b.add(key, want.object())
+		b.add(key, baseObjectOf(&want))
 	}
 	return rebuilt, nil
 }
 
 // reshapes reports whether a chain exists with another hook than desired.
-func (b *build) reshapes(key Key, want Chain) bool {
-	have, ok := b.engine.known[key].(*Chain)
+func (b *build) reshapes(key nft.Key, want nft.Chain) bool {
+	have, ok := b.engine.known[key].(*nft.Chain)
 	if !ok {
 		return false
 	}
-	old := have.normalised()
+	old := have.Normalised()
 	old.Policy = want.Policy
 	return old != want
 }
 
-func (c *Chain) object() *knftables.Chain {
+// baseObjectOf returns a chain with what makes it a base chain.
+func baseObjectOf(c *nft.Chain) *knftables.Chain {
 	object := chainObjectOf(c.Key())
 	if c.Hook != "" {
 		object.Type = new(knftables.BaseChainType(c.Type))
@@ -324,9 +323,9 @@ func (c *Chain) object() *knftables.Chain {
 }
 
 // chainLines returns a chain's rules in nft's syntax.
-func (e *Engine) chainLines(ctx context.Context, key Key) ([]string, error) {
+func (e *Engine) chainLines(ctx context.Context, key nft.Key) ([]string, error) {
 	text, err := e.namespace.Run(ctx, "-s", "-n", "list", "chain", string(key.Family), key.Table, key.Name)
-	if errors.Is(err, ErrMissing) {
+	if errors.Is(err, nft.ErrMissing) {
 		return nil, nil
 	}
 	if err != nil {
@@ -337,14 +336,14 @@ func (e *Engine) chainLines(ctx context.Context, key Key) ([]string, error) {
 
 // sets adds sets and maps. If the type or flags change, the set is created again with its elements; nft rejects this while rules use it.
 func (b *build) sets() {
-	for key, item := range ofKind[Item](setsOf(b.change.Set)) {
+	for key, item := range ofKind[nft.Item](setsOf(b.change.Set)) {
 		if have, ok := b.engine.known[key]; ok && !have.Equal(item) {
 			b.remove(key, setObjectOf(have))
 			b.add(key, setObjectOf(item))
-			for elementKey, element := range ofKind[*Element](b.engine.known) {
+			for elementKey, element := range ofKind[*nft.Element](b.engine.known) {
 				_, changed := b.change.Set[elementKey]
 				_, removed := b.change.Delete[elementKey]
-				if element.Set == key.Name && elementKey.table() == key.table() && !changed && !removed {
+				if element.Set == key.Name && tableOf(elementKey) == tableOf(key) && !changed && !removed {
 					b.add(elementKey, b.element(element))
 				}
 			}
@@ -354,8 +353,8 @@ func (b *build) sets() {
 	}
 }
 
-func setObjectOf(item Item) knftables.Object {
-	flagsOf := func(flags []SetFlag) (list []knftables.SetFlag) {
+func setObjectOf(item nft.Item) knftables.Object {
+	flagsOf := func(flags []nft.SetFlag) (list []knftables.SetFlag) {
 		for _, flag := range flags {
 			list = append(list, knftables.SetFlag(flag))
 		}
@@ -368,12 +367,12 @@ func setObjectOf(item Item) knftables.Object {
 		return &size
 	}
 	switch item := item.(type) {
-	case *Set:
+	case *nft.Set:
 		return &knftables.Set{
 			Family: knftables.Family(item.Family), Table: item.Table, Name: item.Name, Type: item.Type,
 			Flags: flagsOf(item.Flags), Size: sizeOf(item.Size),
 		}
-	case *Map:
+	case *nft.Map:
 		return &knftables.Map{
 			Family: knftables.Family(item.Family), Table: item.Table, Name: item.Name, Type: item.Type + " : " + item.Value,
 			Flags: flagsOf(item.Flags), Size: sizeOf(item.Size),
@@ -383,9 +382,9 @@ func setObjectOf(item Item) knftables.Object {
 }
 
 // definition returns the set or map of an element: from the change, else from the known state.
-func (b *build) definition(element *Element) Item {
-	for _, kind := range []Kind{KindSet, KindMap} {
-		key := Key{element.Family, element.Table, kind, element.Set}
+func (b *build) definition(element *nft.Element) nft.Item {
+	for _, kind := range []nft.Kind{nft.KindSet, nft.KindMap} {
+		key := nft.Key{Family: element.Family, Table: element.Table, Kind: kind, Name: element.Set}
 		if item, ok := b.change.Set[key]; ok {
 			return item
 		}
@@ -397,14 +396,14 @@ func (b *build) definition(element *Element) Item {
 }
 
 // element returns the element for nft: a map's or a set's, with interface names quoted.
-func (b *build) element(e *Element) *knftables.Element {
+func (b *build) element(e *nft.Element) *knftables.Element {
 	object := &knftables.Element{Family: knftables.Family(e.Family), Table: e.Table, Key: slices.Clone(e.Match), Value: e.Value}
 	definition := b.definition(e)
 	var types string
 	switch definition := definition.(type) {
-	case *Map:
+	case *nft.Map:
 		object.Map, types = e.Set, definition.Type
-	case *Set:
+	case *nft.Set:
 		object.Set, types = e.Set, definition.Type
 	default: // nft reports that it does not exist
 		object.Set = e.Set
@@ -425,10 +424,10 @@ func (b *build) element(e *Element) *knftables.Element {
 
 // elements removes and adds elements. A changed element is removed and added: adding alone would keep the old value.
 func (b *build) elements() {
-	gone := func(key Key) bool {
-		for _, kind := range []Kind{KindSet, KindMap} {
+	gone := func(key nft.Key) bool {
+		for _, kind := range []nft.Kind{nft.KindSet, nft.KindMap} {
 			setName, _, _ := strings.Cut(key.Name, " ")
-			setKey := Key{key.Family, key.Table, kind, setName}
+			setKey := key.Sibling(kind, setName)
 			if _, deleted := b.change.Delete[setKey]; deleted {
 				return true
 			}
@@ -440,14 +439,14 @@ func (b *build) elements() {
 		}
 		return b.tableGoes(key)
 	}
-	for key, element := range ofKind[*Element](b.change.Delete) {
-		if have, ok := b.engine.known[key].(*Element); ok && !gone(key) {
+	for key, element := range ofKind[*nft.Element](b.change.Delete) {
+		if have, ok := b.engine.known[key].(*nft.Element); ok && !gone(key) {
 			b.remove(key, b.element(have))
 		}
 		_ = element
 	}
-	for key, element := range ofKind[*Element](b.change.Set) {
-		if have, ok := b.engine.known[key].(*Element); ok && !gone(key) {
+	for key, element := range ofKind[*nft.Element](b.change.Set) {
+		if have, ok := b.engine.known[key].(*nft.Element); ok && !gone(key) {
 			b.remove(key, b.element(have))
 		}
 		b.add(key, b.element(element))
@@ -455,38 +454,38 @@ func (b *build) elements() {
 }
 
 // tableGoes reports whether the table of a key is being deleted, with everything in it.
-func (b *build) tableGoes(key Key) bool {
-	_, goes := b.change.Delete[Key{key.Family, key.Table, KindTable, ""}]
+func (b *build) tableGoes(key nft.Key) bool {
+	_, goes := b.change.Delete[key.Sibling(nft.KindTable, "")]
 	return goes
 }
 
 // removals deletes what is known to exist.
 func (b *build) removals() {
-	stands := func(key Key) bool {
+	stands := func(key nft.Key) bool {
 		_, ok := b.engine.known[key]
 		return ok && !b.tableGoes(key) && !b.engine.unmanaged[key]
 	}
-	for key := range ofKind[*ChainRules](b.change.Delete) {
+	for key := range ofKind[*nft.ChainRules](b.change.Delete) {
 		if stands(key) {
 			b.flush(key, chainObjectOf(key))
 		}
 	}
-	for key := range ofKind[*Chain](b.change.Delete) {
+	for key := range ofKind[*nft.Chain](b.change.Delete) {
 		if stands(key) {
 			b.flush(key, chainObjectOf(key))
 		}
 	}
-	for key := range ofKind[*Chain](b.change.Delete) {
+	for key := range ofKind[*nft.Chain](b.change.Delete) {
 		if stands(key) {
 			b.remove(key, chainObjectOf(key))
 		}
 	}
-	for key, item := range ofKind[Item](setsOf(b.change.Delete)) {
+	for key, item := range ofKind[nft.Item](setsOf(b.change.Delete)) {
 		if stands(key) {
 			b.remove(key, setObjectOf(item))
 		}
 	}
-	for key := range ofKind[*Table](b.change.Delete) {
+	for key := range ofKind[*nft.Table](b.change.Delete) {
 		if _, ok := b.engine.known[key]; ok {
 			b.remove(key, &knftables.Table{Family: knftables.Family(key.Family), Name: key.Table})
 		}
@@ -494,21 +493,21 @@ func (b *build) removals() {
 }
 
 // changedRules returns the chains whose records a change makes obsolete, by table.
-func changedRules(change reconcile.Change[Key, Item]) map[tableKey]map[string]*ChainRules {
-	found := map[tableKey]map[string]*ChainRules{}
-	note := func(key Key, rules *ChainRules) {
-		if _, goes := change.Delete[Key{key.Family, key.Table, KindTable, ""}]; goes {
+func changedRules(change reconcile.Change[nft.Key, nft.Item]) map[tableKey]map[string]*nft.ChainRules {
+	found := map[tableKey]map[string]*nft.ChainRules{}
+	note := func(key nft.Key, rules *nft.ChainRules) {
+		if _, goes := change.Delete[key.Sibling(nft.KindTable, "")]; goes {
 			return
 		}
-		if found[key.table()] == nil {
-			found[key.table()] = map[string]*ChainRules{}
+		if found[tableOf(key)] == nil {
+			found[tableOf(key)] = map[string]*nft.ChainRules{}
 		}
-		found[key.table()][key.Name] = rules
+		found[tableOf(key)][key.Name] = rules
 	}
-	for key := range ofKind[*ChainRules](change.Delete) {
+	for key := range ofKind[*nft.ChainRules](change.Delete) {
 		note(key, nil)
 	}
-	for key, rules := range ofKind[*ChainRules](change.Set) {
+	for key, rules := range ofKind[*nft.ChainRules](change.Set) {
 		note(key, rules)
 	}
 	return found
@@ -516,11 +515,11 @@ func changedRules(change reconcile.Change[Key, Item]) map[tableKey]map[string]*C
 
 // record writes the records of changed chains. It reports whether there was no other transaction since the generation before the commit, so
 // that the listing shows what was committed; otherwise it writes none.
-func (e *Engine) record(ctx context.Context, rules map[tableKey]map[string]*ChainRules, before uint32) (bool, error) {
+func (e *Engine) record(ctx context.Context, rules map[tableKey]map[string]*nft.ChainRules, before uint32) (bool, error) {
 	listings := map[tableKey]map[blockKey][]string{}
 	for table := range rules {
 		blocks, err := e.listText(ctx, table)
-		if errors.Is(err, ErrMissing) {
+		if errors.Is(err, nft.ErrMissing) {
 			return false, nil
 		}
 		if err != nil {
@@ -556,11 +555,11 @@ func (e *Engine) record(ctx context.Context, rules map[tableKey]map[string]*Chai
 
 func writeRecords(tx *knftables.Transaction, table tableKey, records map[string]record) {
 	family := knftables.Family(table.family)
-	set := &knftables.Set{Family: family, Table: table.name, Name: StateSet, Type: "ipv6_addr"}
+	set := &knftables.Set{Family: family, Table: table.name, Name: nft.StateSet, Type: "ipv6_addr"}
 	tx.Add(set)
 	tx.Flush(set)
 	for _, key := range slices.Sorted(maps.Keys(records)) {
 		comment := records[key].String()
-		tx.Add(&knftables.Element{Family: family, Table: table.name, Set: StateSet, Key: []string{key}, Comment: &comment})
+		tx.Add(&knftables.Element{Family: family, Table: table.name, Set: nft.StateSet, Key: []string{key}, Comment: &comment})
 	}
 }

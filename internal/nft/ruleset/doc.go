@@ -1,0 +1,18 @@
+// Package ruleset is the engine for the items of package nft: it programs Weft's tables in the ruleset of a network namespace, and marked
+// rules in other programs' base chains, with nft(8).
+//
+// # How a changed rule is detected
+//
+// nft prints rules in its own normal form, so desired text cannot be compared with a listing. But two listings can be compared. After each
+// commit the engine lists the changed tables. For each chain it records a digest of the desired rules and a digest of the listing, in a set
+// named [nft.StateSet] in the table itself. Read lists the table and compares: a chain whose listing has the recorded digest contains the
+// recorded rules. Any other chain was changed by another program; it reads as altered, which equals nothing. The record is in the kernel
+// with the rules, so a restarted process can compare as well. A crash between the commit and the record, or another version of nft that
+// prints differently, costs one rewrite of the chain with the rules it has; it never hides a change. The digests ignore handles, counters
+// and the order of anonymous sets.
+//
+// # Atomicity
+//
+// A commit is one nft transaction: it is made completely or not at all, and no packet sees an intermediate state. A second transaction
+// writes the record.
+package ruleset
