@@ -131,8 +131,9 @@ func (e *Engine) cares(key tableKey) bool {
 	return e.tables[key]
 }
 
-// Read implements reconcile.Engine. It lists everything concurrently: each listing is a process, and a start waits for all of them. The
-// first Read also prepares the first commit, by a transaction that is only checked: the kernel takes tens of milliseconds to abort it.
+// Read implements reconcile.Engine. It lists everything concurrently: each listing is a process, and a start waits for all of them. If there
+// is none of the tables, a commit will follow, and Read prepares it, by a transaction that is only checked: the kernel takes tens of
+// milliseconds to abort it, which a restart that commits nothing does not wait for.
 func (e *Engine) Read(ctx context.Context) (map[nft.Key]nft.Item, error) {
 	var all []nfnetlink.Table
 	err := e.namespace.Inside(func() (err error) {
@@ -148,7 +149,9 @@ func (e *Engine) Read(ctx context.Context) (map[nft.Key]nft.Item, error) {
 	listings := make([]*listing, len(tables))
 	foreign := map[nft.Key]nft.Item{}
 	group, groupCtx := errgroup.WithContext(ctx)
-	group.Go(func() error { _, err := e.transaction(); return err })
+	if len(tables) == 0 {
+		group.Go(func() error { _, err := e.transaction(); return err })
+	}
 	for i, table := range tables {
 		group.Go(func() error {
 			found, err := e.list(groupCtx, table)
