@@ -224,8 +224,8 @@ func (f *Fleet) Share(ctx context.Context) (measure.Figures, error) {
 	return measure.Figures{Share: measure.Median(shares), Northd: measure.Median(northds)}, nil
 }
 
-// share creates and deletes a Subnet. OVN is at rest before: what ovn-northd and the ovn-controllers still do for the Vpc would take the
-// processors while the Subnet's rows are made.
+// share creates and deletes a Subnet. While its rows are made, OVN takes no processor from Weft: it has processed the Vpc before, and
+// ovn-northd is stopped until the rows are there.
 func (f *Fleet) share(ctx context.Context) (share, northd time.Duration, err error) {
 	f.round++
 	name := fmt.Sprintf("share-%d", f.round)
@@ -239,15 +239,20 @@ func (f *Fleet) share(ctx context.Context) (share, northd time.Duration, err err
 	if err := f.sync(ctx, "hv"); err != nil {
 		return 0, 0, err
 	}
-	if err := f.scene.Create(ctx, subnet); err != nil {
+	if err := f.signalNorthd(ctx, syscall.SIGSTOP); err != nil {
 		return 0, 0, err
+	}
+	if err := f.scene.Create(ctx, subnet); err != nil {
+		return 0, 0, errors.Join(err, f.signalNorthd(context.WithoutCancel(ctx), syscall.SIGCONT))
 	}
 	began := time.Now()
 	at, err := f.until(ctx, "switch "+name, has(switchTable, name, func(r *switchRow) string { return r.Name }))
+	goesOn := time.Now()
+	err = errors.Join(err, f.signalNorthd(context.WithoutCancel(ctx), syscall.SIGCONT))
 	if err == nil {
 		err = f.sync(ctx, "sb")
 	}
-	northd = time.Since(at)
+	northd = time.Since(goesOn)
 	if err = errors.Join(err, f.scene.delete(ctx, subnet, v)); err != nil {
 		return 0, 0, err
 	}
@@ -255,6 +260,11 @@ func (f *Fleet) share(ctx context.Context) (share, northd time.Duration, err err
 		return 0, 0, err
 	}
 	return at.Sub(began), northd, f.sync(ctx, "hv")
+}
+
+func (f *Fleet) signalNorthd(ctx context.Context, signal syscall.Signal) error {
+	_, err := probe.Signal(ctx, f.scene.Cluster, northdProgram, signal)
+	return err //nolint:wrapcheck // it names the program
 }
 
 // has returns a condition: the table has a row of the name.
