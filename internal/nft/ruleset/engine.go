@@ -53,8 +53,6 @@ type Engine struct {
 	// known is the kernel's state after the last Read or Commit; nil before the first.
 	known   map[nft.Key]nft.Item
 	records map[tableKey]map[string]record
-	// builder builds transactions; nil before the first.
-	builder knftables.Interface
 }
 
 // tableKey names a table.
@@ -93,19 +91,27 @@ func NewEngine(options Options) (*Engine, error) {
 	return e, nil
 }
 
-// transaction returns an empty transaction. Before the first one, it reads nft's version.
+// builder builds the transactions of all engines. knftables runs nft three times to make it, and the kernel takes tens of milliseconds to
+// abort each of the two transactions that are only checked. nft and the kernel are the same for all namespaces.
+//
+//nolint:gochecknoglobals // what nft can do on this machine does not change
+var builder atomic.Pointer[knftables.Interface]
+
+// transaction returns an empty transaction. Before the process's first one, it asks what nft can do.
 func (e *Engine) transaction() (*knftables.Transaction, error) {
-	if e.builder == nil {
-		err := e.namespace.Inside(func() (err error) {
-			e.builder, err = knftables.New("", "", knftables.EmulateDestroy)
-			return err
-		})
-		if err != nil {
-			e.builder = nil
-			return nil, fmt.Errorf("nft engine: %w", err)
-		}
+	if made := builder.Load(); made != nil {
+		return (*made).NewTransaction(), nil
 	}
-	return e.builder.NewTransaction(), nil
+	var made knftables.Interface
+	err := e.namespace.Inside(func() (err error) {
+		made, err = knftables.New("", "", knftables.EmulateDestroy)
+		return err
+	})
+	if err != nil {
+		return nil, fmt.Errorf("nft engine: %w", err)
+	}
+	builder.Store(&made)
+	return made.NewTransaction(), nil
 }
 
 // Close releases the engine's resources. What is programmed stays.
