@@ -276,9 +276,12 @@ func surveyed(t *testing.T, engine *ruleset.Engine) []string {
 	var lines []string
 	for _, drop := range survey(t, engine) {
 		line := drop.String()
-		for words, is := range map[string]bool{", conditional": drop.Conditional, ", named": drop.Named && !drop.Conditional, ", not to be opened": !drop.Openable} {
-			if is {
-				line += words
+		for _, note := range []struct {
+			words string
+			is    bool
+		}{{", conditional", drop.Conditional}, {", named", drop.Named && !drop.Conditional}, {", not to be opened", !drop.Openable}} {
+			if note.is {
+				line += note.words
 			}
 		}
 		lines = append(lines, line)
