@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"syscall"
+	"time"
 
 	"golang.org/x/sync/errgroup"
 
@@ -19,6 +20,10 @@ const AgentMore = "agent-more"
 
 // attachedAtOnce is the number of pods that crowd attaches at the same time.
 const attachedAtOnce = 8
+
+// started is when an agent has been running for longer than its start takes. For its first 10 s it collects garbage rarely, and then returns
+// what it does not need.
+const started = 12 * time.Second
 
 // crowd attaches pods to the first node.
 func (s *Scene) crowd(ctx context.Context, specs []lab.PodSpec, uids []string) ([]*lab.Pod, error) {
@@ -68,7 +73,7 @@ func (s *Scene) overlayMemory(ctx context.Context) error {
 	return nil
 }
 
-// agentSize restarts the first node's agent, and returns its resident size, in MB.
+// agentSize restarts the first node's agent, and returns its resident size after the start, in MB.
 func (s *Scene) agentSize(ctx context.Context) (float64, error) {
 	node := s.Node(1)
 	program := node.Name + "/weft-agent"
@@ -81,6 +86,11 @@ func (s *Scene) agentSize(ctx context.Context) (float64, error) {
 	status, err := probe.Program(ctx, s.Cluster, program)
 	if err != nil {
 		return 0, err //nolint:wrapcheck // it names the program
+	}
+	select {
+	case <-ctx.Done():
+		return 0, context.Cause(ctx)
+	case <-time.After(time.Until(status.Since.Add(started))):
 	}
 	size, err := stage.SettledSize(ctx, status.Pid)
 	return size / megabyte, err
