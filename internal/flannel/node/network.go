@@ -94,7 +94,10 @@ type Network struct {
 	why    error   // why there is no bridge
 	// shut are the attachments that were closed: a new attachment with the same key is another pod's.
 	shut map[attach.Key]bool
-	// conflicts counts the pods that were last reported to lack a host port.
+
+	// reporting guards conflicts, the number of pods that were last reported to lack a host port. It is held until Report returns, so that the
+	// section of the newest state is the last one.
+	reporting sync.Mutex
 	conflicts int
 }
 
@@ -133,8 +136,7 @@ func (n *Network) HandedOver() <-chan struct{} { return n.handed }
 
 // Ready implements network.Network.
 func (n *Network) Ready() error {
-	_, err := n.current()
-	if err != nil {
+	if _, err := n.current(); err != nil {
 		return err
 	}
 	select {

@@ -12,10 +12,13 @@ import (
 )
 
 // report reports in the node's NodeNetwork whether the node serves pods of the network, and how.
-func (n *Network) report(b *bridge) {
+func (n *Network) report() {
 	if n.opts.Report == nil {
 		return
 	}
+	n.reporting.Lock()
+	defer n.reporting.Unlock()
+	b, _ := n.current()
 	ready := metav1.Condition{Type: weftv1.NetworkReady, Status: metav1.ConditionTrue, Reason: "Serving"}
 	section := weftv1.NodeNetworkSection{Name: weftv1.NetworkFlannel}
 	if b != nil {
@@ -31,13 +34,10 @@ func (n *Network) report(b *bridge) {
 	}
 	section.Conditions = []metav1.Condition{ready}
 	conflicts := n.hostPorts.Conflicts(n.opts.Records.Attached())
-	n.mu.Lock()
-	reported := n.conflicts
-	n.conflicts = len(conflicts)
-	n.mu.Unlock()
-	if len(conflicts) > 0 || reported > 0 {
+	if len(conflicts) > 0 || n.conflicts > 0 {
 		section.Conditions = append(section.Conditions, hostPortsCondition(conflicts))
 	}
+	n.conflicts = len(conflicts)
 	n.opts.Report(section)
 }
 
@@ -53,12 +53,12 @@ func hostPortsCondition(conflicts []publish.Conflict) metav1.Condition {
 	return metav1.Condition{Type: weftv1.NetworkHostPorts, Status: metav1.ConditionFalse, Reason: "Conflict", Message: message}
 }
 
-// conflictsEnded reports again if some conflict about host ports was reported: it may have ended with the attachments that were removed.
+// conflictsEnded reports again if a conflict about host ports was reported: it may have ended with the attachments that were removed.
 func (n *Network) conflictsEnded() {
-	n.mu.Lock()
-	b, reported := n.bridge, n.conflicts
-	n.mu.Unlock()
+	n.reporting.Lock()
+	reported := n.conflicts
+	n.reporting.Unlock()
 	if reported > 0 {
-		n.report(b)
+		n.report()
 	}
 }

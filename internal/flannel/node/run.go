@@ -57,7 +57,7 @@ func (n *Network) say(b *bridge, why error) {
 		n.ends.serve(b.MTU)
 	}
 	n.opts.Changed()
-	n.report(b)
+	n.report()
 }
 
 // watchPorts repairs the table of the bridge family when other programs change it.
@@ -170,7 +170,7 @@ func (n *Network) establish(ctx context.Context, b *bridge, again bool) error {
 		}
 		return n.shut[rec.Key()] || ports[linkOwner(&rec)] == nil
 	})
-	// A pod whose host ports fail, fails alone: CHECK reports it.
+	// Host ports that cannot be programmed concern only their pod, and CHECK reports them.
 	n.hostPorts.Restore(attached...)
 	n.mu.Unlock()
 	n.hostPorts.Report(attached)
