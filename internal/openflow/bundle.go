@@ -71,7 +71,7 @@ func AppendBundleAdd(b []byte, id uint32, m Message) []byte {
 	return b
 }
 
-// BundleOverhead is what a bundle adds to a Message: a header, and the bundle's number and flags.
+// BundleOverhead is what a bundle adds to a message: a header, and the bundle's number and flags.
 const BundleOverhead = HeaderLen + 8
 
 // DecodeMod reads a flow-mod or a group-mod.

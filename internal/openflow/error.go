@@ -6,12 +6,12 @@ import (
 	"slices"
 )
 
-// Error is a switch's refusal of a Message.
+// Error is a switch's refusal of a message.
 type Error struct {
 	// Type and Code are OpenFlow's numbers (OpenFlow 1.5.1, 7.5.4). For an error of an experimenter, Type is 0xffff
 	// and Code the experimenter's own type.
 	Type, Code uint16
-	// XID is that of the refused Message.
+	// XID is that of the refused message.
 	XID uint32
 	// Of is the refused flow or group, or the name of the request. It may be empty.
 	Of string
@@ -20,7 +20,7 @@ type Error struct {
 // Error says what was refused, and the reason by its name in the specification.
 func (e *Error) Error() string {
 	if e.Of == "" {
-		return "switch refused a Message: " + e.Name()
+		return "switch refused a message: " + e.Name()
 	}
 	return fmt.Sprintf("switch refused %s: %s", e.Of, e.Name())
 }
@@ -110,7 +110,7 @@ var (
 	}
 )
 
-// DecodeError reads the body of an error Message.
+// DecodeError reads the body of an error message.
 func DecodeError(m Message) *Error {
 	e := &Error{XID: m.XID}
 	if len(m.Body) >= 4 {

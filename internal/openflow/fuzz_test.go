@@ -23,7 +23,7 @@ func seedFlow() *Flow {
 	}
 }
 
-// FuzzFlowMod: decoding never panics, and a decoded Message encodes to bytes that decode to the same Message.
+// FuzzFlowMod: decoding never panics, and a decoded message encodes to bytes that decode to the same message.
 func FuzzFlowMod(f *testing.F) {
 	f.Add(flowMod(flowAdd, seedFlow()).Body)
 	f.Add(flowMod(flowDeleteStrict, seedFlow()).Body)

@@ -212,7 +212,7 @@ func (g *Group) Validate() error {
 	case g.Selection != nil && (g.Type != GroupSelect || len(g.Selection.Method) >= selectionNameLen):
 		return fmt.Errorf("group %d: a selection method is for select groups and has at most 15 letters", g.ID)
 	case 64+len(g.buckets())+len(g.appendProperties(nil)) > wire.MaxMessage:
-		return fmt.Errorf("group %d: too large for one OpenFlow Message", g.ID)
+		return fmt.Errorf("group %d: too large for one OpenFlow message", g.ID)
 	}
 	return nil
 }

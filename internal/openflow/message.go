@@ -13,7 +13,7 @@ import (
 // version15 is the number of OpenFlow 1.5 in messages.
 const version15 = 6
 
-// HeaderLen is the length of an OpenFlow Message's header.
+// HeaderLen is the length of an OpenFlow message's header.
 const HeaderLen = 8
 
 // Message types (OpenFlow 1.5.1, 7.1.1).
@@ -41,7 +41,7 @@ const (
 	MsgBundleAdd       = 34
 )
 
-// Message is one OpenFlow Message without its header.
+// Message is one OpenFlow message without its header.
 type Message struct {
 	Kind uint8
 	XID  uint32
@@ -64,11 +64,11 @@ var ErrTooLong = errors.New("longer than an OpenFlow message can be (64 KiB)")
 // ErrVersion says that the switch does not speak OpenFlow 1.5 on this bridge.
 var ErrVersion = errors.New("the bridge does not speak OpenFlow 1.5: add OpenFlow15 to its protocols")
 
-// ReadMessage reads the next Message. Only hello and error may have another version.
+// ReadMessage reads the next message. Only hello and error may have another version.
 func ReadMessage(r *bufio.Reader) (Message, error) {
 	var h [HeaderLen]byte
 	if _, err := io.ReadFull(r, h[:]); err != nil {
-		return Message{}, fmt.Errorf("read Message header: %w", err)
+		return Message{}, fmt.Errorf("read message header: %w", err)
 	}
 	m := Message{Kind: h[1], XID: binary.BigEndian.Uint32(h[4:])}
 	n := int(binary.BigEndian.Uint16(h[2:]))
@@ -80,7 +80,7 @@ func ReadMessage(r *bufio.Reader) (Message, error) {
 	}
 	m.Body = make([]byte, n-HeaderLen)
 	if _, err := io.ReadFull(r, m.Body); err != nil {
-		return m, fmt.Errorf("read Message: %w", err)
+		return m, fmt.Errorf("read message: %w", err)
 	}
 	if m.Kind == MsgHello && !helloSpeaks15(h[0], m.Body) {
 		return m, ErrVersion

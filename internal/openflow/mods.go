@@ -48,7 +48,7 @@ func flowMod(command uint8, f *Flow) Message {
 	return Message{Kind: MsgFlowMod, Body: b}
 }
 
-// Encode returns the Message that adds the entry. A hash of it changes with everything that is significant to the switch. For a nil entry
+// Encode returns the message that adds the entry. A hash of it changes with everything that is significant to the switch. For a nil entry
 // it is empty.
 func Encode(_ Key, entry Entry) []byte {
 	m, err := Mod{Entry: entry}.Message()

@@ -18,12 +18,12 @@ const (
 	FlowAdded
 	FlowRemoved
 	FlowModified
-	// FlowOwn reports changes that this connection made; XID identifies the Message.
+	// FlowOwn reports changes that this connection made; XID identifies the message.
 	FlowOwn
 	// MonitorPaused says that the switch ran out of buffers: reports before MonitorResumed may lack details.
 	MonitorPaused
 	MonitorResumed
-	MonitorUnclear FlowEvent = 0xffff // not of the protocol: the rest of a Message that could not be decoded
+	MonitorUnclear FlowEvent = 0xffff // not of the protocol: the rest of a message that could not be decoded
 )
 
 // FlowUpdate is one report of a flow monitor.
@@ -31,7 +31,7 @@ type FlowUpdate struct {
 	Event FlowEvent
 	// Flow has its actions only if the monitor request includes them.
 	Flow *Flow
-	// XID is the XID of this connection's Message that made the change, for FlowOwn.
+	// XID is the XID of this connection's message that made the change, for FlowOwn.
 	XID uint32
 }
 
@@ -53,7 +53,7 @@ func MonitorRequest(id uint32) Message {
 // flowUpdateLen is the length of the fixed part of a full report.
 const flowUpdateLen = 24
 
-// decodeFlowUpdates reads the reports of one Message. The last one is MonitorUnclear if the rest cannot be decoded.
+// decodeFlowUpdates reads the reports of one message. The last one is MonitorUnclear if the rest cannot be decoded.
 func decodeFlowUpdates(b []byte) (updates []FlowUpdate) {
 	for len(b) > 0 {
 		n := 0

@@ -29,8 +29,6 @@ func Multipart(kind uint16, body []byte) Message {
 	return Message{Kind: MsgMultipart, Body: append(wire.Zeros(b, 6), body...)}
 }
 
-// FlowsRequest requests the flows of one table, or of all tables with tableAll.
-
 // FlowsRequest requests the flows of all tables: their descriptions with PartFlowDesc, the sums of their counters with PartAggregate.
 func FlowsRequest(kind uint16) Message {
 	b := []byte{tableAll, 0, 0, 0}
@@ -97,7 +95,7 @@ func EncodeFlowDesc(f *Flow) []byte {
 	b = f.Match.AppendWire(be.AppendUint64(b, f.Cookie))
 	b = append(b, 0, 0, 0, 4, 0, 0, 0, 0)
 	b = f.Actions.AppendInstructions(b)
-	be.PutUint16(b, uint16(len(b))) //nolint:gosec // a flow fits in a Message
+	be.PutUint16(b, uint16(len(b))) //nolint:gosec // a flow fits in a message
 	return b
 }
 

@@ -332,7 +332,7 @@ func (a conjunction) appendWire(b []byte) []byte {
 
 type note struct{ data string }
 
-// Note does nothing and carries data. The switch pads data with wire.Zeros to 6 bytes, or to a multiple of 8 bytes beyond these 6.
+// Note does nothing and carries data. The switch pads data with zeros to 6 bytes, or to a multiple of 8 bytes beyond these 6.
 func Note(data []byte) Action {
 	n := len(data)
 	for n < 6 || (n-6)%8 != 0 {

@@ -30,7 +30,7 @@ func TestMonitorReportsBecomeDrift(t *testing.T) {
 	}
 }
 
-// A openflow.Message of a flow monitor of which a report cannot be decoded is not lost: its other reports count, and everything is read again.
+// A message of a flow monitor of which a report cannot be decoded is not lost: its other reports count, and everything is read again.
 func TestAReportThatCannotBeDecodedIsUnclear(t *testing.T) {
 	foreign := &openflow.Flow{Table: 0, Priority: 60000}
 	report := openflow.EncodeFlowUpdate(nil, openflow.FlowAdded, foreign)

@@ -126,7 +126,7 @@ func (s *fakeSession) handle(m openflow.Message) error {
 
 func (s *fakeSession) bundleAdd(m openflow.Message) error {
 	if len(m.Body) < 8+openflow.HeaderLen {
-		return wire.Malformed("bundle openflow.Message")
+		return wire.Malformed("bundle message")
 	}
 	inner := openflow.Message{Kind: m.Body[9], XID: m.XID, Body: m.Body[8+openflow.HeaderLen:]}
 	mod, err := openflow.DecodeMod(inner)

@@ -258,7 +258,7 @@ func isDefaultPacketType(raw []byte) bool {
 	return string(raw) == "\x80\x00\x58\x04\x00\x00\x00\x00"
 }
 
-// DecodeField decodes one field. An unknown field is returned as fieldNone, with its bytes.
+// DecodeField decodes one field. Of an unknown field it returns only the bytes.
 func DecodeField(b []byte) (f MatchField, raw []byte, err error) {
 	if len(b) < 4 {
 		return f, nil, wire.Malformed("field header")
@@ -288,7 +288,7 @@ func DecodeField(b []byte) (f MatchField, raw []byte, err error) {
 	return f, raw, nil
 }
 
-// DecodeFields decodes a list of fields without a header, up to the first wire.Malformed field.
+// DecodeFields decodes a list of fields without a header, up to the first malformed field.
 func DecodeFields(b []byte) Match {
 	var m Match
 	for len(b) > 0 {

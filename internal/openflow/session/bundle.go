@@ -12,7 +12,7 @@ import (
 // they are in effect. The first change that the switch refuses is returned as *openflow.Error. If ctx or the connection ends during the
 // commit, the switch may have made the changes or not: the caller must read again.
 //
-// Bundle validates the changes first, and commits only after the switch has accepted every openflow.Message of the bundle. So the switch seldom
+// Bundle validates the changes first, and commits only after the switch has accepted every message of the bundle. So the switch seldom
 // has to undo a half-made bundle.
 func (c *Conn) Bundle(ctx context.Context, mods []openflow.Mod) error {
 	if len(mods) == 0 {

@@ -30,7 +30,7 @@ type channel struct {
 	queue   [][]byte
 }
 
-// silentIntervals is the number of intervals without any openflow.Message after which the channel is closed.
+// silentIntervals is the number of intervals without any message after which the channel is closed.
 const silentIntervals = 3
 
 // call is a running exchange: messages with consecutive XIDs, of which the call awaits the answer to one.
@@ -46,7 +46,7 @@ type call struct {
 
 func (k *call) has(xid uint32) bool { return xid-k.first < k.count }
 
-// open greets the bridge and starts the channel.
+// open exchanges hello messages with the bridge, and starts the channel.
 func open(ctx context.Context, nc net.Conn, options Options) (*channel, error) {
 	if options.KeepAlive == 0 {
 		options.KeepAlive = DefaultKeepAlive
@@ -118,7 +118,7 @@ func (c *channel) readLoop(r *bufio.Reader) {
 	}
 }
 
-// deliver passes a openflow.Message to the call that awaits it, if there is one.
+// deliver passes a message to the call that awaits it, if there is one.
 func (c *channel) deliver(m openflow.Message) bool {
 	c.mu.Lock()
 	defer c.mu.Unlock()
@@ -211,7 +211,7 @@ func (c *channel) begin(count int) *call {
 	return k
 }
 
-// expect sets the openflow.Message whose answer the next wait is for. Call it before sending.
+// expect sets the message whose answer the next wait is for. Call it before sending.
 func (c *channel) expect(k *call, xid uint32) {
 	c.mu.Lock()
 	k.awaited, k.done = xid, make(chan struct{})
@@ -279,7 +279,7 @@ func (c *channel) reason() error {
 	return c.err
 }
 
-// async passes a openflow.Message that no call waits for to OnAsync.
+// async passes a message that no call waits for to OnAsync.
 func (c *channel) async(m openflow.Message) {
 	if c.options.OnAsync == nil {
 		return
