@@ -21,8 +21,8 @@ const AgentMore = "agent-more"
 // attachedAtOnce is the number of pods that crowd attaches at the same time.
 const attachedAtOnce = 8
 
-// started is when an agent has been running for longer than its start takes. For its first 10 s it collects garbage rarely, and then returns
-// what it does not need.
+// started is the time after the start of an agent at which its memory is measured. For its first 10 s it collects garbage rarely, and then
+// returns what it does not need (internal/cli).
 const started = 12 * time.Second
 
 // crowd attaches pods to the first node.
@@ -40,7 +40,7 @@ func (s *Scene) crowd(ctx context.Context, specs []lab.PodSpec, uids []string) (
 }
 
 // overlayMemory measures the agent's memory with pods of the overlay, in a cluster without a Network of OpenStack: the agent does not run
-// that part then.
+// the network of OpenStack then.
 func (s *Scene) overlayMemory(ctx context.Context) error {
 	node := s.Node(1)
 	specs, uids := make([]lab.PodSpec, standingPorts), make([]string, standingPorts)
@@ -102,7 +102,7 @@ func (s *restarts) attachStanding(ctx context.Context) error {
 	return err
 }
 
-// agentMemory measures how much more memory the agent needs than for pods of the overlay.
+// agentMemory measures how much more memory the agent needs than for as many pods of the overlay.
 func (s *restarts) agentMemory(ctx context.Context) (measure.Figures, error) {
 	size, err := s.agentSize(ctx)
 	return measure.Figures{AgentMore: size - s.overlaySize}, err

@@ -224,7 +224,7 @@ func (f *Fleet) Share(ctx context.Context) (measure.Figures, error) {
 	return measure.Figures{Share: measure.Median(shares), Northd: measure.Median(northds)}, nil
 }
 
-// share creates and deletes a Subnet. While its rows are made, OVN takes no processor from Weft: it has processed the Vpc before, and
+// share creates and deletes a Subnet. While its rows are made, OVN takes no processor time from Weft: it has processed the Vpc before, and
 // ovn-northd is stopped until the rows are there.
 func (f *Fleet) share(ctx context.Context) (share, northd time.Duration, err error) {
 	f.round++

@@ -320,7 +320,7 @@ func (s *Scene) FirstPing(ctx context.Context) (measure.Figures, error) {
 			return nil, err
 		}
 	}
-	return measure.Figures{Ping: milliseconds(at.Sub(began))}, s.nbctl(ctx, "--wait=hv", "sync") // the other side's rows get an OVN at rest
+	return measure.Figures{Ping: milliseconds(at.Sub(began))}, s.nbctl(ctx, "--wait=hv", "sync") // OVN is at rest before the other side's turn
 }
 
 // firstAnswer returns when the first of many datagrams was answered.
