@@ -54,7 +54,7 @@ type agent struct {
 	handler  *lifecycle.Handler
 	networks *networks.Networks
 	places   *networks.Places
-	// requests, reports and readiness are what the agent reports: of requests, of itself, and whether it can serve.
+	// requests reports on requests, reports on the agent itself, and readiness on whether it can serve pods.
 	requests  *requests
 	reports   *reports
 	readiness *readiness
@@ -276,7 +276,7 @@ func (a *agent) run(ctx context.Context, opened *engines.Engines) error {
 // serveNetworks runs the networks in the group. Networks other than the overlay need a configuration of the runtime of their own.
 func (a *agent) serveNetworks(ctx context.Context, group *errgroup.Group, at networks.Running) {
 	if len(a.opts.Networks) > 0 {
-		a.waiting.set("waiting for the API server to say which networks are configured")
+		a.waiting.set("waiting for the API server, which has the objects that configure networks")
 		a.watchNode(at.Engines, a.networks.Ready)
 		a.health.Warn(health.Check{Name: "networks", Run: a.networks.Problems})
 		group.Go(func() error { return a.readiness.configure(ctx, at.Engines) })

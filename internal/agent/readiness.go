@@ -19,8 +19,8 @@ import (
 	"weft.dev/weft/internal/steps"
 )
 
-// readiness tells the container runtime and the cluster that pods can be attached: by the runtime's configuration, which is that of the
-// default network, and by the Node's condition.
+// readiness reports to the container runtime and the cluster that pods can be attached: by the runtime's configuration, which is that of
+// the default network, and by the Node's condition.
 type readiness struct {
 	clients  kubernetes.Interface
 	node     string
@@ -33,8 +33,8 @@ type readiness struct {
 	configured atomic.Bool
 }
 
-// configure writes the runtime's configuration and the node's condition for the default network, if that is another one than the overlay,
-// or if it becomes the overlay again.
+// configure writes the runtime's configuration and the node's condition for the default network, if that is not the overlay, or
+// if it becomes the overlay again.
 func (r *readiness) configure(ctx context.Context, e *engines.Engines) error {
 	return steps.Keep(ctx, r.log, r.networks.Changed(), "the runtime's configuration", func() error {
 		if r.networks.Decided() != nil {

@@ -79,8 +79,8 @@ func (p *openPods) report(closed map[attach.Key]error) {
 	}
 }
 
-// handOver hands over the fragments of all attachments without waiting. Failure reports their fate. It returns the attachments whose ports
-// stay closed, with the reasons.
+// handOver hands over the fragments of all attachments without waiting. Their failures are those of the engine (Failure). It returns the
+// attachments whose ports stay closed, with the reasons.
 func (p *openPods) handOver(s *settings.Settings) map[attach.Key]error {
 	closed := map[attach.Key]error{}
 	p.mu.Lock()

@@ -139,7 +139,7 @@ func (e *Engine) drifted() bool {
 	switch {
 	case s == nil || e.known.rows == nil:
 		return false
-	case s != e.known.of: // rows of another session are other rows
+	case s != e.known.of: // a new session has a new copy of all rows
 		e.known = known{s, newView(s).all()}
 		return true
 	default:

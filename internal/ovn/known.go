@@ -52,7 +52,7 @@ func (t *touched) add(table string, uuids []string) {
 	}
 }
 
-// take returns the rows and forgets them.
+// take returns the rows, and removes them.
 func (t *touched) take() map[Key]struct{} {
 	t.mu.Lock()
 	defer t.mu.Unlock()

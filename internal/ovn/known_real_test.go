@@ -11,7 +11,7 @@ import (
 	"weft.dev/weft/internal/ovn/ovntest"
 )
 
-// Whatever this engine and another one commit, the rows as the engine knows them, which it renews row by row, are those of the whole copy.
+// Whatever two engines commit, the rows that each of them knows, and renews row by row, are those of the whole copy.
 func TestKnownAgreesWithCopy(t *testing.T) {
 	central := ovntest.New(t, nil)
 	central.Start(ovntest.Northbound)

@@ -165,8 +165,8 @@ type source interface{ row() Row }
 // copied is a copy's rows by table and UUID. They belong to the copy, which replaces rows but never writes into them.
 type copied map[Table]map[string]model.Model
 
-// view is the copy of the database. It reads a row at its first use, and whole tables only to find a parent, so that a change costs what it
-// concerns, however large the database is.
+// view is the copy of the database. It reads a row at its first use, and whole tables only to find a parent, so that the
+// cost of a change depends on the rows that it concerns, not on the size of the database.
 type view struct {
 	session *session.Session
 	global  *globalRow

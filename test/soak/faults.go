@@ -140,7 +140,7 @@ const appctlTime = "30"
 // restored takes what was received while a fault had opened the network.
 func restored(ctx context.Context, s *soak, r *row) error {
 	// Open vSwitch adapts the flows of the datapath after it has answered a change of its tables. Until then packets may still take the path
-	// that the fault opened. Of two rounds, the first may have been under way, and past the flow in question.
+	// that the fault opened. One round is not enough: it may have begun before, and passed the flow in question already.
 	for _, n := range s.cluster.Nodes() {
 		for range 2 {
 			if _, err := probe.Run(ctx, n.Enter("ovs-appctl", "-T", appctlTime, "-t", "ovs-vswitchd", "revalidator/wait")); err != nil {

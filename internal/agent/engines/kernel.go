@@ -92,7 +92,7 @@ func (k *Kernel) rulesSettled() {
 	k.Firewall.Settled()
 }
 
-// Prefetch reads the rules ahead of their first use: nft's processes take longer than what else a start reads.
+// Prefetch reads the rules ahead of their first use: nft's processes take longer than anything else that a start reads.
 func (k *Kernel) Prefetch(ctx context.Context) { k.rules.Prefetch(ctx) }
 
 // ReadAhead reads in the group what the overlay reads of the kernel when it starts, while the API server and the switch answer. ports is the

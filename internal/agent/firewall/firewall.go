@@ -1,4 +1,4 @@
-// Package firewall keeps other programs' nftables chains open for Weft's packets, and reports what is in their way.
+// Package firewall keeps other programs' nftables chains open for Weft's packets, and reports what blocks them.
 package firewall
 
 import (

@@ -37,7 +37,7 @@ type Options struct {
 	Handler Handler
 	// Overlay is the overlay, which is not one of the kinds.
 	Overlay Overlay
-	// Node is what networks know of this node, except for the engines.
+	// Node describes this node to networks, except for its engines.
 	Node node.Node
 	// OVSRunDir is the directory of the switch's sockets, for messages.
 	OVSRunDir string

@@ -323,9 +323,9 @@ func (d *Daemon) open(ctx context.Context, running *sync.WaitGroup, config netco
 // watches are those of readAhead. Each function ends one.
 type watches struct{ links, rules context.CancelFunc }
 
-// readAhead makes the engines read what is programmed before their first state is known. The store may take long to know it: what another
-// program changes meanwhile is read again. Otherwise rules that are gone would count as in effect, and the tunnel would be open to all
-// hosts. Rules stay watched until follow does it, links until their first commit, which has thousands of events of its own.
+// readAhead makes the engines read what is programmed before their first state is known. The store may take long to return leases:
+// what another program changes meanwhile is read again. Otherwise rules that are gone would count as in effect, and the tunnel would be
+// open to all hosts. Rules stay watched until follow does it, links until their first commit, which has thousands of events of its own.
 func readAhead(ctx context.Context, d *Daemon, running *sync.WaitGroup) (watches, error) {
 	linkCtx, links := context.WithCancel(ctx)
 	ruleCtx, rules := context.WithCancel(ctx)
@@ -427,10 +427,9 @@ func (d *Daemon) establish(ctx context.Context, p *presence) error {
 	return nil
 }
 
-// programRules brings the node's own rules into effect, and hands over the addresses of other nodes. On a node with a tunnel device all of
-// it is one transaction, because packets arrive already; and on one with an earlier process's rules, because those have addresses, which
-// would be removed first. Otherwise it does not wait for the addresses: nft(8) takes a while for thousands, during which the devices are
-// made.
+// programRules brings the node's own rules into effect, and hands over the addresses of other nodes. It commits both in one transaction if
+// the node has a tunnel device, through which packets arrive already, or an earlier process's rules, whose addresses would be removed
+// first. Otherwise it does not wait for the addresses: nft(8) takes a while for thousands of them, and the devices are made meanwhile.
 func programRules(ctx context.Context, d *Daemon, p *presence) error {
 	present, err := hasTunnel()
 	if err == nil && !present {

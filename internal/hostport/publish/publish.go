@@ -1,5 +1,5 @@
-// Package publish makes pods' host ports reach them, for any network: it maintains the host ports of attachments in the node's rules, and flushes
-// the connections that the node's kernel tracks for them. It keeps no state: the records of attachments have the ports.
+// Package publish makes pods reachable at their host ports, for any network: it maintains the host ports of attachments in the node's
+// rules, and flushes the connections that the node's kernel tracks for them. It keeps no state: the records of attachments have the ports.
 package publish
 
 import (
@@ -50,7 +50,7 @@ type Options struct {
 	Attached func() []attach.Record
 	// Conflict is called by Report for each attachment that lacks a host port because another one has it. Nil: it is only logged.
 	Conflict func(rec *attach.Record, why error)
-	// Log gets failures that delay nothing. Default: discarded.
+	// Log receives conflicts, and failures that no caller gets. Default: discarded.
 	Log *slog.Logger
 }
 
@@ -65,8 +65,8 @@ func New(opts Options) *Publisher {
 	return &Publisher{opts}
 }
 
-// Requested returns the host ports in a runtime's request, or an error for the runtime, which names the pod. A port of a family of which the pod
-// has none of its addresses is refused; without addresses, which are then to be chosen yet, that is not compared.
+// Requested returns the host ports in a runtime's request, or an error for the runtime, which names the pod. A port at an address of
+// a family of which the pod has no address is refused. Without addresses, which are chosen later then, this is not checked.
 func (p *Publisher) Requested(req *cni.Request, addresses ...netip.Prefix) ([]cni.HostPort, error) {
 	if req.NetConf == nil {
 		return nil, nil
@@ -114,9 +114,9 @@ func (p *Publisher) Fragment(rec *attach.Record) Items {
 	return p.opts.Compile(&of)
 }
 
-// Restore hands over the host ports of attachments when the agent starts, without waiting: what keeps one pod's ports from being in effect
-// delays no other. They depend only on the records, so afterwards each ADD and DEL programs its own. It does not block: call it with the lock
-// by which a DEL that came meanwhile is known. Report is for all of them together.
+// Restore hands over the host ports of attachments when the agent starts, without waiting: a failure of one pod's ports delays no
+// other. They depend only on the records, so afterwards each ADD and DEL programs its own. It does not block: call it under the lock that
+// also guards the list of closed attachments, so that it restores none that a DEL has closed. Report is for all attachments together.
 func (p *Publisher) Restore(recs ...attach.Record) {
 	fragments := map[reconcile.Owner]Items{}
 	for i := range recs {
@@ -186,7 +186,7 @@ func taken(rec, holder *attach.Record) error {
 	return cni.Errorf(cni.CodeTryAgainLater, "pod %s cannot have its host ports on this node: pod %s has one of them", podOf(rec), podOf(holder))
 }
 
-// Publish makes an attachment's host ports reach it, and returns once they do. The caller holds the attachment's lock.
+// Publish publishes an attachment's host ports, and returns once they are in effect. The caller holds the attachment's lock.
 func (p *Publisher) Publish(ctx context.Context, rec *attach.Record) error {
 	if len(rec.HostPorts) == 0 {
 		return nil
@@ -209,8 +209,8 @@ func (p *Publisher) Publish(ctx context.Context, rec *attach.Record) error {
 	return nil
 }
 
-// moved flushes the UDP and SCTP connections to ports of the node, so that they follow the present rules. Until then they follow the rules at
-// their first packet, when the port may have been unused or another pod's. A TCP client opens a new connection.
+// moved flushes the UDP and SCTP connections to ports of the node, so that they follow the present rules. Until then they follow the rules
+// that their first packet met, when the port may have been unused or another pod's. A TCP client opens a new connection.
 func (p *Publisher) moved(ports []cni.HostPort) error {
 	if p.opts.Tracked == nil {
 		return nil
@@ -283,7 +283,7 @@ func (p *Publisher) Unpublish(ctx context.Context, recs []attach.Record) error {
 		return nil
 	}
 	if err := p.opts.Tracked.FlushTranslatedTo(pods...); err != nil {
-		p.opts.Log.Warn("conntrack flush of host ports; their connections last until they end", "error", err)
+		p.opts.Log.Warn("conntrack flush of host ports failed; the entries stay until they expire", "error", err)
 	}
 	return nil
 }
@@ -302,7 +302,7 @@ func (p *Publisher) Check(ctx context.Context, rec *attach.Record) error {
 	}
 	for key, want := range p.Fragment(rec) {
 		if item := have[key]; item == nil || !item.Equal(want) {
-			p.opts.Rules.Resync() // the reading has taken notice of the change
+			p.opts.Rules.Resync() // Read has consumed the event of the change
 			return fmt.Errorf("host ports of pod %s: the node's rules lack %s: another program, or another pod's host port, has removed or replaced it", podOf(rec), want)
 		}
 	}

@@ -392,7 +392,7 @@ func (p *publishing) moves() {
 }
 
 // ends: once a DEL is answered, and after an ADD that failed when host ports may have been published, no rule leads to the pod, and the next
-// pod can have the port; and so if the agent ends before it has withdrawn those of a pod whose DEL came.
+// pod can have the port. The same holds if the agent ends during a DEL, before it has withdrawn the pod's host ports.
 func (p *publishing) ends() {
 	p.add("first", at(8080, ""), udp(8081))
 	p.rules("once an ADD is answered", true, "8080", "8081")

@@ -33,12 +33,12 @@ type NewPorts struct {
 // Reasons why Neutron creates none of the ports of a call.
 var (
 	// ErrAddressTaken is returned if Neutron has assigned one of the addresses.
-	ErrAddressTaken = errors.New("an address is another port's in OpenStack")
+	ErrAddressTaken = errors.New("an address belongs to another port in OpenStack")
 	// ErrQuota is returned if the project's quota has no room for all ports of a call. It may have room for some of them.
 	ErrQuota = errors.New("the project's quota of ports is used up: raise it with openstack quota set --ports, or delete ports")
 )
 
-// overQuota is Neutron's name of the error. It has the status 409, as that of a taken address.
+// overQuota is Neutron's name of the error. Its status is 409, as is that of the error about a taken address.
 const overQuota = "OverQuota"
 
 // MAC is the MAC address of a port that Weft creates with an IPv4 address: nodes derive it themselves.

@@ -40,8 +40,9 @@ func (b *Burst) end(host string, err error) {
 	b.stopped = b.stopped || !answered || errors.Is(err, ErrQuota)
 }
 
-// CreateBurst creates ports as CreatePorts does, unless a former call of the burst shows that this is of no use: then it creates none. Neutron
-// refuses a request as a whole: if the project's quota has room for some of the ports only, it creates these, and returns them with ErrQuota.
+// CreateBurst creates ports as CreatePorts does. If a former call of the burst shows that this would fail, it creates none, and returns no
+// error. If the project's quota has room for only some of the ports, Neutron refuses the whole request: CreateBurst then creates those for
+// which there is room, by smaller requests, and returns them with ErrQuota.
 func (s *portSet) CreateBurst(ctx context.Context, b *Burst, want NewPorts) ([]HeldPort, error) {
 	if !b.goesOn(want.Host) {
 		return nil, nil

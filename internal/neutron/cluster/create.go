@@ -103,14 +103,14 @@ func (r *round) deleteOf(ctx context.Context, node string, ids []string) error {
 }
 
 // callsAtOnce is the number of bulk requests that a Network has under way. Neutron waits for its database and for OVN during a request: with
-// another one, its processor is busy meanwhile. Each further one makes all of them take longer, and their time is limited.
+// a second request, its processor is busy meanwhile. Each further request makes all of them take longer, and their time is limited.
 const callsAtOnce = 2
 
-// secondCalls is the number of Networks that may have more than one bulk request under way: the client's calls are limited, and others than those
-// for ports must not wait for ports.
+// secondCalls is the number of Networks that may have more than one bulk request under way: the client's calls are limited, and calls for
+// other things than ports must not wait for those for ports.
 const secondCalls = 2
 
-// fewestPorts is the number of ports for which a second request at the same time is not worth it: a port costs less in a larger one.
+// fewestPorts is the number of ports for which a second request at the same time is not worth it: a port costs less in a larger request.
 const fewestPorts = 4
 
 // bulk is the ports of one request. They are of one node: a node that Neutron refuses does not affect another one's ports.
@@ -119,9 +119,10 @@ type bulk struct {
 	want cloud.NewPorts
 }
 
-// mostBulks is the number of requests after which nodes get the ports. With OVN, Neutron handles each port that is plugged in the process
-// that answers requests, and that takes two thirds of the time of a port's creation (measured with Neutron 21): pods that still wait for their
-// ports' creation would wait longer, and the last pod of a burst half as long again. More ports are not withheld.
+// mostBulks is the number of requests after whose answers the NeutronPorts are created, and nodes plug the ports. With OVN, the process of
+// Neutron that answers requests also handles the plugging of each port, which takes two thirds of the time of a port's creation (measured
+// with Neutron 21). With fewer requests, pods that still wait for their ports' creation would wait longer, and the last pod of a burst half
+// as long again. With more, ports that exist would be withheld from nodes.
 const mostBulks = 4
 
 // create creates ports in bulk, and then their NeutronPorts.
@@ -171,7 +172,7 @@ func (r *portReconciler) calls(count int) (limit int, done func()) {
 	return callsAtOnce, func() { r.rounds.Add(-1) }
 }
 
-// release releases the addresses of a bulk that none of its ports has got.
+// release releases the addresses of a bulk that none of the ports made has.
 func (r *round) release(b bulk, made []cloud.HeldPort) {
 	r.mu.Lock()
 	defer r.mu.Unlock()

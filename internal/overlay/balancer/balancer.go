@@ -179,7 +179,7 @@ func (x *Balancer) Adapt(v feature.View, first bool) feature.Flows {
 	if first {
 		clear(x.stale)
 	}
-	// What an update in progress, or the next one, may settle only once these flows are in effect.
+	// These Services are settled only once these flows are in effect, by the update in progress or by the next one.
 	x.changes++
 	for owner := range x.pending {
 		x.pending[owner] = x.changes

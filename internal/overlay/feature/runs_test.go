@@ -68,7 +68,7 @@ func TestLaterChangesSupersedeEarlierOnes(t *testing.T) {
 	})
 }
 
-// A caller that gives up takes its run with it. Those that waited for the run make another one.
+// A run ends when its caller gives up. The callers that waited for it make another one.
 func TestRunOfACallerThatGivesUp(t *testing.T) {
 	synctest.Test(t, func(t *testing.T) {
 		s := &states{hang: make(chan struct{})}

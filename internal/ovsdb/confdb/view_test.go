@@ -32,7 +32,7 @@ func FuzzView(f *testing.F) {
 	})
 }
 
-// A copy that was taken in the middle of an update is known by its references to missing rows.
+// A copy that was taken in the middle of an update is recognised by its references to missing rows.
 func TestTornCopy(t *testing.T) {
 	whole := Tables{
 		Root:    map[string]*Root{"r": {Bridges: []string{"b"}}},

@@ -95,7 +95,7 @@ func (w *writer) workloads(ctx context.Context) (writes []func()) {
 	return writes
 }
 
-// statuses are the objects whose status changes: those that it assigns something, and those that it only reports on.
+// statuses returns the objects whose status changes: those to which the status assigns something, and those on which it only reports.
 func (w *writer) statuses() (assigning, reports []plan.Object) {
 	for _, object := range slices.Concat(w.plan.Statuses, objectsOf(w.plan.VpcStatus), objectsOf(w.plan.SubnetStatus)) {
 		if w.plan.Reports(object) {

@@ -19,7 +19,7 @@ import (
 )
 
 // ErrUnread means that NetNamespaces are not known yet.
-var ErrUnread = errors.New("waiting for the NetNamespaces, which have the VNIDs: the API server has not listed them yet, or refuses this agent to read them")
+var ErrUnread = errors.New("waiting for the NetNamespaces, which have the VNIDs: the API server has not listed them yet, or does not permit this agent to read them")
 
 // ErrUnprogrammed means that the network has the new state, and could not program all of it.
 var ErrUnprogrammed = errors.New("not programmed")

@@ -8,8 +8,8 @@ import (
 )
 
 // IDs assigns numbers to groups, conjunctions and egress firewalls by a hash of the name, so that the same objects have the same numbers on
-// every node and after a restart. If hashes collide (with 10,000 names, two do in one cluster out of a hundred), the first name gets the
-// number. Sort names before the first use, so that this is the same after a restart too.
+// every node and after a restart. If two hashes collide (with 10,000 names, that happens in one cluster out of a hundred), the first
+// name gets the number. Sort names before the first use, so that the first name is the same after a restart.
 //
 // The zero value is ready. Its methods may be called concurrently.
 type IDs struct {
