@@ -71,7 +71,7 @@ func (a *agent) dryRun(ctx context.Context, group *errgroup.Group) (admin.Diff, 
 		}
 	}
 	programs := e.Overlay()
-	programs.Connections, programs.Datapath, programs.Uplink, programs.Kernel = datapath.ForgetsNothing{}, nil, nil, nil
+	programs.Connections, programs.Datapath, programs.Uplink, programs.Kernel = datapath.NoFlush{}, nil, nil, nil
 	records := lifecycle.New(a.store, lifecycle.Options{BootID: bootID}).Records(overlay.NetworkName)
 	network := overlay.New(programs, a.store, overlay.Options{BootID: bootID, Records: records, Node: a.opts.Node, Log: a.opts.Log, Ports: PortsNamespace(a.opts.Paths.RunDir)})
 	if err := a.objects.Begin(ctx, network); err != nil {

@@ -13,7 +13,8 @@ import (
 // procSys is the directory of settings such as net/ipv4/ip_forward; network settings are those of the calling thread's namespace.
 const procSys = "/proc/sys"
 
-// Inside runs work on a thread in the network namespace at the path. Announce and Forget work on the namespace in which they are called.
+// Inside runs work on a thread in the network namespace at the path. Announce and FlushMatching work on the namespace in which they are
+// called.
 func Inside(netns string, work func() error) error {
 	namespace, err := openNamespace(netns)
 	if err != nil {
@@ -51,8 +52,8 @@ type Connection struct {
 	By, Back netip.Addr
 }
 
-// Forget flushes the connections of this network namespace that match.
-func Forget(match func(Connection) bool) error {
+// FlushMatching flushes the connections of this network namespace that match.
+func FlushMatching(match func(Connection) bool) error {
 	tracked, err := NewConntrack("")
 	if err == nil {
 		defer tracked.Close()
@@ -61,7 +62,7 @@ func Forget(match func(Connection) bool) error {
 		})
 	}
 	if err != nil {
-		return fmt.Errorf("forgetting connections: %w", err)
+		return fmt.Errorf("conntrack flush: %w", err)
 	}
 	return nil
 }

@@ -35,11 +35,11 @@ func resolve(address netip.Addr) error {
 		}
 		// Deleted first: the kernel does not resolve a neighbour that it considers valid.
 		if err := netlink.NeighDel(neighbour); err != nil && !errors.Is(err, unix.ENOENT) {
-			return fmt.Errorf("forgetting it: %w", err)
+			return fmt.Errorf("delete its neighbour entry: %w", err)
 		}
 		neighbour.State, neighbour.Flags = netlink.NUD_NONE, netlink.NTF_USE
 		if err := netlink.NeighSet(neighbour); err != nil {
-			return fmt.Errorf("asking for it: %w", err)
+			return fmt.Errorf("request its resolution: %w", err)
 		}
 	}
 	return nil

@@ -71,9 +71,9 @@ func gratuitous(operation uint16, mac net.HardwareAddr, address netip.Addr) []by
 	return slices.Concat(b, mac, address.AsSlice(), target, address.AsSlice())
 }
 
-// ForgetTranslated flushes the connections of this network namespace that are translated to one of the addresses: their next packets are
-// handled like new connections, by the current rules.
-func ForgetTranslated(addresses ...netip.Addr) error {
+// FlushSourceNAT flushes the connections of this network namespace whose source is translated to one of the addresses: their next packets
+// are handled like new connections, by the current rules.
+func FlushSourceNAT(addresses ...netip.Addr) error {
 	if len(addresses) == 0 {
 		return nil
 	}

@@ -177,15 +177,15 @@ func (a *attachments) program(ctx context.Context, s *settings.Settings, rec *at
 // programPreplugged creates an interface on a pre-plugged port, and the flows only afterwards: with them, any other interface on the port would
 // have this pod's identity.
 func (a *attachments) programPreplugged(ctx context.Context, s *settings.Settings, rec *attach.Record, pair link.Pair) (link.Created, error) {
-	var forgotten errgroup.Group
-	forgotten.Go(func() error { return a.inheritNothing(ctx, s, rec) })
+	var inherited errgroup.Group
+	inherited.Go(func() error { return a.inheritNothing(ctx, s, rec) })
 	linkCtx, linked := timing.Start(ctx, stepLink)
 	created, err := a.engines.Pods.Create(linkCtx, pair)
 	linked(err)
 	if err != nil {
-		return created, errors.Join(err, forgotten.Wait())
+		return created, errors.Join(err, inherited.Wait())
 	}
-	if err := forgotten.Wait(); err != nil {
+	if err := inherited.Wait(); err != nil {
 		return created, err
 	}
 	a.ports.Preplugged.Occupy(rec)

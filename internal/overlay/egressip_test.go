@@ -19,10 +19,10 @@ import (
 
 // uplink records what was announced and flushed.
 type uplink struct {
-	mu                   sync.Mutex
-	announced, forgotten []netip.Addr
-	err                  error
-	// tried counts calls of Forget, calls counts those of Announce.
+	mu                 sync.Mutex
+	announced, flushed []netip.Addr
+	err                error
+	// tried counts calls of Flush, calls counts those of Announce.
 	tried, calls int
 }
 
@@ -46,12 +46,12 @@ func (u *uplink) Announce(_ string, addresses ...netip.Addr) error {
 	return nil
 }
 
-func (u *uplink) Forget(addresses ...netip.Addr) error {
+func (u *uplink) Flush(addresses ...netip.Addr) error {
 	u.mu.Lock()
 	defer u.mu.Unlock()
 	u.tried++
 	if u.err == nil {
-		u.forgotten = append(u.forgotten, addresses...)
+		u.flushed = append(u.flushed, addresses...)
 	}
 	return u.err
 }
@@ -171,7 +171,7 @@ func TestEgressIPIsAddedMovedAndRemoved(t *testing.T) {
 
 	l.leaves(t, leavesElsewhere(10, nodeB))
 	l.wantWays(t, "elsewhere", "by the node")
-	eventually(t, "connections of an address that has gone are forgotten", func() bool { return u.knows(&u.forgotten, addressOne) })
+	eventually(t, "connections of an address that has gone are flushed", func() bool { return u.knows(&u.flushed, addressOne) })
 	l.leaves(t, leavesElsewhere(10))
 	l.wantWays(t, "nowhere", "by the node")
 	l.leaves(t, EgressIPs{})
@@ -237,7 +237,7 @@ func TestRestartKeepsEgressIPs(t *testing.T) {
 	}
 	next.stop()
 	if u.tries() > 0 || len(next.EgressIPs.Flushing()) > 0 {
-		t.Error("a restart forgets connections")
+		t.Error("a restart flushes connections")
 	}
 }
 
@@ -279,43 +279,43 @@ func TestEgressIPIsTriedAgain(t *testing.T) {
 	u.err = broken
 	u.mu.Unlock()
 	l.leaves(t, leavesElsewhere(10, nodeB)) // does not wait for the flush
-	eventually(t, "forgetting connections has failed", func() bool { return u.tries() > 0 })
+	eventually(t, "a flush of connections has failed", func() bool { return u.tries() > 0 })
 	u.mu.Lock()
 	u.err = nil
 	u.mu.Unlock()
-	eventually(t, "connections are forgotten", func() bool { return u.knows(&u.forgotten, addressOne) })
+	eventually(t, "connections are flushed", func() bool { return u.knows(&u.flushed, addressOne) })
 }
 
 // If an address moves to another project, its connections are flushed.
-func TestEgressIPOfAnotherProjectIsForgotten(t *testing.T) {
+func TestEgressIPOfAnotherProjectIsFlushed(t *testing.T) {
 	l, u := egressLife(t)
 	ways := func(a, b netip.Addr) EgressIPs {
 		return EgressIPs{Ways: map[uint32]EgressWay{10: {Address: a}, 11: {Address: b}}, Namespaces: map[string]uint32{"a": 10, "b": 11}}
 	}
 	l.leaves(t, ways(addressOne, netip.Addr{}))
 	l.leaves(t, ways(netip.Addr{}, addressOne))
-	eventually(t, "its connections are forgotten", func() bool { return u.knows(&u.forgotten, addressOne) })
+	eventually(t, "its connections are flushed", func() bool { return u.knows(&u.flushed, addressOne) })
 	if !strings.Contains(l.node.state(t), "egress-sources 11 : 192.0.2.100") {
 		t.Error("nothing is translated to it")
 	}
 }
 
 // If an address moved while no agent ran, the next agent flushes its connections.
-func TestRestartForgetsWhatChangedHands(t *testing.T) {
+func TestRestartFlushesWhatChangedHands(t *testing.T) {
 	elsewhere := func(vnid uint32) EgressIPs { return leavesElsewhere(vnid, nodeB) }
 	for name, after := range map[string]EgressIPs{"another node holds it": elsewhere(10), "another project has it": heldHere(11), "no project has it": {}} {
 		l, u := egressLife(t)
 		l.leaves(t, heldHere(10))
 		l.stop()
-		if len(u.forgotten) > 0 {
-			t.Fatalf("%s: %v is forgotten before", name, u.forgotten)
+		if len(u.flushed) > 0 {
+			t.Fatalf("%s: %v is flushed before", name, u.flushed)
 		}
 		next := l.node.begin(t)
 		t.Cleanup(next.stop)
 		next.tenancy(t, vnids("a", 10, "b", 11))
 		next.leaves(t, after)
 		next.update(t, isolated())
-		eventually(t, name+": its connections are forgotten", func() bool { return u.knows(&u.forgotten, addressOne) })
+		eventually(t, name+": its connections are flushed", func() bool { return u.knows(&u.flushed, addressOne) })
 	}
 }
 
@@ -364,7 +364,7 @@ func TestEgressIPWaitsForNoFlush(t *testing.T) {
 	if err := <-served; err != nil {
 		t.Error(err)
 	}
-	if got := l.node.tracked.forgotten(); len(got) == 0 {
+	if got := l.node.tracked.outdated(); len(got) == 0 {
 		t.Error("nothing was flushed")
 	}
 }

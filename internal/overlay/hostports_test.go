@@ -46,8 +46,8 @@ func (k *kernel) fail(err error) {
 	k.err = err
 }
 
-// forgot returns the recorded flushes, and clears them.
-func (k *kernel) forgot() []string {
+// flushes returns the recorded flushes, and clears them.
+func (k *kernel) flushes() []string {
 	k.mu.Lock()
 	defer k.mu.Unlock()
 	reported := k.reported
@@ -115,8 +115,8 @@ func TestHostPorts(t *testing.T) {
 	ip := l.record(t, req).Addresses[0].Addr().String()
 	want := []string{"192.0.2.1 . udp . 53 : " + ip + " . 80", "udp . 8080 : " + ip + " . 80"}
 	l.leads(t, want...)
-	if got := l.node.kernel.forgot(); !slices.Contains(got, "[0.0.0.0:8080 192.0.2.1:53]") || slices.Contains(got, ip) {
-		t.Errorf("forgotten when it came: %q", got)
+	if got := l.node.kernel.flushes(); !slices.Contains(got, "[0.0.0.0:8080 192.0.2.1:53]") || slices.Contains(got, ip) {
+		t.Errorf("flushed when it came: %q", got)
 	}
 	if err := l.Check(t.Context(), req); err != nil {
 		t.Error(err)
@@ -134,8 +134,8 @@ func TestHostPorts(t *testing.T) {
 	l.del(t, req)
 	l.leads(t)
 	l.settled(t)
-	if got := l.node.kernel.forgot(); !slices.Contains(got, ip) {
-		t.Errorf("forgotten when it went: %q", got)
+	if got := l.node.kernel.flushes(); !slices.Contains(got, ip) {
+		t.Errorf("flushed when it went: %q", got)
 	}
 	l.del(t, plain)
 	l.nothingLeft(t, before)
@@ -283,7 +283,7 @@ func TestHostPortsOfAFormerLife(t *testing.T) {
 }
 
 // Connections to all pods that are removed together are flushed in one call, and none for pods without host ports.
-func TestHostPortsForgottenTogether(t *testing.T) {
+func TestHostPortsFlushedTogether(t *testing.T) {
 	l := start(t)
 	before := l.node.state(t)
 	reqs := []*cni.Request{l.publish("s1", mapping(1)), l.publish("s2", mapping(2)), l.request("s3")}
@@ -294,15 +294,15 @@ func TestHostPortsForgottenTogether(t *testing.T) {
 		recs = append(recs, l.record(t, req))
 		ips = append(ips, l.record(t, req).Addresses[0].Addr().String())
 	}
-	l.node.kernel.forgot()
-	if failed := l.Remove(t.Context(), recs[2:]); len(failed) > 0 || len(l.node.kernel.forgot()) > 0 {
+	l.node.kernel.flushes()
+	if failed := l.Remove(t.Context(), recs[2:]); len(failed) > 0 || len(l.node.kernel.flushes()) > 0 {
 		t.Errorf("a pod without host ports is looked for: %v", failed)
 	}
 	if failed := l.Remove(t.Context(), recs[:2]); len(failed) > 0 {
 		t.Fatal(failed)
 	}
-	if got := l.node.kernel.forgot(); !slices.Equal(got, []string{ips[0] + " " + ips[1]}) {
-		t.Errorf("forgotten: %q", got)
+	if got := l.node.kernel.flushes(); !slices.Equal(got, []string{ips[0] + " " + ips[1]}) {
+		t.Errorf("flushed: %q", got)
 	}
 	for _, req := range reqs {
 		l.del(t, req)
@@ -311,7 +311,7 @@ func TestHostPortsForgottenTogether(t *testing.T) {
 }
 
 // A failed flush does not block the removal of a pod.
-func TestHostPortsNotForgotten(t *testing.T) {
+func TestHostPortsNotFlushed(t *testing.T) {
 	l := start(t)
 	before := l.node.state(t)
 	req := l.publish("s1", mapping(8080))

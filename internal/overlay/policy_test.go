@@ -314,7 +314,7 @@ func TestConnectionsAreNotInherited(t *testing.T) {
 			if key.Table == pipeline.TableLocal {
 				opened++
 				if len(flushed()) == 0 {
-					t.Error("the port is opened before the connections are forgotten")
+					t.Error("the port is opened before the connections are flushed")
 				}
 			}
 		}
@@ -323,16 +323,16 @@ func TestConnectionsAreNotInherited(t *testing.T) {
 	result := l.add(t, l.request("one"))
 	addr := netip.MustParsePrefix(result.IPs[0].Address.String()).Addr()
 	if got := flushed(); len(got) != 2 || got[0].Orig.Src != addr || got[1].Reply.Src != addr || opened == 0 {
-		t.Errorf("%+v is forgotten, and %d flows open the port", got, opened)
+		t.Errorf("%+v is flushed, and %d flows open the port", got, opened)
 	}
 	l.add(t, l.request("one"))
 	if n := len(flushed()); n != 2 {
-		t.Errorf("%d kinds of connections are forgotten after the ADD was repeated", n)
+		t.Errorf("%d kinds of connections are flushed after the ADD was repeated", n)
 	}
 	broken := errors.New("the switch does not answer")
 	l.node.tracked.fail(broken)
 	if _, err := l.Add(context.Background(), l.request("two")); err == nil || !strings.Contains(err.Error(), broken.Error()) {
-		t.Errorf("connections cannot be forgotten, and the ADD ends with %v", err)
+		t.Errorf("connections cannot be flushed, and the ADD ends with %v", err)
 	}
 	if got := l.opens(t, l.request("two")); got != "closed" {
 		t.Errorf("its port is %s", got)
@@ -341,7 +341,7 @@ func TestConnectionsAreNotInherited(t *testing.T) {
 	l.update(t, sample())
 	l.add(t, l.request("three"))
 	if n := len(flushed()); n != 2 {
-		t.Errorf("%d kinds of connections are forgotten in a flat network", n)
+		t.Errorf("%d kinds of connections are flushed in a flat network", n)
 	}
 }
 

@@ -23,15 +23,15 @@ import (
 type tracked struct {
 	mu  sync.Mutex
 	err error
-	// Forget closes entered and then waits for hang; nil: it does not wait.
+	// FlushOutdated closes entered and then waits for hang; nil: it does not wait.
 	hang, entered chan struct{}
 	done          []openflow.CTFlush
 	// flushed are the arguments of Flush.
 	flushed []openflow.CTFlush
 }
 
-// Forget implements Connections.
-func (c *tracked) Forget(_ context.Context, what []openflow.CTFlush) error {
+// FlushOutdated implements Connections.
+func (c *tracked) FlushOutdated(_ context.Context, what []openflow.CTFlush) error {
 	if c.hang != nil {
 		close(c.entered)
 		<-c.hang
@@ -60,8 +60,8 @@ func (c *tracked) fail(err error) {
 	c.err = err
 }
 
-// forgotten returns the endpoints of the connections given to Forget, and clears them.
-func (c *tracked) forgotten() []string {
+// outdated returns the endpoints of the connections given to FlushOutdated, and clears them.
+func (c *tracked) outdated() []string {
 	c.mu.Lock()
 	defer c.mu.Unlock()
 	var list []string
@@ -154,8 +154,8 @@ func TestServicesSurviveARestart(t *testing.T) {
 	if now := next.node.state(t); now != before || next.node.flows.Commits() != commits {
 		t.Errorf("%d commits in place of %d:\n%s\nwas\n%s", next.node.flows.Commits(), commits, now, before)
 	}
-	if forgotten := next.node.tracked.forgotten(); len(forgotten) > 0 {
-		t.Errorf("connections were forgotten: %v", forgotten)
+	if flushed := next.node.tracked.outdated(); len(flushed) > 0 {
+		t.Errorf("connections were flushed: %v", flushed)
 	}
 	next.services(t, one(web, Service{}))
 	if len(next.held(t, web)) > 0 || len(next.held(t, dns)) == 0 || groups(t, next) != 1 {
@@ -171,25 +171,25 @@ func TestServicesSurviveARestart(t *testing.T) {
 }
 
 // UDP connections to a removed endpoint are flushed once the flows are changed; a failed flush is retried.
-func TestStaleConnectionsAreForgotten(t *testing.T) {
+func TestStaleConnectionsAreFlushed(t *testing.T) {
 	l := start(t)
 	owner, both := svc("dns", "172.30.0.11", service.KindClusterIP, service.UDP, "10.128.0.5:53", "10.128.2.5:53")
 	l.services(t, one(owner, both))
-	l.node.tracked.forgotten()
+	l.node.tracked.outdated()
 	_, left := svc("dns", "172.30.0.11", service.KindClusterIP, service.UDP, "10.128.2.5:53")
 	refusal := errors.New("refused")
 	l.node.tracked.fail(refusal)
 	if err := l.Services.Update(t.Context(), one(owner, left)); !errors.Is(err, refusal) {
-		t.Errorf("the switch does not forget, and the error is %v", err)
+		t.Errorf("the switch does not flush, and the error is %v", err)
 	}
 	l.node.tracked.fail(nil)
 	l.services(t, ServiceChange{})
-	if forgotten := l.node.tracked.forgotten(); !slices.Equal(forgotten, []string{"10.128.0.5:53"}) {
-		t.Errorf("forgotten: %v", forgotten)
+	if flushed := l.node.tracked.outdated(); !slices.Equal(flushed, []string{"10.128.0.5:53"}) {
+		t.Errorf("flushed: %v", flushed)
 	}
 	l.services(t, ServiceChange{})
-	if forgotten := l.node.tracked.forgotten(); len(forgotten) > 0 {
-		t.Errorf("forgotten again: %v", forgotten)
+	if flushed := l.node.tracked.outdated(); len(flushed) > 0 {
+		t.Errorf("flushed again: %v", flushed)
 	}
 }
 
@@ -199,7 +199,7 @@ func TestOneServiceFails(t *testing.T) {
 	bad, badService := svc("bad", "172.30.0.12", service.KindClusterIP, service.UDP, "10.128.0.5:53")
 	good, goodService := svc("good", "172.30.0.11", service.KindClusterIP, service.UDP, "10.128.0.5:53")
 	l.services(t, one(good, goodService))
-	l.node.tracked.forgotten()
+	l.node.tracked.outdated()
 	refuse := func(change reconcile.Change[openflow.Key, openflow.Entry]) error {
 		for _, entry := range change.Set {
 			if flow, ok := entry.(*openflow.Flow); ok && flow.Cookie == cookies.Of(bad) {
@@ -214,8 +214,8 @@ func TestOneServiceFails(t *testing.T) {
 	if err := l.Services.Update(t.Context(), change); err == nil {
 		t.Error("nothing is said of the Service that fails")
 	}
-	if forgotten := l.node.tracked.forgotten(); !slices.Equal(forgotten, []string{"10.128.0.5:53"}) || len(l.held(t, good)) > 0 {
-		t.Errorf("forgotten: %v, flows: %v", forgotten, l.held(t, good))
+	if flushed := l.node.tracked.outdated(); !slices.Equal(flushed, []string{"10.128.0.5:53"}) || len(l.held(t, good)) > 0 {
+		t.Errorf("flushed: %v, flows: %v", flushed, l.held(t, good))
 	}
 	l.node.flowEngine.refuse(nil)
 	eventually(t, "the Service is there once the switch takes it", func() bool { return len(l.held(t, bad)) > 0 })

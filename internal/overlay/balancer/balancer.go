@@ -38,8 +38,8 @@ type Change struct {
 
 // Connections are the connections that the switch tracks.
 type Connections interface {
-	// Forget flushes connections, once every packet meets the flows that were committed before.
-	Forget(ctx context.Context, what []openflow.CTFlush) error
+	// FlushOutdated flushes connections once every packet meets the flows that were committed before.
+	FlushOutdated(ctx context.Context, what []openflow.CTFlush) error
 	// Flush flushes connections at once.
 	Flush(ctx context.Context, what []openflow.CTFlush) error
 }
@@ -74,7 +74,7 @@ func New(network feature.Network, engines Engines) *Balancer {
 // error, a call with an empty change retries.
 func (x *Balancer) Update(ctx context.Context, change Change) error {
 	due, err := x.program(ctx, change)
-	return errors.Join(err, named("connections of Services", x.forget(ctx, due)))
+	return errors.Join(err, named("connections of Services", x.flushOutdated(ctx, due)))
 }
 
 // program programs the fragments of the Services that a change affects, and returns the connections to flush afterwards.
@@ -192,8 +192,8 @@ func (x *Balancer) Adapt(v feature.View, first bool) feature.Flows {
 	return flows
 }
 
-// forget flushes outdated connections. It holds no lock meanwhile: the switch may take long. What could not be flushed stays due.
-func (x *Balancer) forget(ctx context.Context, due map[reconcile.Owner][]service.Stale) error {
+// flushOutdated flushes connections. It holds no lock meanwhile: the switch may take long. What could not be flushed stays due.
+func (x *Balancer) flushOutdated(ctx context.Context, due map[reconcile.Owner][]service.Stale) error {
 	if len(due) == 0 {
 		return nil
 	}
@@ -204,7 +204,7 @@ func (x *Balancer) forget(ctx context.Context, due map[reconcile.Owner][]service
 			flushes = append(flushes, pipeline.Services{Config: v.Config}.Flush(stale))
 		}
 	}
-	err := x.engines.Connections.Forget(ctx, flushes)
+	err := x.engines.Connections.FlushOutdated(ctx, flushes)
 	if err == nil {
 		return nil
 	}

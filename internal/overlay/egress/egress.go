@@ -46,8 +46,8 @@ type Way struct {
 type Uplink interface {
 	// Announce announces to the network that addresses are here now.
 	Announce(device string, addresses ...netip.Addr) error
-	// Forget flushes the host's connections that are translated to addresses that are no longer here.
-	Forget(addresses ...netip.Addr) error
+	// Flush flushes the host's connections that are translated to addresses that are no longer here.
+	Flush(addresses ...netip.Addr) error
 }
 
 // Engines are the loops that egress IPs are programmed with.
@@ -65,9 +65,9 @@ type Engines struct {
 type Addresses struct {
 	network feature.Network
 	engines Engines
-	// forget flushes connections. come receives addresses to announce.
-	forget *forgetter
-	come   chan []netip.Addr
+	// flusher flushes connections. come receives addresses to announce.
+	flusher *flusher
+	come    chan []netip.Addr
 
 	// runs programs what is wanted.
 	runs feature.Runs
@@ -96,7 +96,7 @@ type Addresses struct {
 // New returns Addresses of a network, without any egress IP.
 func New(network feature.Network, engines Engines) *Addresses {
 	return &Addresses{
-		network: network, engines: engines, forget: newForgetter(), come: make(chan []netip.Addr, 1),
+		network: network, engines: engines, flusher: newFlusher(), come: make(chan []netip.Addr, 1),
 		former: map[uint32]struct{}{}, broken: map[uint32]struct{}{}, groups: map[string]uint32{},
 	}
 }
@@ -252,11 +252,11 @@ func (a *Addresses) settle(c *change, inEffect bool) bool {
 		return false
 	}
 	a.programmed, a.underway = c.wanted, nil
-	a.forget.note(c.gone...)
+	a.flusher.note(c.gone...)
 	if inEffect {
 		a.incomplete, a.settled = false, c.number
 		a.release(slices.Values(c.ended))
-		a.forget.begin()
+		a.flusher.begin()
 	}
 	return true
 }
@@ -339,7 +339,7 @@ func (a *Addresses) Adapt(v feature.View) feature.Flows {
 	}
 	a.views++
 	a.programmed, a.underway, a.led = a.wanted, nil, a.wanted
-	a.forget.note(c.gone...)
+	a.flusher.note(c.gone...)
 	a.engines.Links.Set(c.links)
 	a.engines.Rules.Set(c.rules)
 	a.Announce(c.come)
@@ -355,7 +355,7 @@ func (a *Addresses) InEffect() {
 		return
 	}
 	a.release(maps.Keys(maps.Clone(a.former)))
-	a.forget.begin()
+	a.flusher.begin()
 }
 
 // change is the difference between wanted egress IPs and those that were handed over.

@@ -46,7 +46,7 @@ func TestEgressIPChangesHands(t *testing.T) {
 		_, gone := moved(test.before, test.after)
 		slices.SortFunc(gone, netip.Addr.Compare)
 		if !slices.Equal(gone, test.gone) {
-			t.Errorf("%s: connections of %v are forgotten, want %v", test.name, gone, test.gone)
+			t.Errorf("%s: connections of %v are flushed, want %v", test.name, gone, test.gone)
 		}
 	}
 }

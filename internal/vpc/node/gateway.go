@@ -257,7 +257,7 @@ func (g *natGateway) routes(want *nat.Gateway) map[link.Key]link.Item {
 func (g *natGateway) flush(items map[nft.Key]nft.Item) error {
 	if changed := changes(g.items, items); len(changed) > 0 {
 		concerned := concerns(changed)
-		if err := link.Inside(g.rec.Netns, func() error { return link.Forget(concerned) }); err != nil {
+		if err := link.Inside(g.rec.Netns, func() error { return link.FlushMatching(concerned) }); err != nil {
 			return err //nolint:wrapcheck // the caller names the gateway
 		}
 	}

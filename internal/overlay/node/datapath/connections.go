@@ -37,14 +37,14 @@ func wait(ctx context.Context, length time.Duration) error {
 	}
 }
 
-// forgetTimeout bounds the wait for the datapath.
-const forgetTimeout = 10 * time.Second
+// flushTimeout bounds the wait for the datapath.
+const flushTimeout = 10 * time.Second
 
-// Forget implements balancer.Connections. Until the datapath uses the new flows, a packet would create the same conntrack entry again. A
+// FlushOutdated implements balancer.Connections. Until the datapath uses the new flows, a packet would create the same conntrack entry again. A
 // round of the datapath that is in progress may already have passed the flow in question, so there is a second round. The first one removes
 // most entries.
-func (c *Connections) Forget(ctx context.Context, what []openflow.CTFlush) error {
-	ctx, cancel := context.WithTimeout(ctx, forgetTimeout)
+func (c *Connections) FlushOutdated(ctx context.Context, what []openflow.CTFlush) error {
+	ctx, cancel := context.WithTimeout(ctx, flushTimeout)
 	defer cancel()
 	for range 2 {
 		if err := c.settle(ctx); err != nil {
@@ -89,7 +89,7 @@ func (c *Connections) settle(ctx context.Context) error {
 // of its flows than the intended one (it finds them by a packet, not by their name), and regard the change as done. Traffic that is no
 // longer allowed would then pass as long as packets arrive. Purged flows are created again from the switch's current state.
 func (c *Connections) Purge(ctx context.Context) error {
-	ctx, cancel := context.WithTimeout(ctx, forgetTimeout)
+	ctx, cancel := context.WithTimeout(ctx, flushTimeout)
 	defer cancel()
 	paths, _ := filepath.Glob(filepath.Join(c.RunDir, "ovs-vswitchd.*.ctl")) // the error is for a bad pattern
 	err := errNoSwitch
@@ -103,11 +103,11 @@ func (c *Connections) Purge(ctx context.Context) error {
 	return err
 }
 
-// ForgetsNothing leaves the switch's conntrack entries in place.
-type ForgetsNothing struct{}
+// NoFlush leaves the switch's conntrack entries in place.
+type NoFlush struct{}
 
-// Forget implements balancer.Connections.
-func (ForgetsNothing) Forget(context.Context, []openflow.CTFlush) error { return nil }
+// FlushOutdated implements balancer.Connections.
+func (NoFlush) FlushOutdated(context.Context, []openflow.CTFlush) error { return nil }
 
 // Flush implements balancer.Connections.
-func (ForgetsNothing) Flush(context.Context, []openflow.CTFlush) error { return nil }
+func (NoFlush) Flush(context.Context, []openflow.CTFlush) error { return nil }

@@ -14,5 +14,5 @@ func (Uplink) Announce(device string, addresses ...netip.Addr) error {
 	return link.Announce(device, addresses...)
 }
 
-// Forget implements egress.Uplink.
-func (Uplink) Forget(addresses ...netip.Addr) error { return link.ForgetTranslated(addresses...) }
+// Flush implements egress.Uplink.
+func (Uplink) Flush(addresses ...netip.Addr) error { return link.FlushSourceNAT(addresses...) }

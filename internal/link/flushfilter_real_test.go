@@ -14,7 +14,7 @@ import (
 )
 
 // With one port or one address, the kernel returns only the matching part of a large table. Other connections are not flushed.
-func TestForgetIsNarrow(t *testing.T) {
+func TestFlushIsNarrow(t *testing.T) {
 	const others = 500
 	space := nstest.New(t)
 	nstest.Do(t, space, func() error {
@@ -51,9 +51,9 @@ func TestForgetIsNarrow(t *testing.T) {
 			{"another protocol", toPorts(unix.AF_INET, unix.IPPROTO_TCP, []netip.AddrPort{port}), true, 0},
 			{"an address", ledTo([]netip.Addr{other}), false, 1},
 			{"a port", toPorts(unix.AF_INET, unix.IPPROTO_UDP, []netip.AddrPort{port}), true, 1},
-			{"a port, forgotten", toPorts(unix.AF_INET, unix.IPPROTO_UDP, []netip.AddrPort{port}), true, 0},
+			{"a port, flushed", toPorts(unix.AF_INET, unix.IPPROTO_UDP, []netip.AddrPort{port}), true, 0},
 			{"an address with many", ledTo([]netip.Addr{one}), true, others},
-			{"all, forgotten", ledTo([]netip.Addr{one, other}), false, 0},
+			{"all, flushed", ledTo([]netip.Addr{one, other}), false, 0},
 		} {
 			if dumped, _, err := c.flush(test.narrow, func(*connection) bool { return test.matches }); err != nil || dumped != test.dumped {
 				t.Errorf("%s: dump of %d entries, %v; want %d", test.what, dumped, err, test.dumped)

@@ -37,7 +37,7 @@ func tracked() ([]string, error) {
 	return all, err
 }
 
-func TestForget(t *testing.T) {
+func TestFlush(t *testing.T) {
 	space := nstest.New(t)
 	nstest.Do(t, space, func() error {
 		device := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "wtown"}, PeerName: "wtpeer"}
@@ -101,13 +101,13 @@ func TestForget(t *testing.T) {
 			return err
 		}
 		expect("the pod", append([]string{tcp}, others...)...)
-		return forgetsFamilies(t, conntrack)
+		return flushesFamilies(t, conntrack)
 	})
 }
 
-// forgetsFamilies checks that 0.0.0.0 and :: stand for all addresses of their families, and that connections by IPv6 are flushed like those by
+// flushesFamilies checks that 0.0.0.0 and :: stand for all addresses of their families, and that connections by IPv6 are flushed like those by
 // IPv4.
-func forgetsFamilies(t *testing.T, conntrack *link.Conntrack) error {
+func flushesFamilies(t *testing.T, conntrack *link.Conntrack) error {
 	t.Helper()
 	const pod = "fd00::5"
 	device, err := netlink.LinkByName("wtown")

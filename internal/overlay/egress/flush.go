@@ -20,9 +20,9 @@ const (
 	lastRetry  = 30 * time.Second
 )
 
-// forgetter flushes the host's connections of egress IPs that moved to another node or project; their next packets start new connections. A
+// flusher flushes the host's connections of egress IPs that moved to another node or project; their next packets start new connections. A
 // flush goes over everything that the host tracks, so it runs in the background.
-type forgetter struct {
+type flusher struct {
 	wake chan struct{}
 
 	mu sync.Mutex
@@ -30,12 +30,12 @@ type forgetter struct {
 	left map[netip.Addr]struct{}
 }
 
-func newForgetter() *forgetter {
-	return &forgetter{wake: make(chan struct{}, 1), left: map[netip.Addr]struct{}{}}
+func newFlusher() *flusher {
+	return &flusher{wake: make(chan struct{}, 1), left: map[netip.Addr]struct{}{}}
 }
 
 // note adds addresses. Nothing is flushed before begin: flows and rules that lead to them must be out of effect by then.
-func (f *forgetter) note(addresses ...netip.Addr) {
+func (f *flusher) note(addresses ...netip.Addr) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	for _, address := range addresses {
@@ -44,7 +44,7 @@ func (f *forgetter) note(addresses ...netip.Addr) {
 }
 
 // begin starts the flush of what was noted, without waiting.
-func (f *forgetter) begin() {
+func (f *flusher) begin() {
 	select {
 	case f.wake <- struct{}{}:
 	default: // a wake-up is already waiting
@@ -52,7 +52,7 @@ func (f *forgetter) begin() {
 }
 
 // take returns the noted addresses, and clears them.
-func (f *forgetter) take() []netip.Addr {
+func (f *flusher) take() []netip.Addr {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	addresses := slices.SortedFunc(maps.Keys(f.left), netip.Addr.Compare)
@@ -62,9 +62,9 @@ func (f *forgetter) take() []netip.Addr {
 
 // Flushing returns the addresses whose connections are still to be flushed.
 func (a *Addresses) Flushing() []netip.Addr {
-	a.forget.mu.Lock()
-	defer a.forget.mu.Unlock()
-	return slices.SortedFunc(maps.Keys(a.forget.left), netip.Addr.Compare)
+	a.flusher.mu.Lock()
+	defer a.flusher.mu.Unlock()
+	return slices.SortedFunc(maps.Keys(a.flusher.left), netip.Addr.Compare)
 }
 
 // flush flushes connections until ctx ends.
@@ -75,17 +75,17 @@ func (a *Addresses) flush(ctx context.Context) error {
 		select {
 		case <-ctx.Done():
 			return nil
-		case <-a.forget.wake:
+		case <-a.flusher.wake:
 		case <-again:
 		}
 		again = nil
-		addresses := a.forget.take()
+		addresses := a.flusher.take()
 		if len(addresses) == 0 {
 			continue
 		}
-		if err := a.engines.Uplink.Forget(addresses...); err != nil {
+		if err := a.engines.Uplink.Flush(addresses...); err != nil {
 			a.engines.Log.Warn("conntrack flush of former egress addresses failed, trying again", "error", err)
-			a.forget.note(addresses...)
+			a.flusher.note(addresses...)
 			again, delay = time.After(delay), min(2*delay, lastRetry)
 			continue
 		}
@@ -116,7 +116,7 @@ func (a *Addresses) Inherit(v feature.View, former map[nft.Key]nft.Item) {
 	}
 	for address, mark := range host.Translated(former) {
 		if now[address] != mark {
-			a.forget.note(address)
+			a.flusher.note(address)
 		}
 	}
 }
