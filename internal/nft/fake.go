@@ -20,7 +20,6 @@ type Fake struct {
 	foreign   map[Key]Chain // foreign base chains
 	unmanaged Unmanaged
 	commits   int
-	reads     int
 }
 
 var _ reconcile.Engine[Key, Item] = (*Fake)(nil)
@@ -77,13 +76,6 @@ func (f *Fake) Survey(ctx context.Context, traffic ...Traffic) (*Survey, error) 
 	return survey, ctx.Err()
 }
 
-// Reads returns the number of Reads.
-func (f *Fake) Reads() int {
-	f.mutex.Lock()
-	defer f.mutex.Unlock()
-	return f.reads
-}
-
 // Commits returns the number of commits that have changed something.
 func (f *Fake) Commits() int {
 	f.mutex.Lock()
@@ -95,7 +87,6 @@ func (f *Fake) Commits() int {
 func (f *Fake) Read(ctx context.Context) (map[Key]Item, error) {
 	f.mutex.Lock()
 	defer f.mutex.Unlock()
-	f.reads++
 	return f.unmanaged.LeaveOut(maps.Clone(f.state)), ctx.Err()
 }
 

@@ -62,13 +62,6 @@ func (f *Fake) Refuse(name, words string) {
 	}
 }
 
-// SetDatapath sets the result of Datapath. A bridge of a type that it does not support fails.
-func (f *Fake) SetDatapath(d Datapath) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.datapath = d
-}
-
 // Hand changes rows as another client of the database does. It does not add the owner's mark. It sends only an EventDrift, for rows that
 // are Weft's.
 func (f *Fake) Hand(change Change) {
@@ -96,9 +89,6 @@ func (f *Fake) Hand(change Change) {
 
 // Restart reports a restart of the switch. Its rows stay.
 func (f *Fake) Restart() { f.post(Event{Kind: EventSwitchRestarted}) }
-
-// Reconnect reports that the connection was lost and is back.
-func (f *Fake) Reconnect() { f.post(Event{Kind: EventReconnected}) }
 
 // Transactions returns the number of transactions so far.
 func (f *Fake) Transactions() int {

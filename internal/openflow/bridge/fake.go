@@ -20,7 +20,6 @@ type Fake struct {
 	entries  map[openflow.Key]openflow.Entry
 	watchers map[*fakeSession]struct{}
 	commits  int
-	flushed  []openflow.CTFlush
 }
 
 // NewFake makes an empty switch, whose first event is Connected.
@@ -83,20 +82,8 @@ func (f *Fake) Commits() int {
 	return f.commits
 }
 
-// FlushCT records the connections to flush.
-func (f *Fake) FlushCT(_ context.Context, what openflow.CTFlush) error {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	f.flushed = append(f.flushed, what)
-	return nil
-}
-
-// Flushed returns the arguments of FlushCT, in order.
-func (f *Fake) Flushed() []openflow.CTFlush {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	return slices.Clone(f.flushed)
-}
+// FlushCT does nothing: a Fake tracks no connections.
+func (f *Fake) FlushCT(context.Context, openflow.CTFlush) error { return nil }
 
 // String prints groups, then flows by table and falling priority, as ovs-ofctl would.
 func (f *Fake) String() string {
