@@ -35,7 +35,7 @@ func verdict(v *confdb.View, key Key) string {
 		}
 		return p.SwitchFailure()
 	default:
-		return "someone else removed it at once"
+		return "another program removed it at once"
 	}
 }
 

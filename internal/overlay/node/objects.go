@@ -223,7 +223,7 @@ func (o *Objects) Follow(ctx context.Context, network *overlay.Network) error {
 	keep(o.egressFirewalls.wake, "EgressNetworkPolicies", func() error { return o.egressFirewalls.step(followCtx, network, false) })
 	keep(o.egressIPs.Wake(), "egress addresses", func() error { return o.egressIPs.Step(followCtx, network) })
 	keep(o.egressIPs.WithPods(), "nodes with egress addresses", func() error {
-		o.egressIPs.AskAnew(network)
+		o.egressIPs.UpdateProbed(network)
 		return nil
 	})
 	keep(o.multicast.Wake(), "multicast", func() error { return o.multicast.step(followCtx, network) })

@@ -32,9 +32,9 @@ func (o *Objects) Realised(network *overlay.Network, engines []admin.Engine) (al
 	}
 	failing := failuresOf(network, engines)
 	all = []admin.Realised{failing.kind(
-		realised.EgressNetworkPolicy, o.marks.ByKind(realised.EgressNetworkPolicy), o.egressFirewalls.judged.said(failing.spaces[realised.EgressNetworkPolicy]),
+		realised.EgressNetworkPolicy, o.marks.ByKind(realised.EgressNetworkPolicy), o.egressFirewalls.judged.unrealised(failing.spaces[realised.EgressNetworkPolicy]),
 	)}
-	all = append(all, failing.kind(realised.NetNamespace, []*watermark.Mark{o.egressIPs.Mark(), o.multicast.Mark}, o.egressIPs.Said()))
+	all = append(all, failing.kind(realised.NetNamespace, []*watermark.Mark{o.egressIPs.Mark(), o.multicast.Mark}, o.egressIPs.Problems()))
 	if mode == clusternetwork.ModeMultitenant {
 		o.tenants.look(network)
 		all = append(all, failing.kind(realised.VNID, []*watermark.Mark{o.tenants.Mark}, nil))

@@ -26,7 +26,7 @@ func TestFailuresAreExceptions(t *testing.T) {
 	f.note(overlay.Object{Kind: "NetworkPolicy", Namespace: "shop", Name: "web"}, "openflow: no")
 	e := newEgressFirewalls(nil, nil, nil)
 	e.judged.here = map[string][]egressfirewall.Key{"shop": {{Namespace: "shop", Name: "out"}}}
-	if diff := cmp.Diff(map[string]string{"shop/out": "openflow: no"}, e.judged.said(f.spaces[realised.EgressNetworkPolicy])); diff != "" {
+	if diff := cmp.Diff(map[string]string{"shop/out": "openflow: no"}, e.judged.unrealised(f.spaces[realised.EgressNetworkPolicy])); diff != "" {
 		t.Errorf("egress firewalls (-want +got):\n%s", diff)
 	}
 	m := watch.NewMarks()

@@ -165,7 +165,7 @@ func (e *Follower) advance(ctx context.Context, network *overlay.Network, dirty 
 	}
 	e.site.others, e.site.gateways = others, gateways
 	all := e.ways(subnets.Items)
-	e.alive.Watch(e.asked(network.WithPods()))
+	e.alive.Watch(e.toProbe(network.WithPods()))
 	if err := network.EgressIPs.Update(ctx, all); err != nil {
 		return fmt.Errorf("%w: %w", watch.ErrUnprogrammed, err)
 	}
@@ -324,9 +324,9 @@ type choice struct {
 	others     []peer
 }
 
-// asked returns the addresses to probe: those of nodes through which pods on this node leave, if there is a choice of nodes.
-func (e *Follower) asked(withPods map[string]struct{}) []netip.Addr {
-	asked := map[netip.Addr]struct{}{}
+// toProbe returns the addresses to probe: those of nodes through which pods on this node leave, if there is a choice of nodes.
+func (e *Follower) toProbe(withPods map[string]struct{}) []netip.Addr {
+	addresses := map[netip.Addr]struct{}{}
 	for _, c := range e.choices {
 		here := func(namespace string) bool {
 			_, has := withPods[namespace]
@@ -336,17 +336,17 @@ func (e *Follower) asked(withPods map[string]struct{}) []netip.Addr {
 			continue
 		}
 		for _, other := range c.others {
-			asked[other.gateway] = struct{}{}
+			addresses[other.gateway] = struct{}{}
 		}
 	}
-	return slices.SortedFunc(maps.Keys(asked), netip.Addr.Compare)
+	return slices.SortedFunc(maps.Keys(addresses), netip.Addr.Compare)
 }
 
-// AskAnew updates the set of probed nodes for the current pods.
-func (e *Follower) AskAnew(network *overlay.Network) {
+// UpdateProbed updates the set of probed nodes for the current pods.
+func (e *Follower) UpdateProbed(network *overlay.Network) {
 	e.stepping.Lock()
 	defer e.stepping.Unlock()
-	e.alive.Watch(e.asked(network.WithPods()))
+	e.alive.Watch(e.toProbe(network.WithPods()))
 }
 
 // split returns the egress IP that this node holds, and the other nodes that hold one.
@@ -418,8 +418,8 @@ func (e *Follower) answering(nodes []peer) []netip.Addr {
 	return shares
 }
 
-// Said returns which NetNamespaces are not in effect as written, with the reasons.
-func (e *Follower) Said() map[string]string {
+// Problems returns which NetNamespaces are not in effect as written, with the reasons.
+func (e *Follower) Problems() map[string]string {
 	e.judging.Lock()
 	defer e.judging.Unlock()
 	return maps.Clone(e.problems)
@@ -431,7 +431,7 @@ func (e *Follower) Changed() { e.spaces.Signal() }
 // Wake receives once there is work for Step.
 func (e *Follower) Wake() <-chan struct{} { return e.spaces.Wake() }
 
-// WithPods receives once there is work for AskAnew.
+// WithPods receives once there is work for UpdateProbed.
 func (e *Follower) WithPods() <-chan struct{} { return e.withPods }
 
 // Mark returns the resourceVersion observed of NetNamespaces.

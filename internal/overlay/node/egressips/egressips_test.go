@@ -220,7 +220,7 @@ func TestEgressNodesAreAskedForPods(t *testing.T) {
 			names[name] = struct{}{}
 		}
 		var words []string
-		for _, gateway := range e.asked(names) {
+		for _, gateway := range e.toProbe(names) {
 			words = append(words, gateway.String())
 		}
 		if got := strings.Join(words, " "); got != want {
@@ -259,7 +259,7 @@ func TestEgressWaysWithoutRefused(t *testing.T) {
 	if len(refusals) != 2 || refusals["192.0.2.50"] == "" || refusals["198.51.100.7"] == "" || reported != 1 {
 		t.Errorf("refusals %v, reported %d times", refusals, reported)
 	}
-	if said := e.Said(); len(said) != 1 || said["b"] == "" {
-		t.Errorf("not as they say: %v", said)
+	if problems := e.Problems(); len(problems) != 1 || problems["b"] == "" {
+		t.Errorf("not as they say: %v", problems)
 	}
 }
