@@ -255,8 +255,9 @@ func (a *agent) run(ctx context.Context, opened *engines.Engines) error {
 	}
 	a.serveNetworks(serveCtx, serving, networks.Running{Engines: opened, Context: engineGroupCtx, Group: loops})
 	serving.Go(func() error { return a.serveNetwork(serveCtx, engineGroupCtx, opened, loops) })
-	opened.Kernel.ReadAhead(engineGroupCtx, loops, PortsNamespace(a.opts.Paths.RunDir)) // after the requests to other programs, which take longer
-	serving.Go(func() error {                                                           // a failed engine ends the agent
+	// The requests to the API server and the switch take longer, so they have begun before.
+	opened.Kernel.ReadAhead(engineGroupCtx, loops, PortsNamespace(a.opts.Paths.RunDir))
+	serving.Go(func() error { // a failed engine ends the agent
 		select {
 		case <-engineGroupCtx.Done():
 			return context.Cause(engineGroupCtx)

@@ -1,5 +1,5 @@
-// Package engines has the engines of one node, each with its loop: links and rules of the kernel, which every node has, and rows and flows of
-// Open vSwitch, which are opened once a network needs them.
+// Package engines has the engines of one node, each with its loop: links and rules of the kernel, which every node has, and rows and flows
+// of Open vSwitch, which are opened once a network needs them.
 package engines
 
 import (

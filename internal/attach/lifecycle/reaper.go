@@ -51,7 +51,7 @@ func (r *reaper) takeOver(ctx context.Context, key attach.Key) {
 	}
 	rec.State = attach.Closing
 	if err := r.handler.store.Put(context.WithoutCancel(ctx), rec); err != nil {
-		r.handler.opts.Log.Error("marking an attachment as closing", "attachment", key.String(), "error", err)
+		r.handler.opts.Log.Error("attachment not marked as closing; a restart would treat it as attached", "attachment", key.String(), "error", err)
 	}
 }
 

@@ -351,7 +351,7 @@ func readAhead(ctx context.Context, d *Daemon, running *sync.WaitGroup) (watches
 			}
 		}
 	})
-	if d.ahead { // in the ranges and with the tables of a former generation, which may have ended before its first state
+	if d.ahead { // by a former generation, for its ranges and tables; it may have ended before its first state
 		d.links.Outdate()
 		d.rules.Outdate()
 		return watches{links, rules}, nil

@@ -94,10 +94,10 @@ func NewEngine(options Options) (*Engine, error) {
 // builder builds the transactions of all engines. knftables runs nft three times to make it, and the kernel takes tens of milliseconds to
 // abort each of the two transactions that are only checked. nft and the kernel are the same for all namespaces.
 //
-//nolint:gochecknoglobals // what nft can do on this machine does not change
+//nolint:gochecknoglobals // what nft and the kernel support does not change
 var builder atomic.Pointer[knftables.Interface]
 
-// transaction returns an empty transaction. Before the process's first one, it asks what nft can do.
+// transaction returns an empty transaction. The process's first call makes the builder.
 func (e *Engine) transaction() (*knftables.Transaction, error) {
 	if made := builder.Load(); made != nil {
 		return (*made).NewTransaction(), nil
@@ -137,9 +137,9 @@ func (e *Engine) cares(key tableKey) bool {
 	return e.tables[key]
 }
 
-// Read implements reconcile.Engine. It lists everything concurrently: each listing is a process, and a start waits for all of them. If there
-// is none of the tables, a commit will follow, and Read prepares it, by a transaction that is only checked: the kernel takes tens of
-// milliseconds to abort it, which a restart that commits nothing does not wait for.
+// Read implements reconcile.Engine. It lists everything concurrently: each listing is a process, and a start waits for all of them. If none
+// of the tables exists, a commit will follow, and Read also makes the builder. A restart that finds its tables commits nothing, and does not
+// wait for the builder.
 func (e *Engine) Read(ctx context.Context) (map[nft.Key]nft.Item, error) {
 	var all []nfnetlink.Table
 	err := e.namespace.Inside(func() (err error) {

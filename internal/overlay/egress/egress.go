@@ -402,7 +402,7 @@ func (a *Addresses) change(v feature.View, all bool) *change {
 	return c
 }
 
-// leave adds to a change which projects and addresses come and leave. The caller holds mu.
+// leave adds to a change the projects and addresses that come and leave. The caller holds mu.
 func (a *Addresses) leave(c *change) {
 	c.come, c.gone = moved(&a.programmed, &a.wanted)
 	before := []*IPs{&a.programmed}

@@ -6,8 +6,8 @@ import (
 )
 
 // Runs programs changes that take several steps of I/O, without a lock during I/O. A caller stores its change under its own lock, and then
-// calls Do. One run is made at a time, for everything that was stored before it began: a later change supersedes earlier ones that no run
-// has begun with, and the I/O of an earlier run never follows that of a later one. The zero value is ready.
+// calls Do. One run is made at a time, for everything that was stored before it began. A later change supersedes earlier ones for which
+// no run has begun, and the I/O of an earlier run never follows that of a later one. The zero value is ready.
 type Runs struct {
 	mu sync.Mutex
 	// stored counts the calls of Do: it is the number of the last change.
@@ -27,7 +27,8 @@ type run struct {
 }
 
 // Do returns once a run has ended that began after the call, and returns the error of that run. If another caller makes that run, Do waits
-// for it; otherwise Do makes it, by calling program. program takes what is stored at its beginning. It is repeated by the next call of Do.
+// for it; otherwise Do makes it, by calling program, which takes what is stored when it begins. If the caller that makes a run gives up, a caller
+// that waits for it makes a new run.
 func (r *Runs) Do(ctx context.Context, program func(ctx context.Context) error) error {
 	r.mu.Lock()
 	r.stored++

@@ -1,4 +1,4 @@
-// Package groupid numbers what the pipeline's flows name by a number that Weft chooses.
+// Package groupid assigns the numbers by which the pipeline's flows refer to groups, conjunctions and egress firewalls.
 package groupid
 
 import (
