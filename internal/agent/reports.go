@@ -15,6 +15,7 @@ import (
 	"weft.dev/weft/internal/admin"
 	"weft.dev/weft/internal/agent/cniconf"
 	"weft.dev/weft/internal/agent/engines"
+	"weft.dev/weft/internal/agent/events"
 	"weft.dev/weft/internal/agent/firewall"
 	"weft.dev/weft/internal/agent/networks"
 	"weft.dev/weft/internal/attach"
@@ -132,7 +133,7 @@ func brokenRecords(all []attach.Broken, boot time.Time) map[reconcile.Owner]erro
 		if b.Modified.Before(boot) {
 			continue
 		}
-		broken[reconcile.Owner("record/"+filepath.Base(b.Path))] = fmt.Errorf(
+		broken[reconcile.Owner(events.RecordOwner+filepath.Base(b.Path))] = fmt.Errorf(
 			"attachment record %s cannot be read, and its pod's port is closed: %w: delete the pod that reaches nothing on this node, or the file if there is none", b.Path, b.Err)
 	}
 	return broken

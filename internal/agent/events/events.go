@@ -1,5 +1,5 @@
-// Package events reports on objects of the API server by events: on pods that cannot be attached, on the Node, and on objects that the node does
-// not implement as written.
+// Package events reports on objects of the API server by events: on pods that cannot be attached, on the Node, and on objects that the node
+// does not implement as written.
 package events
 
 import (
@@ -39,6 +39,9 @@ const (
 	reasonPolicy       = "PolicyNotAsSpecified"
 	reasonEgressIP     = "EgressIPNotHeld"
 )
+
+// RecordOwner begins the owner of an attachment record that cannot be read; the record's file name follows.
+const RecordOwner = "record/"
 
 // Normally there are few events. These limits apply during a fault. client-go retries an event that the API server does not accept for two
 // minutes, so at most eventBurst events and 120 s of eventRate wait at once.
@@ -195,7 +198,7 @@ func (r *Recorder) Closed(rec attach.Record, why error) {
 // Unreadable reports on the Node the attachment records that cannot be read. closed has the reasons why ports are closed.
 func (r *Recorder) Unreadable(closed map[reconcile.Owner]error) {
 	for owner, why := range closed {
-		if strings.HasPrefix(string(owner), "record/") { // see the agent
+		if strings.HasPrefix(string(owner), RecordOwner) {
 			r.Node(reasonRecord, "Attach", why.Error())
 		}
 	}

@@ -347,8 +347,8 @@ func (o *Objects) Run(ctx context.Context) error {
 	return o.cache.Start(ctx)
 }
 
-// Begin waits until the first lists of all kinds that every start waits for are processed, and gives the network all Services: it must know
-// them before its first Update, because what it does not know then is removed.
+// Begin waits until the first lists of all kinds that every start waits for are processed, and gives the network all Services: its first
+// Update removes those that it was not given.
 func (o *Objects) Begin(ctx context.Context, network *overlay.Network) error {
 	if err := o.synced(ctx); err != nil {
 		return err

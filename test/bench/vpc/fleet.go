@@ -28,7 +28,7 @@ import (
 // Metrics of many VPCs.
 const (
 	// Share is the time from the answer to a Subnet's creation until its switch is in the northbound database, in ms; Northd is the time from
-	// then until ovn-northd has computed it.
+	// when ovn-northd, which is stopped meanwhile, goes on until it has computed the switch.
 	Share  = "subnet-share"
 	Northd = "subnet-northd"
 	// Started is the time from the start of the controller until it has found the northbound database complete, in ms. Written is the number of
