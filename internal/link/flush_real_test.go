@@ -105,8 +105,8 @@ func TestFlush(t *testing.T) {
 	})
 }
 
-// flushesFamilies checks that 0.0.0.0 and :: stand for all addresses of their families, and that connections by IPv6 are flushed like those by
-// IPv4.
+// flushesFamilies checks that 0.0.0.0 and :: stand for all addresses of their families, and that connections by IPv6 are flushed like those
+// by IPv4.
 func flushesFamilies(t *testing.T, conntrack *link.Conntrack) error {
 	t.Helper()
 	const pod = "fd00::5"

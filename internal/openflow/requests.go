@@ -48,7 +48,7 @@ func SwitchConfig(missSendLen uint16) Message {
 func PacketOut(port uint32, actions action.Actions, packet []byte) Message {
 	encoded := actions.AppendWire(nil)
 	b := binary.BigEndian.AppendUint32(nil, noBuffer)
-	b = append(binary.BigEndian.AppendUint16(b, uint16(len(encoded))), 0, 0) //nolint:gosec // the length of the whole message is checked before it is sent
+	b = append(binary.BigEndian.AppendUint16(b, uint16(len(encoded))), 0, 0) //nolint:gosec // the whole message is checked when it is sent
 	b = oxm.NewMatch(oxm.InPort(port)).AppendWire(b)
 	return Message{Kind: MsgPacketOut, Body: append(append(b, encoded...), packet...)}
 }

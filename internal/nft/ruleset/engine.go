@@ -138,8 +138,8 @@ func (e *Engine) cares(key tableKey) bool {
 }
 
 // Read implements reconcile.Engine. It lists everything concurrently: each listing is a process, and a start waits for all of them. If none
-// of the tables exists, a commit will follow, and Read also makes the builder. A restart that finds its tables commits nothing, and does not
-// wait for the builder.
+// of the tables exists, a commit will follow, and Read also makes the builder. A restart that finds its tables commits nothing, and does
+// not wait for the builder.
 func (e *Engine) Read(ctx context.Context) (map[nft.Key]nft.Item, error) {
 	var all []nfnetlink.Table
 	err := e.namespace.Inside(func() (err error) {

@@ -27,8 +27,8 @@ type run struct {
 }
 
 // Do returns once a run has ended that began after the call, and returns the error of that run. If another caller makes that run, Do waits
-// for it; otherwise Do makes it, by calling program, which takes what is stored when it begins. If the caller that makes a run gives up, a caller
-// that waits for it makes a new run.
+// for it; otherwise Do makes it, by calling program, which takes what is stored when it begins. If the caller that makes a run gives up, a
+// caller that waits for it makes a new run.
 func (r *Runs) Do(ctx context.Context, program func(ctx context.Context) error) error {
 	r.mu.Lock()
 	r.stored++

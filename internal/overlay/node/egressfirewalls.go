@@ -167,8 +167,8 @@ func (j *judgedPolicies) set(problems map[string]string, here map[string][]egres
 	j.problems, j.here = problems, here
 }
 
-// unrealised returns which policies are not in effect as written, with the reasons. If something of a namespace is not programmed, these are all
-// its policies.
+// unrealised returns which policies are not in effect as written, with the reasons. If something of a namespace is not programmed, these
+// are all its policies.
 func (j *judgedPolicies) unrealised(spaces map[string]string) map[string]string {
 	j.mu.Lock()
 	defer j.mu.Unlock()

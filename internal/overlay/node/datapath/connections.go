@@ -40,9 +40,9 @@ func wait(ctx context.Context, length time.Duration) error {
 // flushTimeout bounds the wait for the datapath.
 const flushTimeout = 10 * time.Second
 
-// FlushOutdated implements balancer.Connections. Until the datapath uses the new flows, a packet would create the same conntrack entry again. A
-// round of the datapath that is in progress may already have passed the flow in question, so there is a second round. The first one removes
-// most entries.
+// FlushOutdated implements balancer.Connections. Until the datapath uses the new flows, a packet would create the same conntrack entry
+// again. A round of the datapath that is in progress may already have passed the flow in question, so there is a second round. The first
+// one removes most entries.
 func (c *Connections) FlushOutdated(ctx context.Context, what []openflow.CTFlush) error {
 	ctx, cancel := context.WithTimeout(ctx, flushTimeout)
 	defer cancel()
