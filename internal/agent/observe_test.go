@@ -19,6 +19,7 @@ import (
 	"weft.dev/weft/internal/cni"
 	"weft.dev/weft/internal/health"
 	"weft.dev/weft/internal/metrics"
+	"weft.dev/weft/internal/metrics/metricstest"
 	"weft.dev/weft/internal/timing"
 )
 
@@ -62,10 +63,10 @@ func TestKubeWatches(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	scrape(t, k.metrics, "weft_kube_watches 2", `weft_kube_requests_total{method="GET",status="200"} 2`, `weft_kube_requests_total{method="GET",status="403"} 1`)
+	metricstest.HasLines(t, k.metrics, "weft_kube_watches 2", `weft_kube_requests_total{method="GET",status="200"} 2`, `weft_kube_requests_total{method="GET",status="403"} 1`)
 	_ = second.Body.Close()
 	_ = second.Body.Close()
-	scrape(t, k.metrics, "weft_kube_watches 1")
+	metricstest.HasLines(t, k.metrics, "weft_kube_watches 1")
 	if err := k.state(); err != nil {
 		t.Errorf("one is open: %v", err)
 	}
@@ -73,7 +74,7 @@ func TestKubeWatches(t *testing.T) {
 	if _, err := io.ReadAll(first.Body); err != nil {
 		t.Fatal(err)
 	}
-	scrape(t, k.metrics, "weft_kube_watches 0")
+	metricstest.HasLines(t, k.metrics, "weft_kube_watches 0")
 	if err := k.state(); err == nil {
 		t.Error("no watch is open, but its metric is missing")
 	}
@@ -81,7 +82,7 @@ func TestKubeWatches(t *testing.T) {
 	if _, err := get("/nodes"); err == nil {
 		t.Fatal("an answer without a server")
 	}
-	scrape(t, k.metrics, `weft_kube_requests_total{method="GET",status="error"} 1`)
+	metricstest.HasLines(t, k.metrics, `weft_kube_requests_total{method="GET",status="error"} 1`)
 }
 
 // Requests are counted by command and code, and so are their steps.
@@ -91,7 +92,7 @@ func TestRequestsAreMeasured(t *testing.T) {
 		_, done := a.observe(t.Context(), &cni.Request{Command: cni.CommandAdd}, cni.Origin{})
 		done(outcome)
 	}
-	scrape(t, a.metrics, `weft_cni_request_duration_seconds_count{code="0",command="ADD",network="none"} 1`,
+	metricstest.HasLines(t, a.metrics, `weft_cni_request_duration_seconds_count{code="0",command="ADD",network="none"} 1`,
 		`weft_cni_request_duration_seconds_count{code="11",command="ADD",network="none"} 1`, `weft_cni_request_duration_seconds_count{code="100",command="ADD",network="none"} 1`)
 }
 
@@ -119,21 +120,10 @@ func TestRequestsCountForTheirNetwork(t *testing.T) {
 	request(cni.CommandAdd, func() error { return store.Put(t.Context(), record) })
 	request(cni.CommandDel, func() error { return store.Delete(t.Context(), record.Key()) })
 	request(cni.CommandDel, func() error { return nil })
-	scrape(t, a.metrics, `weft_cni_request_duration_seconds_count{code="0",command="ADD",network="vpc"} 1`,
+	metricstest.HasLines(t, a.metrics, `weft_cni_request_duration_seconds_count{code="0",command="ADD",network="vpc"} 1`,
 		`weft_cni_request_duration_seconds_count{code="0",command="DEL",network="vpc"} 1`,
 		`weft_cni_request_duration_seconds_count{code="0",command="DEL",network="none"} 1`,
 		`weft_cni_step_duration_seconds_count{command="ADD",network="vpc",step="test"} 1`)
-}
-
-func scrape(t *testing.T, m *metrics.Agent, lines ...string) {
-	t.Helper()
-	answer := httptest.NewRecorder()
-	m.Handler().ServeHTTP(answer, httptest.NewRequest(http.MethodGet, "/metrics", http.NoBody))
-	for _, line := range lines {
-		if !strings.Contains(answer.Body.String(), line+"\n") {
-			t.Errorf("no line %s", line)
-		}
-	}
 }
 
 // While something of the node cannot be restored, the agent is not ready.

@@ -12,6 +12,7 @@ import (
 	"weft.dev/weft/internal/agent/events"
 	"weft.dev/weft/internal/cni"
 	"weft.dev/weft/internal/metrics"
+	"weft.dev/weft/internal/metrics/metricstest"
 	"weft.dev/weft/internal/timing"
 )
 
@@ -40,7 +41,7 @@ func TestRequestIsTraced(t *testing.T) {
 	if !spans["weft-cni ADD"].StartTime.Equal(started) || spans["ADD"].Status.Code != codes.Error || spans["link"].Status.Code == codes.Error {
 		t.Errorf("spans %v", spans)
 	}
-	scrape(t, a.metrics, `weft_cni_step_duration_seconds_count{command="ADD",network="none",step="link"} 1`)
+	metricstest.HasLines(t, a.metrics, `weft_cni_step_duration_seconds_count{command="ADD",network="none",step="link"} 1`)
 }
 
 // An invalid trace parent from the plugin does not fail the request, and is ignored.

@@ -10,8 +10,8 @@ import (
 	"github.com/spf13/cobra"
 )
 
-// Run runs a program's command until it ends, or the program is told to end. It prints the error, after the program's name, and returns the
-// program's exit code.
+// Run executes cmd, whose context ends with SIGINT or SIGTERM. It prints an error with the program's name before it, and returns the exit
+// code.
 func Run(program string, cmd *cobra.Command) int {
 	ctx, stop := signal.NotifyContext(context.Background(), os.Interrupt, syscall.SIGTERM)
 	defer stop()

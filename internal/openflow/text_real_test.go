@@ -29,19 +29,6 @@ func dial(t testing.TB, s *ovstest.Switch, bridge string) *session.Conn {
 	return c
 }
 
-// dumpText returns what ovs-ofctl prints, one line per flow, sorted.
-func dumpText(s *ovstest.Switch, bridge string) []string {
-	out := s.OFCtl("--no-stats", "--no-names", "dump-flows", s.Mgmt(bridge))
-	var lines []string
-	for line := range strings.Lines(out) {
-		if line = strings.TrimSpace(line); strings.Contains(line, "actions=") {
-			lines = append(lines, line)
-		}
-	}
-	slices.Sort(lines)
-	return lines
-}
-
 func texts[T interface{ String() string }](entries []T) []string {
 	var lines []string
 	for _, e := range entries {
@@ -64,7 +51,7 @@ func TestTextOfDumpedFlowsIsThatOfOvsOfctl(t *testing.T) {
 		t.Fatal(err)
 	}
 	s.OFCtl("add-flows", s.Mgmt(br), corpus)
-	want := dumpText(s, br)
+	want := s.DumpFlows(br)
 
 	conn := dial(t, s, br)
 	flows, err := conn.Flows(t.Context())
@@ -100,7 +87,7 @@ func TestTextOfDumpedFlowsIsThatOfOvsOfctl(t *testing.T) {
 	if err := second.Bundle(t.Context(), mods); err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff(want, dumpText(s, copyBr)); diff != "" {
+	if diff := cmp.Diff(want, s.DumpFlows(copyBr)); diff != "" {
 		t.Errorf("the copy's text (-original +copy):\n%s", diff)
 	}
 	again, err := second.Flows(t.Context())
@@ -168,7 +155,7 @@ func TestTextOfTheSampleIsThatOfOvsOfctl(t *testing.T) {
 	if err := conn.Bundle(t.Context(), mods); err != nil {
 		t.Fatal(err)
 	}
-	if diff := cmp.Diff(dumpText(s, br), texts(flows)); diff != "" {
+	if diff := cmp.Diff(s.DumpFlows(br), texts(flows)); diff != "" {
 		t.Errorf("flows (-ovs-ofctl +ours):\n%s", diff)
 	}
 	var printed []string

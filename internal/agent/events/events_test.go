@@ -5,8 +5,6 @@ import (
 	"errors"
 	"fmt"
 	"maps"
-	"net/http"
-	"net/http/httptest"
 	"net/netip"
 	"strings"
 	"testing"
@@ -22,7 +20,9 @@ import (
 	"weft.dev/weft/internal/cni"
 	"weft.dev/weft/internal/ipam"
 	"weft.dev/weft/internal/metrics"
+	"weft.dev/weft/internal/metrics/metricstest"
 	"weft.dev/weft/internal/reconcile"
+	"weft.dev/weft/internal/testwait"
 )
 
 // quiet returns a recorder whose events are discarded.
@@ -91,7 +91,7 @@ func TestEventsOfPods(t *testing.T) {
 	if len(have) != 7 || !strings.Contains(have["Pod/web AttachFailed Warning"], "the sandbox") {
 		t.Errorf("events %v", have)
 	}
-	scrape(t, m, `weft_events_total{result="sent"} 7`, `weft_events_total{result="dropped"} 0`)
+	metricstest.HasLines(t, m, `weft_events_total{result="sent"} 7`, `weft_events_total{result="dropped"} 0`)
 }
 
 // Each address that a node cannot hold is reported, and again when its HostSubnet is another one. Events of different addresses are not
@@ -107,7 +107,7 @@ func TestEventsOfEgressIPs(t *testing.T) {
 	r.HostSubnet("u", "7", own, "own")
 	r.HostSubnet("u", "7", vip, "virtual")
 	r.HostSubnet("u", "8", own, "own, still")
-	eventually(t, "three events", func() bool {
+	testwait.Until(t, "three events", func() bool {
 		list, err := clients.EventsV1().Events("").List(t.Context(), metav1.ListOptions{})
 		if err != nil {
 			t.Fatal(err)
@@ -134,7 +134,7 @@ func TestEventsAreBounded(t *testing.T) {
 	if len(r.sent) > eventMemory {
 		t.Errorf("%d are remembered", len(r.sent))
 	}
-	scrape(t, r.metrics, fmt.Sprintf(`weft_events_total{result="sent"} %d`, eventBurst),
+	metricstest.HasLines(t, r.metrics, fmt.Sprintf(`weft_events_total{result="sent"} %d`, eventBurst),
 		fmt.Sprintf(`weft_events_total{result="dropped"} %d`, many-eventBurst))
 }
 
@@ -149,32 +149,5 @@ func TestHostSubnetIsReportedOnceForItsVersions(t *testing.T) {
 	r.HostSubnet("uid", "3", address, "no network")
 	if got := len(sink.Events); got != 2 {
 		t.Errorf("%d events, not one for each of the reasons", got)
-	}
-}
-
-func scrape(t *testing.T, m *metrics.Agent, lines ...string) {
-	t.Helper()
-	answer := httptest.NewRecorder()
-	m.Handler().ServeHTTP(answer, httptest.NewRequest(http.MethodGet, "/metrics", http.NoBody))
-	for _, line := range lines {
-		if !strings.Contains(answer.Body.String(), line+"\n") {
-			t.Errorf("no line %s", line)
-		}
-	}
-}
-
-// eventually waits for a condition.
-func eventually(t *testing.T, what string, is func() bool) {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
-	defer cancel()
-	tick := time.NewTicker(10 * time.Millisecond)
-	defer tick.Stop()
-	for !is() {
-		select {
-		case <-ctx.Done():
-			t.Fatalf("not so: %s", what)
-		case <-tick.C:
-		}
 	}
 }

@@ -15,6 +15,7 @@ import (
 	"weft.dev/weft/internal/nft"
 	"weft.dev/weft/internal/nft/ruleset"
 	"weft.dev/weft/internal/overlay/host"
+	"weft.dev/weft/internal/testwait"
 )
 
 // inside runs a program in a namespace with the given standard input, and returns its output.
@@ -123,7 +124,7 @@ func TestRealFirewall(t *testing.T) {
 	w.follows(t, drifts)
 	opened := func(what string) {
 		t.Helper()
-		eventually(t, what, func() bool { return n.dial(t, server, time.Second) })
+		testwait.Until(t, what, func() bool { return n.dial(t, server, time.Second) })
 	}
 	opened("the pod reaches the outside")
 	if out := inside(t, n.host, "", "iptables-nft", "-S", "INPUT"); !strings.Contains(out, `-A INPUT -p udp -m udp --dport 4789`) ||
@@ -141,14 +142,14 @@ func TestRealFirewall(t *testing.T) {
 	iptables("-P FORWARD DROP")
 	opened("Docker again")
 	inside(t, n.host, "flush chain inet weft forward\n", "nft", "-f", "-")
-	eventually(t, "Weft's chain is repaired", func() bool {
+	testwait.Until(t, "Weft's chain is repaired", func() bool {
 		return strings.Contains(inside(t, n.host, "", "nft", "list", "chain", "inet", "weft", "forward"), "jump admin")
 	})
 	if rules := inside(t, n.host, "", "nft", "list", "chain", "inet", "weft", "admin"); !strings.Contains(rules, `comment "mine"`) {
 		t.Errorf("the administrator's chain:\n%s", rules)
 	}
 	iptables("-P FORWARD ACCEPT")
-	eventually(t, "a chain that accepts has no rule of ours", func() bool {
+	testwait.Until(t, "a chain that accepts has no rule of ours", func() bool {
 		return !strings.Contains(inside(t, n.host, "", "iptables-nft", "-S", "FORWARD"), nft.Mark)
 	})
 	iptables("-N " + adminChain)
@@ -157,11 +158,11 @@ func TestRealFirewall(t *testing.T) {
 		t.Errorf("an empty chain is a leftover: %s", left)
 	}
 	iptables("-A " + adminChain + " -d 192.0.2.2 -j ACCEPT")
-	eventually(t, "the rules of OpenShift SDN's administrators are named", func() bool { return strings.Contains(w.Leftover(), adminChain+" has rules (1)") })
+	testwait.Until(t, "the rules of OpenShift SDN's administrators are named", func() bool { return strings.Contains(w.Leftover(), adminChain+" has rules (1)") })
 	iptables("-F " + adminChain)
-	eventually(t, "they are gone", func() bool { return w.Leftover() == "" })
+	testwait.Until(t, "they are gone", func() bool { return w.Leftover() == "" })
 	inside(t, n.host, "delete table inet weft\n", "nft", "-f", "-")
-	eventually(t, "the administrator's chain is there again, empty", func() bool {
+	testwait.Until(t, "the administrator's chain is there again, empty", func() bool {
 		listing := inside(t, n.host, "", "nft", "list", "ruleset")
 		return strings.Contains(listing, "chain admin {") && !strings.Contains(listing, `"mine"`)
 	})
@@ -175,7 +176,7 @@ func (n *forwarder) storm(t *testing.T, counted *counting) {
 		"add map ip kube-proxy services { type ipv4_addr : verdict; }\n", "nft", "-f", "-")
 	inside(t, n.host, "", "iptables-nft", "-t", "nat", "-N", "KUBE-SERVICES")
 	// After the survey that these changes cause, the loop is idle.
-	eventually(t, "quiet", func() bool {
+	testwait.Until(t, "quiet", func() bool {
 		before := len(counted.surveys) + len(counted.reads)
 		quiet := time.NewTimer(2 * firewallRest)
 		<-quiet.C
@@ -188,7 +189,7 @@ func (n *forwarder) storm(t *testing.T, counted *counting) {
 	}
 	// An event of Weft's own table comes after all of these.
 	inside(t, n.host, "add rule inet weft forward counter\n", "nft", "-f", "-")
-	eventually(t, "the events processed", func() bool { return len(counted.reads) > reads })
+	testwait.Until(t, "the events processed", func() bool { return len(counted.reads) > reads })
 	if got := len(counted.surveys) - surveys; got != 0 {
 		t.Errorf("%d surveys for 100 changes by kube-proxy", got)
 	}

@@ -17,6 +17,7 @@ import (
 	"weft.dev/weft/internal/overlay/host"
 	"weft.dev/weft/internal/ovsdb"
 	"weft.dev/weft/internal/reconcile"
+	"weft.dev/weft/internal/testwait"
 )
 
 // rules is an engine of nftables: the real one or the Fake.
@@ -99,22 +100,6 @@ func (w *wall) follows(t *testing.T, drifts <-chan nft.Drift) {
 	})
 }
 
-// eventually waits for a condition.
-func eventually(t *testing.T, what string, is func() bool) {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
-	defer cancel()
-	tick := time.NewTicker(10 * time.Millisecond)
-	defer tick.Stop()
-	for !is() {
-		select {
-		case <-ctx.Done():
-			t.Fatalf("not so: %s", what)
-		case <-tick.C:
-		}
-	}
-}
-
 func jumpsOf(t *testing.T, engine rules) string {
 	t.Helper()
 	state, err := engine.Read(context.Background())
@@ -145,7 +130,7 @@ func TestFirewallFollows(t *testing.T) {
 	fake := nft.NewFake(docker())
 	w := newWall(t, fake)
 	w.follows(t, w.drifts)
-	eventually(t, "the chain is open", func() bool { return jumpsOf(t, fake) == dockerOpen })
+	testwait.Until(t, "the chain is open", func() bool { return jumpsOf(t, fake) == dockerOpen })
 
 	fake.ForgetForeign(new(docker()).Key())
 	// The chain is gone and not reported yet. Rules of other owners are still committed.
@@ -156,16 +141,16 @@ func TestFirewallFollows(t *testing.T) {
 	}
 	gone := nft.Drift{Family: nft.FamilyIPv4, Table: "filter", Hooks: true, Chains: []string{"FORWARD"}}
 	w.drifts <- gone
-	eventually(t, "no rule is desired for a chain that was deleted", func() bool { return w.loop.Failure(Owner) == nil && w.State() == nil })
+	testwait.Until(t, "no rule is desired for a chain that was deleted", func() bool { return w.loop.Failure(Owner) == nil && w.State() == nil })
 
 	fake.PutForeign(docker())
 	w.drifts <- gone
-	eventually(t, "the chain that came back is open", func() bool { return jumpsOf(t, fake) == dockerOpen })
+	testwait.Until(t, "the chain that came back is open", func() bool { return jumpsOf(t, fake) == dockerOpen })
 	open := docker()
 	open.Policy = nft.PolicyAccept
 	fake.PutForeign(open)
 	w.drifts <- gone
-	eventually(t, "a chain that accepts has no rule of ours", func() bool { return jumpsOf(t, fake) == "" })
+	testwait.Until(t, "a chain that accepts has no rule of ours", func() bool { return jumpsOf(t, fake) == "" })
 }
 
 // A chain that cannot be opened is reported.
@@ -243,7 +228,7 @@ func TestFirewallStorm(t *testing.T) {
 	for range 100 {
 		w.drifts <- nft.Drift{Family: nft.FamilyIPv4, Table: "filter", Chains: []string{"FORWARD"}}
 	}
-	eventually(t, "a survey", func() bool { return len(engine.surveys) > surveys })
+	testwait.Until(t, "a survey", func() bool { return len(engine.surveys) > surveys })
 	most := 2 + int(time.Since(begin)/firewallRest)
 	if got := len(engine.surveys) - surveys; got > most {
 		t.Errorf("%d surveys, want at most %d", got, most)
@@ -297,7 +282,7 @@ func (b *blindfold) Survey(ctx context.Context, traffic ...nft.Traffic) (*nft.Su
 func TestFirewallWithFailedSurvey(t *testing.T) {
 	fake := nft.NewFake(docker())
 	newWall(t, fake)
-	eventually(t, "the chain is open", func() bool { return jumpsOf(t, fake) == dockerOpen })
+	testwait.Until(t, "the chain is open", func() bool { return jumpsOf(t, fake) == dockerOpen })
 	engine := &blindfold{rules: fake}
 	engine.on.Store(true)
 	w := newWall(t, engine)
@@ -309,7 +294,7 @@ func TestFirewallWithFailedSurvey(t *testing.T) {
 	}
 	w.follows(t, w.drifts)
 	engine.on.Store(false)
-	eventually(t, "no warning", func() bool { return w.Warning() == "" })
+	testwait.Until(t, "no warning", func() bool { return w.Warning() == "" })
 	if got := jumpsOf(t, fake); got != dockerOpen {
 		t.Errorf("after the survey: %s", got)
 	}
@@ -319,11 +304,11 @@ func TestFirewallWithFailedSurvey(t *testing.T) {
 func TestFirewallReportsFailures(t *testing.T) {
 	fake := nft.NewFake(docker())
 	w := newWall(t, fake)
-	eventually(t, "the chain is open", func() bool { return jumpsOf(t, fake) == dockerOpen })
+	testwait.Until(t, "the chain is open", func() bool { return jumpsOf(t, fake) == dockerOpen })
 	before := w.reported.Load()
 	fake.ForgetForeign(new(docker()).Key())
 	w.loop.Resync()
-	eventually(t, "a report of the failure", func() bool { return w.reported.Load() > before })
+	testwait.Until(t, "a report of the failure", func() bool { return w.reported.Load() > before })
 	if warning := w.Warning(); !strings.Contains(warning, "FORWARD") {
 		t.Errorf("reported: %q", warning)
 	}

@@ -8,7 +8,6 @@ import (
 	"encoding/hex"
 	"net"
 	"net/netip"
-	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -205,7 +204,7 @@ func TestTheSwitchSurvivesABundleThatFails(t *testing.T) {
 	if err := conn.Bundle(t.Context(), []openflow.Mod{{Entry: group}, {Entry: kept}}); err != nil {
 		t.Fatal(err)
 	}
-	before := dumpText(s, br)
+	before := s.DumpFlows(br)
 	changed := *group
 	changed.Buckets = append(changed.Buckets, openflow.Bucket{Weight: 7})
 	bad := &openflow.Flow{Table: 9, Actions: action.Actions{action.GroupAction(99)}}
@@ -220,7 +219,7 @@ func TestTheSwitchSurvivesABundleThatFails(t *testing.T) {
 	if s.PID("ovs-vswitchd") != pid || !strings.Contains(s.OFCtl("dump-groups", s.Mgmt(br)), "group_id=5") {
 		t.Error("the switch was harmed")
 	}
-	if diff := cmp.Diff(before, dumpText(s, br)); diff != "" {
+	if diff := cmp.Diff(before, s.DumpFlows(br)); diff != "" {
 		t.Errorf("flows (-before +after):\n%s", diff)
 	}
 }
@@ -303,17 +302,4 @@ func dial(t testing.TB, s *ovstest.Switch, bridge string) *session.Conn {
 	}
 	t.Cleanup(func() { _ = c.Close() })
 	return c
-}
-
-// dumpText returns what ovs-ofctl prints, one line per flow, sorted.
-func dumpText(s *ovstest.Switch, bridge string) []string {
-	out := s.OFCtl("--no-stats", "--no-names", "dump-flows", s.Mgmt(bridge))
-	var lines []string
-	for line := range strings.Lines(out) {
-		if line = strings.TrimSpace(line); strings.Contains(line, "actions=") {
-			lines = append(lines, line)
-		}
-	}
-	slices.Sort(lines)
-	return lines
 }

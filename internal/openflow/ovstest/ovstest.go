@@ -13,6 +13,7 @@ import (
 	"os/exec"
 	"path/filepath"
 	"runtime"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -143,6 +144,19 @@ func (s *Switch) Name(suffix string) string {
 func (s *Switch) VSCtl(args ...string) string {
 	s.t.Helper()
 	return s.run("ovs-vsctl", append([]string{"--db=unix:" + s.DBSock, "--timeout=30"}, args...)...)
+}
+
+// DumpFlows returns the flows of a bridge as ovs-ofctl prints them, one line per flow, sorted.
+func (s *Switch) DumpFlows(bridge string) []string {
+	out := s.OFCtl("--no-stats", "--no-names", "dump-flows", s.Mgmt(bridge))
+	var lines []string
+	for line := range strings.Lines(out) {
+		if line = strings.TrimSpace(line); strings.Contains(line, "actions=") {
+			lines = append(lines, line)
+		}
+	}
+	slices.Sort(lines)
+	return lines
 }
 
 // OFCtl runs ovs-ofctl with OpenFlow 1.5 and returns what it prints.

@@ -31,18 +31,7 @@ import (
 // The addresses of names are known on the node only. So it reports names that cannot be resolved, and names with too many addresses, on the
 // policies that use them.
 func TestEventsOfNames(t *testing.T) {
-	store, err := attach.Open(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = store.Close() }()
-	if err := store.Put(t.Context(), attach.Record{
-		Network: overlay.NetworkName, ContainerID: "c", IfName: "eth0", Netns: "/run/netns/x", PodNamespace: "shop",
-		BootID: "boot", State: attach.Attached, Created: time.Unix(1, 0),
-	}); err != nil {
-		t.Fatal(err)
-	}
-	network := overlay.New(overlay.Engines{}, store, overlay.Options{BootID: "boot"})
+	network := withPodOfShop(t)
 
 	scheme := runtime.NewScheme()
 	if err := networkv1.AddToScheme(scheme); err != nil {
@@ -192,18 +181,7 @@ func (w watched) GetInformer(context.Context, client.Object, ...cache.InformerGe
 
 // Namespaces that come to share a VNID are closed before the network receives the shared VNID.
 func TestFirewallsBeforeTenants(t *testing.T) {
-	store, err := attach.Open(t.TempDir())
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = store.Close() }()
-	if err := store.Put(t.Context(), attach.Record{
-		Network: overlay.NetworkName, ContainerID: "c", IfName: "eth0", Netns: "/run/netns/x", PodNamespace: "shop",
-		BootID: "boot", State: attach.Attached, Created: time.Unix(1, 0),
-	}); err != nil {
-		t.Fatal(err)
-	}
-	network := overlay.New(overlay.Engines{}, store, overlay.Options{BootID: "boot"})
+	network := withPodOfShop(t)
 	scheme := runtime.NewScheme()
 	if err := networkv1.AddToScheme(scheme); err != nil {
 		t.Fatal(err)
@@ -251,4 +229,21 @@ func TestFirewallsBeforeTenants(t *testing.T) {
 	if got := network.WithoutVNID(); len(got) > 0 {
 		t.Errorf("namespaces without a VNID after the step: %v", got)
 	}
+}
+
+// withPodOfShop returns a network with a pod of the namespace shop, and without engines.
+func withPodOfShop(t *testing.T) *overlay.Network {
+	t.Helper()
+	store, err := attach.Open(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = store.Close() })
+	if err := store.Put(t.Context(), attach.Record{
+		Network: overlay.NetworkName, ContainerID: "c", IfName: "eth0", Netns: "/run/netns/x", PodNamespace: "shop",
+		BootID: "boot", State: attach.Attached, Created: time.Unix(1, 0),
+	}); err != nil {
+		t.Fatal(err)
+	}
+	return overlay.New(overlay.Engines{}, store, overlay.Options{BootID: "boot"})
 }

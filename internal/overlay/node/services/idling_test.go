@@ -14,6 +14,7 @@ import (
 
 	"weft.dev/weft/internal/openflow"
 	"weft.dev/weft/internal/service"
+	"weft.dev/weft/internal/testwait"
 )
 
 func idledObject(uid, at string) *corev1.Service {
@@ -90,7 +91,7 @@ func TestNeedPods(t *testing.T) {
 	ended := make(chan error, 1)
 	go func() { ended <- s.wakeIdled(ctx) }()
 	var event corev1.Event
-	eventually(t, "there is an event", func() bool {
+	testwait.Until(t, "there is an event", func() bool {
 		list, err := clients.CoreV1().Events("shop").List(t.Context(), metav1.ListOptions{})
 		if err != nil {
 			t.Fatal(err)
@@ -122,21 +123,5 @@ func TestNeedPodsHasABudget(t *testing.T) {
 	}
 	if len(d.asked) != needPodsBurst {
 		t.Errorf("%d events at once, want %d", len(d.asked), needPodsBurst)
-	}
-}
-
-// eventually waits for a condition.
-func eventually(t *testing.T, what string, is func() bool) {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 20*time.Second)
-	defer cancel()
-	tick := time.NewTicker(10 * time.Millisecond)
-	defer tick.Stop()
-	for !is() {
-		select {
-		case <-ctx.Done():
-			t.Fatalf("not so: %s", what)
-		case <-tick.C:
-		}
 	}
 }
