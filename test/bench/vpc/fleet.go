@@ -27,8 +27,8 @@ import (
 
 // Metrics of many VPCs.
 const (
-	// Share is the time from the answer to a Subnet's creation until its switch is in the northbound database, in ms; Northd is the time from
-	// when ovn-northd, which is stopped meanwhile, goes on until it has computed the switch.
+	// Share is the time from a Subnet's event until its switch is in the northbound database, in ms; Northd is the time from when ovn-northd,
+	// which is stopped meanwhile, goes on until it has computed the switches of a round.
 	Share  = "subnet-share"
 	Northd = "subnet-northd"
 	// Started is the time from the start of the controller until it has found the northbound database complete, in ms. Written is the number of
@@ -54,7 +54,7 @@ const (
 type Fleet struct {
 	scene *Scene
 	// busy creates objects without a limit of requests.
-	busy       client.Client
+	busy       client.WithWatch
 	northbound *session.Keeper
 	changed    chan struct{}
 	// written counts changed rows of the northbound database, without those of NB_Global, which counts the changes.
@@ -104,7 +104,7 @@ func NewFleet(ctx context.Context, s *Scene) (*Fleet, error) {
 	}
 	config.Timeout, config.QPS = 0, -1
 	f := &Fleet{scene: s, changed: make(chan struct{}, 1)}
-	if f.busy, err = client.New(config, client.Options{Scheme: s.objects.Scheme()}); err != nil {
+	if f.busy, err = client.NewWithWatch(config, client.Options{Scheme: s.objects.Scheme()}); err != nil {
 		return nil, fmt.Errorf("make a client: %w", err)
 	}
 	f.northbound, err = session.Keep(ctx, session.Config{
@@ -206,65 +206,6 @@ func (f *Fleet) until(ctx context.Context, what string, holds func(*session.Sess
 		case <-f.changed:
 		}
 	}
-}
-
-// sharesOfRound is how many Subnets a round measures; its figures are their medians. A change takes a few milliseconds.
-const sharesOfRound = 5
-
-// Share measures Weft's and ovn-northd's share of one more Subnet, whose Vpc exists.
-func (f *Fleet) Share(ctx context.Context) (measure.Figures, error) {
-	var shares, northds []float64
-	for range sharesOfRound {
-		share, northd, err := f.share(ctx)
-		if err != nil {
-			return nil, err
-		}
-		shares, northds = append(shares, milliseconds(share)), append(northds, milliseconds(northd))
-	}
-	return measure.Figures{Share: measure.Median(shares), Northd: measure.Median(northds)}, nil
-}
-
-// share creates and deletes a Subnet. While its rows are made, OVN takes no processor time from Weft: it has processed the Vpc before, and
-// ovn-northd is stopped until the rows are there.
-func (f *Fleet) share(ctx context.Context) (share, northd time.Duration, err error) {
-	f.round++
-	name := fmt.Sprintf("share-%d", f.round)
-	v, subnet := Vpc(name), Subnet(name)
-	if err := f.scene.Create(ctx, v); err != nil {
-		return 0, 0, err
-	}
-	if _, err := f.until(ctx, "router "+name, has(routerTable, name, func(r *routerRow) string { return r.Name })); err != nil {
-		return 0, 0, err
-	}
-	if err := f.sync(ctx, "hv"); err != nil {
-		return 0, 0, err
-	}
-	if err := f.signalNorthd(ctx, syscall.SIGSTOP); err != nil {
-		return 0, 0, err
-	}
-	if err := f.scene.Create(ctx, subnet); err != nil {
-		return 0, 0, errors.Join(err, f.signalNorthd(context.WithoutCancel(ctx), syscall.SIGCONT))
-	}
-	began := time.Now()
-	at, err := f.until(ctx, "switch "+name, has(switchTable, name, func(r *switchRow) string { return r.Name }))
-	goesOn := time.Now()
-	err = errors.Join(err, f.signalNorthd(context.WithoutCancel(ctx), syscall.SIGCONT))
-	if err == nil {
-		err = f.sync(ctx, "sb")
-	}
-	northd = time.Since(goesOn)
-	if err = errors.Join(err, f.scene.delete(ctx, subnet, v)); err != nil {
-		return 0, 0, err
-	}
-	if err := errors.Join(f.scene.gone(ctx, subnet), f.scene.gone(ctx, v)); err != nil {
-		return 0, 0, err
-	}
-	return at.Sub(began), northd, f.sync(ctx, "hv")
-}
-
-func (f *Fleet) signalNorthd(ctx context.Context, signal syscall.Signal) error {
-	_, err := probe.Signal(ctx, f.scene.Cluster, northdProgram, signal)
-	return err //nolint:wrapcheck // it names the program
 }
 
 // has returns a condition: the table has a row of the name.
