@@ -39,13 +39,14 @@ type writer struct {
 // one by one, and a report between two of them delays both.
 const reportQuiet = 50 * time.Millisecond
 
-// write writes the plan's objects in two steps, within each of which the writes are concurrent: finalizers, and addresses that need none of
-// them; then the other addresses, workloads, and statuses that assign. Statuses that only report are written last.
+// write writes the plan's objects in two steps, within each of which the writes are concurrent: finalizers, workloads, and addresses that need
+// no finalizer; then the other addresses, and statuses that assign. Statuses that only report are written last. A workload needs no finalizer
+// of its gateway: a workload without a gateway is deleted.
 func (r *reconciler) write(ctx context.Context, p *plan.Plan) []error {
 	w := &writer{reconciler: r, plan: p, versions: map[key]string{}}
 	each(p.Delete, func(ip *kubeovn.IP) { w.remove(ctx, ip) })
 	awaiting, free := p.Awaiting()
-	first := w.creations(ctx, free)
+	first := append(w.workloads(ctx), w.creations(ctx, free)...)
 	for _, object := range slices.Concat(objectsOf(p.Vpcs), objectsOf(p.Subnets), p.Updates) {
 		first = append(first, func() {
 			if !w.update(ctx, object) {
@@ -55,7 +56,7 @@ func (r *reconciler) write(ctx context.Context, p *plan.Plan) []error {
 	}
 	run(first)
 	assigning, reports := w.statuses()
-	then := slices.Concat(w.creations(ctx, w.left(awaiting)), w.workloads(ctx))
+	then := w.creations(ctx, w.left(awaiting))
 	for _, object := range assigning {
 		then = append(then, func() { w.status(ctx, object) })
 	}

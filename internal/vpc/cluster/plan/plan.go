@@ -27,7 +27,6 @@ import (
 	"weft.dev/weft/internal/vpc/binding"
 	"weft.dev/weft/internal/vpc/cluster/plan/report"
 	"weft.dev/weft/internal/vpc/cluster/plan/topology"
-	"weft.dev/weft/internal/vpc/nat"
 	"weft.dev/weft/internal/vpc/northbound"
 	"weft.dev/weft/internal/vpc/objects"
 )
@@ -89,8 +88,8 @@ func (p *Plan) Reports(object Object) bool {
 }
 
 // Withhold removes from the plan what must not be written if the finalizer of an object could not be written: of an object of NAT gateways its
-// status, which assigns its address, and a gateway's new workload; of a Subnet or a Vpc the IP objects that assign addresses in it. It returns
-// these, which have to be planned again (Planner.Retry).
+// status, which assigns its address; of a Subnet or a Vpc the IP objects that assign addresses in it. It returns these, which have to be
+// planned again (Planner.Retry).
 func (p *Plan) Withhold(object Object) (withheld []*kubeovn.IP) {
 	within := func(*kubeovn.IP) bool { return false }
 	switch o := object.(type) {
@@ -109,9 +108,6 @@ func (p *Plan) Withhold(object Object) (withheld []*kubeovn.IP) {
 	p.Statuses = slices.DeleteFunc(p.Statuses, func(o Object) bool {
 		return reflect.TypeOf(o) == reflect.TypeOf(object) && o.GetName() == object.GetName()
 	})
-	if _, gateway := object.(*kubeovn.VpcNatGateway); gateway {
-		p.CreateWorkloads = slices.DeleteFunc(p.CreateWorkloads, func(set *appsv1.StatefulSet) bool { return set.Name == nat.WorkloadName(object.GetName()) })
-	}
 	return withheld
 }
 
