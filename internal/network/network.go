@@ -100,7 +100,8 @@ type Kind struct {
 
 // Presence is the result of Present.
 type Presence struct {
-	// Present says that the network is configured. Why names the object that configures it, or the object that would.
+	// Present says that the network is configured. Why names the object that configures it, or the object that would; if
+	// any object of a kind does, it names the kind, so that it stays the same while such objects come and go.
 	Present bool
 	Why     string
 	// Default says that its object has annotation network.weft.dev/default "true".

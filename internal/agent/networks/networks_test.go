@@ -129,3 +129,40 @@ func TestTunnelPorts(t *testing.T) {
 		t.Errorf("ports %v", got)
 	}
 }
+
+// TestOnlyAChangeOfPresenceWakes: what depends on presence is brought in step when presence changes, not at each event of the objects.
+func TestOnlyAChangeOfPresenceWakes(t *testing.T) {
+	var now netkind.Presence
+	var failure error
+	k := &kind{Kind: netkind.Kind{Name: "bound", Present: func(context.Context, client.Reader) (netkind.Presence, error) { return now, failure }}}
+	n := &Networks{changed: make(chan struct{}, 1), kinds: []*kind{k}}
+	for _, step := range []struct {
+		what     string
+		presence netkind.Presence
+		err      error
+		wakes    bool
+	}{
+		{"the first look", netkind.Presence{Why: "there is no Vpc"}, nil, true},
+		{"the same", netkind.Presence{Why: "there is no Vpc"}, nil, false},
+		{"a Vpc", netkind.Presence{Present: true, Why: "there are Vpcs"}, nil, true},
+		{"another Vpc", netkind.Presence{Present: true, Why: "there are Vpcs"}, nil, false},
+		{"a failed read", netkind.Presence{}, context.DeadlineExceeded, false},
+		{"a tunnel's port", netkind.Presence{Present: true, Why: "there are Vpcs", TunnelPorts: []uint16{8472}}, nil, true},
+		{"the same port", netkind.Presence{Present: true, Why: "there are Vpcs", TunnelPorts: []uint16{8472}}, nil, false},
+		{"no Vpc", netkind.Presence{Why: "there is no Vpc"}, nil, true},
+	} {
+		now, failure = step.presence, step.err
+		if _, err := n.look(t.Context(), k); (err != nil) != (step.err != nil) {
+			t.Errorf("%s: error %v, want %v", step.what, err, step.err)
+		}
+		woken := false
+		select {
+		case <-n.changed:
+			woken = true
+		default:
+		}
+		if woken != step.wakes {
+			t.Errorf("%s: woken: %v, want %v", step.what, woken, step.wakes)
+		}
+	}
+}

@@ -4,6 +4,7 @@ import (
 	"cmp"
 	"context"
 	"fmt"
+	"reflect"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -91,24 +92,26 @@ func (k *kind) absent(why string) {
 	}
 }
 
-// look decides whether the network is present.
+// look decides whether the network is present. What depends on presence is brought in step only if it has changed: events of the objects come
+// much more often.
 func (n *Networks) look(ctx context.Context, k *kind) (network.Presence, error) {
 	limited, cancel := context.WithTimeout(ctx, podTimeout)
 	defer cancel()
 	presence, err := k.Present(limited, k.objects)
+	k.mu.Lock()
+	defer k.mu.Unlock()
 	if err != nil {
-		k.mu.Lock()
-		defer k.mu.Unlock()
 		k.unknown = err.Error()
 		return k.presence, err
 	}
-	k.mu.Lock()
-	k.presence, k.known = presence, true
+	why := k.why
 	if !presence.Present && k.network == nil {
-		k.why = cmp.Or(presence.Why, "it is not configured")
+		why = cmp.Or(presence.Why, "it is not configured")
 	}
-	k.mu.Unlock()
-	steps.Wake(n.changed)
+	if !k.known || why != k.why || !reflect.DeepEqual(presence, k.presence) {
+		steps.Wake(n.changed)
+	}
+	k.presence, k.known, k.why = presence, true, why
 	return presence, nil
 }
 

@@ -89,14 +89,13 @@ func objectOf(owner reconcile.Owner) (kind, namespace, name string) {
 // present reports the network as soon as there is a Network of stackube.
 func present(ctx context.Context, objects client.Reader) (network.Presence, error) {
 	var list stackubev1.NetworkList
-	if err := objects.List(ctx, &list); err != nil {
+	if err := objects.List(ctx, &list, client.UnsafeDisableDeepCopy, client.Limit(1)); err != nil {
 		return network.Presence{}, fmt.Errorf("list Networks of %s: %w", stackubev1.GroupName, err)
 	}
 	if len(list.Items) == 0 {
 		return network.Presence{Why: "there is no Network of " + stackubev1.GroupName}, nil
 	}
-	first := &list.Items[0]
-	return network.Presence{Present: true, Why: fmt.Sprintf("Network %s/%s", first.Namespace, first.Name)}, nil
+	return network.Presence{Present: true, Why: "there are Networks of " + stackubev1.GroupName}, nil
 }
 
 // bind puts the pods of a namespace on the Network with its name, as stackube does.

@@ -16,9 +16,9 @@ import (
 	"weft.dev/weft/test/probe"
 )
 
-// A round measures sharesOfRound Subnets after warmUp others. The first ones take longer the longer the round before took: memory and
-// processor caches have been used by other programs meanwhile.
-const warmUp, sharesOfRound = 3, 9
+// A round measures sharesOfRound Subnets after warmUp others. The first ones take longer the longer the round before took, since other
+// programs have used the processors' caches meanwhile.
+const warmUp, sharesOfRound = 5, 15
 
 // Share measures Weft's share of one more Subnet, whose Vpc exists, and ovn-northd's of all Subnets of the round. While Weft makes their
 // rows, OVN takes no processor time from it: it has processed the Vpcs before, and ovn-northd is stopped until all rows are there.
@@ -99,8 +99,7 @@ func (f *Fleet) watchSubnets(ctx context.Context) (watch.Interface, error) {
 	return events, nil
 }
 
-// share creates a Subnet, and returns the time from its event until its switch is there. It then waits for the Subnet's report: the
-// controller is idle before the next one.
+// share creates a Subnet, and returns the time from its event until its switch is there. It then waits for the Subnet's report.
 func (f *Fleet) share(ctx context.Context, subnet client.Object, events watch.Interface) (time.Duration, error) {
 	ctx, cancel := context.WithTimeout(ctx, limit)
 	defer cancel()
