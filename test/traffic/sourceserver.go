@@ -158,9 +158,6 @@ func dial(ctx context.Context, path, network string, to netip.AddrPort, from net
 	return c, nil
 }
 
-// askWait is how long a connection or an answer is waited for.
-const askWait = 3 * time.Second
-
 // Ask sends a line and returns the answer.
 func (t *Conn) Ask() (Answer, error) {
 	if err := t.conn.SetDeadline(time.Now().Add(askWait)); err != nil {
