@@ -6,7 +6,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"strings"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -14,6 +13,7 @@ import (
 	"weft.dev/weft/lab"
 	"weft.dev/weft/test/probe"
 	"weft.dev/weft/test/soak/losses"
+	"weft.dev/weft/test/soak/report"
 	"weft.dev/weft/test/traffic"
 )
 
@@ -166,43 +166,17 @@ func otherOf(node string) string {
 	return "a1"
 }
 
-// scope says which pairs must lose no packet in a fault.
-type scope string
-
-// Scopes.
-const (
-	all      scope = "all"
-	far      scope = "n2 to n2" // events on n1 must not affect pods that talk on n2
-	local    scope = "within nodes"
-	none     scope = "none"
-	untested scope = ""
-)
-
-// covers reports whether a pair must lose nothing.
-func (s scope) covers(pair string) bool {
-	switch s {
-	case all:
-		return true
-	case far:
-		return pair == "n2 to n2"
-	case local:
-		from, to, _ := strings.Cut(pair, " to ")
-		return from == to
-	}
-	return false
-}
-
 // load runs traffic while f runs, and adds its result to the row.
-func (s *soak) load(ctx context.Context, r *row, spared scope, f func() error) error {
+func (s *soak) load(ctx context.Context, r *report.Row, spared losses.Scope, f func() error) error {
 	tallies, lost, err := losses.Count(ctx, s.cast.pairs, s.opts.rate, 0, f)
-	rule := losses.Rule{Spares: spared.covers}
+	rule := losses.Rule{Spares: spared.Covers}
 	loss := rule.Judge(tallies)
 	r.Spared, r.Sent, r.Lost, r.Others = string(spared), r.Sent+loss.Sent, r.Lost+loss.Lost, r.Others+loss.Others
 	if loss.Err != nil && s.opts.loss {
 		s.blame(ctx, r, spared, lost)
 	}
-	if !s.opts.loss && r.Verdict == "" && spared != none {
-		r.Verdict = unjudged
+	if !s.opts.loss && r.Verdict == "" && spared != losses.None {
+		r.Verdict = report.Unjudged
 	}
 	return err
 }
@@ -211,22 +185,22 @@ func (s *soak) load(ctx context.Context, r *row, spared scope, f func() error) e
 const controlTime = 10 * time.Second
 
 // blame decides whether the fault lost the packets, by running the same traffic without it.
-func (s *soak) blame(ctx context.Context, r *row, spared scope, lossErr error) {
+func (s *soak) blame(ctx context.Context, r *report.Row, spared losses.Scope, lossErr error) {
 	lost, controlErr := s.control(ctx, spared, controlTime)
 	if lost > 0 || controlErr != nil {
-		r.Verdict = busy
-		r.wrong(fmt.Errorf("packets were lost, and %d of the same traffic right after, without a fault: %w", lost, errors.Join(lossErr, controlErr)))
+		r.Verdict = report.Busy
+		r.Fail(fmt.Errorf("packets were lost, and %d of the same traffic right after, without a fault: %w", lost, errors.Join(lossErr, controlErr)))
 		return
 	}
-	r.wrong(fmt.Errorf("packets were lost, and none of the same traffic in %s right after: %w", controlTime, lossErr))
+	r.Fail(fmt.Errorf("packets were lost, and none of the same traffic in %s right after: %w", controlTime, lossErr))
 }
 
 // control runs the traffic without a fault, and returns its loss.
-func (s *soak) control(ctx context.Context, spared scope, length time.Duration) (lost uint64, err error) {
+func (s *soak) control(ctx context.Context, spared losses.Scope, length time.Duration) (lost uint64, err error) {
 	if !s.opts.loss {
 		return 0, nil
 	}
 	tallies, _, err := losses.Count(ctx, s.cast.pairs, s.opts.rate, length, ctx.Err)
-	rule := losses.Rule{Spares: spared.covers}
+	rule := losses.Rule{Spares: spared.Covers}
 	return rule.Judge(tallies).Lost, errors.Join(err, ctx.Err())
 }

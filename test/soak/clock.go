@@ -11,6 +11,8 @@ import (
 
 	"weft.dev/weft/lab"
 	"weft.dev/weft/test/probe"
+	"weft.dev/weft/test/soak/losses"
+	"weft.dev/weft/test/soak/report"
 )
 
 // jump is the clock's jump: longer than every lease and time-out, and within the certificates' validity.
@@ -20,19 +22,19 @@ const jump = time.Hour
 // namespaces have none of their own, and a statically linked program cannot be given another one. So a flag must enable this part.
 func (s *soak) clock(ctx context.Context) error {
 	if !s.opts.clock {
-		s.add(row{Part: "clock", Name: "the clock jumps", Verdict: refused, Wrong: []string{
+		s.report.Add(report.Row{Part: "clock", Name: "the clock jumps", Verdict: report.Refused, Wrong: []string{
 			"it sets the clock of the whole machine; allow that with -clock",
 		}})
 		return nil
 	}
-	f := fault{name: "the clock jumps an hour forward, and back", spares: all, kills: []string{"n1/weft-agent", "weft-controller"}, do: jumpClock}
-	r := row{Part: "clock", Name: f.name, Count: 1}
+	f := fault{name: "the clock jumps an hour forward, and back", spares: losses.All, kills: []string{"n1/weft-agent", "weft-controller"}, do: jumpClock}
+	r := report.Row{Part: "clock", Name: f.name, Count: 1}
 	began := time.Now()
 	if !s.suffer(ctx, &r, &f) && ctx.Err() == nil {
 		r.Repairs++
 	}
 	r.Took = time.Since(began)
-	s.add(r)
+	s.report.Add(r)
 	return ctx.Err()
 }
 

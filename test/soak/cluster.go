@@ -20,6 +20,7 @@ import (
 	"weft.dev/weft/lab"
 	"weft.dev/weft/test/probe"
 	"weft.dev/weft/test/soak/apifront"
+	"weft.dev/weft/test/soak/losses"
 )
 
 const (
@@ -32,7 +33,7 @@ const (
 // apiFaults are the faults of the API server, or of the path to it.
 func apiFaults() []fault {
 	front := func(name string, seen bool, how apifront.Answer) fault {
-		return fault{name: name, spares: all, kills: []string{"weft-controller"}, do: func(ctx context.Context, s *soak, n lab.Node) (string, error) {
+		return fault{name: name, spares: losses.All, kills: []string{"weft-controller"}, do: func(ctx context.Context, s *soak, n lab.Node) (string, error) {
 			return s.behindFront(ctx, n, how, seen)
 		}}
 	}
@@ -77,9 +78,9 @@ func apiFaults() []fault {
 		front("API server never answers", false, func(_ http.ResponseWriter, r *http.Request, _ http.Handler) {
 			<-r.Context().Done()
 		}),
-		{name: "connections to the API server cut repeatedly", spares: all, kills: []string{"weft-controller"}, do: cutOver},
-		{name: "agent restarted while the API server is slow", spares: all, kills: []string{"weft-controller", "n1/weft-agent"}, do: restartSlow},
-		{name: "agent restarted while the API server fails", spares: all, kills: []string{"weft-controller", "n1/weft-agent"}, do: restartFailing},
+		{name: "connections to the API server cut repeatedly", spares: losses.All, kills: []string{"weft-controller"}, do: cutOver},
+		{name: "agent restarted while the API server is slow", spares: losses.All, kills: []string{"weft-controller", "n1/weft-agent"}, do: restartSlow},
+		{name: "agent restarted while the API server fails", spares: losses.All, kills: []string{"weft-controller", "n1/weft-agent"}, do: restartFailing},
 	}
 }
 
@@ -242,20 +243,20 @@ func restartFailing(ctx context.Context, s *soak, n lab.Node) (note string, err 
 // clusterFaults are the faults of the control plane and of its objects.
 func clusterFaults() []fault {
 	kill := func(name string) fault {
-		return fault{name: name + " killed", spares: all, kills: []string{name, "weft-controller", "kube-apiserver"}, do: func(ctx context.Context, s *soak, _ lab.Node) (string, error) {
+		return fault{name: name + " killed", spares: losses.All, kills: []string{name, "weft-controller", "kube-apiserver"}, do: func(ctx context.Context, s *soak, _ lab.Node) (string, error) {
 			return "", probe.Kill(ctx, s.cluster, name, syscall.SIGKILL)
 		}}
 	}
 	return []fault{
 		kill("kube-apiserver"), kill("etcd"), kill("weft-controller"),
-		{name: "the controller hangs", spares: all, kills: []string{"weft-controller"}, do: func(ctx context.Context, s *soak, _ lab.Node) (string, error) {
+		{name: "the controller hangs", spares: losses.All, kills: []string{"weft-controller"}, do: func(ctx context.Context, s *soak, _ lab.Node) (string, error) {
 			return "", s.hang(ctx, "weft-controller", 5*time.Second, func() error { return nil })
 		}},
-		{name: "a host without a node is added, moved and deleted", spares: all, do: guestMoves},
-		{name: "two hosts have one address for a while", spares: all, do: sameAddress},
-		{name: "invalid objects", spares: all, do: wrongObjects},
-		{name: "a change of the tunnels' port, refused", spares: all, do: otherPort},
-		{name: "a node's address changed and changed back", spares: local, do: otherNodeAddress},
+		{name: "a host without a node is added, moved and deleted", spares: losses.All, do: guestMoves},
+		{name: "two hosts have one address for a while", spares: losses.All, do: sameAddress},
+		{name: "invalid objects", spares: losses.All, do: wrongObjects},
+		{name: "a change of the tunnels' port, refused", spares: losses.All, do: otherPort},
+		{name: "a node's address changed and changed back", spares: losses.Local, do: otherNodeAddress},
 	}
 }
 

@@ -9,15 +9,16 @@ import (
 
 	"weft.dev/weft/lab"
 	"weft.dev/weft/test/probe"
+	"weft.dev/weft/test/soak/losses"
 )
 
 // diskFaults are the faults of the records' disk. Meanwhile the records are on a small file system of their own.
 func diskFaults() []fault {
 	return []fault{
-		{name: "the disk of the records is full", spares: all, kills: []string{"n1/weft-agent"}, do: func(ctx context.Context, s *soak, n lab.Node) (string, error) {
+		{name: "the disk of the records is full", spares: losses.All, kills: []string{"n1/weft-agent"}, do: func(ctx context.Context, s *soak, n lab.Node) (string, error) {
 			return s.onSmallDisk(ctx, n, func() (string, error) { return s.fullDisk(ctx, n) })
 		}},
-		{name: "the disk of the records becomes read-only", spares: all, kills: []string{"n1/weft-agent"}, do: func(ctx context.Context, s *soak, n lab.Node) (string, error) {
+		{name: "the disk of the records becomes read-only", spares: losses.All, kills: []string{"n1/weft-agent"}, do: func(ctx context.Context, s *soak, n lab.Node) (string, error) {
 			return s.onSmallDisk(ctx, n, func() (string, error) { return s.readOnlyDisk(ctx, n) })
 		}},
 	}

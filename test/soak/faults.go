@@ -11,13 +11,15 @@ import (
 	"weft.dev/weft/lab"
 	"weft.dev/weft/lab/process"
 	"weft.dev/weft/test/probe"
+	"weft.dev/weft/test/soak/losses"
+	"weft.dev/weft/test/soak/report"
 )
 
 // fault is a fault, on the first node if it concerns a node. Weft must recover from every fault by itself.
 type fault struct {
 	name string
 	// spares are the pairs of pods that must not lose a packet.
-	spares scope
+	spares losses.Scope
 	// opens says that the fault itself opens the network: packets received until it is undone are not a hole of Weft's.
 	opens bool
 	// kills are the programs that the fault ends; others must not end.
@@ -34,12 +36,12 @@ func kinds() []fault {
 
 // faults causes each fault, under traffic and siege, and waits until everything is as before.
 func (s *soak) faults(ctx context.Context) error {
-	lost, err := s.control(ctx, all, controlTime)
+	lost, err := s.control(ctx, losses.All, controlTime)
 	if err != nil {
 		return err
 	}
 	if lost > 0 && s.opts.loss {
-		s.add(row{Part: "faults", Name: "control", Verdict: busy, Wrong: []string{
+		s.report.Add(report.Row{Part: "faults", Name: "control", Verdict: report.Busy, Wrong: []string{
 			fmt.Sprintf("%d packets were lost in %s without a fault: loss during faults would prove nothing", lost, controlTime),
 		}})
 		return nil
@@ -48,7 +50,7 @@ func (s *soak) faults(ctx context.Context) error {
 		if !s.opts.faults.MatchString(f.name) {
 			continue
 		}
-		r := row{Part: "faults", Name: f.name, Count: 1}
+		r := report.Row{Part: "faults", Name: f.name, Count: 1}
 		began := time.Now()
 		back := s.suffer(ctx, &r, &f)
 		r.Took = time.Since(began)
@@ -60,7 +62,7 @@ func (s *soak) faults(ctx context.Context) error {
 				return err
 			}
 		}
-		s.add(r)
+		s.report.Add(r)
 	}
 	return nil
 }
@@ -96,10 +98,10 @@ func (s *soak) before(ctx context.Context) (b before, err error) {
 }
 
 // suffer causes one fault, and reports whether everything recovered.
-func (s *soak) suffer(ctx context.Context, r *row, f *fault) (back bool) {
+func (s *soak) suffer(ctx context.Context, r *report.Row, f *fault) (back bool) {
 	was, err := s.before(ctx)
 	if err != nil {
-		r.wrong(fmt.Errorf("before the fault: %w", err))
+		r.Fail(fmt.Errorf("before the fault: %w", err))
 		return false
 	}
 	s.holes(r) // from before the fault; normally none
@@ -107,7 +109,7 @@ func (s *soak) suffer(ctx context.Context, r *row, f *fault) (back bool) {
 		begun := time.Now()
 		note, err := f.do(ctx, s, s.cluster.Node(1))
 		r.Note = note
-		r.wrong(err)
+		r.Fail(err)
 		if err := s.recovered(ctx, &was); err != nil {
 			return err
 		}
@@ -124,12 +126,12 @@ func (s *soak) suffer(ctx context.Context, r *row, f *fault) (back bool) {
 		}
 		return s.siege.honest(ctx)
 	})
-	r.wrong(err)
+	r.Fail(err)
 	back = err == nil
 	s.holes(r)
 	if back {
 		s.leaks(ctx, r, was.census, false)
-		r.wrong(s.ended(ctx, f, &was))
+		r.Fail(s.ended(ctx, f, &was))
 	}
 	return back
 }
@@ -138,7 +140,7 @@ func (s *soak) suffer(ctx context.Context, r *row, f *fault) (back bool) {
 const appctlTime = "30"
 
 // restored takes what was received while a fault had opened the network.
-func restored(ctx context.Context, s *soak, r *row) error {
+func restored(ctx context.Context, s *soak, r *report.Row) error {
 	// Open vSwitch adapts the flows of the datapath after it has answered a change of its tables. Until then packets may still take the path
 	// that the fault opened. One round is not enough: it may have begun before, and passed the flow in question already.
 	for _, n := range s.cluster.Nodes() {

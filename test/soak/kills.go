@@ -12,6 +12,7 @@ import (
 
 	"weft.dev/weft/lab"
 	"weft.dev/weft/test/probe"
+	"weft.dev/weft/test/soak/report"
 )
 
 const (
@@ -37,11 +38,11 @@ type tally struct {
 // kills kills agents at random points of ADD and DEL of several concurrent sandboxes. Then the runtime does what runtimes do: it repeats
 // DELs, deletes sandboxes whose ADD failed, or collects garbage. Each time the node must have its former state.
 func (s *soak) kills(ctx context.Context) error {
-	r := row{Part: "kills", Name: "agents killed during ADD and DEL"}
+	r := report.Row{Part: "kills", Name: "agents killed during ADD and DEL"}
 	began := time.Now()
 	defer func() {
 		r.Took = time.Since(began)
-		s.add(r)
+		s.report.Add(r)
 	}()
 	before, err := s.rest(ctx, false)
 	if err != nil {
@@ -56,16 +57,16 @@ func (s *soak) kills(ctx context.Context) error {
 		}
 		group.Go(func() error { return s.killOne(ctx, n, share, &t) })
 	}
-	r.wrong(group.Wait())
+	r.Fail(group.Wait())
 	s.leaks(ctx, &r, before, false)
-	r.wrong(s.cast.reach(ctx))
-	r.wrong(s.siege.honest(ctx))
+	r.Fail(s.cast.reach(ctx))
+	r.Fail(s.siege.honest(ctx))
 	s.holes(&r)
 	r.Count, r.Back = t.kills, t.slowest
 	r.Note = fmt.Sprintf("%d ADDs and %d DELs were under way when their agent was killed; of all: %d ADDs answered, %d not; %d DELs answered; %d sandboxes forgotten",
 		t.adds, t.dels, t.added, t.refused, t.deleted, t.forgotten)
 	if r.Count > 20 && (t.adds < r.Count/4 || t.dels < r.Count/4) {
-		r.wrong(fmt.Errorf("too few kills interrupted a request to prove anything: %s", r.Note))
+		r.Fail(fmt.Errorf("too few kills interrupted a request to prove anything: %s", r.Note))
 	}
 	return ctx.Err()
 }
@@ -85,13 +86,13 @@ func (s *soak) killOne(ctx context.Context, n lab.Node, times int, t *tally) err
 		}
 		span = max(span, took)
 	}
-	s.say("kills: the requests of a round take up to %s on %s", span.Round(time.Millisecond), n.Name)
+	s.report.Say("kills: the requests of a round take up to %s on %s", span.Round(time.Millisecond), n.Name)
 	for i := range times {
 		if _, err := s.killRound(ctx, n, want, span, t); err != nil {
 			return fmt.Errorf("%s: kill %d: %w", n.Name, i+1, err)
 		}
 		if (i+1)%50 == 0 {
-			s.say("kills: %d of %d on %s", i+1, times, n.Name)
+			s.report.Say("kills: %d of %d on %s", i+1, times, n.Name)
 		}
 	}
 	return nil

@@ -56,7 +56,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	if err != nil {
 		s.report.Error = err.Error()
 	}
-	if err := s.report.finish(stdout, opts.out); err != nil {
+	if err := s.report.Finish(opts.out); err != nil {
 		_, _ = fmt.Fprintln(stderr, "soak:", err)
 		return 1
 	}

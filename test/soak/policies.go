@@ -8,17 +8,18 @@ import (
 	"syscall"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	networkingv1 "k8s.io/api/networking/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 
-	"golang.org/x/sync/errgroup"
-
 	networkv1 "weft.dev/weft/api/openshift/v1"
 	"weft.dev/weft/lab"
 	"weft.dev/weft/test/probe"
+	"weft.dev/weft/test/soak/losses"
+	"weft.dev/weft/test/soak/report"
 	"weft.dev/weft/test/traffic"
 )
 
@@ -31,11 +32,11 @@ const (
 // policies changes the network's mode to the one with NetworkPolicies and back, under traffic, and meanwhile restarts agents while
 // policies change. No allowed packet may be lost, and no denied one may arrive.
 func (s *soak) policies(ctx context.Context) error {
-	r := row{Part: "policies", Name: "agents restarted while policies change"}
+	r := report.Row{Part: "policies", Name: "agents restarted while policies change"}
 	began := time.Now()
 	defer func() {
 		r.Took = time.Since(began)
-		s.add(r)
+		s.report.Add(r)
 	}()
 	if quiet, err := s.quiet(ctx, &r); !quiet {
 		return err
@@ -52,18 +53,18 @@ func (s *soak) policies(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	r.wrong(s.load(ctx, &r, all, func() error { return p.isolate(ctx) }))
+	r.Fail(s.load(ctx, &r, losses.All, func() error { return p.isolate(ctx) }))
 	for r.Count < s.opts.restarts && ctx.Err() == nil && len(r.Wrong) == 0 {
 		n := min(restartsAtATime, s.opts.restarts-r.Count)
 		chunk := time.Now()
-		err := s.load(ctx, &r, all, func() error { return p.kept(ctx, &r, func() error { return p.restartSome(ctx, &r, n) }) })
+		err := s.load(ctx, &r, losses.All, func() error { return p.kept(ctx, &r, func() error { return p.restartSome(ctx, &r, n) }) })
 		s.holes(&r)
-		r.wrong(err)
-		s.say("policies: %d restarts, %d of %d packets lost, %s each", r.Count, r.Lost, r.Sent, (time.Since(chunk) / time.Duration(n)).Round(time.Millisecond))
+		r.Fail(err)
+		s.report.Say("policies: %d restarts, %d of %d packets lost, %s each", r.Count, r.Lost, r.Sent, (time.Since(chunk) / time.Duration(n)).Round(time.Millisecond))
 	}
-	r.wrong(s.load(ctx, &r, all, func() error { return p.end(context.WithoutCancel(ctx), flat) }))
+	r.Fail(s.load(ctx, &r, losses.All, func() error { return p.end(context.WithoutCancel(ctx), flat) }))
 	s.leaks(ctx, &r, before, false)
-	r.wrong(s.siege.honest(ctx))
+	r.Fail(s.siege.honest(ctx))
 	s.holes(&r)
 	r.Note = fmt.Sprintf("%d packets that no policy allows were sent meanwhile; the mode was changed, and changed back, under the same traffic", p.refused)
 	return ctx.Err()
@@ -150,7 +151,7 @@ func (p *policies) known(ctx context.Context, n lab.Node, pair traffic.Pair) err
 }
 
 // kept runs f, and returns an error if a datagram of a denied pair arrived meanwhile.
-func (p *policies) kept(ctx context.Context, r *row, f func() error) error {
+func (p *policies) kept(ctx context.Context, r *report.Row, f func() error) error {
 	running, err := traffic.NewLoad(p.deniedPairs(), max(p.soak.opts.rate/10, 1))
 	if err != nil {
 		return err
@@ -165,7 +166,7 @@ func (p *policies) kept(ctx context.Context, r *row, f func() error) error {
 	}
 	if came := p.came() - p.before; came > 0 {
 		p.before += came
-		r.breached([]string{fmt.Sprintf("%d datagrams arrived that no policy allows", came)})
+		r.Breached([]string{fmt.Sprintf("%d datagrams arrived that no policy allows", came)})
 	}
 	return errors.Join(done, ctx.Err())
 }
@@ -183,7 +184,7 @@ func (p *policies) came() int {
 }
 
 // restartSome restarts the agents of both nodes concurrently, while policies change.
-func (p *policies) restartSome(ctx context.Context, r *row, n int) error {
+func (p *policies) restartSome(ctx context.Context, r *report.Row, n int) error {
 	counts := [2]int{n - n/2, n / 2}
 	slowest := [2]time.Duration{}
 	var group errgroup.Group

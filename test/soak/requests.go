@@ -14,19 +14,20 @@ import (
 
 	"weft.dev/weft/lab"
 	"weft.dev/weft/test/probe"
+	"weft.dev/weft/test/soak/losses"
 )
 
 // requestFaults are wrong requests of runtimes.
 func requestFaults() []fault {
 	return []fault{
-		{name: "DEL twice, one after the other", spares: all, do: func(ctx context.Context, s *soak, n lab.Node) (string, error) {
+		{name: "DEL twice, one after the other", spares: losses.All, do: func(ctx context.Context, s *soak, n lab.Node) (string, error) {
 			p, err := s.pod(ctx, n, "twice")
 			if err != nil {
 				return "", err
 			}
 			return "", errors.Join(once(ctx, p), once(ctx, p), once(ctx, p))
 		}},
-		{name: "DEL eight times at once", spares: all, do: func(ctx context.Context, s *soak, n lab.Node) (string, error) {
+		{name: "DEL eight times at once", spares: losses.All, do: func(ctx context.Context, s *soak, n lab.Node) (string, error) {
 			p, err := s.pod(ctx, n, "eight")
 			if err != nil {
 				return "", err
@@ -37,28 +38,28 @@ func requestFaults() []fault {
 			}
 			return "", group.Wait()
 		}},
-		{name: "ADD without DEL, garbage collected", spares: all, do: func(ctx context.Context, s *soak, n lab.Node) (string, error) {
+		{name: "ADD without DEL, garbage collected", spares: losses.All, do: func(ctx context.Context, s *soak, n lab.Node) (string, error) {
 			p, err := s.pod(ctx, n, "forgotten")
 			if err != nil {
 				return "", err
 			}
 			return "", errors.Join(forget(ctx, p), n.CollectGarbage(ctx))
 		}},
-		{name: "ADD without DEL, the namespace removed, DEL late", spares: all, do: func(ctx context.Context, s *soak, n lab.Node) (string, error) {
+		{name: "ADD without DEL, the namespace removed, DEL late", spares: losses.All, do: func(ctx context.Context, s *soak, n lab.Node) (string, error) {
 			p, err := s.pod(ctx, n, "late")
 			if err != nil {
 				return "", err
 			}
 			return "", errors.Join(forget(ctx, p), s.cast.fresh(ctx, n.Name, "between"), probe.Detach(ctx, p))
 		}},
-		{name: "ADD twice with the same sandbox", spares: all, do: addTwice},
-		{name: "garbage collection while all pods are in use", spares: all, do: func(ctx context.Context, _ *soak, n lab.Node) (string, error) {
+		{name: "ADD twice with the same sandbox", spares: losses.All, do: addTwice},
+		{name: "garbage collection while all pods are in use", spares: losses.All, do: func(ctx context.Context, _ *soak, n lab.Node) (string, error) {
 			return "", n.CollectGarbage(ctx)
 		}},
-		{name: "a name used again within a second, 20 times", spares: all, do: sameName},
-		{name: "a new pod of the same name before the DEL of the old one", spares: all, do: lateDel},
-		{name: "addresses exhausted", spares: none, do: exhaust},
-		{name: "the runtime ends during ADD", spares: all, do: abandon},
+		{name: "a name used again within a second, 20 times", spares: losses.All, do: sameName},
+		{name: "a new pod of the same name before the DEL of the old one", spares: losses.All, do: lateDel},
+		{name: "addresses exhausted", spares: losses.None, do: exhaust},
+		{name: "the runtime ends during ADD", spares: losses.All, do: abandon},
 	}
 }
 
@@ -128,14 +129,14 @@ func exhaust(ctx context.Context, s *soak, n lab.Node) (note string, err error) 
 	var refusal error
 	defer func() {
 		var group errgroup.Group
-		group.SetLimit(atATime)
+		group.SetLimit(losses.AtATime)
 		for _, p := range pods {
 			group.Go(func() error { return probe.Detach(ctx, p) })
 		}
 		err = errors.Join(err, group.Wait())
 	}()
 	var group errgroup.Group
-	group.SetLimit(atATime)
+	group.SetLimit(losses.AtATime)
 	for i := range 512 {
 		group.Go(func() error {
 			p, err := s.cluster.AddPod(ctx, lab.PodSpec{Node: n.Name, Name: fmt.Sprintf("full-%d", i), NoObject: true})
@@ -193,7 +194,7 @@ func abandon(ctx context.Context, s *soak, n lab.Node) (string, error) {
 
 // agentFaults are the faults of the agent.
 func agentFaults() []fault {
-	away := func(name string, spares scope, opens bool, command ...string) fault {
+	away := func(name string, spares losses.Scope, opens bool, command ...string) fault {
 		return fault{name: name, spares: spares, opens: opens, kills: []string{"n1/weft-agent"}, do: func(ctx context.Context, s *soak, n lab.Node) (string, error) {
 			return "", s.whileAway(ctx, n, func() error {
 				_, err := probe.Run(ctx, n.Enter(command...))
@@ -203,17 +204,17 @@ func agentFaults() []fault {
 	}
 	ofctl := []string{"ovs-ofctl", "-O", "OpenFlow15"}
 	return []fault{
-		{name: "agent hangs", spares: all, do: func(ctx context.Context, s *soak, n lab.Node) (string, error) {
+		{name: "agent hangs", spares: losses.All, do: func(ctx context.Context, s *soak, n lab.Node) (string, error) {
 			return "", s.hang(ctx, agentOf(n), 3*time.Second, func() error { return nil })
 		}},
-		{name: "DEL while the agent is away", spares: all, kills: []string{"n1/weft-agent"}, do: delWhileAway},
-		{name: "a truncated record", spares: all, kills: []string{"n1/weft-agent"}, do: halfRecord},
-		away("flows deleted while the agent is away", far, false, append(ofctl, "del-flows", "br0")...),
-		away("a flow altered while the agent is away", far, false, append(ofctl, "mod-flows", "br0", "table=90,actions=drop")...),
-		away("the bridge deleted while the agent is away", far, false, "ovs-vsctl", "del-br", "br0"),
-		away("rules deleted while the agent is away", all, true, "nft", "delete", "table", "inet", "weft"),
-		away("a stray port added while the agent is away", all, false, "ovs-vsctl", "add-port", "br0", "wtstray", "--", "set", "Interface", "wtstray", "type=internal"),
-		{name: "agents of both nodes killed at once", spares: all, kills: []string{"n1/weft-agent", "n2/weft-agent"}, do: func(ctx context.Context, s *soak, _ lab.Node) (string, error) {
+		{name: "DEL while the agent is away", spares: losses.All, kills: []string{"n1/weft-agent"}, do: delWhileAway},
+		{name: "a truncated record", spares: losses.All, kills: []string{"n1/weft-agent"}, do: halfRecord},
+		away("flows deleted while the agent is away", losses.Far, false, append(ofctl, "del-flows", "br0")...),
+		away("a flow altered while the agent is away", losses.Far, false, append(ofctl, "mod-flows", "br0", "table=90,actions=drop")...),
+		away("the bridge deleted while the agent is away", losses.Far, false, "ovs-vsctl", "del-br", "br0"),
+		away("rules deleted while the agent is away", losses.All, true, "nft", "delete", "table", "inet", "weft"),
+		away("a stray port added while the agent is away", losses.All, false, "ovs-vsctl", "add-port", "br0", "wtstray", "--", "set", "Interface", "wtstray", "type=internal"),
+		{name: "agents of both nodes killed at once", spares: losses.All, kills: []string{"n1/weft-agent", "n2/weft-agent"}, do: func(ctx context.Context, s *soak, _ lab.Node) (string, error) {
 			var group errgroup.Group
 			for _, n := range s.cluster.Nodes() {
 				group.Go(func() error {
@@ -223,7 +224,7 @@ func agentFaults() []fault {
 			}
 			return "", group.Wait()
 		}},
-		{name: "agent killed again and again while it starts", spares: all, kills: []string{"n1/weft-agent"}, do: func(ctx context.Context, s *soak, n lab.Node) (string, error) {
+		{name: "agent killed again and again while it starts", spares: losses.All, kills: []string{"n1/weft-agent"}, do: func(ctx context.Context, s *soak, n lab.Node) (string, error) {
 			old := 0
 			for range 10 {
 				pid, err := probe.Signal(ctx, s.cluster, agentOf(n), syscall.SIGKILL)

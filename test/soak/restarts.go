@@ -13,6 +13,8 @@ import (
 
 	"weft.dev/weft/lab"
 	"weft.dev/weft/test/probe"
+	"weft.dev/weft/test/soak/losses"
+	"weft.dev/weft/test/soak/report"
 )
 
 const (
@@ -25,11 +27,11 @@ const (
 // restarts restarts agents under traffic, by SIGTERM and SIGKILL, while pods are added and deleted. No packet may be lost, and no flow
 // except those of deleted pods.
 func (s *soak) restarts(ctx context.Context) error {
-	r := row{Part: "restarts", Name: "agents restarted under traffic"}
+	r := report.Row{Part: "restarts", Name: "agents restarted under traffic"}
 	began := time.Now()
 	defer func() {
 		r.Took = time.Since(began)
-		s.add(r)
+		s.report.Add(r)
 	}()
 	if quiet, err := s.quiet(ctx, &r); !quiet {
 		return err
@@ -41,36 +43,36 @@ func (s *soak) restarts(ctx context.Context) error {
 	for r.Count < s.opts.restarts && ctx.Err() == nil {
 		n := min(restartsAtATime, s.opts.restarts-r.Count)
 		chunk := time.Now()
-		err := s.load(ctx, &r, all, func() error { return s.restartSome(ctx, &r, n) })
+		err := s.load(ctx, &r, losses.All, func() error { return s.restartSome(ctx, &r, n) })
 		s.holes(&r)
 		if err != nil {
-			r.wrong(err)
+			r.Fail(err)
 			break
 		}
-		s.say("restarts: %d, %d of %d packets lost, %s each", r.Count, r.Lost, r.Sent, (time.Since(chunk) / time.Duration(n)).Round(time.Millisecond))
+		s.report.Say("restarts: %d, %d of %d packets lost, %s each", r.Count, r.Lost, r.Sent, (time.Since(chunk) / time.Duration(n)).Round(time.Millisecond))
 	}
 	s.leaks(ctx, &r, before, false)
-	r.wrong(s.siege.honest(ctx))
+	r.Fail(s.siege.honest(ctx))
 	r.Note = "back after: from the signal until the agent was ready, a new pod attached and reached, and the old pod deleted"
 	return ctx.Err()
 }
 
 // quiet runs the traffic without a fault, and reports whether nothing is lost; else the row's verdict is that the machine is too busy.
-func (s *soak) quiet(ctx context.Context, r *row) (bool, error) {
-	lost, err := s.control(ctx, all, longControl)
+func (s *soak) quiet(ctx context.Context, r *report.Row) (bool, error) {
+	lost, err := s.control(ctx, losses.All, longControl)
 	if err != nil {
 		return false, err
 	}
 	if lost > 0 && s.opts.loss {
-		r.Verdict = busy
-		r.wrong(fmt.Errorf("%d packets were lost in %s without a restart: loss during restarts would prove nothing", lost, longControl))
+		r.Verdict = report.Busy
+		r.Fail(fmt.Errorf("%d packets were lost in %s without a restart: loss during restarts would prove nothing", lost, longControl))
 		return false, nil
 	}
 	return true, nil
 }
 
 // restartSome restarts the agents of both nodes concurrently.
-func (s *soak) restartSome(ctx context.Context, r *row, n int) error {
+func (s *soak) restartSome(ctx context.Context, r *report.Row, n int) error {
 	var mu sync.Mutex
 	var group errgroup.Group
 	for i, node := range s.cluster.Nodes() {
@@ -166,14 +168,14 @@ func (s *soak) crowds(ctx context.Context) error {
 		return err
 	}
 	for i := range s.opts.rounds {
-		r := row{Part: "crowds", Name: fmt.Sprintf("round %d: %d pods added and deleted", i+1, s.opts.crowd)}
+		r := report.Row{Part: "crowds", Name: fmt.Sprintf("round %d: %d pods added and deleted", i+1, s.opts.crowd)}
 		began := time.Now()
-		err := s.load(ctx, &r, none, func() error { return s.crowd(ctx, &r) })
-		r.wrong(err)
+		err := s.load(ctx, &r, losses.None, func() error { return s.crowd(ctx, &r) })
+		r.Fail(err)
 		gone := time.Now()
 		s.leaks(ctx, &r, before, true)
 		r.Back = time.Since(gone)
-		r.wrong(s.siege.honest(ctx))
+		r.Fail(s.siege.honest(ctx))
 		s.holes(&r)
 		r.Took = time.Since(began)
 		memory, err := probe.Memory(ctx, s.cluster, "n1/weft-agent")
@@ -181,7 +183,7 @@ func (s *soak) crowds(ctx context.Context) error {
 			return err
 		}
 		r.Note += fmt.Sprintf("; %d packets of the permanent pods lost; the agent of n1 has %d KiB", r.Others, memory)
-		s.add(r)
+		s.report.Add(r)
 		if ctx.Err() != nil {
 			return ctx.Err()
 		}
@@ -190,11 +192,11 @@ func (s *soak) crowds(ctx context.Context) error {
 }
 
 // crowd is one round.
-func (s *soak) crowd(ctx context.Context, r *row) error {
+func (s *soak) crowd(ctx context.Context, r *report.Row) error {
 	began := time.Now()
 	pods := make([]*lab.Pod, s.opts.crowd)
 	var group errgroup.Group
-	group.SetLimit(atATime)
+	group.SetLimit(losses.AtATime)
 	for i := range pods {
 		group.Go(func() (err error) {
 			pods[i], err = probe.AddPod(ctx, s.cluster, lab.PodSpec{Node: s.cluster.Node(1 + i%2).Name, Name: fmt.Sprintf("crowd-%d", i), NoObject: true})
@@ -213,7 +215,7 @@ func (s *soak) crowd(ctx context.Context, r *row) error {
 		}
 		if other := holders[p.IPs[0]]; other != nil {
 			r.Holes++
-			r.wrong(fmt.Errorf("pods %s and %s both have %s", p.Name, other.Name, p.IPs[0]))
+			r.Fail(fmt.Errorf("pods %s and %s both have %s", p.Name, other.Name, p.IPs[0]))
 		}
 		holders[p.IPs[0]] = p
 		r.Count++
@@ -225,7 +227,7 @@ func (s *soak) crowd(ctx context.Context, r *row) error {
 	}
 	leaving := time.Now()
 	group = errgroup.Group{}
-	group.SetLimit(atATime)
+	group.SetLimit(losses.AtATime)
 	for _, p := range pods {
 		if p != nil {
 			group.Go(func() error { return probe.Detach(ctx, p) })

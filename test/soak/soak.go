@@ -7,7 +7,6 @@ import (
 	"io"
 	"math/rand/v2"
 	"path/filepath"
-	"runtime"
 	"slices"
 	"strings"
 	"sync"
@@ -18,18 +17,18 @@ import (
 	"weft.dev/weft/test/probe"
 	"weft.dev/weft/test/soak/losses"
 	"weft.dev/weft/test/soak/quiet"
+	"weft.dev/weft/test/soak/report"
 )
 
 // soak is a run.
 type soak struct {
 	opts    options
-	out     io.Writer
-	report  report
+	report  *report.Report
 	cluster *lab.Cluster
 	cast    *cast
 	siege   *siege
 
-	// mu guards random, and keeps lines of output whole.
+	// mu guards random.
 	mu     sync.Mutex
 	random *rand.Rand
 }
@@ -53,7 +52,7 @@ func parts() []part {
 		{name: "kills", run: (*soak).kills},
 		{name: "crowds", run: (*soak).crowds},
 		{name: "clock", run: (*soak).clock},
-		{name: "neutron", loss: true, own: true, run: (*soak).neutron},
+		{name: "neutron", loss: true, own: true, run: onNeutron},
 		{name: "vpc", loss: true, own: true, run: onVPCs},
 		{name: "flannel", loss: true, own: true, run: onFlannel},
 	}
@@ -69,16 +68,8 @@ func partNames() []string {
 
 func newSoak(opts options, out io.Writer) *soak {
 	return &soak{
-		opts: opts, out: out, random: rand.New(rand.NewPCG(opts.seed, opts.seed>>32)),
-		report: report{Began: time.Now(), Seed: opts.seed, Processors: runtime.NumCPU()},
+		opts: opts, random: rand.New(rand.NewPCG(opts.seed, opts.seed>>32)), report: report.New(opts.seed, out),
 	}
-}
-
-// say prints a line of progress.
-func (s *soak) say(format string, args ...any) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	_, _ = fmt.Fprintf(s.out, "%7.1fs  %s\n", time.Since(s.report.Began).Seconds(), fmt.Sprintf(format, args...))
 }
 
 // within returns a random time less than the limit.
@@ -96,13 +87,13 @@ func (s *soak) run(ctx context.Context) (err error) {
 	}
 	load := quiet.Load
 	if s.opts.loss && slices.ContainsFunc(chosen, func(p part) bool { return p.loss }) {
-		load = func() (float64, error) { return quiet.Await(ctx, s.say) }
+		load = func() (float64, error) { return quiet.Await(ctx, s.report.Say) }
 	}
 	if s.report.Load, err = load(); err != nil {
 		return err
 	}
 	s.report.Whole = len(chosen) == len(parts()) && s.opts.full()
-	s.say("seed %d, load %.2f on each of %d processors", s.opts.seed, s.report.Load, s.report.Processors)
+	s.report.Say("seed %d, load %.2f on each of %d processors", s.opts.seed, s.report.Load, s.report.Processors)
 	before, err := probe.TakeInventory(s.opts.lab)
 	if err != nil {
 		return err
@@ -119,11 +110,11 @@ func (s *soak) run(ctx context.Context) (err error) {
 	}
 	for _, p := range chosen {
 		if p.loss && s.opts.loss && s.report.Load > quiet.MaxLoad {
-			s.add(row{Part: p.name, Name: "all of it", Verdict: refused, Wrong: []string{fmt.Sprintf(
+			s.report.Add(report.Row{Part: p.name, Name: "all of it", Verdict: report.Refused, Wrong: []string{fmt.Sprintf(
 				"the load was %.2f on each processor before anything began: it counts packets, and needs a quiet machine (or -loss=false, which proves less)", s.report.Load)}})
 			continue
 		}
-		s.say("%s", p.name)
+		s.report.Say("%s", p.name)
 		if p.own { // parts with labs of their own come last
 			if err := s.lower(ctx); err != nil {
 				return err
@@ -141,16 +132,6 @@ func (o *options) full() bool {
 	return o.restarts >= 500 && o.kills >= 1000 && o.rounds >= 5 && o.crowd >= 1000 && o.faults.String() == "" && o.clock && o.loss
 }
 
-// add finishes a row.
-func (s *soak) add(r row) {
-	r.settle()
-	s.report.Rows = append(s.report.Rows, r)
-	s.say("%s: %s: %s (%s) %s", r.Part, r.Name, r.Verdict, r.Took.Round(time.Millisecond), r.Note)
-	for _, wrong := range r.Wrong {
-		s.say("    %s", wrong)
-	}
-}
-
 // raise starts the lab, the permanent pods and the siege.
 func (s *soak) raise(ctx context.Context) error {
 	bin, err := filepath.Abs(s.opts.bin)
@@ -164,7 +145,7 @@ func (s *soak) raise(ctx context.Context) error {
 	if s.cluster, err = lab.Up(ctx, lab.Config{Name: s.opts.lab, Nodes: 2, Runtime: plan.RuntimeCNI, WeftBin: bin}, nil); err != nil {
 		return err
 	}
-	s.say("lab up in %s", time.Since(began).Round(10*time.Millisecond))
+	s.report.Say("lab up in %s", time.Since(began).Round(10*time.Millisecond))
 	if s.cast, err = newCast(ctx, s.cluster); err != nil {
 		return err
 	}
@@ -191,9 +172,9 @@ func (s *soak) lower(ctx context.Context) error {
 }
 
 // repair rebuilds the lab after Weft did not recover by itself.
-func (s *soak) repair(ctx context.Context, r *row) error {
+func (s *soak) repair(ctx context.Context, r *report.Row) error {
 	r.Repairs++
-	s.say("%s did not come back by itself: making the lab anew", r.Name)
+	s.report.Say("%s did not come back by itself: making the lab anew", r.Name)
 	if err := s.lower(ctx); err != nil {
 		return err
 	}
@@ -210,17 +191,7 @@ func (s *soak) leftovers(before probe.Inventory) error {
 }
 
 // holes adds the sniffers' findings to a row.
-func (s *soak) holes(r *row) { r.breached(s.siege.received()) }
-
-// breached counts the findings, and quotes some of them.
-func (r *row) breached(found []string) {
-	r.Holes += len(found)
-	slices.Sort(found)
-	found = slices.Compact(found)
-	for _, f := range found[:min(5, len(found))] {
-		r.wrong(errors.New(f))
-	}
-}
+func (s *soak) holes(r *report.Row) { r.Breached(s.siege.received()) }
 
 // census counts everything on each node that could leak, except what a restarted program has newly made.
 func (s *soak) census(ctx context.Context, programs bool) (map[string]probe.Counts, error) {
@@ -251,11 +222,11 @@ func (s *soak) rest(ctx context.Context, programs bool) (map[string]probe.Counts
 }
 
 // leaks waits until nothing new remains, and adds the rest to the row.
-func (s *soak) leaks(ctx context.Context, r *row, before map[string]probe.Counts, programs bool) {
+func (s *soak) leaks(ctx context.Context, r *report.Row, before map[string]probe.Counts, programs bool) {
 	census := losses.Census(func(ctx context.Context) (map[string]probe.Counts, error) { return s.census(ctx, programs) })
 	err := census.NothingLeft(ctx, before, nil)
 	if err != nil {
 		r.Leaks++
-		r.wrong(err)
+		r.Fail(err)
 	}
 }

@@ -17,6 +17,7 @@ import (
 
 	"weft.dev/weft/lab"
 	"weft.dev/weft/test/probe"
+	"weft.dev/weft/test/soak/losses"
 )
 
 // guard is the lab's own rules for the userspace datapath, which are lost when all rules are flushed by hand.
@@ -25,30 +26,30 @@ table arp weft-lab { chain input { type filter hook input priority -450; policy 
 
 // byHand are removals and changes by hand on a node.
 func byHand() []fault {
-	command := func(name string, spares scope, opens bool, argv ...string) fault {
+	command := func(name string, spares losses.Scope, opens bool, argv ...string) fault {
 		return fault{name: name, spares: spares, opens: opens, do: func(ctx context.Context, _ *soak, n lab.Node) (string, error) {
 			_, err := probe.Run(ctx, n.Enter(argv...))
 			return "", err
 		}}
 	}
-	ofctl := func(name string, spares scope, opens bool, argv ...string) fault {
+	ofctl := func(name string, spares losses.Scope, opens bool, argv ...string) fault {
 		return command(name, spares, opens, append([]string{"ovs-ofctl", "-O", "OpenFlow15"}, argv...)...)
 	}
 	return []fault{
-		ofctl("all flows deleted", far, false, "del-flows", "br0"),
-		ofctl("a table deleted", far, false, "del-flows", "br0", "table=20"),
-		ofctl("a flow altered to drop", far, false, "mod-flows", "br0", "table=90,actions=drop"),
-		ofctl("a flow altered to let everything in", all, true, "--strict", "mod-flows", "br0", "table=20,priority=0,actions=NORMAL"),
-		ofctl("a dropping flow added", far, false, "add-flow", "br0", "table=0,priority=5000,ip,actions=drop"),
-		ofctl("a switching flow added", far, true, "add-flow", "br0", "table=0,priority=60000,actions=NORMAL"),
-		ofctl("the note of the flows' hash deleted", all, false, "del-flows", "br0", "table=253"),
-		ofctl("all groups deleted", far, false, "del-groups", "br0"),
-		ofctl("a group added", all, false, "add-group", "br0", "group_id=77777,type=all,bucket=actions=drop"),
-		command("the bridge deleted", far, false, "ovs-vsctl", "del-br", "br0"),
-		command("the tunnel's port deleted", far, false, "ovs-vsctl", "del-port", "br0", "vxlan0"),
-		command("the tunnel's options altered", local, false, "ovs-vsctl", "set", "Interface", "vxlan0", "options:remote_ip=192.0.2.1"),
-		command("the host's port deleted", far, false, "ovs-vsctl", "del-port", "br0", "tun0"),
-		{name: "a pod's port deleted", spares: far, do: func(ctx context.Context, s *soak, n lab.Node) (string, error) {
+		ofctl("all flows deleted", losses.Far, false, "del-flows", "br0"),
+		ofctl("a table deleted", losses.Far, false, "del-flows", "br0", "table=20"),
+		ofctl("a flow altered to drop", losses.Far, false, "mod-flows", "br0", "table=90,actions=drop"),
+		ofctl("a flow altered to let everything in", losses.All, true, "--strict", "mod-flows", "br0", "table=20,priority=0,actions=NORMAL"),
+		ofctl("a dropping flow added", losses.Far, false, "add-flow", "br0", "table=0,priority=5000,ip,actions=drop"),
+		ofctl("a switching flow added", losses.Far, true, "add-flow", "br0", "table=0,priority=60000,actions=NORMAL"),
+		ofctl("the note of the flows' hash deleted", losses.All, false, "del-flows", "br0", "table=253"),
+		ofctl("all groups deleted", losses.Far, false, "del-groups", "br0"),
+		ofctl("a group added", losses.All, false, "add-group", "br0", "group_id=77777,type=all,bucket=actions=drop"),
+		command("the bridge deleted", losses.Far, false, "ovs-vsctl", "del-br", "br0"),
+		command("the tunnel's port deleted", losses.Far, false, "ovs-vsctl", "del-port", "br0", "vxlan0"),
+		command("the tunnel's options altered", losses.Local, false, "ovs-vsctl", "set", "Interface", "vxlan0", "options:remote_ip=192.0.2.1"),
+		command("the host's port deleted", losses.Far, false, "ovs-vsctl", "del-port", "br0", "tun0"),
+		{name: "a pod's port deleted", spares: losses.Far, do: func(ctx context.Context, s *soak, n lab.Node) (string, error) {
 			_, name, err := probe.HostEnd(s.cast.pods["b1"])
 			if err != nil {
 				return "", err
@@ -56,7 +57,7 @@ func byHand() []fault {
 			_, err = probe.Run(ctx, n.Enter("ovs-vsctl", "del-port", "br0", name))
 			return name, err
 		}},
-		{name: "a pod's link set down on the node", spares: far, do: func(ctx context.Context, s *soak, n lab.Node) (string, error) {
+		{name: "a pod's link set down on the node", spares: losses.Far, do: func(ctx context.Context, s *soak, n lab.Node) (string, error) {
 			_, name, err := probe.HostEnd(s.cast.pods["b1"])
 			if err != nil {
 				return "", err
@@ -64,29 +65,29 @@ func byHand() []fault {
 			_, err = probe.Run(ctx, n.Enter("ip", "link", "set", name, "down"))
 			return name, err
 		}},
-		command("a stray port added", all, false, "ovs-vsctl", "add-port", "br0", "wtstray", "--", "set", "Interface", "wtstray", "type=internal"),
+		command("a stray port added", losses.All, false, "ovs-vsctl", "add-port", "br0", "wtstray", "--", "set", "Interface", "wtstray", "type=internal"),
 		// The switch empties its tables whenever the mode changes (connmgr_set_fail_mode in Open vSwitch). For most packets, but not all, its
 		// flow cache bridges that. Until the agent restores the mode, the bridge forwards everything.
-		command("the bridge set to fail open", far, true, "ovs-vsctl", "set-fail-mode", "br0", "standalone"),
-		command("a controller set on the bridge", far, false, "ovs-vsctl", "set-controller", "br0", "tcp:127.0.0.1:6653"),
-		{name: "the gateway's address removed", spares: all, do: func(ctx context.Context, s *soak, n lab.Node) (string, error) {
+		command("the bridge set to fail open", losses.Far, true, "ovs-vsctl", "set-fail-mode", "br0", "standalone"),
+		command("a controller set on the bridge", losses.Far, false, "ovs-vsctl", "set-controller", "br0", "tcp:127.0.0.1:6653"),
+		{name: "the gateway's address removed", spares: losses.All, do: func(ctx context.Context, s *soak, n lab.Node) (string, error) {
 			gateway := netip.PrefixFrom(s.siege.scene.Gateway.IP, 23)
 			_, err := probe.Run(ctx, n.Enter("ip", "addr", "del", gateway.String(), "dev", "tun0"))
 			return "", err
 		}},
-		command("a route removed", all, false, "ip", "route", "del", "10.128.0.0/14", "dev", "tun0"),
-		command("tun0 set down", all, false, "ip", "link", "set", "tun0", "down"),
-		command("tun0's MTU altered", all, false, "ip", "link", "set", "tun0", "mtu", "1400"),
-		command("rules flushed", all, true, "nft", "flush", "table", "inet", "weft"),
-		command("rules deleted", all, true, "nft", "delete", "table", "inet", "weft"),
-		{name: "the whole ruleset flushed", spares: all, opens: true, do: func(ctx context.Context, _ *soak, n lab.Node) (string, error) {
+		command("a route removed", losses.All, false, "ip", "route", "del", "10.128.0.0/14", "dev", "tun0"),
+		command("tun0 set down", losses.All, false, "ip", "link", "set", "tun0", "down"),
+		command("tun0's MTU altered", losses.All, false, "ip", "link", "set", "tun0", "mtu", "1400"),
+		command("rules flushed", losses.All, true, "nft", "flush", "table", "inet", "weft"),
+		command("rules deleted", losses.All, true, "nft", "delete", "table", "inet", "weft"),
+		{name: "the whole ruleset flushed", spares: losses.All, opens: true, do: func(ctx context.Context, _ *soak, n lab.Node) (string, error) {
 			if _, err := probe.Run(ctx, n.Enter("nft", "flush", "ruleset")); err != nil {
 				return "", err
 			}
 			_, err := probe.Run(ctx, n.Enter("nft", guard)) // the lab's rules, which Weft does not restore
 			return "", err
 		}},
-		{name: "another firewall that drops what is forwarded", spares: all, do: otherFirewall},
+		{name: "another firewall that drops what is forwarded", spares: losses.All, do: otherFirewall},
 	}
 }
 
@@ -157,7 +158,7 @@ func recordOf(p *lab.Pod) (path string, raw []byte, err error) {
 
 // switchFaults are the faults of Open vSwitch.
 func switchFaults() []fault {
-	kill := func(name string, spares scope, programs ...string) fault {
+	kill := func(name string, spares losses.Scope, programs ...string) fault {
 		return fault{name: name, spares: spares, kills: programs, do: func(ctx context.Context, s *soak, _ lab.Node) (string, error) {
 			var group errgroup.Group
 			for _, p := range programs {
@@ -167,21 +168,21 @@ func switchFaults() []fault {
 		}}
 	}
 	return []fault{
-		kill("ovsdb-server killed", all, "n1/ovsdb-server"),
-		kill("ovs-vswitchd killed", far, "n1/ovs-vswitchd"),
-		kill("ovs-vswitchd and the agent killed", far, "n1/ovs-vswitchd", "n1/weft-agent"),
-		kill("Open vSwitch and the agent killed", far, "n1/ovs-vswitchd", "n1/ovsdb-server", "n1/weft-agent"),
-		{name: "ovs-vswitchd hangs during ADD and DEL", spares: far, do: func(ctx context.Context, s *soak, n lab.Node) (string, error) {
+		kill("ovsdb-server killed", losses.All, "n1/ovsdb-server"),
+		kill("ovs-vswitchd killed", losses.Far, "n1/ovs-vswitchd"),
+		kill("ovs-vswitchd and the agent killed", losses.Far, "n1/ovs-vswitchd", "n1/weft-agent"),
+		kill("Open vSwitch and the agent killed", losses.Far, "n1/ovs-vswitchd", "n1/ovsdb-server", "n1/weft-agent"),
+		{name: "ovs-vswitchd hangs during ADD and DEL", spares: losses.Far, do: func(ctx context.Context, s *soak, n lab.Node) (string, error) {
 			return s.hangDuring(ctx, n, switchOf(n), 5*time.Second)
 		}},
-		{name: "ovsdb-server hangs during ADD and DEL", spares: all, do: func(ctx context.Context, s *soak, n lab.Node) (string, error) {
+		{name: "ovsdb-server hangs during ADD and DEL", spares: losses.All, do: func(ctx context.Context, s *soak, n lab.Node) (string, error) {
 			return s.hangDuring(ctx, n, databaseOf(n), 5*time.Second)
 		}},
-		{name: "ovs-vswitchd hangs while pods are deleted twice", spares: far, do: delTwiceHung},
-		{name: "ovsdb-server killed during ADD and DEL", spares: all, kills: []string{"n1/ovsdb-server"}, do: func(ctx context.Context, s *soak, n lab.Node) (string, error) {
+		{name: "ovs-vswitchd hangs while pods are deleted twice", spares: losses.Far, do: delTwiceHung},
+		{name: "ovsdb-server killed during ADD and DEL", spares: losses.All, kills: []string{"n1/ovsdb-server"}, do: func(ctx context.Context, s *soak, n lab.Node) (string, error) {
 			return s.killDuring(ctx, n, databaseOf(n))
 		}},
-		{name: "ovs-vswitchd killed during ADD and DEL", spares: far, kills: []string{"n1/ovs-vswitchd"}, do: func(ctx context.Context, s *soak, n lab.Node) (string, error) {
+		{name: "ovs-vswitchd killed during ADD and DEL", spares: losses.Far, kills: []string{"n1/ovs-vswitchd"}, do: func(ctx context.Context, s *soak, n lab.Node) (string, error) {
 			return s.killDuring(ctx, n, switchOf(n))
 		}},
 	}

@@ -4,6 +4,8 @@ import (
 	"context"
 	"path/filepath"
 
+	"weft.dev/weft/test/soak/losses"
+	"weft.dev/weft/test/soak/report"
 	"weft.dev/weft/test/soak/vpc"
 )
 
@@ -13,16 +15,16 @@ func onVPCs(s *soak, ctx context.Context) error { //nolint:revive // the signatu
 	if err != nil {
 		return err
 	}
-	return vpc.Run(ctx, vpc.Options{Lab: s.opts.lab + "v", Bin: bin, Faults: s.opts.faults, Say: s.say}, func(of vpc.Row) {
-		r := row{Part: "vpc", Name: of.Name, Count: 1, Spared: string(all), Sent: of.Sent, Lost: of.Lost, Back: of.Back, Took: of.Took}
+	return vpc.Run(ctx, vpc.Options{Lab: s.opts.lab + "v", Bin: bin, Faults: s.opts.faults, Say: s.report.Say}, func(of vpc.Row) {
+		r := report.Row{Part: "vpc", Name: of.Name, Count: 1, Spared: string(losses.All), Sent: of.Sent, Lost: of.Lost, Back: of.Back, Took: of.Took}
 		if s.opts.loss {
-			r.wrong(of.Lossy)
+			r.Fail(of.Lossy)
 		} else {
-			r.Verdict = unjudged
+			r.Verdict = report.Unjudged
 		}
 		for _, err := range of.Wrong {
-			r.wrong(err)
+			r.Fail(err)
 		}
-		s.add(r)
+		s.report.Add(r)
 	})
 }
