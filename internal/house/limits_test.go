@@ -20,12 +20,10 @@ func exceptions() (methods, fields, lines map[string]int) {
 		"internal/vpc/cluster/plan_test.world": 26,
 		"test/bench/vpc.Scene":                 26,
 		"test/e2e.egressScene":                 26,
-		"test/soak.soak":                       59,
 	}
 	fields = map[string]int{}
 	lines = map[string]int{
 		"internal/link": 7583,
-		"test/soak":     4001,
 	}
 	return methods, fields, lines
 }

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"path/filepath"
 
 	"weft.dev/weft/test/soak/flannel"
 	"weft.dev/weft/test/soak/report"
@@ -12,13 +11,9 @@ import (
 const flannelCrowd = 200
 
 // onFlannel runs the part of flannel networks.
-func onFlannel(s *soak, ctx context.Context) error {
-	bin, err := filepath.Abs(s.opts.bin)
-	if err != nil {
-		return err
-	}
+func onFlannel(ctx context.Context, s *soak) error {
 	opts := flannel.Options{
-		Lab: s.opts.lab + "f", Bin: bin, Faults: s.opts.faults, Rounds: s.opts.rounds, Crowd: min(flannelCrowd, s.opts.crowd), Say: s.report.Say,
+		Lab: s.opts.lab + "f", Bin: s.opts.bin, Faults: s.opts.faults, Rounds: s.opts.rounds, Crowd: min(flannelCrowd, s.opts.crowd), Say: s.report.Say,
 	}
 	return flannel.Run(ctx, opts, func(of flannel.Row) {
 		r := report.Row{

@@ -2,7 +2,6 @@ package main
 
 import (
 	"context"
-	"path/filepath"
 
 	"weft.dev/weft/test/soak/losses"
 	"weft.dev/weft/test/soak/report"
@@ -10,12 +9,8 @@ import (
 )
 
 // onVPCs runs the part of VPCs.
-func onVPCs(s *soak, ctx context.Context) error { //nolint:revive // the signature of a part's method
-	bin, err := filepath.Abs(s.opts.bin)
-	if err != nil {
-		return err
-	}
-	return vpc.Run(ctx, vpc.Options{Lab: s.opts.lab + "v", Bin: bin, Faults: s.opts.faults, Say: s.report.Say}, func(of vpc.Row) {
+func onVPCs(ctx context.Context, s *soak) error {
+	return vpc.Run(ctx, vpc.Options{Lab: s.opts.lab + "v", Bin: s.opts.bin, Faults: s.opts.faults, Say: s.report.Say}, func(of vpc.Row) {
 		r := report.Row{Part: "vpc", Name: of.Name, Count: 1, Spared: string(losses.All), Sent: of.Sent, Lost: of.Lost, Back: of.Back, Took: of.Took}
 		if s.opts.loss {
 			r.Fail(of.Lossy)
