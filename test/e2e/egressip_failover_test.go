@@ -43,14 +43,17 @@ func TestEgressIPFailover(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	s := newEgressScene(t, c, networkv1.PluginMultitenant)
+	s := &failover{newEgressScene(t, c, networkv1.PluginMultitenant)}
 	s.takeOver(t)
 	s.reassign(t)
 	s.stay(t)
 }
 
+// failover is the scene of a lab in which nodes with egress IPs die.
+type failover struct{ *egressScene }
+
 // takeOver: one of two nodes with addresses of the project dies.
-func (s *egressScene) takeOver(t *testing.T) {
+func (s *failover) takeOver(t *testing.T) {
 	t.Helper()
 	s.want(t, egressA, egressOne, egressTwo)
 	s.host(t, "n2", egressOne)
@@ -96,7 +99,7 @@ func (s *egressScene) takeOver(t *testing.T) {
 }
 
 // reassign: a node with an address from the controller dies.
-func (s *egressScene) reassign(t *testing.T) {
+func (s *failover) reassign(t *testing.T) {
 	t.Helper()
 	s.want(t, egressA, egressThree)
 	for _, name := range []string{"n2", "n3"} {
@@ -129,7 +132,7 @@ func (s *egressScene) reassign(t *testing.T) {
 }
 
 // lists returns the addresses in HostSubnets.
-func (s *egressScene) lists(ctx context.Context, t *testing.T) (map[string][]string, error) {
+func (s *failover) lists(ctx context.Context, t *testing.T) (map[string][]string, error) {
 	t.Helper()
 	list, err := objects(t, s.cluster, network, "hostsubnets").List(ctx, metav1.ListOptions{})
 	if err != nil {
@@ -147,7 +150,7 @@ func (s *egressScene) lists(ctx context.Context, t *testing.T) (map[string][]str
 }
 
 // assigned waits until nodes have the given addresses.
-func (s *egressScene) assigned(t *testing.T, when string, want map[string][]string) {
+func (s *failover) assigned(t *testing.T, when string, want map[string][]string) {
 	t.Helper()
 	await(t, when, func(ctx context.Context) error {
 		lists, err := s.lists(ctx, t)
@@ -162,7 +165,7 @@ func (s *egressScene) assigned(t *testing.T, when string, want map[string][]stri
 
 // stay: an address that only one node can have remains there while the node is not ready. It does not move when the node dies, and is in
 // use again as soon as the node is back. An address that another node can have moves there.
-func (s *egressScene) stay(t *testing.T) {
+func (s *failover) stay(t *testing.T) {
 	t.Helper()
 	s.set(t, "hostsubnets", "n3", "egressCIDRs")
 	s.host(t, "n3")
@@ -185,7 +188,7 @@ func (s *egressScene) stay(t *testing.T) {
 }
 
 // setReady writes a Node's Ready condition, as its kubelet does.
-func (s *egressScene) setReady(t *testing.T, node string, status corev1.ConditionStatus) {
+func (s *failover) setReady(t *testing.T, node string, status corev1.ConditionStatus) {
 	t.Helper()
 	client, err := s.cluster.Client()
 	if err != nil {
@@ -201,7 +204,7 @@ func (s *egressScene) setReady(t *testing.T, node string, status corev1.Conditio
 }
 
 // cut disconnects a node from the network while f runs.
-func (s *egressScene) cut(t *testing.T, name string, f func(began time.Time)) {
+func (s *failover) cut(t *testing.T, name string, f func(began time.Time)) {
 	t.Helper()
 	var node lab.Node
 	for _, n := range s.cluster.Nodes() {

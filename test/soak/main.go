@@ -13,6 +13,7 @@ import (
 	"io"
 	"os"
 	"os/signal"
+	"path/filepath"
 	"regexp"
 	"strings"
 	"syscall"
@@ -20,6 +21,8 @@ import (
 
 	"github.com/go-logr/logr"
 	ctrllog "sigs.k8s.io/controller-runtime/pkg/log"
+
+	"weft.dev/weft/test/soak/overlay"
 )
 
 // options are the options of a run. The defaults make a whole run.
@@ -56,7 +59,7 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	if err != nil {
 		s.report.Error = err.Error()
 	}
-	if err := s.report.finish(stdout, opts.out); err != nil {
+	if err := s.report.Finish(opts.out); err != nil {
 		_, _ = fmt.Fprintln(stderr, "soak:", err)
 		return 1
 	}
@@ -94,8 +97,11 @@ func parse(args []string, stderr io.Writer) (options, error) {
 	if o.faults, err = regexp.Compile(faults); err != nil {
 		return o, fmt.Errorf("-faults: %w", err)
 	}
-	if o.crowd > crowdMax {
-		return o, fmt.Errorf("-crowd %d: two nodes have addresses for %d pods beside the permanent ones", o.crowd, crowdMax)
+	if o.bin, err = filepath.Abs(o.bin); err != nil {
+		return o, fmt.Errorf("-bin: %w", err)
+	}
+	if o.crowd > overlay.CrowdMax {
+		return o, fmt.Errorf("-crowd %d: two nodes have addresses for %d pods beside the permanent ones", o.crowd, overlay.CrowdMax)
 	}
 	if flags.NArg() > 0 {
 		return o, fmt.Errorf("%q: unexpected argument; there are only flags", flags.Arg(0))

@@ -52,11 +52,11 @@ func (s *Scene) FloatingIPs(ctx context.Context, dir string) (ours, peer measure
 	if _, err := s.startGateway(ctx, name); err != nil {
 		return nil, nil, err
 	}
-	h := handSiteOf("hfips")
-	if err := s.up(ctx, h); err != nil {
+	hand, site := s.ByHand(), handSiteOf("hfips")
+	if err := hand.up(ctx, site); err != nil {
 		return nil, nil, err
 	}
-	for _, netns := range []string{pod.Netns, s.netns(h.pod)} {
+	for _, netns := range []string{pod.Netns, hand.netns(site.pod)} {
 		if _, err := traffic.NewEcho(netns, netip.AddrPortFrom(netip.IPv4Unspecified(), echoPort)); err != nil { // it ends with the program
 			return nil, nil, err
 		}
@@ -64,7 +64,7 @@ func (s *Scene) FloatingIPs(ctx context.Context, dir string) (ours, peer measure
 	if ours, err = s.floatingByObjects(dir, name); err != nil {
 		return nil, nil, err
 	}
-	peer, err = s.floatingByHand(dir, h)
+	peer, err = hand.floatingIPs(dir, site)
 	return ours, peer, err
 }
 
@@ -98,47 +98,6 @@ func (s *Scene) floatingByObjects(dir, gateway string) (measure.Side, error) {
 			}
 		}
 		return figures, nil
-	}, nil
-}
-
-// floatingByHand applies as many objects without effect, and then adds elements and addresses by one call each.
-func (s *Scene) floatingByHand(dir string, h handSite) (measure.Side, error) {
-	var objects, add, remove, addresses, noAddresses strings.Builder
-	for i := range 2 * floatingIPs {
-		_, _ = fmt.Fprintf(&objects, "---\n{apiVersion: v1, kind: ConfigMap, metadata: {name: f%d, namespace: default}, data: {a: b}}\n", i)
-	}
-	for i := range floatingIPs {
-		_, _ = fmt.Fprintf(&add, "add element ip gw in { %s : %s }\nadd element ip gw out { %s : %s }\n", outside(firstByHand+i), internalIP(i), internalIP(i), outside(firstByHand+i))
-		_, _ = fmt.Fprintf(&addresses, "addr add %s/32 dev net1\n", outside(firstByHand+i))
-		_, _ = fmt.Fprintf(&noAddresses, "addr del %s/32 dev net1\n", outside(firstByHand+i))
-	}
-	remove.WriteString("flush map ip gw in\nflush map ip gw out\n")
-	file := filepath.Join(dir, "objects.yaml")
-	if err := os.WriteFile(file, []byte(objects.String()), 0o600); err != nil {
-		return nil, fmt.Errorf("write the objects: %w", err)
-	}
-	program := func(ctx context.Context, elements, addresses string) error {
-		return s.script(ctx,
-			"ip netns exec "+h.gateway+" nft -f - <<E\n"+elements+"E",
-			"ip -n "+h.gateway+" -batch - <<E\n"+addresses+"E")
-	}
-	return func(ctx context.Context) (measure.Figures, error) {
-		began := time.Now()
-		if err := s.kubectl(ctx, "apply", "-f", file); err != nil {
-			return nil, err
-		}
-		if err := program(ctx, add.String(), addresses.String()); err != nil {
-			return nil, err
-		}
-		at, err := s.answered(ctx, firstByHand+floatingIPs-1)
-		if err != nil {
-			return nil, err
-		}
-		figures := measure.Figures{Floating: milliseconds(at.Sub(began))}
-		if err := program(ctx, remove.String(), noAddresses.String()); err != nil {
-			return nil, err
-		}
-		return figures, s.kubectl(ctx, "delete", "-f", file)
 	}, nil
 }
 

@@ -5,6 +5,9 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
+	"os"
+	"path/filepath"
+	"strings"
 	"time"
 
 	"golang.org/x/sync/errgroup"
@@ -15,6 +18,7 @@ import (
 	"weft.dev/weft/internal/vpc/northbound"
 	"weft.dev/weft/lab"
 	"weft.dev/weft/test/bench/measure"
+	"weft.dev/weft/test/probe"
 )
 
 // This file is the peer of VPCs: the work of an administrator with OVN's and the kernel's own commands.
@@ -69,42 +73,48 @@ func gatewayByHand(id string) []string {
 	}
 }
 
-// HandNetwork makes a network by hand.
-func (s *Scene) HandNetwork(ctx context.Context, name string) error {
-	return s.nbctl(ctx, append([]string{"--wait=hv"}, network(name)...)...)
+// Hand does on the scene's node by hand what Weft does.
+type Hand struct{ scene *Scene }
+
+// ByHand returns the peer of the scene.
+func (s *Scene) ByHand() Hand { return Hand{s} }
+
+// Network makes a network.
+func (h Hand) Network(ctx context.Context, name string) error {
+	return h.scene.nbctl(ctx, append([]string{"--wait=hv"}, network(name)...)...)
 }
 
-// AddByHand makes a round's interfaces. Their logical ports and namespaces exist before.
-func (s *Scene) AddByHand(name string) measure.Side {
+// AddPods makes a round's interfaces. Their logical ports and namespaces exist before.
+func (h Hand) AddPods(name string) measure.Side {
 	return func(ctx context.Context) (measure.Figures, error) {
-		s.round++
+		h.scene.round++
 		ids, lines, ports, gone := [podsPerRound]string{}, []string{}, []string{"--wait=hv"}, []string{}
 		for i := range podsPerRound {
-			ids[i] = fmt.Sprintf("h%d-%d", s.round, i)
+			ids[i] = fmt.Sprintf("h%d-%d", h.scene.round, i)
 			lines = append(lines, "ip netns add "+ids[i])
 			ports = append(ports, port(name, ids[i], fmt.Sprintf("10.0.1.%d", 10+i), true)...)
 			gone = append(gone, "--", "lsp-del", ids[i])
 		}
-		if err := s.nbctl(ctx, ports...); err != nil {
+		if err := h.scene.nbctl(ctx, ports...); err != nil {
 			return nil, err
 		}
-		if err := s.script(ctx, lines...); err != nil {
+		if err := h.script(ctx, lines...); err != nil {
 			return nil, err
 		}
 		var walls []float64
 		lines = nil
 		for i, id := range ids {
 			began := time.Now()
-			if err := s.script(ctx, pod(id, fmt.Sprintf("10.0.1.%d", 10+i))...); err != nil {
+			if err := h.script(ctx, pod(id, fmt.Sprintf("10.0.1.%d", 10+i))...); err != nil {
 				return nil, err
 			}
 			walls = append(walls, milliseconds(time.Since(began)))
 			lines = append(lines, noPod(id)...)
 		}
-		if err := s.script(ctx, lines...); err != nil {
+		if err := h.script(ctx, lines...); err != nil {
 			return nil, err
 		}
-		return measure.Figures{Add: measure.Median(walls)}, s.nbctl(ctx, append([]string{"--wait=hv"}, gone[1:]...)...)
+		return measure.Figures{Add: measure.Median(walls)}, h.scene.nbctl(ctx, append([]string{"--wait=hv"}, gone[1:]...)...)
 	}
 }
 
@@ -114,26 +124,26 @@ type handSite struct{ name, pod, gateway string }
 func handSiteOf(name string) handSite { return handSite{name, name + "-p", name + "-g"} }
 
 // up makes the network, and then both pods concurrently: their objects, as on Weft's side, and their interfaces.
-func (s *Scene) up(ctx context.Context, h handSite) error {
-	args := append([]string{"--wait=hv"}, network(h.name)...)
-	args = append(args, port(h.name, h.pod, server, true)...)
-	args = append(args, port(h.name, h.gateway, lanIP, false)...)
-	if err := s.nbctl(ctx, args...); err != nil {
+func (h Hand) up(ctx context.Context, at handSite) error {
+	args := append([]string{"--wait=hv"}, network(at.name)...)
+	args = append(args, port(at.name, at.pod, server, true)...)
+	args = append(args, port(at.name, at.gateway, lanIP, false)...)
+	if err := h.scene.nbctl(ctx, args...); err != nil {
 		return err
 	}
 	group, within := errgroup.WithContext(ctx)
 	group.Go(func() error {
-		if err := objectOf(within, s, h.pod); err != nil {
+		if err := objectOf(within, h.scene, at.pod); err != nil {
 			return err
 		}
-		return s.script(within, append([]string{"ip netns add " + h.pod}, pod(h.pod, server)...)...)
+		return h.script(within, append([]string{"ip netns add " + at.pod}, pod(at.pod, server)...)...)
 	})
 	group.Go(func() error {
-		if err := objectOf(within, s, h.gateway); err != nil {
+		if err := objectOf(within, h.scene, at.gateway); err != nil {
 			return err
 		}
-		lines := append([]string{"ip netns add " + h.gateway}, pod(h.gateway, lanIP)...)
-		return s.script(within, append(lines, gatewayByHand(h.gateway)...)...)
+		lines := append([]string{"ip netns add " + at.gateway}, pod(at.gateway, lanIP)...)
+		return h.script(within, append(lines, gatewayByHand(at.gateway)...)...)
 	})
 	return group.Wait()
 }
@@ -145,33 +155,80 @@ func objectOf(ctx context.Context, s *Scene, name string) error {
 }
 
 // down removes all of it.
-func (s *Scene) down(ctx context.Context, h handSite) error {
-	for _, name := range []string{h.pod, h.gateway} {
+func (h Hand) down(ctx context.Context, at handSite) error {
+	for _, name := range []string{at.pod, at.gateway} {
 		object := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: metav1.NamespaceDefault, Name: name}}
-		if err := s.objects.Delete(ctx, object, client.GracePeriodSeconds(0)); err != nil {
+		if err := h.scene.objects.Delete(ctx, object, client.GracePeriodSeconds(0)); err != nil {
 			return fmt.Errorf("delete pod %s: %w", name, err)
 		}
 	}
-	if err := s.script(ctx, append(noPod(h.pod), noPod(h.gateway)...)...); err != nil {
+	if err := h.script(ctx, append(noPod(at.pod), noPod(at.gateway)...)...); err != nil {
 		return err
 	}
-	return s.nbctl(ctx, "--wait=hv", "lr-del", h.name, "--", "ls-del", h.name)
+	return h.scene.nbctl(ctx, "--wait=hv", "lr-del", at.name, "--", "ls-del", at.name)
 }
 
 // netns is the path of a namespace that was made by hand.
-func (s *Scene) netns(name string) string { return s.node().Root("/run/netns/" + name) }
+func (h Hand) netns(name string) string { return h.scene.node().Root("/run/netns/" + name) }
 
-// FirstPingByHand is the peer of FirstPing.
-func (s *Scene) FirstPingByHand(ctx context.Context) (measure.Figures, error) {
-	s.round++
-	h := handSiteOf(fmt.Sprintf("f%d", s.round))
+// FirstPing is the peer of the scene's.
+func (h Hand) FirstPing(ctx context.Context) (measure.Figures, error) {
+	h.scene.round++
+	site := handSiteOf(fmt.Sprintf("f%d", h.scene.round))
 	began := time.Now()
-	if err := s.up(ctx, h); err != nil {
+	if err := h.up(ctx, site); err != nil {
 		return nil, err
 	}
-	at, err := firstAnswer(ctx, s.netns(h.pod), netip.AddrPortFrom(s.External.IP, echoPort))
+	at, err := firstAnswer(ctx, h.netns(site.pod), netip.AddrPortFrom(h.scene.External.IP, echoPort))
 	if err != nil {
 		return nil, err
 	}
-	return measure.Figures{Ping: milliseconds(at.Sub(began))}, errors.Join(s.down(ctx, h), s.nbctl(ctx, "--wait=hv", "sync"))
+	return measure.Figures{Ping: milliseconds(at.Sub(began))}, errors.Join(h.down(ctx, site), h.scene.nbctl(ctx, "--wait=hv", "sync"))
+}
+
+// floatingIPs applies as many objects without effect, and then adds elements and addresses by one call each.
+func (h Hand) floatingIPs(dir string, at handSite) (measure.Side, error) {
+	var objects, add, remove, addresses, noAddresses strings.Builder
+	for i := range 2 * floatingIPs {
+		_, _ = fmt.Fprintf(&objects, "---\n{apiVersion: v1, kind: ConfigMap, metadata: {name: f%d, namespace: default}, data: {a: b}}\n", i)
+	}
+	for i := range floatingIPs {
+		_, _ = fmt.Fprintf(&add, "add element ip gw in { %s : %s }\nadd element ip gw out { %s : %s }\n", outside(firstByHand+i), internalIP(i), internalIP(i), outside(firstByHand+i))
+		_, _ = fmt.Fprintf(&addresses, "addr add %s/32 dev net1\n", outside(firstByHand+i))
+		_, _ = fmt.Fprintf(&noAddresses, "addr del %s/32 dev net1\n", outside(firstByHand+i))
+	}
+	remove.WriteString("flush map ip gw in\nflush map ip gw out\n")
+	file := filepath.Join(dir, "objects.yaml")
+	if err := os.WriteFile(file, []byte(objects.String()), 0o600); err != nil {
+		return nil, fmt.Errorf("write the objects: %w", err)
+	}
+	program := func(ctx context.Context, elements, addresses string) error {
+		return h.script(ctx,
+			"ip netns exec "+at.gateway+" nft -f - <<E\n"+elements+"E",
+			"ip -n "+at.gateway+" -batch - <<E\n"+addresses+"E")
+	}
+	return func(ctx context.Context) (measure.Figures, error) {
+		began := time.Now()
+		if err := h.scene.kubectl(ctx, "apply", "-f", file); err != nil {
+			return nil, err
+		}
+		if err := program(ctx, add.String(), addresses.String()); err != nil {
+			return nil, err
+		}
+		last, err := h.scene.answered(ctx, firstByHand+floatingIPs-1)
+		if err != nil {
+			return nil, err
+		}
+		figures := measure.Figures{Floating: milliseconds(last.Sub(began))}
+		if err := program(ctx, remove.String(), noAddresses.String()); err != nil {
+			return nil, err
+		}
+		return figures, h.scene.kubectl(ctx, "delete", "-f", file)
+	}, nil
+}
+
+// script runs shell commands on the node.
+func (h Hand) script(ctx context.Context, lines ...string) error {
+	_, err := probe.Run(ctx, h.scene.node().Enter("sh", "-e", "-c", strings.Join(lines, "\n")))
+	return err
 }

@@ -9,7 +9,6 @@ import (
 	"net/netip"
 	"path/filepath"
 	"slices"
-	"strings"
 	"time"
 
 	"github.com/go-logr/logr"
@@ -360,11 +359,5 @@ func (s *Scene) nbctl(ctx context.Context, args ...string) error {
 func (s *Scene) kubectl(ctx context.Context, args ...string) error {
 	kubectl := filepath.Join(lab.KubernetesBin(s.Config), "kubectl")
 	_, err := probe.Run(ctx, append([]string{"env", "NO_PROXY=*", kubectl, "--kubeconfig=" + s.Kubeconfig}, args...))
-	return err
-}
-
-// script runs shell commands on the node.
-func (s *Scene) script(ctx context.Context, lines ...string) error {
-	_, err := probe.Run(ctx, s.node().Enter("sh", "-e", "-c", strings.Join(lines, "\n")))
 	return err
 }

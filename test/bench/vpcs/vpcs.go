@@ -53,10 +53,10 @@ func add() Group {
 			if err := s.Create(ctx, vpc.Vpc("add"), vpc.Subnet("add")); err != nil {
 				return nil, err
 			}
-			if err := s.HandNetwork(ctx, "hand"); err != nil {
+			if err := s.ByHand().Network(ctx, "hand"); err != nil {
 				return nil, err
 			}
-			return compare(ctx, rows, s.AddPods("add"), s.AddByHand("hand"))
+			return compare(ctx, rows, s.AddPods("add"), s.ByHand().AddPods("hand"))
 		}),
 	}
 }
@@ -67,7 +67,7 @@ func firstPing() Group {
 		Title: "VPC: from the objects of a Vpc, Subnet, gateway and EIP to the first answer, against ovn-nbctl --wait=hv and a gateway by hand",
 		Rows:  []measure.Row{{Name: "vpc/first-ping", Metric: vpc.Ping, Unit: "ms", Target: measure.RatioAtMost(1.5)}},
 		Run: inLab(func(ctx context.Context, rows []measure.Row, compare Compare, s *vpc.Scene) ([]measure.Result, error) {
-			return compare(ctx, rows, s.FirstPing, s.FirstPingByHand)
+			return compare(ctx, rows, s.FirstPing, s.ByHand().FirstPing)
 		}),
 	}
 }

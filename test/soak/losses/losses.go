@@ -132,6 +132,9 @@ func (c Census) NothingLeft(ctx context.Context, before map[string]probe.Counts,
 	return err
 }
 
+// AtATime is the number of concurrent requests of a crowd.
+const AtATime = 32
+
 // Crowd is a number of pods that are added and deleted, several at the same time.
 type Crowd struct {
 	Pods, Together int

@@ -55,15 +55,20 @@ type world struct {
 	// replaced counts the gateways' pods.
 	replaced int
 
+	refusals
+
+	reported  map[string]plan.Object
+	defined   map[string]string
+	fragments map[string]northbound.Rows
+}
+
+// refusals are the objects of plans that are not written, and the planner, which must plan them again.
+type refusals struct {
+	planner *plan.Planner // has seen every change of the objects
 	// refuses selects the objects of a plan that the API server refuses to write; nil: none.
 	refuses func(plan.Object) bool
 	// postpones selects the objects of a plan whose reports are written later; nil: none.
 	postpones func(plan.Object) bool
-
-	planner   *plan.Planner // has seen every change of the objects
-	reported  map[string]plan.Object
-	defined   map[string]string
-	fragments map[string]northbound.Rows
 }
 
 func newWorld(t fataler) *world {
@@ -220,35 +225,35 @@ func (w *world) wanted() northbound.Rows {
 }
 
 // refuse removes from the plan the reports that are postponed, and what the API server refuses to write, and makes the planner plan it again.
-func (w *world) refuse(p *plan.Plan) {
-	if w.postpones != nil {
-		p.VpcStatus, p.SubnetStatus, p.Statuses = postponed(w, p, p.VpcStatus), postponed(w, p, p.SubnetStatus), postponed(w, p, p.Statuses)
+func (r *refusals) refuse(p *plan.Plan) {
+	if r.postpones != nil {
+		p.VpcStatus, p.SubnetStatus, p.Statuses = postponed(r, p, p.VpcStatus), postponed(r, p, p.SubnetStatus), postponed(r, p, p.Statuses)
 	}
-	if w.refuses == nil {
+	if r.refuses == nil {
 		return
 	}
-	p.Create, p.Delete = refused(w, p.Create), refused(w, p.Delete)
-	p.VpcStatus, p.SubnetStatus = refused(w, p.VpcStatus), refused(w, p.SubnetStatus)
-	p.Vpcs, p.Subnets, p.Updates = held(w, p, p.Vpcs), held(w, p, p.Subnets), held(w, p, p.Updates)
-	p.Statuses = refused(w, p.Statuses)
-	p.CreateWorkloads, p.UpdateWorkloads = refused(w, p.CreateWorkloads), refused(w, p.UpdateWorkloads)
-	p.DeleteWorkloads = refused(w, p.DeleteWorkloads)
+	p.Create, p.Delete = refused(r, p.Create), refused(r, p.Delete)
+	p.VpcStatus, p.SubnetStatus = refused(r, p.VpcStatus), refused(r, p.SubnetStatus)
+	p.Vpcs, p.Subnets, p.Updates = held(r, p, p.Vpcs), held(r, p, p.Subnets), held(r, p, p.Updates)
+	p.Statuses = refused(r, p.Statuses)
+	p.CreateWorkloads, p.UpdateWorkloads = refused(r, p.CreateWorkloads), refused(r, p.UpdateWorkloads)
+	p.DeleteWorkloads = refused(r, p.DeleteWorkloads)
 }
 
-func refused[T plan.Object](w *world, list []T) []T {
+func refused[T plan.Object](r *refusals, list []T) []T {
 	return slices.DeleteFunc(list, func(object T) bool {
-		if !w.refuses(object) {
+		if !r.refuses(object) {
 			return false
 		}
-		w.planner.Retry(object)
+		r.planner.Retry(object)
 		return true
 	})
 }
 
 // held is refused for objects whose finalizers change, with what must not be written without them.
-func held[T plan.Object](w *world, p *plan.Plan, list []T) []T {
+func held[T plan.Object](r *refusals, p *plan.Plan, list []T) []T {
 	all := slices.Clone(list)
-	left := refused(w, list)
+	left := refused(r, list)
 	for _, object := range all {
 		if slices.ContainsFunc(left, func(other T) bool {
 			return other.GetName() == object.GetName() && reflect.TypeOf(other) == reflect.TypeOf(object)
@@ -256,18 +261,18 @@ func held[T plan.Object](w *world, p *plan.Plan, list []T) []T {
 			continue
 		}
 		for _, ip := range p.Withhold(object) {
-			w.planner.Retry(ip)
+			r.planner.Retry(ip)
 		}
 	}
 	return left
 }
 
-func postponed[T plan.Object](w *world, p *plan.Plan, list []T) []T {
+func postponed[T plan.Object](r *refusals, p *plan.Plan, list []T) []T {
 	return slices.DeleteFunc(list, func(object T) bool {
-		if !p.Reports(object) || !w.postpones(object) {
+		if !p.Reports(object) || !r.postpones(object) {
 			return false
 		}
-		w.planner.Postpone(object)
+		r.planner.Postpone(object)
 		return true
 	})
 }

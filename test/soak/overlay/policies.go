@@ -1,4 +1,4 @@
-package main
+package overlay
 
 import (
 	"context"
@@ -8,43 +8,43 @@ import (
 	"syscall"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	networkingv1 "k8s.io/api/networking/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/kubernetes"
 
-	"golang.org/x/sync/errgroup"
-
 	networkv1 "weft.dev/weft/api/openshift/v1"
 	"weft.dev/weft/lab"
 	"weft.dev/weft/test/probe"
+	"weft.dev/weft/test/soak/losses"
+	"weft.dev/weft/test/soak/overlay/cast"
+	"weft.dev/weft/test/soak/overlay/program"
+	"weft.dev/weft/test/soak/report"
 	"weft.dev/weft/test/traffic"
 )
 
-// Policies of the soak.
-const (
-	pairsPolicy = "pairs" // allows the pairs to talk, and no other pod to talk to them
-	peers       = "pairs" // value of castLabel of the pods of pairs
-)
+// pairsPolicy is the policy that allows the pairs to talk, and no other pod to talk to them.
+const pairsPolicy = "pairs"
 
-// policies changes the network's mode to the one with NetworkPolicies and back, under traffic, and meanwhile restarts agents while
+// Policies changes the network's mode to the one with NetworkPolicies and back, under traffic, and meanwhile restarts agents while
 // policies change. No allowed packet may be lost, and no denied one may arrive.
-func (s *soak) policies(ctx context.Context) error {
-	r := row{Part: "policies", Name: "agents restarted while policies change"}
+func Policies(ctx context.Context, s *Stage) error {
+	r := report.Row{Part: "policies", Name: "agents restarted while policies change"}
 	began := time.Now()
 	defer func() {
 		r.Took = time.Since(began)
-		s.add(r)
+		s.report.Add(r)
 	}()
-	if quiet, err := s.quiet(ctx, &r); !quiet {
+	if quiet, err := s.packets.quiet(ctx, &r); !quiet {
 		return err
 	}
-	before, err := s.rest(ctx, false)
+	before, err := s.ledger.rest(ctx, false)
 	if err != nil {
 		return err
 	}
-	flat, err := s.states(ctx)
+	flat, err := s.ledger.states(ctx)
 	if err != nil {
 		return err
 	}
@@ -52,58 +52,45 @@ func (s *soak) policies(ctx context.Context) error {
 	if err != nil {
 		return err
 	}
-	r.wrong(s.load(ctx, &r, all, func() error { return p.isolate(ctx) }))
-	for r.Count < s.opts.restarts && ctx.Err() == nil && len(r.Wrong) == 0 {
-		n := min(restartsAtATime, s.opts.restarts-r.Count)
+	r.Fail(s.packets.load(ctx, &r, losses.All, func() error { return p.isolate(ctx) }))
+	for r.Count < s.opts.Restarts && ctx.Err() == nil && len(r.Wrong) == 0 {
+		n := min(restartsAtATime, s.opts.Restarts-r.Count)
 		chunk := time.Now()
-		err := s.load(ctx, &r, all, func() error { return p.kept(ctx, &r, func() error { return p.restartSome(ctx, &r, n) }) })
+		err := s.packets.load(ctx, &r, losses.All, func() error { return p.kept(ctx, &r, func() error { return p.restartSome(ctx, &r, n) }) })
 		s.holes(&r)
-		r.wrong(err)
-		s.say("policies: %d restarts, %d of %d packets lost, %s each", r.Count, r.Lost, r.Sent, (time.Since(chunk) / time.Duration(n)).Round(time.Millisecond))
+		r.Fail(err)
+		s.report.Say("policies: %d restarts, %d of %d packets lost, %s each", r.Count, r.Lost, r.Sent, (time.Since(chunk) / time.Duration(n)).Round(time.Millisecond))
 	}
-	r.wrong(s.load(ctx, &r, all, func() error { return p.end(context.WithoutCancel(ctx), flat) }))
-	s.leaks(ctx, &r, before, false)
-	r.wrong(s.siege.honest(ctx))
+	r.Fail(s.packets.load(ctx, &r, losses.All, func() error { return p.end(context.WithoutCancel(ctx), flat) }))
+	s.ledger.leaks(ctx, &r, before, false)
+	r.Fail(s.siege.Honest(ctx))
 	s.holes(&r)
 	r.Note = fmt.Sprintf("%d packets that no policy allows were sent meanwhile; the mode was changed, and changed back, under the same traffic", p.refused)
 	return ctx.Err()
 }
 
-// states returns the settled state of each node.
-func (s *soak) states(ctx context.Context) (map[string]probe.State, error) {
-	states := map[string]probe.State{}
-	for _, n := range s.cluster.Nodes() {
-		state, err := probe.SettledState(ctx, n)
-		if err != nil {
-			return nil, err
-		}
-		states[n.Name] = state
-	}
-	return states, nil
-}
-
 // policies is a run with policies.
 type policies struct {
-	soak   *soak
+	stage  *Stage
 	client kubernetes.Interface
 	// refused counts denied datagrams; before is how many of them arrived before they were denied.
 	refused uint64
 	before  int
 }
 
-func newPolicies(s *soak) (*policies, error) {
+func newPolicies(s *Stage) (*policies, error) {
 	client, err := s.cluster.Client()
-	return &policies{soak: s, client: client}, err
+	return &policies{stage: s, client: client}, err
 }
 
 // deniedPairs are pairs of pods that must not talk while the network isolates.
 func (p *policies) deniedPairs() []traffic.Pair {
-	cs := p.soak.cast
+	cs := p.stage.cast
 	return []traffic.Pair{
-		{Name: "neighbour to b1", From: cs.pods["neighbour"].Netns, To: cs.at("b1")},
-		{Name: "remote to b1", From: cs.pods["remote"].Netns, To: cs.at("b1")},
-		{Name: "remote to b2", From: cs.pods["remote"].Netns, To: cs.at("b2")},
-		{Name: "neighbour to b2", From: cs.pods["neighbour"].Netns, To: cs.at("b2")},
+		{Name: "neighbour to b1", From: cs.Pod("neighbour").Netns, To: cs.At("b1")},
+		{Name: "remote to b1", From: cs.Pod("remote").Netns, To: cs.At("b1")},
+		{Name: "remote to b2", From: cs.Pod("remote").Netns, To: cs.At("b2")},
+		{Name: "neighbour to b2", From: cs.Pod("neighbour").Netns, To: cs.At("b2")},
 	}
 }
 
@@ -112,8 +99,8 @@ func (p *policies) isolate(ctx context.Context) error {
 	if err := p.mode(ctx, networkv1.PluginNetworkPolicy); err != nil {
 		return err
 	}
-	for _, pair := range p.soak.cast.pairs {
-		for _, n := range p.soak.cluster.Nodes() {
+	for _, pair := range p.stage.cast.Pairs {
+		for _, n := range p.stage.cluster.Nodes() {
 			if err := p.known(ctx, n, pair); err != nil {
 				return err
 			}
@@ -137,8 +124,8 @@ func (p *policies) known(ctx context.Context, n lab.Node, pair traffic.Pair) err
 	if from != n.Name && to != n.Name {
 		return nil
 	}
-	one, other := p.soak.cast.pods["a"+strings.TrimPrefix(from, "n")].IPs[0], pair.To.Addr()
-	_, err := probe.Await(ctx, recoveryTime, fmt.Sprintf("connection %s tracked on %s", pair.Name, n.Name), func(ctx context.Context) error {
+	one, other := p.stage.cast.Pod("a" + strings.TrimPrefix(from, "n")).IPs[0], pair.To.Addr()
+	_, err := probe.Await(ctx, program.RecoveryTime, fmt.Sprintf("connection %s tracked on %s", pair.Name, n.Name), func(ctx context.Context) error {
 		known, err := probe.Run(ctx, n.Enter("ovs-appctl", "-t", "ovs-vswitchd", "dpctl/dump-conntrack"))
 		// The entry may begin with the datagram or with its answer.
 		if err == nil && !strings.Contains(known, fmt.Sprintf("orig=(src=%s,dst=%s,", one, other)) && !strings.Contains(known, fmt.Sprintf("orig=(src=%s,dst=%s,", other, one)) {
@@ -150,8 +137,8 @@ func (p *policies) known(ctx context.Context, n lab.Node, pair traffic.Pair) err
 }
 
 // kept runs f, and returns an error if a datagram of a denied pair arrived meanwhile.
-func (p *policies) kept(ctx context.Context, r *row, f func() error) error {
-	running, err := traffic.NewLoad(p.deniedPairs(), max(p.soak.opts.rate/10, 1))
+func (p *policies) kept(ctx context.Context, r *report.Row, f func() error) error {
+	running, err := traffic.NewLoad(p.deniedPairs(), max(p.stage.opts.Rate/10, 1))
 	if err != nil {
 		return err
 	}
@@ -165,29 +152,29 @@ func (p *policies) kept(ctx context.Context, r *row, f func() error) error {
 	}
 	if came := p.came() - p.before; came > 0 {
 		p.before += came
-		r.breached([]string{fmt.Sprintf("%d datagrams arrived that no policy allows", came)})
+		r.Breached([]string{fmt.Sprintf("%d datagrams arrived that no policy allows", came)})
 	}
 	return errors.Join(done, ctx.Err())
 }
 
 // came counts the datagrams of denied pairs that arrived.
 func (p *policies) came() int {
-	cs, sum := p.soak.cast, 0
+	cs, sum := p.stage.cast, 0
 	for _, to := range []string{"b1", "b2"} {
-		sources := cs.echoes[to].Sources()
+		sources := cs.Sources(to)
 		for _, from := range []string{"neighbour", "remote"} {
-			sum += sources[cs.pods[from].IPs[0]]
+			sum += sources[cs.Pod(from).IPs[0]]
 		}
 	}
 	return sum
 }
 
 // restartSome restarts the agents of both nodes concurrently, while policies change.
-func (p *policies) restartSome(ctx context.Context, r *row, n int) error {
+func (p *policies) restartSome(ctx context.Context, r *report.Row, n int) error {
 	counts := [2]int{n - n/2, n / 2}
 	slowest := [2]time.Duration{}
 	var group errgroup.Group
-	for i, node := range p.soak.cluster.Nodes() {
+	for i, node := range p.stage.cluster.Nodes() {
 		group.Go(func() error {
 			for turn := range counts[i] {
 				began := time.Now()
@@ -214,13 +201,13 @@ func (p *policies) restart(ctx context.Context, n lab.Node, turn int) error {
 	if n.Name != "n1" {
 		denied, to = "neighbour", "a2"
 	}
-	peer := networkingv1.NetworkPolicyPeer{PodSelector: &metav1.LabelSelector{MatchLabels: map[string]string{nameLabel: denied}}}
+	peer := networkingv1.NetworkPolicyPeer{PodSelector: &metav1.LabelSelector{MatchLabels: map[string]string{cast.NameLabel: denied}}}
 	passes := turn%3 == 0
 	if !passes {
 		peer = networkingv1.NetworkPolicyPeer{IPBlock: &networkingv1.IPBlock{CIDR: fmt.Sprintf("192.0.2.%d/32", turn%256)}}
 	}
 	beside := allowing("beside-"+n.Name, peer)
-	beside.Spec.PodSelector = metav1.LabelSelector{MatchLabels: map[string]string{nameLabel: to}}
+	beside.Spec.PodSelector = metav1.LabelSelector{MatchLabels: map[string]string{cast.NameLabel: to}}
 	var err error
 	if turn%3 == 2 {
 		err = p.drop(ctx, beside.Name)
@@ -230,20 +217,20 @@ func (p *policies) restart(ctx context.Context, n lab.Node, turn int) error {
 	if err != nil {
 		return err
 	}
-	<-time.After(p.soak.within(10 * time.Millisecond)) // a change reaches the agent in about 1 ms, and is in effect some time later
-	pid, err := probe.Signal(ctx, p.soak.cluster, agentOf(n), []syscall.Signal{syscall.SIGTERM, syscall.SIGKILL}[turn%2])
+	<-time.After(p.stage.chance.within(10 * time.Millisecond)) // a change reaches the agent in about 1 ms, and is in effect some time later
+	pid, err := probe.Signal(ctx, p.stage.cluster, program.Agent(n), []syscall.Signal{syscall.SIGTERM, syscall.SIGKILL}[turn%2])
 	if err != nil {
 		return err
 	}
-	if err := p.soak.awaitAgent(ctx, n, pid); err != nil {
+	if err := program.AwaitAgent(ctx, p.stage.cluster, n, pid); err != nil {
 		return err
 	}
-	return p.judged(ctx, traffic.Pair{Name: denied + " to " + to, From: p.soak.cast.pods[denied].Netns, To: p.soak.cast.at(to)}, passes)
+	return p.judged(ctx, traffic.Pair{Name: denied + " to " + to, From: p.stage.cast.Pod(denied).Netns, To: p.stage.cast.At(to)}, passes)
 }
 
 // judged waits until a pair gets answers, or gets none, as passes says.
 func (p *policies) judged(ctx context.Context, pair traffic.Pair, passes bool) error {
-	_, err := probe.Await(ctx, recoveryTime, fmt.Sprintf("%s answered: %t", pair.Name, passes), func(ctx context.Context) error {
+	_, err := probe.Await(ctx, program.RecoveryTime, fmt.Sprintf("%s answered: %t", pair.Name, passes), func(ctx context.Context) error {
 		const long = 300 * time.Millisecond
 		ctx, cancel := context.WithTimeout(ctx, long)
 		defer cancel()
@@ -257,7 +244,7 @@ func (p *policies) judged(ctx context.Context, pair traffic.Pair, passes bool) e
 
 // end deletes the policies, restores the mode, and waits until the nodes have their former state.
 func (p *policies) end(ctx context.Context, flat map[string]probe.State) error {
-	list, err := p.client.NetworkingV1().NetworkPolicies(castNamespace).List(ctx, metav1.ListOptions{})
+	list, err := p.client.NetworkingV1().NetworkPolicies(cast.Namespace).List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return fmt.Errorf("list policies: %w", err)
 	}
@@ -267,8 +254,8 @@ func (p *policies) end(ctx context.Context, flat map[string]probe.State) error {
 	for i := range list.Items {
 		err = errors.Join(err, p.drop(ctx, list.Items[i].Name))
 	}
-	for _, n := range p.soak.cluster.Nodes() {
-		_, waitErr := probe.Await(ctx, recoveryTime, n.Name+" as it was before the mode was changed", func(ctx context.Context) error {
+	for _, n := range p.stage.cluster.Nodes() {
+		_, waitErr := probe.Await(ctx, program.RecoveryTime, n.Name+" as it was before the mode was changed", func(ctx context.Context) error {
 			return probe.StateOf(ctx, n).Differs(flat[n.Name])
 		})
 		err = errors.Join(err, waitErr)
@@ -278,7 +265,7 @@ func (p *policies) end(ctx context.Context, flat map[string]probe.State) error {
 
 // mode requests another mode.
 func (p *policies) mode(ctx context.Context, plugin string) error {
-	networks, err := probe.Objects(p.soak.cluster, networkGroup, "clusternetworks")
+	networks, err := probe.Objects(p.stage.cluster, networkv1.GroupName, "clusternetworks")
 	if err != nil {
 		return err
 	}
@@ -288,7 +275,7 @@ func (p *policies) mode(ctx context.Context, plugin string) error {
 
 // put creates a policy, or replaces it.
 func (p *policies) put(ctx context.Context, policy *networkingv1.NetworkPolicy) error {
-	all := p.client.NetworkingV1().NetworkPolicies(castNamespace)
+	all := p.client.NetworkingV1().NetworkPolicies(cast.Namespace)
 	_, err := all.Create(ctx, policy, metav1.CreateOptions{})
 	if apierrors.IsAlreadyExists(err) {
 		_, err = all.Update(ctx, policy, metav1.UpdateOptions{})
@@ -300,7 +287,7 @@ func (p *policies) put(ctx context.Context, policy *networkingv1.NetworkPolicy) 
 }
 
 func (p *policies) drop(ctx context.Context, name string) error {
-	err := p.client.NetworkingV1().NetworkPolicies(castNamespace).Delete(ctx, name, metav1.DeleteOptions{})
+	err := p.client.NetworkingV1().NetworkPolicies(cast.Namespace).Delete(ctx, name, metav1.DeleteOptions{})
 	if err != nil && !apierrors.IsNotFound(err) {
 		return fmt.Errorf("policy %s: %w", name, err)
 	}
@@ -320,5 +307,5 @@ func allowing(name string, from ...networkingv1.NetworkPolicyPeer) *networkingv1
 
 // ofPairs selects the pods of the pairs.
 func ofPairs() *metav1.LabelSelector {
-	return &metav1.LabelSelector{MatchLabels: map[string]string{castLabel: peers}}
+	return &metav1.LabelSelector{MatchLabels: map[string]string{cast.Label: cast.Peers}}
 }

@@ -1,4 +1,5 @@
-package main
+// Package siege attacks the soak's lab with hostile packets, and has sniffers wherever these must not arrive.
+package siege
 
 import (
 	"bytes"
@@ -17,16 +18,17 @@ import (
 	"weft.dev/weft/internal/overlay/pipeline"
 	"weft.dev/weft/test/hostile"
 	"weft.dev/weft/test/probe"
+	"weft.dev/weft/test/soak/overlay/cast"
 	"weft.dev/weft/test/traffic"
 )
 
 // hostileRate is the number of hostile packets per second: all of them are sent in a few seconds.
 const hostileRate = 500
 
-// siege is an attacker that sends hostile packets repeatedly, and sniffers wherever these might arrive. The victims' sniffers
+// Siege is an attacker that sends hostile packets repeatedly, and sniffers wherever these might arrive. The victims' sniffers
 // also detect other pods' packets.
-type siege struct {
-	cast     *cast
+type Siege struct {
+	cast     *cast.Cast
 	scene    hostile.Scene
 	raw      *traffic.Raw
 	frames   []hostile.Frame
@@ -38,11 +40,11 @@ type siege struct {
 
 func end(ip netip.Addr) hostile.End { return hostile.End{MAC: pipeline.PodMAC(ip), IP: ip} }
 
-// newSiege begins the siege. End what it returns, also with an error.
-func newSiege(ctx context.Context, cs *cast) (*siege, error) {
-	g := &siege{cast: cs, sniffers: map[string]*traffic.Sniffer{}, done: make(chan struct{}), stop: func() {}}
+// New begins the siege. End what it returns, also with an error.
+func New(ctx context.Context, cs *cast.Cast) (*Siege, error) {
+	g := &Siege{cast: cs, sniffers: map[string]*traffic.Sniffer{}, done: make(chan struct{}), stop: func() {}}
 	close(g.done)
-	attacker, neighbour, remote := cs.pods["attacker"], cs.pods["neighbour"], cs.pods["remote"]
+	attacker, neighbour, remote := cs.Pod("attacker"), cs.Pod("neighbour"), cs.Pod("remote")
 	mac, name, err := probe.HostEnd(attacker)
 	if err != nil {
 		return g, err
@@ -50,7 +52,7 @@ func newSiege(ctx context.Context, cs *cast) (*siege, error) {
 	gateway := netip.PrefixFrom(attacker.IPs[0], 23).Masked().Addr().Next()
 	g.scene = hostile.Scene{
 		Attacker: end(attacker.IPs[0]), Neighbour: end(neighbour.IPs[0]), Remote: end(remote.IPs[0]), Gateway: end(gateway), HostEnd: mac,
-		Node: cs.cluster.Node(1).IP, OtherNode: cs.cluster.Node(2).IP, Service: netip.MustParseAddr("172.30.99.99"), VXLANPort: 4789,
+		Node: cs.Cluster.Node(1).IP, OtherNode: cs.Cluster.Node(2).IP, Service: netip.MustParseAddr("172.30.99.99"), VXLANPort: 4789,
 	}
 	frames, err := hostile.Frames(g.scene)
 	if err != nil {
@@ -99,10 +101,10 @@ func strayFor(own hostile.End) func([]byte) bool {
 
 // listen starts sniffers: in the victims, on all interfaces of the nodes except the attacker's host veth, in the nodes' own sockets, and
 // outside.
-func (g *siege) listen(attackersLink string) error {
+func (g *Siege) listen(attackersLink string) error {
 	cs := g.cast
 	var own int
-	err := traffic.In(cs.cluster.Node(1).Netns, func() error {
+	err := traffic.In(cs.Cluster.Node(1).Netns, func() error {
 		link, err := net.InterfaceByName(attackersLink)
 		if err == nil {
 			own = link.Index
@@ -114,23 +116,23 @@ func (g *siege) listen(attackersLink string) error {
 	}
 	sniffers := map[string]func() (*traffic.Sniffer, error){
 		"neighbour": func() (*traffic.Sniffer, error) {
-			return traffic.Listen(cs.pods["neighbour"].Netns, traffic.Capture{Device: "eth0", Incoming: true, Keep: strayFor(g.scene.Neighbour)})
+			return traffic.Listen(cs.Pod("neighbour").Netns, traffic.Capture{Device: "eth0", Incoming: true, Keep: strayFor(g.scene.Neighbour)})
 		},
 		"remote": func() (*traffic.Sniffer, error) {
-			return traffic.Listen(cs.pods["remote"].Netns, traffic.Capture{Device: "eth0", Incoming: true, Keep: strayFor(g.scene.Remote)})
+			return traffic.Listen(cs.Pod("remote").Netns, traffic.Capture{Device: "eth0", Incoming: true, Keep: strayFor(g.scene.Remote)})
 		},
 		"n1": func() (*traffic.Sniffer, error) {
-			return traffic.Listen(cs.cluster.Node(1).Netns, traffic.Capture{Except: own, ExceptPort: echoPort, Keep: marked})
+			return traffic.Listen(cs.Cluster.Node(1).Netns, traffic.Capture{Except: own, ExceptPort: cast.EchoPort, Keep: marked})
 		},
 		"n2": func() (*traffic.Sniffer, error) {
-			return traffic.Listen(cs.cluster.Node(2).Netns, traffic.Capture{ExceptPort: echoPort, Keep: marked})
+			return traffic.Listen(cs.Cluster.Node(2).Netns, traffic.Capture{ExceptPort: cast.EchoPort, Keep: marked})
 		},
 		"outside": func() (*traffic.Sniffer, error) {
-			return traffic.Listen(cs.cluster.Outside.Netns, traffic.Capture{ExceptPort: echoPort, Keep: marked})
+			return traffic.Listen(cs.Cluster.Outside.Netns, traffic.Capture{ExceptPort: cast.EchoPort, Keep: marked})
 		},
 	}
 	for name, protocol := range map[string]int{"UDP": unix.IPPROTO_UDP, "TCP": unix.IPPROTO_TCP, "ICMP": unix.IPPROTO_ICMP} {
-		sniffers["n1's "+name+" sockets"] = func() (*traffic.Sniffer, error) { return traffic.NewInbox(cs.cluster.Node(1).Netns, protocol, marked) }
+		sniffers["n1's "+name+" sockets"] = func() (*traffic.Sniffer, error) { return traffic.NewInbox(cs.Cluster.Node(1).Netns, protocol, marked) }
 	}
 	for name, open := range sniffers {
 		sniffer, err := open()
@@ -142,7 +144,7 @@ func (g *siege) listen(attackersLink string) error {
 	return nil
 }
 
-func (g *siege) attack(ctx context.Context) {
+func (g *Siege) attack(ctx context.Context) {
 	defer close(g.done)
 	const tick = 10 * time.Millisecond
 	ticker := time.NewTicker(tick)
@@ -163,8 +165,11 @@ func (g *siege) attack(ctx context.Context) {
 	}
 }
 
-// received describes the frames received since the last call that were not honest.
-func (g *siege) received() []string {
+// Sent returns the number of hostile packets sent.
+func (g *Siege) Sent() int { return int(g.sent.Load()) }
+
+// Received describes the frames received since the last call that were not honest.
+func (g *Siege) Received() []string {
 	var found []string
 	for name, sniffer := range g.sniffers {
 		for _, frame := range sniffer.Take() {
@@ -183,7 +188,7 @@ func (g *siege) received() []string {
 func victim(sniffer string) bool { return sniffer == "neighbour" || sniffer == "remote" }
 
 // frameOf returns the hostile frame that was received; nil if it is none of them.
-func (g *siege) frameOf(received []byte) *hostile.Frame {
+func (g *Siege) frameOf(received []byte) *hostile.Frame {
 	for i := range g.frames {
 		if marker := g.frames[i].Marker; len(marker) > 0 && bytes.Contains(received, marker) {
 			return &g.frames[i]
@@ -203,8 +208,8 @@ func describe(sniffer string, frame []byte, f *hostile.Frame) string {
 	return fmt.Sprintf("not for it, received at %s: %s", sniffer, gopacket.NewPacket(frame, gopacket.DecodersByLayerName["Ethernet"], gopacket.NoCopy))
 }
 
-// honest proves that the sniffers work: they detect the attacker's own packets wherever these pass.
-func (g *siege) honest(ctx context.Context) error {
+// Honest proves that the sniffers work: they detect the attacker's own packets wherever these pass.
+func (g *Siege) Honest(ctx context.Context) error {
 	scene := &g.scene
 	for _, x := range []struct {
 		name     string
@@ -215,7 +220,7 @@ func (g *siege) honest(ctx context.Context) error {
 		{"neighbour", scene.Neighbour.MAC, scene.Neighbour.IP, []string{"neighbour", "n1"}},
 		{"remote", scene.Remote.MAC, scene.Remote.IP, []string{"remote", "n1", "n2"}},
 		{"gateway", scene.Gateway.MAC, scene.Gateway.IP, []string{"n1", "n1's UDP sockets"}},
-		{"outside", scene.Gateway.MAC, g.cast.cluster.Outside.IP, []string{"n1", "outside"}},
+		{"outside", scene.Gateway.MAC, g.cast.Cluster.Outside.IP, []string{"n1", "outside"}},
 	} {
 		frame, err := hostile.Honest(x.name, scene.Attacker, x.via, netip.AddrPortFrom(x.to, 9))
 		if err != nil {
@@ -239,8 +244,8 @@ func (g *siege) honest(ctx context.Context) error {
 	return nil
 }
 
-// end ends the siege.
-func (g *siege) end() error {
+// End ends the siege.
+func (g *Siege) End() error {
 	g.stop()
 	<-g.done
 	var errs []error

@@ -1,4 +1,4 @@
-package main
+package faults
 
 import (
 	"bytes"
@@ -9,15 +9,18 @@ import (
 
 	"weft.dev/weft/lab"
 	"weft.dev/weft/test/probe"
+	"weft.dev/weft/test/soak/losses"
+	"weft.dev/weft/test/soak/overlay/kubelet"
+	"weft.dev/weft/test/soak/overlay/program"
 )
 
 // diskFaults are the faults of the records' disk. Meanwhile the records are on a small file system of their own.
-func diskFaults() []fault {
-	return []fault{
-		{name: "the disk of the records is full", spares: all, kills: []string{"n1/weft-agent"}, do: func(ctx context.Context, s *soak, n lab.Node) (string, error) {
+func diskFaults() []Fault {
+	return []Fault{
+		{Name: "the disk of the records is full", Spares: losses.All, Kills: []string{"n1/weft-agent"}, Do: func(ctx context.Context, s *Scene, n lab.Node) (string, error) {
 			return s.onSmallDisk(ctx, n, func() (string, error) { return s.fullDisk(ctx, n) })
 		}},
-		{name: "the disk of the records becomes read-only", spares: all, kills: []string{"n1/weft-agent"}, do: func(ctx context.Context, s *soak, n lab.Node) (string, error) {
+		{Name: "the disk of the records becomes read-only", Spares: losses.All, Kills: []string{"n1/weft-agent"}, Do: func(ctx context.Context, s *Scene, n lab.Node) (string, error) {
 			return s.onSmallDisk(ctx, n, func() (string, error) { return s.readOnlyDisk(ctx, n) })
 		}},
 	}
@@ -31,19 +34,19 @@ const (
 )
 
 // onSmallDisk runs f while the agent keeps its records on a file system of 1 MiB.
-func (s *soak) onSmallDisk(ctx context.Context, n lab.Node, f func() (string, error)) (note string, err error) {
+func (s *Scene) onSmallDisk(ctx context.Context, n lab.Node, f func() (string, error)) (note string, err error) {
 	shell := func(ctx context.Context, script string) error {
 		_, err := probe.Run(ctx, n.Enter("sh", "-ec", script))
 		return err
 	}
-	err = s.whileAway(ctx, n, func() error {
+	err = program.WhileAway(ctx, s.Cluster, n, func() error {
 		return shell(ctx, `cp -a `+stateDir+` /run/wtdisk; mount -t tmpfs -o size=1m,mode=0700 wtdisk `+stateDir+`; cp -a /run/wtdisk/. `+stateDir)
 	})
 	if err != nil {
 		return "", err
 	}
 	note, err = f()
-	back := s.whileAway(context.WithoutCancel(ctx), n, func() error {
+	back := program.WhileAway(context.WithoutCancel(ctx), s.Cluster, n, func() error {
 		return shell(context.WithoutCancel(ctx), `rm -rf /run/wtdisk; cp -a `+stateDir+` /run/wtdisk; umount -l `+stateDir+
 			`; rm -rf `+stateDir+`/attachments; cp -a /run/wtdisk/. `+stateDir+`; rm -rf /run/wtdisk`)
 	})
@@ -52,14 +55,14 @@ func (s *soak) onSmallDisk(ctx context.Context, n lab.Node, f func() (string, er
 
 // fullDisk fills the disk: ADD fails with a clear error and leaves nothing, DEL works, a restarted agent serves the existing pods, and
 // ADD works as soon as there is space.
-func (s *soak) fullDisk(ctx context.Context, n lab.Node) (note string, err error) {
-	leaving, err := s.addSome(ctx, n, 3)
+func (s *Scene) fullDisk(ctx context.Context, n lab.Node) (note string, err error) {
+	leaving, err := kubelet.AddSome(ctx, s.Cluster, n, 3)
 	if err != nil {
 		return "", err
 	}
 	// The error is expected: it writes until the disk is full.
 	_, _ = probe.Run(ctx, n.Enter("sh", "-c", "cat /dev/zero >"+filler))
-	p, err := s.cluster.AddPod(ctx, lab.PodSpec{Node: n.Name, Name: "full", NoObject: true})
+	p, err := s.Cluster.AddPod(ctx, lab.PodSpec{Node: n.Name, Name: "full", NoObject: true})
 	failure, known := probe.AsFailure(err)
 	switch {
 	case err == nil:
@@ -70,25 +73,25 @@ func (s *soak) fullDisk(ctx context.Context, n lab.Node) (note string, err error
 	note = failure.Error()
 	var errs []error
 	for _, p := range append(leaving, p) {
-		if err := once(ctx, p); err != nil {
+		if err := kubelet.DeleteOnce(ctx, p); err != nil {
 			errs = append(errs, fmt.Errorf("DEL on a full disk: %w", err))
 		}
 	}
-	errs = append(errs, s.whileAway(ctx, n, func() error { return nil }), s.cast.reach(ctx))
+	errs = append(errs, program.WhileAway(ctx, s.Cluster, n, func() error { return nil }), s.Cast.Reach(ctx))
 	_, err = probe.Run(ctx, n.Enter("rm", filler))
 	for _, p := range append(leaving, p) {
 		errs = append(errs, probe.Detach(ctx, p))
 	}
-	return note, errors.Join(append(errs, err, s.cast.fresh(ctx, n.Name, "room"))...)
+	return note, errors.Join(append(errs, err, s.Cast.Fresh(ctx, n.Name, "room"))...)
 }
 
 // readOnlyDisk makes the file system read-only, as after an error. DEL cannot work then, and returns the reason.
-func (s *soak) readOnlyDisk(ctx context.Context, n lab.Node) (note string, err error) {
+func (s *Scene) readOnlyDisk(ctx context.Context, n lab.Node) (note string, err error) {
 	remount := func(how string) error {
 		_, err := probe.Run(context.WithoutCancel(ctx), n.Enter("mount", "-o", "remount,"+how, stateDir))
 		return err
 	}
-	leaving, err := s.addSome(ctx, n, 2)
+	leaving, err := kubelet.AddSome(ctx, s.Cluster, n, 2)
 	if err != nil {
 		return "", err
 	}
@@ -96,18 +99,18 @@ func (s *soak) readOnlyDisk(ctx context.Context, n lab.Node) (note string, err e
 		return "", err
 	}
 	var said bytes.Buffer
-	p, addErr := s.cluster.AddPod(ctx, lab.PodSpec{Node: n.Name, Name: "read-only", NoObject: true})
+	p, addErr := s.Cluster.AddPod(ctx, lab.PodSpec{Node: n.Name, Name: "read-only", NoObject: true})
 	if failure, known := probe.AsFailure(addErr); !known || !strings.Contains(failure.Error(), "read-only file system") {
 		err = fmt.Errorf("the error of ADD on a read-only disk does not name the reason: %w", addErr)
 	} else {
 		said.WriteString(failure.Error())
 	}
-	if delErr := once(ctx, leaving[0]); delErr != nil && !strings.Contains(delErr.Error(), "read-only file system") {
+	if delErr := kubelet.DeleteOnce(ctx, leaving[0]); delErr != nil && !strings.Contains(delErr.Error(), "read-only file system") {
 		err = errors.Join(err, fmt.Errorf("the error of DEL on a read-only disk does not name the reason: %w", delErr))
 	}
-	err = errors.Join(err, s.cast.reach(ctx), remount("rw"))
+	err = errors.Join(err, s.Cast.Reach(ctx), remount("rw"))
 	for _, p := range append(leaving, p) {
 		err = errors.Join(err, probe.Detach(ctx, p))
 	}
-	return said.String(), errors.Join(err, s.cast.fresh(ctx, n.Name, "writable"))
+	return said.String(), errors.Join(err, s.Cast.Fresh(ctx, n.Name, "writable"))
 }

@@ -1,4 +1,4 @@
-package main
+package faults
 
 import (
 	"context"
@@ -11,29 +11,18 @@ import (
 
 	"weft.dev/weft/lab"
 	"weft.dev/weft/test/probe"
+	"weft.dev/weft/test/soak/losses"
+	"weft.dev/weft/test/soak/overlay/program"
 )
 
 // jump is the clock's jump: longer than every lease and time-out, and within the certificates' validity.
 const jump = time.Hour
 
-// clock sets the machine's clock forward, and back again, while everything runs. The wall clock is the whole machine's: network
-// namespaces have none of their own, and a statically linked program cannot be given another one. So a flag must enable this part.
-func (s *soak) clock(ctx context.Context) error {
-	if !s.opts.clock {
-		s.add(row{Part: "clock", Name: "the clock jumps", Verdict: refused, Wrong: []string{
-			"it sets the clock of the whole machine; allow that with -clock",
-		}})
-		return nil
+// ClockJump is the fault of the part that may set the machine's clock.
+func ClockJump() Fault {
+	return Fault{
+		Name: "the clock jumps an hour forward, and back", Spares: losses.All, Kills: []string{"n1/weft-agent", "weft-controller"}, Do: jumpClock,
 	}
-	f := fault{name: "the clock jumps an hour forward, and back", spares: all, kills: []string{"n1/weft-agent", "weft-controller"}, do: jumpClock}
-	r := row{Part: "clock", Name: f.name, Count: 1}
-	began := time.Now()
-	if !s.suffer(ctx, &r, &f) && ctx.Err() == nil {
-		r.Repairs++
-	}
-	r.Took = time.Since(began)
-	s.add(r)
-	return ctx.Err()
 }
 
 // setClock sets the wall clock.
@@ -47,7 +36,7 @@ func setClock(to time.Time) error {
 
 // jumpClock sets the clock forward, and back by the time that the monotonic clock has measured meanwhile. After each jump, everything
 // must work: pods, a restart, objects, the controller's leader election.
-func jumpClock(ctx context.Context, s *soak, n lab.Node) (note string, err error) {
+func jumpClock(ctx context.Context, s *Scene, n lab.Node) (note string, err error) {
 	before := time.Now() // includes the monotonic clock's time
 	defer func() {
 		err = errors.Join(err, setClock(before.Round(0).Add(time.Since(before))), s.afterJump(ctx, n))
@@ -58,15 +47,15 @@ func jumpClock(ctx context.Context, s *soak, n lab.Node) (note string, err error
 	return "", s.afterJump(ctx, n)
 }
 
-func (s *soak) afterJump(ctx context.Context, n lab.Node) (err error) {
-	if err := s.cast.fresh(ctx, n.Name, "jumped"); err != nil {
+func (s *Scene) afterJump(ctx context.Context, n lab.Node) (err error) {
+	if err := s.Cast.Fresh(ctx, n.Name, "jumped"); err != nil {
 		return err
 	}
-	old, err := probe.Signal(ctx, s.cluster, agentOf(n), syscall.SIGKILL)
+	old, err := probe.Signal(ctx, s.Cluster, program.Agent(n), syscall.SIGKILL)
 	if err != nil {
 		return err
 	}
-	if err := s.awaitAgent(ctx, n, old); err != nil {
+	if err := program.AwaitAgent(ctx, s.Cluster, n, old); err != nil {
 		return err
 	}
 	hosts, err := s.guestComes(ctx)

@@ -1,4 +1,4 @@
-package main
+package neutron
 
 import (
 	"context"
@@ -26,6 +26,9 @@ import (
 	"weft.dev/weft/test/probe"
 	"weft.dev/weft/test/traffic"
 )
+
+// echoPort is the port where pods answer.
+const echoPort = 7777
 
 // tenants are two tenants with one address range, with pods on two nodes, and their pairs.
 type tenants struct {

@@ -1,4 +1,4 @@
-package main
+package overlay
 
 import (
 	"context"
@@ -12,6 +12,9 @@ import (
 
 	"weft.dev/weft/lab"
 	"weft.dev/weft/test/probe"
+	"weft.dev/weft/test/soak/overlay/kubelet"
+	"weft.dev/weft/test/soak/overlay/program"
+	"weft.dev/weft/test/soak/report"
 )
 
 const (
@@ -34,44 +37,51 @@ type tally struct {
 	slowest                 time.Duration
 }
 
-// kills kills agents at random points of ADD and DEL of several concurrent sandboxes. Then the runtime does what runtimes do: it repeats
+// kills is a run of the part Kills.
+type kills struct {
+	*Stage
+	tally tally
+}
+
+// Kills kills agents at random points of ADD and DEL of several concurrent sandboxes. Then the runtime does what runtimes do: it repeats
 // DELs, deletes sandboxes whose ADD failed, or collects garbage. Each time the node must have its former state.
-func (s *soak) kills(ctx context.Context) error {
-	r := row{Part: "kills", Name: "agents killed during ADD and DEL"}
+func Kills(ctx context.Context, s *Stage) error {
+	r := report.Row{Part: "kills", Name: "agents killed during ADD and DEL"}
 	began := time.Now()
 	defer func() {
 		r.Took = time.Since(began)
-		s.add(r)
+		s.report.Add(r)
 	}()
-	before, err := s.rest(ctx, false)
+	before, err := s.ledger.rest(ctx, false)
 	if err != nil {
 		return err
 	}
-	var t tally
+	k := &kills{Stage: s}
 	var group errgroup.Group
 	for i, n := range s.cluster.Nodes() {
-		share := s.opts.kills / 2
+		share := s.opts.Kills / 2
 		if i == 0 {
-			share = s.opts.kills - share
+			share = s.opts.Kills - share
 		}
-		group.Go(func() error { return s.killOne(ctx, n, share, &t) })
+		group.Go(func() error { return k.one(ctx, n, share) })
 	}
-	r.wrong(group.Wait())
-	s.leaks(ctx, &r, before, false)
-	r.wrong(s.cast.reach(ctx))
-	r.wrong(s.siege.honest(ctx))
+	r.Fail(group.Wait())
+	s.ledger.leaks(ctx, &r, before, false)
+	r.Fail(s.cast.Reach(ctx))
+	r.Fail(s.siege.Honest(ctx))
 	s.holes(&r)
+	t := &k.tally
 	r.Count, r.Back = t.kills, t.slowest
 	r.Note = fmt.Sprintf("%d ADDs and %d DELs were under way when their agent was killed; of all: %d ADDs answered, %d not; %d DELs answered; %d sandboxes forgotten",
 		t.adds, t.dels, t.added, t.refused, t.deleted, t.forgotten)
 	if r.Count > 20 && (t.adds < r.Count/4 || t.dels < r.Count/4) {
-		r.wrong(fmt.Errorf("too few kills interrupted a request to prove anything: %s", r.Note))
+		r.Fail(fmt.Errorf("too few kills interrupted a request to prove anything: %s", r.Note))
 	}
 	return ctx.Err()
 }
 
-// killOne kills one node's agent the given number of times.
-func (s *soak) killOne(ctx context.Context, n lab.Node, times int, t *tally) error {
+// one kills one node's agent the given number of times.
+func (k *kills) one(ctx context.Context, n lab.Node, times int) error {
 	want, err := probe.SettledState(ctx, n)
 	if err != nil {
 		return err
@@ -79,19 +89,19 @@ func (s *soak) killOne(ctx context.Context, n lab.Node, times int, t *tally) err
 	// The duration of a round's requests limits the time of the kills.
 	var span time.Duration
 	for range calibrations {
-		took, err := s.killRound(ctx, n, want, 0, t)
+		took, err := k.round(ctx, n, want, 0)
 		if err != nil {
 			return fmt.Errorf("%s: without a kill: %w", n.Name, err)
 		}
 		span = max(span, took)
 	}
-	s.say("kills: the requests of a round take up to %s on %s", span.Round(time.Millisecond), n.Name)
+	k.report.Say("kills: the requests of a round take up to %s on %s", span.Round(time.Millisecond), n.Name)
 	for i := range times {
-		if _, err := s.killRound(ctx, n, want, span, t); err != nil {
+		if _, err := k.round(ctx, n, want, span); err != nil {
 			return fmt.Errorf("%s: kill %d: %w", n.Name, i+1, err)
 		}
 		if (i+1)%50 == 0 {
-			s.say("kills: %d of %d on %s", i+1, times, n.Name)
+			k.report.Say("kills: %d of %d on %s", i+1, times, n.Name)
 		}
 	}
 	return nil
@@ -105,12 +115,12 @@ type request struct {
 	err        error
 }
 
-// killRound adds some sandboxes and deletes others concurrently, and kills the agent at a random time within the span, if that is not 0.
+// round adds some sandboxes and deletes others concurrently, and kills the agent at a random time within the span, if that is not 0.
 // It returns how long the requests took.
-func (s *soak) killRound(ctx context.Context, n lab.Node, want probe.State, span time.Duration, t *tally) (time.Duration, error) {
+func (k *kills) round(ctx context.Context, n lab.Node, want probe.State, span time.Duration) (time.Duration, error) {
 	ctx, cancel := context.WithTimeout(ctx, 2*probe.Patience)
 	defer cancel()
-	leaving, err := s.addSome(ctx, n, delsAKill)
+	leaving, err := kubelet.AddSome(ctx, k.cluster, n, delsAKill)
 	if err != nil {
 		return 0, err
 	}
@@ -122,55 +132,42 @@ func (s *soak) killRound(ctx context.Context, n lab.Node, want probe.State, span
 		if q.add = i < addsAKill; !q.add {
 			q.pod = leaving[i-addsAKill]
 		}
-		delay := s.within(max(span/4, time.Millisecond))
-		group.Go(func() { s.ask(ctx, n, q, delay) })
+		delay := k.chance.within(max(span/4, time.Millisecond))
+		group.Go(func() { k.ask(ctx, n, q, delay) })
 	}
 	var killed time.Time
 	old := 0
 	if span > 0 {
-		<-time.After(s.within(span))
+		<-time.After(k.chance.within(span))
 		killed = time.Now()
-		if old, err = probe.Signal(ctx, s.cluster, n.Name+"/weft-agent", syscall.SIGKILL); err != nil {
+		if old, err = probe.Signal(ctx, k.cluster, program.Agent(n), syscall.SIGKILL); err != nil {
 			return 0, err
 		}
 	}
 	group.Wait()
 	took := time.Since(begun)
-	t.count(requests, killed)
+	k.tally.count(requests, killed)
 	if span > 0 {
-		if err := s.awaitAgent(ctx, n, old); err != nil {
+		if err := program.AwaitAgent(ctx, k.cluster, n, old); err != nil {
 			return took, err
 		}
 	}
-	if err := s.clean(ctx, n, requests, span > 0, t); err != nil {
+	if err := k.clean(ctx, n, requests, span > 0); err != nil {
 		return took, err
 	}
 	back, err := probe.AwaitState(ctx, n, want, "a kill")
-	t.mu.Lock()
-	t.slowest = max(t.slowest, back)
-	t.mu.Unlock()
+	k.tally.mu.Lock()
+	k.tally.slowest = max(k.tally.slowest, back)
+	k.tally.mu.Unlock()
 	return took, err
 }
 
-// addSome adds pods concurrently.
-func (s *soak) addSome(ctx context.Context, n lab.Node, many int) ([]*lab.Pod, error) {
-	pods := make([]*lab.Pod, many)
-	var group errgroup.Group
-	for i := range pods {
-		group.Go(func() (err error) {
-			pods[i], err = probe.AddPod(ctx, s.cluster, lab.PodSpec{Node: n.Name, Name: fmt.Sprintf("kill-%d", i), NoObject: true})
-			return err
-		})
-	}
-	return pods, group.Wait()
-}
-
 // ask makes a request once, as runtimes do.
-func (s *soak) ask(ctx context.Context, n lab.Node, q *request, delay time.Duration) {
+func (k *kills) ask(ctx context.Context, n lab.Node, q *request, delay time.Duration) {
 	<-time.After(delay)
 	q.begun = time.Now()
 	if q.add {
-		q.pod, q.err = s.cluster.AddPod(ctx, lab.PodSpec{Node: n.Name, Name: "killed", NoObject: true})
+		q.pod, q.err = k.cluster.AddPod(ctx, lab.PodSpec{Node: n.Name, Name: "killed", NoObject: true})
 	} else {
 		_, q.err = q.pod.Detach(ctx)
 	}
@@ -204,16 +201,16 @@ func (t *tally) count(requests []request, killed time.Time) {
 
 // clean does what a runtime does after a kill: it deletes a running pod and a sandbox whose ADD failed, and repeats a failed DEL. It
 // loses some sandboxes and leaves them to garbage collection.
-func (s *soak) clean(ctx context.Context, n lab.Node, requests []request, killed bool, t *tally) error {
+func (k *kills) clean(ctx context.Context, n lab.Node, requests []request, killed bool) error {
 	forgotten := 0
 	var group errgroup.Group
 	for i := range requests {
 		q := &requests[i]
-		if err := s.judge(ctx, q); err != nil {
+		if err := k.judge(ctx, q); err != nil {
 			return errors.Join(err, group.Wait())
 		}
-		if killed && q.err != nil && s.within(forgottenOneIn) == 0 {
-			if err := forget(ctx, q.pod); err != nil {
+		if killed && q.err != nil && k.chance.within(forgottenOneIn) == 0 {
+			if err := kubelet.Forget(ctx, q.pod); err != nil {
 				return errors.Join(err, group.Wait())
 			}
 			forgotten++
@@ -224,30 +221,23 @@ func (s *soak) clean(ctx context.Context, n lab.Node, requests []request, killed
 	if err := group.Wait(); err != nil || forgotten == 0 {
 		return err
 	}
-	t.mu.Lock()
-	t.forgotten += forgotten
-	t.mu.Unlock()
+	k.tally.mu.Lock()
+	k.tally.forgotten += forgotten
+	k.tally.mu.Unlock()
 	return n.CollectGarbage(ctx)
 }
 
 // judge returns an error unless a request ended correctly: an answered ADD has made a working pod, whenever the agent was killed; another
 // ADD has an error of the network plugin.
-func (s *soak) judge(ctx context.Context, q *request) error {
+func (k *kills) judge(ctx context.Context, q *request) error {
 	_, ofTheNetwork := probe.AsFailure(q.err)
 	switch {
 	case q.pod == nil || q.err != nil && !ofTheNetwork:
 		return q.err
 	case q.add && q.err == nil:
-		if err := errors.Join(q.pod.Check(ctx), s.cast.reached(ctx, q.pod)); err != nil {
+		if err := errors.Join(q.pod.Check(ctx), k.cast.Reached(ctx, q.pod)); err != nil {
 			return fmt.Errorf("an ADD that was answered: %w", err)
 		}
 	}
 	return nil
-}
-
-// forget makes the runtime lose a sandbox without a DEL: its namespace is removed, and the runtime's data about it.
-func forget(ctx context.Context, p *lab.Pod) error {
-	script := `umount -l /run/netns/$0; rm -f /run/netns/$0 /var/lib/cni/pods/$0; ! [ -e /run/netns/$0 ]`
-	_, err := probe.Run(ctx, p.Node.Enter("sh", "-c", script, p.Sandbox.ID))
-	return err
 }

@@ -1,33 +1,36 @@
-package main
+// Package report is what a run of the soak reports: lines of progress while it runs, and at its end a table, and the same data as JSON.
+package report
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"io"
 	"os"
 	"path/filepath"
+	"runtime"
+	"slices"
 	"strconv"
 	"strings"
+	"sync"
 	"text/tabwriter"
 	"time"
-
-	"weft.dev/weft/test/traffic"
 )
 
-// verdict is the result of a row.
-type verdict string
+// Verdict is the result of a row.
+type Verdict string
 
 // Verdicts. Only the first passes.
 const (
-	passed   verdict = "ok"
-	failed   verdict = "FAILED"
-	busy     verdict = "machine too busy" // the same traffic lost packets without a fault
-	unjudged verdict = "loss not judged"
-	refused  verdict = "refused"
+	Passed   Verdict = "ok"
+	Failed   Verdict = "FAILED"
+	Busy     Verdict = "machine too busy" // the same traffic lost packets without a fault
+	Unjudged Verdict = "loss not judged"
+	Refused  Verdict = "refused"
 )
 
-// row is a line of the table: a part, or a fault.
-type row struct {
+// Row is a line of the table: a part, or a fault.
+type Row struct {
 	Part string `json:"part"`
 	Name string `json:"name"`
 	// Count is the number of restarts, kills, pods or faults.
@@ -49,33 +52,40 @@ type row struct {
 	// Note says what was observed, Wrong what must not have happened.
 	Note    string   `json:"note,omitempty"`
 	Wrong   []string `json:"wrong,omitempty"`
-	Verdict verdict  `json:"verdict"`
-
-	// pairs are the counts of each pair's datagrams.
-	pairs map[string]traffic.Tally
+	Verdict Verdict  `json:"verdict"`
 }
 
-// wrong adds an error, if there is one.
-func (r *row) wrong(err error) {
+// Fail adds an error, if there is one.
+func (r *Row) Fail(err error) {
 	if err != nil {
 		r.Wrong = append(r.Wrong, err.Error())
 	}
 }
 
-// settle gives the row its verdict, unless it has one.
-func (r *row) settle() {
-	if r.Verdict == "" || r.Verdict == unjudged {
-		if len(r.Wrong) > 0 || r.Leaks > 0 || r.Holes > 0 || r.Repairs > 0 {
-			r.Verdict = failed
-		}
-	}
-	if r.Verdict == "" {
-		r.Verdict = passed
+// Breached counts packets that were received where they must not arrive, and quotes some of them.
+func (r *Row) Breached(found []string) {
+	r.Holes += len(found)
+	slices.Sort(found)
+	found = slices.Compact(found)
+	for _, f := range found[:min(5, len(found))] {
+		r.Fail(errors.New(f))
 	}
 }
 
-// report is the result of a run.
-type report struct {
+// settle gives the row its verdict, unless it has one.
+func (r *Row) settle() {
+	if r.Verdict == "" || r.Verdict == Unjudged {
+		if len(r.Wrong) > 0 || r.Leaks > 0 || r.Holes > 0 || r.Repairs > 0 {
+			r.Verdict = Failed
+		}
+	}
+	if r.Verdict == "" {
+		r.Verdict = Passed
+	}
+}
+
+// Report is the result of a run.
+type Report struct {
 	Began time.Time     `json:"began"`
 	Took  time.Duration `json:"tookNanoseconds"`
 	Seed  uint64        `json:"seed"`
@@ -84,32 +94,58 @@ type report struct {
 	Processors int     `json:"processors"`
 	// Whole says that every part was selected, in full size.
 	Whole bool  `json:"whole"`
-	Rows  []row `json:"rows"`
+	Rows  []Row `json:"rows"`
 	// Hostile is the number of hostile packets sent.
 	Hostile int    `json:"hostileSent"`
 	Error   string `json:"error,omitempty"`
 	Passed  bool   `json:"passed"`
+
+	// mu keeps lines of output whole.
+	mu  sync.Mutex
+	out io.Writer
+}
+
+// New begins a report, which is printed to out.
+func New(seed uint64, out io.Writer) *Report {
+	return &Report{Began: time.Now(), Seed: seed, Processors: runtime.NumCPU(), out: out}
+}
+
+// Say prints a line of progress.
+func (r *Report) Say(format string, args ...any) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	_, _ = fmt.Fprintf(r.out, "%7.1fs  %s\n", time.Since(r.Began).Seconds(), fmt.Sprintf(format, args...))
+}
+
+// Add finishes a row.
+func (r *Report) Add(x Row) {
+	x.settle()
+	r.Rows = append(r.Rows, x)
+	r.Say("%s: %s: %s (%s) %s", x.Part, x.Name, x.Verdict, x.Took.Round(time.Millisecond), x.Note)
+	for _, wrong := range x.Wrong {
+		r.Say("    %s", wrong)
+	}
 }
 
 // sums returns the totals that decide about a run.
-func (r *report) sums() (all row) {
+func (r *Report) sums() (all Row) {
 	for i := range r.Rows {
 		x := &r.Rows[i]
 		all.Sent, all.Lost, all.Leaks, all.Holes, all.Repairs = all.Sent+x.Sent, all.Lost+x.Lost, all.Leaks+x.Leaks, all.Holes+x.Holes, all.Repairs+x.Repairs
 		all.Back = max(all.Back, x.Back)
-		if x.Verdict != passed {
+		if x.Verdict != Passed {
 			all.Count++
 		}
 	}
 	return all
 }
 
-// finish prints the table and writes the file.
-func (r *report) finish(w io.Writer, path string) error {
+// Finish prints the table and writes the file.
+func (r *Report) Finish(path string) error {
 	r.Took = time.Since(r.Began)
 	all := r.sums()
 	r.Passed = r.Error == "" && all.Count == 0 && len(r.Rows) > 0
-	if err := r.print(w, all); err != nil {
+	if err := r.print(all); err != nil {
 		return err
 	}
 	raw, err := json.MarshalIndent(r, "", "  ")
@@ -122,8 +158,8 @@ func (r *report) finish(w io.Writer, path string) error {
 	return os.WriteFile(path, append(raw, '\n'), 0o644)
 }
 
-func (r *report) print(out io.Writer, all row) error {
-	w := tabwriter.NewWriter(out, 0, 0, 2, ' ', 0)
+func (r *Report) print(all Row) error {
+	w := tabwriter.NewWriter(r.out, 0, 0, 2, ' ', 0)
 	line := func(cells ...string) { _, _ = fmt.Fprintln(w, strings.Join(cells, "\t")) } // Flush returns errors
 	line("", "", "", "", "", "", "", "", "")
 	line("part", "what", "times", "lost of spared", "leaks", "holes", "repairs", "back after", "verdict")
@@ -137,12 +173,12 @@ func (r *report) print(out io.Writer, all row) error {
 	}
 	for i := range r.Rows {
 		x := &r.Rows[i]
-		if x.Verdict == passed || len(x.Wrong) == 0 {
+		if x.Verdict == Passed || len(x.Wrong) == 0 {
 			continue
 		}
-		_, _ = fmt.Fprintf(out, "\n%s: %s: %s\n", x.Part, x.Name, x.Verdict)
+		_, _ = fmt.Fprintf(r.out, "\n%s: %s: %s\n", x.Part, x.Name, x.Verdict)
 		for _, wrong := range x.Wrong {
-			_, _ = fmt.Fprintf(out, "    %s\n", strings.ReplaceAll(strings.TrimSpace(wrong), "\n", "\n    "))
+			_, _ = fmt.Fprintf(r.out, "    %s\n", strings.ReplaceAll(strings.TrimSpace(wrong), "\n", "\n    "))
 		}
 	}
 	word := "not passed"
@@ -150,15 +186,15 @@ func (r *report) print(out io.Writer, all row) error {
 		word = "passed"
 	}
 	if r.Error != "" {
-		_, _ = fmt.Fprintf(out, "\nended early: %s\n", r.Error)
+		_, _ = fmt.Fprintf(r.out, "\nended early: %s\n", r.Error)
 	}
-	_, err := fmt.Fprintf(out, "\n%s: %d rows, %d not ok; %d of %d packets lost, %d leaks, %d isolation holes, %d manual repairs; "+
+	_, err := fmt.Fprintf(r.out, "\n%s: %d rows, %d not ok; %d of %d packets lost, %d leaks, %d isolation holes, %d manual repairs; "+
 		"%d hostile packets; whole: %v; %s; seed %d\n", word, len(r.Rows), all.Count, all.Lost, all.Sent, all.Leaks, all.Holes, all.Repairs,
 		r.Hostile, r.Whole, r.Took.Round(time.Second), r.Seed)
 	return err
 }
 
-func lossOf(x *row) string {
+func lossOf(x *Row) string {
 	if x.Spared == "" {
 		return "-"
 	}
