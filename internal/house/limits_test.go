@@ -12,7 +12,6 @@ import (
 // grow takes something out of it first, and a change that brings it within the limit removes its line.
 func exceptions() (methods, fields, lines map[string]int) {
 	methods = map[string]int{
-		"internal/flannel/daemon.Daemon":       33,
 		"internal/link.Pods":                   26,
 		"internal/link.session":                29,
 		"internal/link/whole.Engine":           28,
