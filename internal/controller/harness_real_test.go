@@ -31,6 +31,7 @@ import (
 	"weft.dev/weft/deploy"
 	"weft.dev/weft/deploy/crds"
 	"weft.dev/weft/internal/apiservertest"
+	"weft.dev/weft/internal/testwait"
 )
 
 var server *apiservertest.Server //nolint:gochecknoglobals // set once, by TestMain
@@ -138,21 +139,7 @@ func (c *cluster) address(node *corev1.Node, address string) {
 // eventually waits until check returns nil.
 func (c *cluster) eventually(what string, check func() error) {
 	c.t.Helper()
-	ctx, cancel := context.WithTimeout(c.t.Context(), deadline)
-	defer cancel()
-	poll := time.NewTicker(50 * time.Millisecond)
-	defer poll.Stop()
-	for {
-		err := check()
-		if err == nil {
-			return
-		}
-		select {
-		case <-ctx.Done():
-			c.t.Fatalf("%s: %v", what, err)
-		case <-poll.C:
-		}
-	}
+	testwait.Within(c.t, deadline, what, check)
 }
 
 func (c *cluster) hostSubnet(name string) (networkv1.HostSubnet, error) {

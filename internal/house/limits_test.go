@@ -12,11 +12,9 @@ import (
 // grow takes something out of it first, and a change that brings it within the limit removes its line.
 func exceptions() (methods, fields, lines map[string]int) {
 	methods = map[string]int{
-		"internal/flannel/daemon.Daemon":   33,
-		"internal/flannel/etcdstore.Store": 27,
-		"internal/link.Pods":               26,
-		"internal/link.session":            29,
-		"internal/link/whole.Engine":       28,
+		"internal/link.Pods":         26,
+		"internal/link.session":      29,
+		"internal/link/whole.Engine": 28,
 	}
 	fields = map[string]int{}
 	lines = map[string]int{

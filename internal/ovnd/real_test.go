@@ -33,6 +33,7 @@ import (
 	"weft.dev/weft/internal/apiservertest"
 	"weft.dev/weft/internal/child"
 	"weft.dev/weft/internal/ovsdb/session"
+	"weft.dev/weft/internal/testwait"
 	"weft.dev/weft/internal/vswitch"
 )
 
@@ -203,17 +204,7 @@ func (s *stage) southbound(keys Keys, args ...string) (string, error) {
 
 func eventually(t *testing.T, what string, attempt func() error) {
 	t.Helper()
-	ticker := time.NewTicker(50 * time.Millisecond)
-	defer ticker.Stop()
-	for end := time.Now().Add(time.Minute); ; <-ticker.C {
-		err := attempt()
-		if err == nil {
-			return
-		}
-		if time.Now().After(end) {
-			t.Fatalf("not in time: %s: %v", what, err)
-		}
-	}
+	testwait.Within(t, time.Minute, what, attempt)
 }
 
 var errNotYet = errors.New("not yet")

@@ -16,15 +16,32 @@ const (
 // Until waits for a condition. It fails the test if the condition does not hold within 20 s.
 func Until(t testing.TB, what string, holds func() bool) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), patience)
+	if !comes(patience, holds) {
+		t.Fatalf("not so: %s", what)
+	}
+}
+
+// Within repeats an attempt until it succeeds. It fails the test, with the last error, if none succeeds within the limit.
+func Within(t testing.TB, limit time.Duration, what string, attempt func() error) {
+	t.Helper()
+	var err error
+	if !comes(limit, func() bool { err = attempt(); return err == nil }) {
+		t.Fatalf("not within %s: %s: %v", limit, what, err)
+	}
+}
+
+// comes reports whether a condition holds within a limit.
+func comes(limit time.Duration, holds func() bool) bool {
+	ctx, cancel := context.WithTimeout(context.Background(), limit)
 	defer cancel()
 	tick := time.NewTicker(interval)
 	defer tick.Stop()
 	for !holds() {
 		select {
 		case <-ctx.Done():
-			t.Fatalf("not so: %s", what)
+			return false
 		case <-tick.C:
 		}
 	}
+	return true
 }

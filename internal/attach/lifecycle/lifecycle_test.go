@@ -22,6 +22,7 @@ import (
 	"weft.dev/weft/internal/cni"
 	"weft.dev/weft/internal/network"
 	"weft.dev/weft/internal/placement"
+	"weft.dev/weft/internal/testwait"
 )
 
 const (
@@ -239,25 +240,11 @@ func (r *rig) del(container string) {
 // gone waits until nothing is left of an attachment.
 func (r *rig) gone(container string) {
 	r.t.Helper()
-	r.eventually("nothing is left of "+container, func() bool {
+	testwait.Until(r.t, "nothing is left of "+container, func() bool {
 		_, err := r.store.Get(key(container))
 		made, _ := r.kernel.has(key(container))
 		return errors.Is(err, attach.ErrNotFound) && made == ""
 	})
-}
-
-// eventually waits until a condition holds.
-func (r *rig) eventually(what string, holds func() bool) {
-	r.t.Helper()
-	for deadline := time.Now().Add(patience); !holds(); {
-		if time.Now().After(deadline) {
-			r.t.Fatalf("not in time: %s", what)
-		}
-		select {
-		case <-time.After(time.Millisecond):
-		case <-r.t.Context().Done():
-		}
-	}
 }
 
 func (r *rig) want(container, network string, open bool) {

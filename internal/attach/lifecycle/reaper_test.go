@@ -9,6 +9,7 @@ import (
 	"weft.dev/weft/internal/attach"
 	"weft.dev/weft/internal/cni"
 	"weft.dev/weft/internal/placement"
+	"weft.dev/weft/internal/testwait"
 )
 
 // TestRemoveHangs: a network that waits for its engines delays neither another network's removals nor its requests.
@@ -69,7 +70,7 @@ func TestRepeatedAddTakesItBack(t *testing.T) {
 	r.Records("red").Reap(rec)
 	r.add("a")
 	close(r.handed)
-	r.eventually("the reaper has nothing left", r.Idle)
+	testwait.Until(r.t, "the reaper has nothing left", r.Idle)
 	r.want("a", "red", true)
 }
 

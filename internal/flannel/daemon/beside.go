@@ -4,11 +4,13 @@ import (
 	"bytes"
 	"errors"
 	"fmt"
+	"log/slog"
 	"net"
 	"os"
 	"path/filepath"
 	"strconv"
 	"strings"
+	"sync/atomic"
 
 	"golang.org/x/sys/unix"
 
@@ -54,22 +56,29 @@ func beside() []int {
 	return out
 }
 
-// reportBeside warns of a flanneld on this node. The daemon does not remove what flanneld creates while both run.
-func (d *Daemon) reportBeside(sign string) {
+// rival is a flanneld that runs on this node as well. The daemon does not remove what it creates while both run.
+type rival struct {
+	log     *slog.Logger
+	served  *atomic.Bool // a lease of the daemon has been in effect
+	sighted atomic.Bool  // the flanneld was detected by what it creates
+}
+
+// report warns of a flanneld on this node, if there is a sign of one or a process.
+func (r *rival) report(sign string) {
 	pids := beside()
 	if len(pids) == 0 && sign == "" {
 		return
 	}
-	d.options.Log.Warn("flanneld runs on this node as well: stop one of the two", "pids", pids, "sign", sign)
+	r.log.Warn("flanneld runs on this node as well: stop one of the two", "pids", pids, "sign", sign)
 }
 
 // spare reports whether an item that no fragment names stays: flanneld's tables, if they are created while this daemon serves the node.
-func (d *Daemon) spare(key nft.Key, _ nft.Item) bool {
-	if !d.served.Load() || !host.Flanneld(key.Table) {
+func (r *rival) spare(key nft.Key, _ nft.Item) bool {
+	if !r.served.Load() || !host.Flanneld(key.Table) {
 		return false
 	}
-	if !d.sighted.Swap(true) {
-		d.reportBeside("table " + strings.Join([]string{string(key.Family), key.Table}, " "))
+	if !r.sighted.Swap(true) {
+		r.report("table " + strings.Join([]string{string(key.Family), key.Table}, " "))
 	}
 	return true
 }

@@ -8,21 +8,16 @@ import (
 	"fmt"
 	"log/slog"
 	"net/netip"
-	"slices"
 	"sync"
 	"sync/atomic"
 	"time"
 
-	"weft.dev/weft/internal/flannel/extension"
 	"weft.dev/weft/internal/flannel/fabric"
 	"weft.dev/weft/internal/flannel/host"
 	"weft.dev/weft/internal/flannel/lease"
 	"weft.dev/weft/internal/flannel/netconf"
 	"weft.dev/weft/internal/flannel/subnetenv"
 	"weft.dev/weft/internal/flannel/uplink"
-	"weft.dev/weft/internal/link/whole"
-	"weft.dev/weft/internal/nft"
-	"weft.dev/weft/internal/nft/ruleset"
 	"weft.dev/weft/internal/reconcile"
 )
 
@@ -78,47 +73,37 @@ type State struct {
 type Daemon struct {
 	options Options
 	ready   atomic.Pointer[string] // why it is not ready; nil once it is
-	links   *reconcile.Loop[whole.Key, whole.Item]
-	rules   *reconcile.Loop[nft.Key, nft.Item]
-	// commands are the commands of the extension backend.
-	commands *reconcile.Loop[extension.Key, extension.Item]
-	engine   *whole.Engine
-	nft      *ruleset.Engine
-	started  bool
-	ahead    bool           // what was programmed has been read ahead
-	ranges   []netip.Prefix // the ranges of all networks so far
-	firewall *firewall
-	served   atomic.Bool // a lease has been in effect
-	sighted  atomic.Bool // flanneld was detected on this node
-
-	// mu guards what follows.
-	mu      sync.Mutex
-	present *presence
-	// handed are the leases of all generations so far whose fragments the engines have. waiting are nftables items of added or removed peers
-	// that wait for the generation's own rules.
-	handed  map[string]bool
-	waiting map[reconcile.Owner]map[nft.Key]nft.Item
+	engines engines
+	peers   *peers
+	rival   *rival
+	served  atomic.Bool // a lease has been in effect
 }
 
-// presence is the state of one generation: what the engines have for the leases.
+// presence is the state of one generation.
 type presence struct {
 	config  netconf.Config
 	uplink  uplink.Options
 	view    *fabric.View
 	own     lease.Own
+	rules   *host.Config  // of the node's rules
+	known   chan struct{} // closed with the first complete update
+	restart chan error
+	offload *offload
+	watched watches
+
+	// The peers' mu guards what follows.
+
 	leases  *lease.Book       // of other nodes
 	refused map[string]string // what was last logged about them, by name
-	known   chan struct{}     // closed with the first complete update
-	restart chan error
-	offload offload
-	watched watches
 	// ruled reports that the generation's own rules are handed over, so that the peers' need not wait.
 	ruled bool
 }
 
 // New returns a daemon.
 func New(options Options) *Daemon {
-	d := &Daemon{options: options, handed: map[string]bool{}, waiting: map[reconcile.Owner]map[nft.Key]nft.Item{}}
+	d := &Daemon{options: options, engines: engines{foreign: options.Open, log: options.Log}}
+	d.peers = newPeers(&d.engines, options.Log)
+	d.rival = &rival{log: options.Log, served: &d.served}
 	d.wait("starting")
 	return d
 }
@@ -150,7 +135,7 @@ func (d *Daemon) Run(ctx context.Context) error {
 		return err
 	}
 	defer claim.Close()
-	running.Go(func() { d.reportBeside("") })
+	running.Go(func() { d.rival.report("") })
 	for {
 		err := d.generation(ctx, &running)
 		var again *restartError
@@ -200,10 +185,10 @@ func (d *Daemon) generation(ctx context.Context, running *sync.WaitGroup) error 
 	}
 	// The engines live as long as the daemon, longer than the generation that opens them. What is programmed is read while the store is asked
 	// for leases.
-	if err := d.open(life, running, config); err != nil {
+	if err := d.engines.open(life, running, config, d.rival.spare); err != nil {
 		return err
 	}
-	watched, err := readAhead(ctx, d, running)
+	watched, err := d.engines.readAhead(ctx, running)
 	if err != nil {
 		return err
 	}
@@ -212,7 +197,7 @@ func (d *Daemon) generation(ctx context.Context, running *sync.WaitGroup) error 
 		return err
 	}
 	p.watched = watched
-	d.begin(p)
+	d.peers.begin(p)
 	failed, reported := make(chan error, 1), make(chan struct{})
 	defer func() { // the next generation changes what the store knows
 		cancel()
@@ -220,7 +205,7 @@ func (d *Daemon) generation(ctx context.Context, running *sync.WaitGroup) error 
 	}()
 	running.Go(func() {
 		defer close(reported)
-		if err := d.options.Store.Run(ctx, p.own.Lease, func(update lease.Update) { d.report(p, update) }); err != nil && ctx.Err() == nil {
+		if err := d.options.Store.Run(ctx, p.own.Lease, func(update lease.Update) { d.peers.report(p, update) }); err != nil && ctx.Err() == nil {
 			failed <- err
 		}
 	})
@@ -234,7 +219,7 @@ func (d *Daemon) generation(ctx context.Context, running *sync.WaitGroup) error 
 	case <-ctx.Done():
 		return ctx.Err()
 	}
-	d.forget(p)
+	d.peers.forget(p)
 	if err := d.establish(ctx, p); err != nil {
 		return err
 	}
@@ -248,7 +233,7 @@ func (d *Daemon) generation(ctx context.Context, running *sync.WaitGroup) error 
 	}()
 	running.Go(func() {
 		defer close(probed)
-		d.probeOffload(ctx, p)
+		p.offload.run(ctx)
 	})
 	return d.follow(ctx, p, failed)
 }
@@ -269,106 +254,19 @@ func (d *Daemon) prepare(ctx context.Context, config netconf.Config, view *fabri
 	if err != nil {
 		return nil, err
 	}
+	p := newPresence(&d.options, config, view, own)
+	p.uplink = options
+	p.offload = &offload{log: d.options.Log, backend: view.Backend, ask: make(chan struct{}, 1), leases: func(use func(lease.Lease) bool) { d.peers.each(p, use) }}
+	return p, nil
+}
+
+// newPresence returns the state of a generation with its own lease, before any other is known.
+func newPresence(options *Options, config netconf.Config, view *fabric.View, own lease.Lease) *presence {
 	ours := lease.Own{Lease: own, Network: config.Network, Network6: config.IPv6Network}
 	return &presence{
-		config: config, uplink: options, view: view, own: ours, leases: lease.NewBook(ours), refused: map[string]string{},
+		config: config, view: view, own: ours, rules: nodeRules(options, config, view, own), leases: lease.NewBook(ours), refused: map[string]string{},
 		known: make(chan struct{}), restart: make(chan error, 1),
-		offload: offload{ask: make(chan struct{}, 1)},
-	}, nil
-}
-
-// ownOwner is the owner of the node's own fragment, peerOwner the prefix of the owners of other nodes'.
-const (
-	ownOwner  reconcile.Owner = "node"
-	peerOwner reconcile.Owner = "lease/"
-)
-
-// open starts the engines, in the first generation.
-func (d *Daemon) open(ctx context.Context, running *sync.WaitGroup, config netconf.Config) error {
-	for _, network := range []netip.Prefix{config.Network, config.IPv6Network} {
-		if network.IsValid() && !slices.Contains(d.ranges, network) {
-			d.ranges = append(d.ranges, network) // former ones stay: routes into them are removed
-		}
 	}
-	if d.started {
-		d.engine.SetRanges(d.ranges, others(config.Backend))
-		return nil
-	}
-	var err error
-	if d.engine, err = whole.NewEngine(whole.Options{Owns: fabric.Owns, Log: d.options.Log}); err != nil {
-		return err
-	}
-	d.engine.SetRanges(d.ranges, others(config.Backend))
-	if d.nft, err = ruleset.NewEngine(ruleset.Options{Tables: host.Tables(), Foreign: d.options.Open}); err != nil {
-		d.engine.Close()
-		return err
-	}
-	d.started = true
-	d.links = reconcile.NewLoop(d.engine, reconcile.Options[whole.Key, whole.Item]{Name: "links", Log: d.options.Log})
-	d.rules = reconcile.NewLoop(d.nft, reconcile.Options[nft.Key, nft.Item]{Name: "nftables", Log: d.options.Log, Keep: d.spare})
-	d.firewall = &firewall{engine: d.nft, loop: d.rules, log: d.options.Log}
-	d.commands = reconcile.NewLoop(extension.NewEngine(d.options.Log), reconcile.Options[extension.Key, extension.Item]{Name: "commands", Log: d.options.Log})
-	running.Go(func() { _ = d.commands.Run(ctx) })
-	running.Go(func() {
-		defer d.engine.Close()
-		_ = d.links.Run(ctx)
-	})
-	running.Go(func() {
-		defer d.nft.Close()
-		_ = d.rules.Run(ctx)
-	})
-	return nil
-}
-
-// watches are those of readAhead. Each function ends one.
-type watches struct{ links, rules context.CancelFunc }
-
-// readAhead makes the engines read what is programmed before their first state is known. The store may take long to return leases:
-// what another program changes meanwhile is read again. Otherwise rules that are gone would count as in effect, and the tunnel would be
-// open to all hosts. Rules stay watched until follow does it, links until their first commit, which has thousands of events of its own.
-func readAhead(ctx context.Context, d *Daemon, running *sync.WaitGroup) (watches, error) {
-	linkCtx, links := context.WithCancel(ctx)
-	ruleCtx, rules := context.WithCancel(ctx)
-	changes, err := d.engine.Watch(linkCtx)
-	drifts, wrong := d.nft.Monitor(ruleCtx)
-	if err := errors.Join(err, wrong); err != nil {
-		links()
-		rules()
-		return watches{}, err
-	}
-	<-drifts // the watch has begun
-	running.Go(func() {
-		for range changes {
-			d.links.Outdate()
-		}
-	})
-	running.Go(func() {
-		for drift := range drifts {
-			if drift.All || drift.InCare {
-				d.rules.Resync()
-			} else {
-				d.rules.Outdate() // the rules in other programs' chains
-			}
-		}
-	})
-	if d.ahead { // by a former generation, for its ranges and tables; it may have ended before its first state
-		d.links.Outdate()
-		d.rules.Outdate()
-		return watches{links, rules}, nil
-	}
-	d.ahead = true
-	d.links.ReadAhead()
-	d.rules.ReadAhead()
-	return watches{links, rules}, nil
-}
-
-// others reports whether other programs add the routes to other nodes' pods.
-func others(backend netconf.Backend) bool {
-	switch backend.(type) {
-	case netconf.Alloc, netconf.Extension:
-		return true
-	}
-	return false
 }
 
 // establish brings everything into effect, publishes it to the other nodes, and then to the plugin and the cluster.
@@ -376,17 +274,17 @@ func (d *Daemon) establish(ctx context.Context, p *presence) error {
 	own, config := p.own.Lease, p.config
 	flags := d.options.Flags
 	d.wait("programming the node's rules") // before the devices: the tunnel is closed to hosts that are not nodes
-	d.firewall.traffic = nil
+	d.engines.firewall.traffic = nil
 	if d.options.Open && flags.Forward {
-		d.firewall.traffic = Traffic(config.Network, config.IPv6Network)
-		d.firewall.look(ctx) // first, so that what an earlier process opened stays open
+		d.engines.firewall.traffic = Traffic(config.Network, config.IPv6Network)
+		d.engines.firewall.look(ctx) // first, so that what an earlier process opened stays open
 	}
-	if err := programRules(ctx, d, p); err != nil {
+	if err := d.peers.programRules(ctx, p); err != nil {
 		return fmt.Errorf("program the node's rules: %w", err)
 	}
 	d.wait("programming the node's devices")
 	p.watched.links()
-	if err := d.links.Start(ctx, map[reconcile.Owner]fabric.Fragment{ownOwner: p.view.Own(own)}); err != nil {
+	if err := d.engines.links.Start(ctx, map[reconcile.Owner]fabric.Fragment{ownOwner: p.view.Own(own)}); err != nil {
 		err = fmt.Errorf("program the node's devices: %w", err)
 		if d.served.Load() && ctx.Err() == nil {
 			return &restartError{err, true} // the interface may have been removed again
@@ -394,7 +292,7 @@ func (d *Daemon) establish(ctx context.Context, p *presence) error {
 		return err
 	}
 	d.wait("programming other nodes' addresses")
-	if err := d.rules.Apply(ctx, nil); err != nil {
+	if err := d.engines.rules.Apply(ctx, nil); err != nil {
 		return fmt.Errorf("program other nodes' addresses: %w", err)
 	}
 	if err := d.connected(ctx, p); err != nil {
@@ -427,27 +325,6 @@ func (d *Daemon) establish(ctx context.Context, p *presence) error {
 	return nil
 }
 
-// programRules brings the node's own rules into effect, and hands over the addresses of other nodes. It commits both in one transaction if
-// the node has a tunnel device, through which packets arrive already, or an earlier process's rules, whose addresses would be removed
-// first. Otherwise it does not wait for the addresses: nft(8) takes a while for thousands of them, and the devices are made meanwhile.
-func programRules(ctx context.Context, d *Daemon, p *presence) error {
-	present, err := hasTunnel()
-	if err == nil && !present {
-		present, err = hasRules()
-	}
-	if err != nil {
-		return err
-	}
-	if present {
-		return d.rules.Start(ctx, d.rule(p))
-	}
-	if err := d.rules.Start(ctx, map[reconcile.Owner]map[nft.Key]nft.Item{ownOwner: d.nodeRules(p).Rules()}); err != nil {
-		return err
-	}
-	d.rule(p)
-	return nil
-}
-
 func tunnel(config netconf.Config) host.Tunnel {
 	switch b := config.Backend.(type) {
 	case netconf.VXLAN:
@@ -460,10 +337,10 @@ func tunnel(config netconf.Config) host.Tunnel {
 }
 
 // nodeRules returns the configuration of the node's rules.
-func (d *Daemon) nodeRules(p *presence) *host.Config {
-	flags, own := d.options.Flags, p.own.Lease
-	rules := &host.Config{Masquerade: flags.Masq, SequentialPorts: flags.SequentialPorts, Tunnel: tunnel(p.config), Pods: d.options.Pods}
-	rules.Families[0] = host.Family{Network: p.config.Network, Subnet: own.Subnet, Local: p.view.Uplink.Addr}
-	rules.Families[1] = host.Family{Network: p.config.IPv6Network, Subnet: own.Subnet6, Local: p.view.Uplink.Addr6}
+func nodeRules(options *Options, config netconf.Config, view *fabric.View, own lease.Lease) *host.Config {
+	flags := options.Flags
+	rules := &host.Config{Masquerade: flags.Masq, SequentialPorts: flags.SequentialPorts, Tunnel: tunnel(config), Pods: options.Pods}
+	rules.Families[0] = host.Family{Network: config.Network, Subnet: own.Subnet, Local: view.Uplink.Addr}
+	rules.Families[1] = host.Family{Network: config.IPv6Network, Subnet: own.Subnet6, Local: view.Uplink.Addr6}
 	return rules
 }

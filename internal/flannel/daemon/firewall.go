@@ -72,5 +72,13 @@ func (f *firewall) concerned(drift *nft.Drift) bool {
 	return len(f.traffic) > 0 && (f.survey == nil || f.survey.Concerns(drift))
 }
 
+// soon returns the timer for the next look after a drift: one for all changes within firewallRest.
+func (f *firewall) soon(look <-chan time.Time, drift *nft.Drift) <-chan time.Time {
+	if look == nil && f.concerned(drift) {
+		return time.After(firewallRest)
+	}
+	return look
+}
+
 // jumpOwner is the owner in the comments of the rules.
 const jumpOwner = "flannel"

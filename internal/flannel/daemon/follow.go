@@ -11,18 +11,18 @@ import (
 
 // follow repairs foreign changes until ctx ends or a new generation has to begin.
 func (d *Daemon) follow(ctx context.Context, p *presence, failed <-chan error) error {
-	d.engine.Attend(p.view.Uplink.Index, p.view.Uplink.Name)
-	changes, err := d.engine.Watch(ctx)
+	d.engines.devices.Attend(p.view.Uplink.Index, p.view.Uplink.Name)
+	changes, err := d.engines.devices.Watch(ctx)
 	if err != nil {
 		return err
 	}
-	drifts, err := d.nft.Monitor(ctx)
+	drifts, err := d.engines.nft.Monitor(ctx)
 	if err != nil {
 		return err
 	}
 	p.watched.rules()
-	d.links.Resync() // changes before the watch began
-	d.due(p)
+	d.engines.links.Resync() // changes before the watch began
+	p.offload.due()
 	check := time.NewTicker(checkPeriod)
 	defer check.Stop()
 	var settled, look <-chan time.Time
@@ -45,11 +45,11 @@ func (d *Daemon) follow(ctx context.Context, p *presence, failed <-chan error) e
 			if err := d.drifted(drift, open); err != nil {
 				return err
 			}
-			look = d.lookSoon(look, &drift)
+			look = d.engines.firewall.soon(look, &drift)
 		case <-look:
 			look = nil
-			d.firewall.look(ctx)
-			d.rules.Resync()
+			d.engines.firewall.look(ctx)
+			d.engines.rules.Resync()
 		case <-settled:
 			settled = nil
 			if err := d.linksChanged(p); err != nil {
@@ -61,27 +61,19 @@ func (d *Daemon) follow(ctx context.Context, p *presence, failed <-chan error) e
 	}
 }
 
-// lookSoon returns the timer for the next look at other programs' chains: one for all changes within firewallRest.
-func (d *Daemon) lookSoon(look <-chan time.Time, drift *nft.Drift) <-chan time.Time {
-	if look == nil && d.firewall.concerned(drift) {
-		return time.After(firewallRest)
-	}
-	return look
-}
-
 // verify compares everything, for changes without an event.
 func (d *Daemon) verify(ctx context.Context, p *presence) {
-	d.links.Resync()
-	d.rules.Resync()
-	d.due(p)
-	if d.firewall.concerned(&nft.Drift{}) {
-		d.firewall.look(ctx)
+	d.engines.links.Resync()
+	d.engines.rules.Resync()
+	p.offload.due()
+	if d.engines.firewall.concerned(&nft.Drift{}) {
+		d.engines.firewall.look(ctx)
 	}
 }
 
 // linksChanged repairs links, and ends the generation if the uplink has changed.
 func (d *Daemon) linksChanged(p *presence) error {
-	d.links.Resync()
+	d.engines.links.Resync()
 	if err := d.moved(p); err != nil {
 		return &restartError{reason: err}
 	}
@@ -94,7 +86,7 @@ func (d *Daemon) drifted(drift nft.Drift, open bool) error {
 		return &restartError{reason: fmt.Errorf("events of nftables ended: %w", errors.Join(drift.Err))}
 	}
 	if drift.All || drift.InCare {
-		d.rules.Resync()
+		d.engines.rules.Resync()
 	}
 	return nil
 }

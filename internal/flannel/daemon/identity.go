@@ -83,5 +83,5 @@ func (d *Daemon) connected(ctx context.Context, p *presence) error {
 		}
 	}
 	// It waits for no owner: a failing command is retried, and delays nothing else.
-	return d.commands.Start(ctx, map[reconcile.Owner]map[extension.Key]extension.Item{})
+	return d.engines.commands.Start(ctx, map[reconcile.Owner]map[extension.Key]extension.Item{})
 }

@@ -2,7 +2,9 @@ package daemon
 
 import (
 	"context"
+	"log/slog"
 	"net/netip"
+	"sync"
 
 	"github.com/vishvananda/netlink"
 
@@ -15,10 +17,17 @@ import (
 // probedPeers is the maximum number of peers that are probed: a fault of this node shows with most of them.
 const probedPeers = 16
 
-// offload is the test of the VXLAN devices' checksum offload.
+// offload tests the checksum offload of a generation's VXLAN devices, and turns it off where it is faulty.
 type offload struct {
+	log     *slog.Logger
+	backend netconf.Backend
+	// leases passes the accepted leases to a function until it returns false.
+	leases func(use func(lease.Lease) bool)
 	// ask has one value when peers have to be probed.
 	ask chan struct{}
+
+	// mu guards what follows.
+	mu sync.Mutex
 	// index is that of the device probed last, and asked the addresses of peers that have answered since.
 	index int
 	asked map[netip.Addr]bool
@@ -26,8 +35,8 @@ type offload struct {
 
 // due requests a probe of the peers that have not answered yet; of all peers if the device was created again, because then its offload is
 // on again.
-func (d *Daemon) due(p *presence) {
-	b, ok := p.view.Backend.(netconf.VXLAN)
+func (o *offload) due() {
+	b, ok := o.backend.(netconf.VXLAN)
 	if !ok {
 		return
 	}
@@ -36,22 +45,22 @@ func (d *Daemon) due(p *presence) {
 		if err != nil {
 			continue
 		}
-		d.mu.Lock()
-		if index := link.Attrs().Index; index != p.offload.index {
-			p.offload.index, p.offload.asked = index, map[netip.Addr]bool{}
+		o.mu.Lock()
+		if index := link.Attrs().Index; index != o.index {
+			o.index, o.asked = index, map[netip.Addr]bool{}
 		}
-		d.mu.Unlock()
+		o.mu.Unlock()
 		break
 	}
 	select {
-	case p.offload.ask <- struct{}{}:
+	case o.ask <- struct{}{}:
 	default: // already requested
 	}
 }
 
-// probeOffload probes the devices whenever it is due, and turns their offload off if that fixes the fault.
-func (d *Daemon) probeOffload(ctx context.Context, p *presence) {
-	b, ok := p.view.Backend.(netconf.VXLAN)
+// run probes the devices whenever it is due, until ctx ends.
+func (o *offload) run(ctx context.Context) {
+	b, ok := o.backend.(netconf.VXLAN)
 	if !ok {
 		return
 	}
@@ -59,65 +68,63 @@ func (d *Daemon) probeOffload(ctx context.Context, p *presence) {
 		select {
 		case <-ctx.Done():
 			return
-		case <-p.offload.ask:
+		case <-o.ask:
 		}
 		for i, device := range fabric.Devices(b) {
-			for _, peer := range d.tunnelAddresses(p, i) {
+			for _, peer := range o.tunnelAddresses(i) {
 				if ctx.Err() == nil {
-					d.probePeer(ctx, p, device, peer)
+					o.probePeer(ctx, device, peer)
 				}
 			}
 		}
 	}
 }
 
-func (d *Daemon) probePeer(ctx context.Context, p *presence, device string, peer netip.Addr) {
-	d.mu.Lock()
-	asked := p.offload.asked
-	d.mu.Unlock()
+func (o *offload) probePeer(ctx context.Context, device string, peer netip.Addr) {
+	o.mu.Lock()
+	asked := o.asked
+	o.mu.Unlock()
 	verdict, err := probe.Test(ctx, peer)
 	if err != nil {
-		d.options.Log.Debug("test of checksum offload failed", "peer", peer, "error", err)
+		o.log.Debug("test of checksum offload failed", "peer", peer, "error", err)
 	}
 	if err != nil || verdict == probe.Silent {
 		return
 	}
 	if verdict == probe.Faulty {
-		d.cure(ctx, device, peer)
+		o.cure(ctx, device, peer)
 	} else {
-		d.options.Log.Debug("checksum offload of the tunnel is sound", "device", device, "peer", peer)
+		o.log.Debug("checksum offload of the tunnel is sound", "device", device, "peer", peer)
 	}
-	d.mu.Lock()
+	o.mu.Lock()
 	asked[peer] = true
-	d.mu.Unlock()
+	o.mu.Unlock()
 }
 
 // tunnelAddresses returns the tunnel addresses of some peers that have not answered yet, of IPv4 or, for 1, of IPv6.
-func (d *Daemon) tunnelAddresses(p *presence, six int) []netip.Addr {
-	d.mu.Lock()
-	defer d.mu.Unlock()
+func (o *offload) tunnelAddresses(six int) []netip.Addr {
+	o.mu.Lock()
+	defer o.mu.Unlock()
 	var out []netip.Addr
-	if len(p.offload.asked) >= probedPeers {
+	if len(o.asked) >= probedPeers {
 		return nil
 	}
-	for _, l := range p.leases.Accepted() { // in the map's random order: sorting thousands would delay updates
-		if len(out) == probedPeers {
-			break
-		}
+	o.leases(func(l lease.Lease) bool {
 		subnet, data := l.Subnet, l.Data
 		if six == 1 {
 			subnet, data = l.Subnet6, l.Data6
 		}
-		if _, ok := data.(lease.VXLAN); ok && subnet.IsValid() && !p.offload.asked[subnet.Addr()] {
+		if _, ok := data.(lease.VXLAN); ok && subnet.IsValid() && !o.asked[subnet.Addr()] {
 			out = append(out, subnet.Addr())
 		}
-	}
+		return len(out) < probedPeers
+	})
 	return out
 }
 
 // cure turns the offload off, and on again if that changes nothing: then something else blocks TCP.
-func (d *Daemon) cure(ctx context.Context, device string, peer netip.Addr) {
-	log := d.options.Log.With("device", device, "peer", peer)
+func (o *offload) cure(ctx context.Context, device string, peer netip.Addr) {
+	log := o.log.With("device", device, "peer", peer)
 	if err := probe.SetOffload(device, false); err != nil {
 		log.Warn("peer answers ICMP and not TCP; checksum offload cannot be turned off", "error", err)
 		return

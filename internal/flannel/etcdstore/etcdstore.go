@@ -4,15 +4,10 @@ package etcdstore
 
 import (
 	"context"
-	"crypto/tls"
-	"crypto/x509"
 	"errors"
 	"fmt"
 	"log/slog"
-	"math/rand/v2"
 	"net/netip"
-	"os"
-	"path"
 	"slices"
 	"strings"
 	"time"
@@ -45,15 +40,14 @@ type Options struct {
 
 // Store is the lease store in etcd.
 type Store struct {
-	options Options
-	client  *clientv3.Client
-	config  netconf.Config
+	*connection
+
+	options       Options
+	configuration configuration
 	// own is the key that Acquire acquired.
 	own holding
 	// listed is the last listing that no later step has used: of thousands of leases, each listing takes a while.
 	listed *listing
-	// configRevision is the revision of the configuration in use; configSeen is the revision up to which a newer one was searched for.
-	configRevision, configSeen int64
 }
 
 // holding is the node's own key.
@@ -80,110 +74,18 @@ func New(options Options) (*Store, error) {
 	if err != nil {
 		return nil, fmt.Errorf("--etcd-endpoints=%s: %w", strings.Join(f.Endpoints, ","), err)
 	}
-	return &Store{options: options, client: client}, nil
+	c := &connection{client: client, prefix: f.Prefix, log: options.Log}
+	return &Store{connection: c, options: options, configuration: configuration{connection: c}}, nil
 }
 
-func tlsConfig(f netconf.EtcdFlags) (*tls.Config, error) {
-	out := &tls.Config{MinVersion: tls.VersionTLS12}
-	if f.CAFile != "" {
-		pem, err := os.ReadFile(f.CAFile)
-		if err != nil {
-			return nil, fmt.Errorf("--etcd-cafile: %w", err)
-		}
-		if out.RootCAs = x509.NewCertPool(); !out.RootCAs.AppendCertsFromPEM(pem) {
-			return nil, fmt.Errorf("--etcd-cafile=%s: no certificate in PEM form in it", f.CAFile)
-		}
-	}
-	if f.CertFile != "" {
-		pair, err := tls.LoadX509KeyPair(f.CertFile, f.KeyFile)
-		if err != nil {
-			return nil, fmt.Errorf("--etcd-certfile=%s, --etcd-keyfile=%s: %w", f.CertFile, f.KeyFile, err)
-		}
-		out.Certificates = []tls.Certificate{pair}
-	}
-	return out, nil
-}
+// Config returns the network configuration, as soon as etcd has a valid one.
+func (s *Store) Config(ctx context.Context) (netconf.Config, error) { return s.configuration.read(ctx) }
 
 // Close closes the connection. The node keeps its lease until the lease expires.
 func (s *Store) Close() error { return s.client.Close() }
 
-func (s *Store) configKey() string { return path.Join(s.options.Flags.Prefix, "config") }
-
-func (s *Store) subnetsPrefix() string { return path.Join(s.options.Flags.Prefix, "subnets") + "/" }
-
-// again runs f until it succeeds. Each error is logged once.
-func (s *Store) again(ctx context.Context, what string, f func(ctx context.Context) error) error {
-	last := ""
-	for {
-		bounded, cancel := context.WithTimeout(ctx, requestTimeout)
-		err := f(bounded)
-		cancel()
-		if err == nil {
-			return nil
-		}
-		if ctx.Err() != nil {
-			return fmt.Errorf("%s: %w", what, errors.Join(ctx.Err(), err))
-		}
-		if err.Error() != last {
-			last = err.Error()
-			s.options.Log.Warn("etcd request failed; trying again", "request", what, "error", err)
-		}
-		select {
-		case <-ctx.Done():
-		case <-time.After(retry):
-		}
-	}
-}
-
-// Config returns the network configuration, as soon as etcd has a valid one.
-func (s *Store) Config(ctx context.Context) (netconf.Config, error) {
-	err := s.again(ctx, "read "+s.configKey(), func(ctx context.Context) error {
-		answer, err := s.client.Get(ctx, s.configKey())
-		if err != nil {
-			return err
-		}
-		if len(answer.Kvs) == 0 {
-			return fmt.Errorf("key %s does not exist: put the network configuration there (etcdctl put %[1]s '{\"Network\":\"10.5.0.0/16\",\"Backend\":{\"Type\":\"vxlan\"}}')", s.configKey())
-		}
-		config, err := s.parse(answer.Kvs[0].Value)
-		if err != nil && s.configRevision == 0 {
-			return err
-		}
-		if err != nil {
-			s.options.Log.Warn("network configuration in etcd is not valid; the former one stays in effect", "error", err)
-			config = s.config
-		}
-		s.config, s.configRevision, s.configSeen = config, answer.Kvs[0].ModRevision, answer.Header.Revision
-		return nil
-	})
-	return s.config, err
-}
-
-func (s *Store) parse(text []byte) (netconf.Config, error) {
-	config, err := netconf.Parse(text)
-	if err == nil {
-		config, err = config.Etcd()
-	}
-	if err != nil {
-		return config, fmt.Errorf("value of %s: %w", s.configKey(), err)
-	}
-	return config, nil
-}
-
-// changed checks a new value of the configuration's key, and requests a restart of the generation if it is valid and differs from the
-// former one.
-func (s *Store) changed(text []byte, report func(lease.Update)) {
-	config, err := s.parse(text)
-	switch {
-	case err != nil:
-		s.options.Log.Warn("network configuration in etcd is not valid; the former one stays in effect", "error", err)
-	case config != s.config:
-		report(lease.Update{Restart: errors.New("the network configuration in etcd changed")})
-	}
-}
-
 func (s *Store) families() lease.Families {
-	return lease.Families{V4: s.config.EnableIPv4, V6: s.config.EnableIPv6}
+	return lease.Families{V4: s.configuration.current.EnableIPv4, V6: s.configuration.current.EnableIPv6}
 }
 
 // record is a lease as etcd has it.
@@ -296,21 +198,22 @@ func (s *Store) acquire(ctx context.Context, l lease.Lease) (lease.Lease, error)
 	if err != nil {
 		return lease.Lease{}, err
 	}
+	pools := s.pools()
 	if r, ok := mine(all.records, l); ok {
-		if s.fits(r.subnets) {
+		if pools.fit(r.subnets) {
 			l.Subnet, l.Subnet6 = r.subnets[0], r.subnets[1]
 			if err = s.put(ctx, l, &r, all.revision); err == nil {
 				s.listed = all
 			}
 			return l, err
 		}
-		s.options.Log.Info("own lease does not fit the network configuration; it is given up", "key", r.key)
+		s.log.Info("own lease does not fit the network configuration; it is given up", "key", r.key)
 		if _, err := s.client.Delete(ctx, s.subnetsPrefix()+r.key); err != nil {
 			return lease.Lease{}, err
 		}
 		all.records = slices.DeleteFunc(all.records, func(other record) bool { return other.key == r.key })
 	}
-	subnets, err := s.choose(all.records)
+	subnets, err := pools.choose(all.records)
 	if err != nil {
 		return lease.Lease{}, err
 	}
@@ -322,96 +225,13 @@ func (s *Store) acquire(ctx context.Context, l lease.Lease) (lease.Lease, error)
 	return l, err
 }
 
-// fits reports whether the configuration allows these subnets.
-func (s *Store) fits(subnets [2]netip.Prefix) bool {
-	for i, f := range s.pools() {
-		if f.wanted != subnets[i].IsValid() {
-			return false
-		}
-		if f.wanted && (subnets[i].Bits() != f.Len || subnets[i].Addr().Less(f.Min) || f.Max.Less(subnets[i].Addr())) {
-			return false
-		}
+// pools returns the pools of the configuration in use.
+func (s *Store) pools() pools {
+	config := &s.configuration.current
+	return pools{
+		{config.Subnets4, config.EnableIPv4, s.options.Former},
+		{config.Subnets6, config.EnableIPv6, s.options.Former6},
 	}
-	return true
-}
-
-type pool struct {
-	netconf.Subnets
-	wanted bool
-	former netip.Prefix
-}
-
-func (s *Store) pools() [2]pool {
-	return [2]pool{
-		{s.config.Subnets4, s.config.EnableIPv4, s.options.Former},
-		{s.config.Subnets6, s.config.EnableIPv6, s.options.Former6},
-	}
-}
-
-// choose returns free subnets: the node's former ones, or random ones.
-func (s *Store) choose(records []record) ([2]netip.Prefix, error) {
-	var former, out [2]netip.Prefix
-	free := func(subnet netip.Prefix) bool {
-		for _, r := range records {
-			if r.subnets[0].Overlaps(subnet) || r.subnets[1].Overlaps(subnet) {
-				return false
-			}
-		}
-		return true
-	}
-	usable := true
-	for i, p := range s.pools() {
-		if p.wanted {
-			former[i] = p.former
-			usable = usable && p.former.IsValid() && free(p.former)
-		}
-	}
-	if usable && s.fits(former) {
-		return former, nil
-	}
-	for i, p := range s.pools() {
-		if !p.wanted {
-			continue
-		}
-		subnet, err := p.pick(free)
-		if err != nil {
-			return out, err
-		}
-		out[i] = subnet
-	}
-	return out, nil
-}
-
-// candidates limits the number of free subnets among which one is chosen at random, as in flannel.
-const candidates = 100
-
-// pick chooses at random one of the first free subnets between Min and Max.
-func (p *pool) pick(free func(netip.Prefix) bool) (netip.Prefix, error) {
-	var found []netip.Prefix
-	for addr := p.Min; addr.IsValid() && !p.Max.Less(addr) && len(found) < candidates; {
-		subnet := netip.PrefixFrom(addr, p.Len)
-		if free(subnet) {
-			found = append(found, subnet)
-		}
-		addr = next(subnet)
-	}
-	if len(found) == 0 {
-		return netip.Prefix{}, fmt.Errorf("all subnets from %s to %s are taken: enlarge Network, or delete leases of nodes that are gone", p.Min, p.Max)
-	}
-	return found[rand.IntN(len(found))], nil //nolint:gosec // which subnet a node has is no secret
-}
-
-// next returns the first address after a range; invalid if there is none.
-func next(subnet netip.Prefix) netip.Addr {
-	raw := subnet.Addr().AsSlice()
-	for i, carry := (subnet.Bits()-1)/8, byte(1)<<(7-(subnet.Bits()-1)%8); i >= 0; i, carry = i-1, 1 {
-		before := raw[i]
-		if raw[i] += carry; raw[i] > before {
-			addr, _ := netip.AddrFromSlice(raw)
-			return addr
-		}
-	}
-	return netip.Addr{}
 }
 
 // put writes the node's key. With r, the node already owns the key: a reservation keeps having no etcd lease. Without r, the key is

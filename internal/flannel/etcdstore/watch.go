@@ -22,7 +22,7 @@ func (s *Store) Run(ctx context.Context, own lease.Lease, report func(lease.Upda
 			return fmt.Errorf("keep the lease %s alive: %w", s.own.key, err)
 		}
 	}
-	configs := s.client.Watch(clientv3.WithRequireLeader(ctx), s.configKey(), clientv3.WithRev(s.configSeen+1))
+	configs := s.configuration.watch(ctx)
 	for {
 		var revision int64
 		err := s.again(ctx, "list leases", func(ctx context.Context) error {
@@ -40,7 +40,7 @@ func (s *Store) Run(ctx context.Context, own lease.Lease, report func(lease.Upda
 		if err := s.follow(ctx, events{alive, configs, watch}, report); !errors.Is(err, errRelist) {
 			return err
 		}
-		configs = s.client.Watch(clientv3.WithRequireLeader(ctx), s.configKey(), clientv3.WithRev(s.configSeen+1))
+		configs = s.configuration.watch(ctx)
 	}
 }
 
@@ -91,45 +91,20 @@ func (s *Store) follow(ctx context.Context, e events, report func(lease.Update))
 			}
 		case answer, ok := <-e.configs:
 			if !ok || answer.Err() != nil {
-				return s.configAgain(ctx, report)
+				if err := s.configuration.compare(ctx, report); err != nil {
+					return err
+				}
+				return errRelist
 			}
-			s.configs(answer, report)
+			s.configuration.written(answer, report)
 		case answer, ok := <-e.watch:
 			if !ok || answer.Err() != nil {
-				s.options.Log.Debug("watch of leases ended; listing them anew", "error", answer.Err())
+				s.log.Debug("watch of leases ended; listing them anew", "error", answer.Err())
 				return errRelist
 			}
 			s.deltas(answer, report)
 		}
 	}
-}
-
-// configs handles the configurations that were written.
-func (s *Store) configs(answer clientv3.WatchResponse, report func(lease.Update)) {
-	for _, event := range answer.Events {
-		if event.Type == clientv3.EventTypePut {
-			s.changed(event.Kv.Value, report)
-		}
-	}
-}
-
-// configAgain compares the configuration after its watch ended.
-func (s *Store) configAgain(ctx context.Context, report func(lease.Update)) error {
-	err := s.again(ctx, "read "+s.configKey(), func(ctx context.Context) error {
-		answer, err := s.client.Get(ctx, s.configKey())
-		if err != nil {
-			return err
-		}
-		s.configSeen = answer.Header.Revision
-		if len(answer.Kvs) > 0 && answer.Kvs[0].ModRevision != s.configRevision {
-			s.changed(answer.Kvs[0].Value, report)
-		}
-		return nil
-	})
-	if err != nil {
-		return err
-	}
-	return errRelist
 }
 
 func (s *Store) deltas(answer clientv3.WatchResponse, report func(lease.Update)) {
@@ -143,7 +118,7 @@ func (s *Store) deltas(answer clientv3.WatchResponse, report func(lease.Update))
 			update.Restart = errLost
 		case key == s.own.key:
 			if clientv3.LeaseID(event.Kv.Lease) != s.own.lease {
-				s.options.Log.Warn("another program has written this node's lease: does flanneld run on this node, or has another node this public address?",
+				s.log.Warn("another program has written this node's lease: does flanneld run on this node, or has another node this public address?",
 					"key", key, "value", string(event.Kv.Value))
 			}
 		case event.Type == clientv3.EventTypeDelete:

@@ -23,6 +23,7 @@ import (
 	"weft.dev/weft/internal/attach"
 	"weft.dev/weft/internal/flannel/daemon"
 	"weft.dev/weft/internal/flannel/host"
+	"weft.dev/weft/internal/flannel/judge"
 	"weft.dev/weft/internal/flannel/node"
 	"weft.dev/weft/internal/link"
 	"weft.dev/weft/internal/network"
@@ -56,10 +57,10 @@ func newOpen() open {
 	return o
 }
 
-func (o open) Run(ctx context.Context) error         { <-ctx.Done(); return ctx.Err() }
-func (o open) HandedOver() <-chan struct{}           { return o.handed }
-func (open) Admit(context.Context, []node.Pod) error { return nil }
-func (open) Dismiss([]attach.Key)                    {}
+func (o open) Run(ctx context.Context) error          { <-ctx.Done(); return ctx.Err() }
+func (o open) HandedOver() <-chan struct{}            { return o.handed }
+func (open) Admit(context.Context, []judge.Pod) error { return nil }
+func (open) Dismiss([]attach.Key)                     {}
 
 func dual() daemon.State {
 	return daemon.State{

@@ -25,6 +25,7 @@ import (
 	ctrlcache "sigs.k8s.io/controller-runtime/pkg/cache"
 
 	"weft.dev/weft/internal/apiservertest"
+	"weft.dev/weft/internal/flannel/judge"
 	"weft.dev/weft/internal/flannel/node"
 	"weft.dev/weft/internal/network"
 )
@@ -132,7 +133,7 @@ func enforcing(t *testing.T) func() (node.Judge, error) {
 			cancel()
 			<-done
 		})
-		return node.NewJudge("n", "cni0", &network.Deps{Log: slog.New(slog.DiscardHandler), Objects: objects})
+		return judge.New("n", "cni0", &network.Deps{Log: slog.New(slog.DiscardHandler), Objects: objects})
 	}
 }
 

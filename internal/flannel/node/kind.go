@@ -23,6 +23,7 @@ import (
 	"weft.dev/weft/internal/flannel/daemon"
 	"weft.dev/weft/internal/flannel/handover"
 	"weft.dev/weft/internal/flannel/host"
+	"weft.dev/weft/internal/flannel/judge"
 	"weft.dev/weft/internal/flannel/kubestore"
 	"weft.dev/weft/internal/flannel/lease"
 	"weft.dev/weft/internal/flannel/netconf"
@@ -165,21 +166,21 @@ func open(ctx context.Context, n *machine.Node, deps network.Deps, opts KindOpti
 	if err != nil {
 		return nil, nil, err
 	}
-	judge, err := newEnforced(n.Name, c.bridgeName(), &deps) //nolint:contextcheck // its reports outlive ctx
+	policies, err := judge.New(n.Name, c.bridgeName(), &deps) //nolint:contextcheck // its reports outlive ctx
 	if err != nil {
 		return nil, nil, err
 	}
 	made, err := New(Options{
-		Node: n, Records: deps.Records, Conf: read, Leases: leases, Judge: judge, Bridge: c.bridgeName(), Closed: deps.ClosedPorts, Results: handover.ResultsDir,
+		Node: n, Records: deps.Records, Conf: read, Leases: leases, Judge: policies, Bridge: c.bridgeName(), Closed: deps.ClosedPorts, Results: handover.ResultsDir,
 		Log: deps.Log, Changed: deps.Changed, Report: deps.Report, Conflict: publish.Warnings(deps.Events),
 	})
 	if err != nil {
-		judge.close()
+		policies.Close()
 		return nil, nil, err
 	}
 	n.Observe("nftables "+portsTable, made.ports)
-	for name, table := range judge.tables {
-		n.Observe("nftables "+name, table.loop)
+	for name, loop := range policies.Loops() {
+		n.Observe("nftables "+name, loop)
 	}
 	return made, made, nil
 }

@@ -28,6 +28,7 @@ import (
 	"weft.dev/weft/internal/flannel/address"
 	"weft.dev/weft/internal/flannel/daemon"
 	"weft.dev/weft/internal/flannel/handover"
+	"weft.dev/weft/internal/flannel/judge"
 	"weft.dev/weft/internal/flannel/published"
 	"weft.dev/weft/internal/hostport/publish"
 	"weft.dev/weft/internal/link"
@@ -50,6 +51,19 @@ type Leases interface {
 	Run(ctx context.Context, established func(daemon.State)) error
 	// Ready returns why no lease is in effect yet.
 	Ready() error
+}
+
+// Judge enforces NetworkPolicies on the pods of this node. A pod that is not admitted is closed.
+type Judge interface {
+	// Run follows policies until ctx ends.
+	Run(ctx context.Context) error
+	// HandedOver is closed once all policies are known.
+	HandedOver() <-chan struct{}
+	// Admit returns once the pods' verdicts are in effect. The first call, after HandedOver, has all attached pods. A pod may be admitted
+	// again.
+	Admit(ctx context.Context, pods []judge.Pod) error
+	// Dismiss closes pods. It does not wait.
+	Dismiss(keys []attach.Key)
 }
 
 // Options of a Network.
@@ -230,7 +244,7 @@ func (n *Network) Connect(ctx context.Context, rec *attach.Record) (*types100.Re
 		return err
 	})
 	group.Go(func() error { return n.ports.Apply(groupCtx, n.portFragment(rec, portItems(rec))) })
-	group.Go(func() error { return n.opts.Judge.Admit(groupCtx, []Pod{podOf(rec)}) })
+	group.Go(func() error { return n.opts.Judge.Admit(groupCtx, []judge.Pod{judge.PodOf(rec)}) })
 	group.Go(func() error { return n.hostPorts.Publish(groupCtx, rec) })
 	if err := group.Wait(); err != nil {
 		return nil, err

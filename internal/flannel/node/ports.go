@@ -7,6 +7,7 @@ import (
 
 	"weft.dev/weft/internal/attach"
 	"weft.dev/weft/internal/flannel/host"
+	"weft.dev/weft/internal/flannel/judge"
 	"weft.dev/weft/internal/flannel/published"
 	"weft.dev/weft/internal/nft"
 	"weft.dev/weft/internal/nft/nftnl"
@@ -148,8 +149,7 @@ func apart() []nft.Table {
 
 // AllTables are all nftables tables that the agent creates for the network's pods.
 func AllTables() []nft.Table {
-	return append(Tables(), nft.Table{Family: nft.FamilyInet, Name: judgeTable}, nft.Table{Family: nft.FamilyBridge, Name: guardTable},
-		nft.Table{Family: nft.FamilyBridge, Name: portsTable})
+	return slices.Concat(Tables(), judge.Tables(), []nft.Table{{Family: nft.FamilyBridge, Name: portsTable}})
 }
 
 // portLoop keeps the table of the bridge family.

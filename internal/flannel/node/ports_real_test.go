@@ -22,6 +22,7 @@ import (
 	"weft.dev/weft/internal/cni"
 	"weft.dev/weft/internal/flannel/node"
 	"weft.dev/weft/internal/placement"
+	"weft.dev/weft/internal/testwait"
 )
 
 // serve runs an agent's handler on a stage until the test ends.
@@ -67,21 +68,7 @@ func serveUntil(t *testing.T, s *stage) (h *lifecycle.Handler, stop func()) {
 
 func eventually(t *testing.T, what string, condition func() error) {
 	t.Helper()
-	deadline := time.Now().Add(time.Minute)
-	for {
-		err := condition()
-		if err == nil {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("%s: %v", what, err)
-		}
-		select {
-		case <-time.After(5 * time.Millisecond):
-		case <-t.Context().Done():
-			t.Fatal(t.Context().Err())
-		}
-	}
+	testwait.Within(t, time.Minute, what, condition)
 }
 
 func add(t *testing.T, h *lifecycle.Handler, name string, pod ns.NetNS, ips ...string) (*types100.Result, error) {

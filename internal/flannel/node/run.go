@@ -14,6 +14,7 @@ import (
 	"weft.dev/weft/internal/attach"
 	"weft.dev/weft/internal/attach/plan"
 	"weft.dev/weft/internal/flannel/daemon"
+	"weft.dev/weft/internal/flannel/judge"
 	"weft.dev/weft/internal/flannel/published"
 	"weft.dev/weft/internal/link"
 	"weft.dev/weft/internal/nft/nftnl"
@@ -147,7 +148,7 @@ func (n *Network) establish(ctx context.Context, b *bridge, again bool) error {
 		}
 		attached = n.opts.Records.Attached()
 	}
-	var pods []Pod
+	var pods []judge.Pod
 	links, ports := map[reconcile.Owner]map[link.Key]link.Item{}, map[reconcile.Owner]map[nftnl.Key]nftnl.Item{}
 	for i := range attached {
 		rec := &attached[i]
@@ -156,7 +157,7 @@ func (n *Network) establish(ctx context.Context, b *bridge, again bool) error {
 			n.opts.Log.Error("attachment record unreadable, its pod's port stays closed", "attachment", rec.Key().String(), "error", err)
 			continue
 		}
-		pods = append(pods, podOf(rec))
+		pods = append(pods, judge.PodOf(rec))
 		links[linkOwner(rec)], ports[linkOwner(rec)] = d.port(rec), portItems(rec)
 	}
 	if err := n.opts.Judge.Admit(ctx, pods); err != nil {

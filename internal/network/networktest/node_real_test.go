@@ -34,6 +34,7 @@ import (
 	"weft.dev/weft/internal/attach"
 	"weft.dev/weft/internal/cni"
 	"weft.dev/weft/internal/placement"
+	"weft.dev/weft/internal/testwait"
 )
 
 const (
@@ -121,21 +122,7 @@ func reaches(pod ns.NetNS, to netip.Addr, within time.Duration) error {
 
 func eventually(t *testing.T, what string, condition func() error) {
 	t.Helper()
-	deadline := time.Now().Add(patience)
-	for {
-		err := condition()
-		if err == nil {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("%s: %v", what, err)
-		}
-		select {
-		case <-time.After(20 * time.Millisecond):
-		case <-t.Context().Done():
-			t.Fatal(t.Context().Err())
-		}
-	}
+	testwait.Within(t, patience, what, condition)
 }
 
 // machine is a node with an agent that runs as a separate program.

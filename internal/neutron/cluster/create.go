@@ -12,6 +12,7 @@ import (
 
 	"weft.dev/weft/internal/neutron/ahead"
 	"weft.dev/weft/internal/neutron/cloud"
+	"weft.dev/weft/internal/neutron/cluster/view"
 	"weft.dev/weft/internal/neutron/objects"
 	"weft.dev/weft/internal/neutron/openstack"
 )
@@ -29,13 +30,13 @@ func (r *round) plan(ctx context.Context) (time.Duration, error) {
 	var errs []error
 	var missing, spare []placed
 	problem := ""
-	for _, node := range r.v.nodes() {
-		host, there := r.v.hosts[node]
+	for _, node := range r.v.Nodes() {
+		host, there := r.v.Hosts[node]
 		if !there {
 			errs = append(errs, r.deleteOf(ctx, node, nil))
 			continue
 		}
-		held := r.v.portsOf(node, func(id string) bool {
+		held := r.v.PortsOf(node, func(id string) bool {
 			since, waits := r.k.inactive[id]
 			return waits && now.Sub(since) >= stuckAfter
 		})
@@ -43,12 +44,12 @@ func (r *round) plan(ctx context.Context) (time.Duration, error) {
 			problem = fmt.Sprintf("node %s: %s is plugged and has not become ACTIVE for %s; other ports are created in its place: openstack port show %[2]s, and see the log of ovn-controller or of Neutron's agent on the node",
 				node, held[at].ID, stuckAfter)
 		}
-		decided := ahead.Decide(r.v.demand[node], append(held, r.unseen(node)...), now)
+		decided := ahead.Decide(r.v.Demand[node], append(held, r.unseen(node)...), now)
 		if !decided.Again.IsZero() {
 			next = min(next, max(decided.Again.Sub(now), soonest))
 		}
 		errs = append(errs, r.deleteOf(ctx, node, decided.Delete))
-		wanted := placed{ahead.Place{Network: string(r.v.network.UID), Node: node}, decided.Create}
+		wanted := placed{ahead.Place{Network: string(r.v.Network.UID), Node: node}, decided.Create}
 		switch {
 		case decided.Create == 0:
 		case host == "":
@@ -71,14 +72,14 @@ func (r *round) plan(ctx context.Context) (time.Duration, error) {
 // unseen are a node's ports in OpenStack whose NeutronPorts are not in the cache yet.
 func (r *round) unseen(node string) []ahead.Port {
 	seen := map[string]bool{}
-	for i := range r.v.ports {
-		seen[r.v.ports[i].Name] = true
+	for i := range r.v.Ports {
+		seen[r.v.Ports[i].Name] = true
 	}
 	var all []ahead.Port
 	for i := range r.k.ports {
 		at, marked := placeOf(r.os, &r.k.ports[i])
 		_, ours := r.created(&r.k.ports[i])
-		if marked && ours && at.Network == string(r.v.network.UID) && at.Node == node && !seen[r.k.ports[i].ID] {
+		if marked && ours && at.Network == string(r.v.Network.UID) && at.Node == node && !seen[r.k.ports[i].ID] {
 			all = append(all, ahead.Port{ID: r.k.ports[i].ID, Since: r.now()})
 		}
 	}
@@ -91,10 +92,10 @@ func (r *round) deleteOf(ctx context.Context, node string, ids []string) error {
 	for _, id := range ids {
 		wanted[id] = true
 	}
-	_, there := r.v.hosts[node]
+	_, there := r.v.Hosts[node]
 	var errs []error
-	for i := range r.v.ports {
-		p := &r.v.ports[i]
+	for i := range r.v.Ports {
+		p := &r.v.Ports[i]
 		if p.Spec.Node == node && (!there || wanted[p.Name]) {
 			errs = append(errs, r.deleteObject(ctx, p))
 		}
@@ -178,7 +179,7 @@ func (r *round) release(b bulk, made []cloud.HeldPort) {
 	defer r.mu.Unlock()
 	for _, addr := range b.want.Addresses {
 		if !slices.ContainsFunc(made, func(p cloud.HeldPort) bool { return p.Has(addr) }) {
-			delete(r.claimed[r.v.key], nodeAddress{b.node, addr})
+			delete(r.claimed[r.v.Key], view.NodeAddress{Node: b.node, Addr: addr})
 		}
 	}
 }
@@ -188,7 +189,7 @@ func (r *round) bulks(ctx context.Context, wanted []placed) ([]bulk, error) {
 	if len(wanted) == 0 {
 		return nil, nil
 	}
-	subnet, pool, err := objects.PodSubnet(r.v.network, r.k.network)
+	subnet, pool, err := objects.PodSubnet(r.v.Network, r.k.network)
 	if err != nil {
 		return nil, err
 	}
@@ -215,7 +216,7 @@ func (r *round) bulks(ctx context.Context, wanted []placed) ([]bulk, error) {
 		for addresses := range slices.Chunk(chosen, divided(len(chosen), divided(len(chosen), size))) {
 			all = append(all, bulk{w.at.Node, cloud.NewPorts{
 				Owner: objects.PortOwner(w.at), Project: r.k.project, Network: r.k.network.ID, Subnet: subnet,
-				Subnet6: objects.PodSubnet6(r.v.network, r.k.network), Host: r.v.hosts[w.at.Node], Groups: []string{r.k.group}, Addresses: addresses,
+				Subnet6: objects.PodSubnet6(r.v.Network, r.k.network), Host: r.v.Hosts[w.at.Node], Groups: []string{r.k.group}, Addresses: addresses,
 			}})
 		}
 	}
@@ -243,23 +244,23 @@ func (r *round) choose(at ahead.Place, pool []ahead.Range, count int, rules *obj
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
-	for claim := range r.claimed[r.v.key] {
-		inNetwork[claim.addr] = true
+	for claim := range r.claimed[r.v.Key] {
+		inNetwork[claim.Addr] = true
 	}
 	chosen := ahead.Addresses(pool, at, count, func(addr netip.Addr) bool {
-		_, onNode := r.v.taken[nodeAddress{at.Node, addr}]
-		return inNetwork[addr] || onNode || linkLocal.Contains(addr) || r.claimedByAny(nodeAddress{at.Node, addr}) || rules.Refuses(addr)
+		_, onNode := r.v.Taken[view.NodeAddress{Node: at.Node, Addr: addr}]
+		return inNetwork[addr] || onNode || linkLocal.Contains(addr) || r.claimedByAny(view.NodeAddress{Node: at.Node, Addr: addr}) || rules.Refuses(addr)
 	})
-	if r.claimed[r.v.key] == nil {
-		r.claimed[r.v.key] = map[nodeAddress]bool{}
+	if r.claimed[r.v.Key] == nil {
+		r.claimed[r.v.Key] = map[view.NodeAddress]bool{}
 	}
 	for _, addr := range chosen {
-		r.claimed[r.v.key][nodeAddress{at.Node, addr}] = true
+		r.claimed[r.v.Key][view.NodeAddress{Node: at.Node, Addr: addr}] = true
 	}
 	return chosen
 }
 
-func (r *portReconciler) claimedByAny(at nodeAddress) bool {
+func (r *portReconciler) claimedByAny(at view.NodeAddress) bool {
 	for _, claims := range r.claimed {
 		if claims[at] {
 			return true

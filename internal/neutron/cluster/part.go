@@ -27,6 +27,7 @@ import (
 	stackubev1 "weft.dev/weft/api/stackube/v1"
 	weftv1 "weft.dev/weft/api/weft/v1"
 	"weft.dev/weft/internal/cluster"
+	"weft.dev/weft/internal/neutron/cluster/view"
 	"weft.dev/weft/internal/neutron/objects"
 )
 
@@ -66,7 +67,7 @@ func Part(opts Options) cluster.Part {
 			{Resource: "nodes", Verbs: []string{"get", "list", "watch"}, Kind: &corev1.Node{}},
 			{Group: "networking.k8s.io", Resource: "servicecidrs", Verbs: []string{"get", "list"}},
 			{Resource: "namespaces", Verbs: []string{"get", "list", "watch", "create", "delete"}, Kind: &corev1.Namespace{}},
-			{Resource: "pods", Verbs: []string{"get", "list", "watch"}, Kind: &corev1.Pod{}, Pods: podFields()},
+			{Resource: "pods", Verbs: []string{"get", "list", "watch"}, Kind: &corev1.Pod{}, Pods: view.PodFields()},
 			{Group: weftv1.GroupName, Resource: "neutronports", Verbs: keep, Kind: &weftv1.NeutronPort{}},
 			{Group: weftv1.GroupName, Resource: "nodenetworks", Verbs: []string{"get", "list", "watch"}, Kind: &weftv1.NodeNetwork{}},
 			{Resource: "services", Verbs: []string{"get", "list", "watch", "patch"}, Kind: &corev1.Service{}},
@@ -123,7 +124,7 @@ func setUp(tools cluster.Tools, opts Options) error {
 	}
 	ports := &portReconciler{
 		client: tools.Client, live: tools.Live, cloud: os, reserved: reserved, events: tools.Events, log: tools.Log, now: time.Now,
-		known: map[types.NamespacedName]*known{}, claimed: map[types.NamespacedName]map[nodeAddress]bool{},
+		known: map[types.NamespacedName]*known{}, claimed: map[types.NamespacedName]map[view.NodeAddress]bool{},
 	}
 	if err := ports.setUp(tools); err != nil {
 		return err

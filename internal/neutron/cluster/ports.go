@@ -29,6 +29,7 @@ import (
 	"weft.dev/weft/internal/cluster"
 	"weft.dev/weft/internal/neutron/ahead"
 	"weft.dev/weft/internal/neutron/cloud"
+	"weft.dev/weft/internal/neutron/cluster/view"
 	"weft.dev/weft/internal/neutron/objects"
 )
 
@@ -47,7 +48,7 @@ type portReconciler struct {
 	// known is the state of each Network in OpenStack, as last read and as changed since.
 	known map[types.NamespacedName]*known
 	// claimed are addresses of ports whose NeutronPorts may not be in the cache yet.
-	claimed map[types.NamespacedName]map[nodeAddress]bool
+	claimed map[types.NamespacedName]map[view.NodeAddress]bool
 	// rounds counts the Networks that have bulk requests under way.
 	rounds atomic.Int32
 }
@@ -79,7 +80,7 @@ type round struct {
 	*portReconciler
 
 	os *session
-	v  *view
+	v  *view.View
 	k  *known
 	// rules for ports' addresses on nodes, as read in this round.
 	rules map[string]*objects.Rules
@@ -99,12 +100,12 @@ const stuckAfter = 2 * time.Minute
 
 // Reconcile brings the ports of one Network into step.
 func (r *portReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
-	v, err := look(ctx, r.client, req.NamespacedName)
+	v, err := view.Read(ctx, r.client, req.NamespacedName)
 	if err != nil {
 		return ctrl.Result{}, err
 	}
-	idle := len(v.ports) == 0 && len(v.demand) == 0
-	if idle && (v.gone() || v.network.Status.NetworkID == "") {
+	idle := len(v.Ports) == 0 && len(v.Demand) == 0
+	if idle && (v.Gone() || v.Network.Status.NetworkID == "") {
 		r.forget(req.NamespacedName)
 		return ctrl.Result{}, nil
 	}
@@ -121,9 +122,9 @@ func (r *portReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.
 	return settle(result, err)
 }
 
-func (r *portReconciler) step(ctx context.Context, os *session, v *view) (ctrl.Result, error) {
-	if v.gone() || v.network.Status.NetworkID == "" {
-		r.forget(v.key)
+func (r *portReconciler) step(ctx context.Context, os *session, v *view.View) (ctrl.Result, error) {
+	if v.Gone() || v.Network.Status.NetworkID == "" {
+		r.forget(v.Key)
 		last := &round{portReconciler: r, os: os, v: v, k: &known{}}
 		return ctrl.Result{}, errors.Join(last.deleteObjects(ctx), last.finish(ctx))
 	}
@@ -169,17 +170,17 @@ func (r *portReconciler) untilRead(k *known) time.Duration {
 }
 
 // read returns the state in OpenStack, from memory unless a new read is due.
-func (r *portReconciler) read(ctx context.Context, os *session, v *view) (*known, error) {
+func (r *portReconciler) read(ctx context.Context, os *session, v *view.View) (*known, error) {
 	r.mu.Lock()
-	k := r.known[v.key]
+	k := r.known[v.Key]
 	r.mu.Unlock()
 	now := r.now()
-	if k == nil || k.network.ID != v.network.Status.NetworkID {
+	if k == nil || k.network.ID != v.Network.Status.NetworkID {
 		k = &known{}
 	}
 	inactive := map[string]time.Time{}
-	for i := range v.ports {
-		if p := &v.ports[i]; v.current(p) && p.Status.Plugged && !p.Spec.Active {
+	for i := range v.Ports {
+		if p := &v.Ports[i]; v.Current(p) && p.Status.Plugged && !p.Spec.Active {
 			inactive[p.Name] = cmp.Or(k.inactive[p.Name], now)
 		}
 	}
@@ -188,7 +189,7 @@ func (r *portReconciler) read(ctx context.Context, os *session, v *view) (*known
 		k.waiting, k.since = waiting, now
 		k.changed = cmp.Or(k.changed, now)
 	}
-	observed := observedGeneration(v.network)
+	observed := observedGeneration(v.Network)
 	if !k.at.IsZero() && r.untilRead(k) > 0 && k.observed == observed {
 		return k, nil
 	}
@@ -205,7 +206,7 @@ func (r *portReconciler) read(ctx context.Context, os *session, v *view) (*known
 	k.ports, k.at, k.changed, k.observed = held, r.now(), time.Time{}, observed
 	k.took = k.at.Sub(began)
 	r.mu.Lock()
-	r.known[v.key] = k
+	r.known[v.Key] = k
 	r.mu.Unlock()
 	return k, nil
 }
@@ -219,15 +220,15 @@ func observedGeneration(n *stackubev1.Network) int64 {
 }
 
 // readNetwork reads the network, and what its ports need besides.
-func (r *portReconciler) readNetwork(ctx context.Context, os *session, v *view, k *known) error {
-	held, err := os.FindNetwork(ctx, "", "", v.network.Status.NetworkID)
+func (r *portReconciler) readNetwork(ctx context.Context, os *session, v *view.View, k *known) error {
+	held, err := os.FindNetwork(ctx, "", "", v.Network.Status.NetworkID)
 	if err != nil {
 		return err
 	}
-	if k.project, err = projectOf(ctx, r.client, os, v.network); err != nil {
+	if k.project, err = projectOf(ctx, r.client, os, v.Network); err != nil {
 		return err
 	}
-	if k.group, err = os.group(ctx, k.project, v.network.Spec.IPv6CIDR != ""); err != nil {
+	if k.group, err = os.group(ctx, k.project, v.Network.Spec.IPv6CIDR != ""); err != nil {
 		return err
 	}
 	k.network = held
@@ -237,8 +238,8 @@ func (r *portReconciler) readNetwork(ctx context.Context, os *session, v *view, 
 // finish deletes ports in OpenStack whose objects are being deleted and whose nodes have unplugged them, or do not exist.
 func (r *round) finish(ctx context.Context) error {
 	var errs []error
-	for i := range r.v.ports {
-		p := &r.v.ports[i]
+	for i := range r.v.Ports {
+		p := &r.v.Ports[i]
 		if p.DeletionTimestamp.IsZero() || !controllerutil.ContainsFinalizer(p, weftv1.NeutronPortFinalizer) {
 			continue
 		}
@@ -252,7 +253,7 @@ func (r *round) finishPort(ctx context.Context, id string) error {
 	if err := r.live.Get(ctx, client.ObjectKey{Name: id}, p); err != nil { // the cache may be behind the agent's report
 		return client.IgnoreNotFound(err)
 	}
-	if _, there := r.v.hosts[p.Spec.Node]; there && (p.Status.Plugged || p.Status.Pod != nil) {
+	if _, there := r.v.Hosts[p.Spec.Node]; there && (p.Status.Plugged || p.Status.Pod != nil) {
 		return nil
 	}
 	if err := r.os.RemovePort(ctx, id); err != nil {
@@ -278,8 +279,8 @@ func (k *known) drop(id string) {
 // deleteObjects deletes the NeutronPorts of a deleted Network, except those to which pods are attached.
 func (r *round) deleteObjects(ctx context.Context) error {
 	var errs []error
-	for i := range r.v.ports {
-		if p := &r.v.ports[i]; p.Status.Pod == nil {
+	for i := range r.v.Ports {
+		if p := &r.v.Ports[i]; p.Status.Pod == nil {
 			errs = append(errs, r.deleteObject(ctx, p))
 		}
 	}
@@ -300,16 +301,16 @@ func (r *portReconciler) deleteObject(ctx context.Context, p *weftv1.NeutronPort
 // created and that cannot serve a pod is deleted.
 func (r *round) adopt(ctx context.Context) error {
 	has := map[string]bool{}
-	for i := range r.v.ports {
-		has[r.v.ports[i].Name] = true
+	for i := range r.v.Ports {
+		has[r.v.Ports[i].Name] = true
 	}
-	claims := map[nodeAddress]bool{}
+	claims := map[view.NodeAddress]bool{}
 	foreign := ""
 	var without []cloud.HeldPort
 	nodes := map[string]string{} // by a port's id
 	for _, port := range r.k.ports {
 		at, marked := placeOf(r.os, &port)
-		if !marked || at.Network != string(r.v.network.UID) {
+		if !marked || at.Network != string(r.v.Network.UID) {
 			continue
 		}
 		addr, ours := r.created(&port)
@@ -319,7 +320,7 @@ func (r *round) adopt(ctx context.Context) error {
 			}
 			continue
 		}
-		claims[nodeAddress{at.Node, addr}] = true
+		claims[view.NodeAddress{Node: at.Node, Addr: addr}] = true
 		if !has[port.ID] {
 			without = append(without, port)
 			nodes[port.ID] = at.Node
@@ -327,7 +328,7 @@ func (r *round) adopt(ctx context.Context) error {
 	}
 	r.foreign(foreign)
 	r.mu.Lock()
-	r.claimed[r.v.key] = claims
+	r.claimed[r.v.Key] = claims
 	r.mu.Unlock()
 	return r.adoptPorts(ctx, without, func(port *cloud.HeldPort) string { return nodes[port.ID] })
 }
@@ -362,7 +363,7 @@ func (r *round) created(port *cloud.HeldPort) (addr netip.Addr, ours bool) {
 // foreign sends an event about ports with Weft's mark that Weft did not create, once while the first of them is the same.
 func (r *round) foreign(id string) {
 	if id != "" && id != r.k.foreign {
-		r.events.Eventf(r.v.network, nil, corev1.EventTypeWarning, "ForeignPort", "AdoptPorts",
+		r.events.Eventf(r.v.Network, nil, corev1.EventTypeWarning, "ForeignPort", "AdoptPorts",
 			"port %s has the description of Weft's ports, and a project, host, device owner or address that Weft did not give: it is left alone", id)
 	}
 	r.k.foreign = id
@@ -396,11 +397,11 @@ func (r *round) adoptPorts(ctx context.Context, all []cloud.HeldPort, nodeOf fun
 // objectOf compiles the NeutronPort of a port that Weft created. If the port cannot serve a pod, it is deleted. It returns nil without a
 // NeutronPort to be created.
 func (r *round) objectOf(ctx context.Context, port *cloud.HeldPort, node string) (*weftv1.NeutronPort, error) {
-	host, there := r.v.hosts[node]
+	host, there := r.v.Hosts[node]
 	if there && host == "" {
 		return nil, nil
 	}
-	object, err := objects.Port(r.v.network, r.k.network, r.k.ports, port, node)
+	object, err := objects.Port(r.v.Network, r.k.network, r.k.ports, port, node)
 	serves := err == nil && there && port.Bound() && port.HostID == host && !r.clashes(object)
 	if serves {
 		if serves, err = r.allowed(ctx, port, node); err != nil {
@@ -439,7 +440,7 @@ func (r *round) rulesOf(ctx context.Context, node string) (*objects.Rules, error
 
 // allowed reports whether a port's IPv4 address is in the pods' subnet, and the node may route it to a pod.
 func (r *round) allowed(ctx context.Context, port *cloud.HeldPort, node string) (bool, error) {
-	subnet, _, err := objects.PodSubnet(r.v.network, r.k.network)
+	subnet, _, err := objects.PodSubnet(r.v.Network, r.k.network)
 	if err != nil {
 		return false, err
 	}
@@ -463,7 +464,7 @@ func (r *round) clashes(object *weftv1.NeutronPort) bool {
 		if err != nil {
 			return true
 		}
-		if of, taken := r.v.taken[nodeAddress{object.Spec.Node, prefix.Addr()}]; taken && of != r.v.key && prefix.Addr().Is4() {
+		if of, taken := r.v.Taken[view.NodeAddress{Node: object.Spec.Node, Addr: prefix.Addr()}]; taken && of != r.v.Key && prefix.Addr().Is4() {
 			return true // nodes route no IPv6 addresses
 		}
 	}
@@ -478,10 +479,10 @@ func (r *round) report(ctx context.Context) error {
 		held[r.k.ports[i].ID] = &r.k.ports[i]
 	}
 	var errs []error
-	subnet6 := objects.PodSubnet6(r.v.network, r.k.network)
-	for i := range r.v.ports {
-		p := &r.v.ports[i]
-		if !r.v.current(p) {
+	subnet6 := objects.PodSubnet6(r.v.Network, r.k.network)
+	for i := range r.v.Ports {
+		p := &r.v.Ports[i]
+		if !r.v.Current(p) {
 			if p.Status.Pod == nil {
 				errs = append(errs, r.deleteObject(ctx, p))
 			}
@@ -510,7 +511,7 @@ func lacksIPv6(port *cloud.HeldPort, subnet6 string) bool {
 // problem sends an event about a Network, once while the problem lasts.
 func (r *round) problem(what string) {
 	if r.k.problem != what && what != "" {
-		r.events.Eventf(r.v.network, nil, corev1.EventTypeWarning, "Ports", "CreatePorts", "%s", cluster.Note(what))
+		r.events.Eventf(r.v.Network, nil, corev1.EventTypeWarning, "Ports", "CreatePorts", "%s", cluster.Note(what))
 	}
 	r.k.problem = what
 }

@@ -20,6 +20,7 @@ import (
 
 	stackubev1 "weft.dev/weft/api/stackube/v1"
 	weftv1 "weft.dev/weft/api/weft/v1"
+	"weft.dev/weft/internal/neutron/cluster/view"
 )
 
 // rig has the controller's reconcilers with an API server and an OpenStack, both in memory.
@@ -65,7 +66,7 @@ func (r *rig) ports(now func() time.Time) *portReconciler {
 	return &portReconciler{
 		client: r.client, live: r.client, cloud: r.open, events: r.events, log: discard(), now: now,
 		reserved: &reservedReader{cached: r.client, live: r.client, allowed: Options{}.withDefaults().Ranges},
-		known:    map[types.NamespacedName]*known{}, claimed: map[types.NamespacedName]map[nodeAddress]bool{},
+		known:    map[types.NamespacedName]*known{}, claimed: map[types.NamespacedName]map[view.NodeAddress]bool{},
 	}
 }
 

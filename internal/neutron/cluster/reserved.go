@@ -14,6 +14,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	weftv1 "weft.dev/weft/api/weft/v1"
+	"weft.dev/weft/internal/neutron/cluster/view"
 	"weft.dev/weft/internal/neutron/objects"
 )
 
@@ -62,7 +63,7 @@ func (r *reservedReader) read(ctx context.Context, os *session, node string) (*o
 		return nil, fmt.Errorf("list the NodeNetworks: %w", err)
 	}
 	for i := range reports.Items {
-		if section := sectionOf(&reports.Items[i]); section != nil && reports.Items[i].Name == node {
+		if section := view.Section(&reports.Items[i]); section != nil && reports.Items[i].Name == node {
 			reserved[theRoutes] = append(reserved[theRoutes], prefixes(section.Ranges)...)
 		}
 	}

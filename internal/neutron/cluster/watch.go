@@ -12,6 +12,7 @@ import (
 
 	stackubev1 "weft.dev/weft/api/stackube/v1"
 	weftv1 "weft.dev/weft/api/weft/v1"
+	"weft.dev/weft/internal/neutron/cluster/view"
 )
 
 // networkOfPort returns the Network that a NeutronPort names.
@@ -29,13 +30,13 @@ func (r *portReconciler) networkOfPod(ctx context.Context, o client.Object) []re
 	if !ok {
 		return nil
 	}
-	where, err := newPlaces(ctx, r.client)
+	where, err := view.NewPlaces(ctx, r.client)
 	if err == nil {
 		namespace := &corev1.Namespace{}
 		err = r.client.Get(ctx, client.ObjectKey{Name: pod.Namespace}, namespace)
 		running := pod.DeepCopy()
 		running.Status.Phase = corev1.PodRunning // a pod that has ended has left its port
-		if key, found := where.of(running, namespace); err == nil && found {
+		if key, found := where.Of(running, namespace); err == nil && found {
 			return []reconcile.Request{{NamespacedName: key}}
 		}
 	}
@@ -92,6 +93,6 @@ func hostnameChanges() predicate.Predicate {
 	return predicate.Funcs{UpdateFunc: func(e event.UpdateEvent) bool {
 		before, was := e.ObjectOld.(*weftv1.NodeNetwork)
 		after, is := e.ObjectNew.(*weftv1.NodeNetwork)
-		return was && is && hostname(before) != hostname(after)
+		return was && is && view.Hostname(before) != view.Hostname(after)
 	}}
 }

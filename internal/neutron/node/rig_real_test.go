@@ -37,6 +37,7 @@ import (
 	"weft.dev/weft/internal/openflow/ovstest"
 	"weft.dev/weft/internal/ovsdb"
 	"weft.dev/weft/internal/reconcile"
+	"weft.dev/weft/internal/testwait"
 )
 
 // patience limits every wait for a condition.
@@ -69,21 +70,7 @@ func must(t *testing.T, err error) {
 
 func eventually(t *testing.T, what string, condition func() error) {
 	t.Helper()
-	deadline := time.Now().Add(patience)
-	for {
-		err := condition()
-		if err == nil {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("%s: %v", what, err)
-		}
-		select {
-		case <-time.After(20 * time.Millisecond):
-		case <-t.Context().Done():
-			t.Fatal(t.Context().Err())
-		}
-	}
+	testwait.Within(t, patience, what, condition)
 }
 
 // api is an administrator's client of the API server.

@@ -19,6 +19,7 @@ import (
 	"weft.dev/weft/internal/openflow/ovstest"
 	"weft.dev/weft/internal/policy"
 	"weft.dev/weft/internal/service"
+	"weft.dev/weft/internal/testwait"
 )
 
 // quoted returns a UDP packet as an ICMP error quotes it: the IP header and the UDP header.
@@ -218,7 +219,7 @@ func TestFragmentationNeededFromRoutersOutside(t *testing.T) {
 	if _, err := conn.Write([]byte("x")); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the connection is known", func() bool {
+	testwait.Until(t, "the connection is known", func() bool {
 		return strings.Contains(n.AppCtl("dpctl/dump-conntrack"), "dst=203.0.113.5")
 	})
 	client, before := netip.MustParseAddrPort(conn.LocalAddr().String()), pathMTU(t, conn)

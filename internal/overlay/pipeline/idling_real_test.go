@@ -17,6 +17,7 @@ import (
 	"weft.dev/weft/internal/openflow/bridge"
 	"weft.dev/weft/internal/overlay/pipeline/cookies"
 	"weft.dev/weft/internal/service"
+	"weft.dev/weft/internal/testwait"
 )
 
 // A client of an idled Service is reported about once, no matter how many packets it sends. It is neither rejected nor answered until the
@@ -68,9 +69,9 @@ func TestIdledServiceWaits(t *testing.T) {
 		t.Errorf("UDP: reported with the cookie %#x, want the Service's %#x", in.Cookie, cookie)
 	}
 	learned := func() int { return strings.Count(n.OFCtl("dump-flows", n.Mgmt(n.bridge), "table=25"), "actions=drop") }
-	eventually(t, "the switch has learned to drop what follows", func() bool { return learned() > 0 })
+	testwait.Until(t, "the switch has learned to drop what follows", func() bool { return learned() > 0 })
 	// The learned flow lasts ten seconds: on a slow machine a burst may continue after its end.
-	eventually(t, "of fifty datagrams that follow one at most is reported", func() bool {
+	testwait.Until(t, "of fifty datagrams that follow one at most is reported", func() bool {
 		if _, err := conn.Write([]byte("hello\n")); err != nil {
 			t.Fatal(err)
 		}

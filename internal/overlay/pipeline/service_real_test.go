@@ -14,6 +14,7 @@ import (
 
 	"weft.dev/weft/internal/overlay/pipeline"
 	"weft.dev/weft/internal/service"
+	"weft.dev/weft/internal/testwait"
 )
 
 // serviceWalk is a packet and its expected path.
@@ -235,7 +236,7 @@ func TestFirstEndpointIsAdded(t *testing.T) {
 	if _, err := conn.Write([]byte("hello\n")); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the connection is known", func() bool {
+	testwait.Until(t, "the connection is known", func() bool {
 		return strings.Contains(n.AppCtl("dpctl/dump-conntrack"), "dst=172.30.0.2")
 	})
 	n.apply(after)
@@ -299,7 +300,7 @@ func TestAffinity(t *testing.T) {
 		t.Errorf("answers: %v, then %v", second, again)
 	}
 	n.AppCtl("revalidator/purge") // as above: the datapath keeps its flows for longer than this Service its clients
-	eventually(t, "what was learned expires", func() bool { return learned() == 0 })
+	testwait.Until(t, "what was learned expires", func() bool { return learned() == 0 })
 	if got := n.tally("a", "tcp", "172.30.0.12:80", 5); len(got) != 1 {
 		t.Errorf("answers: %v", got)
 	}

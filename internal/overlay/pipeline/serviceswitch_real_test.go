@@ -264,15 +264,3 @@ func (n *serviceNode) tally(pod, network, to string, times int) map[string]int {
 	}
 	return count
 }
-
-// eventually waits until a condition holds.
-func eventually(t *testing.T, what string, holds func() bool) {
-	t.Helper()
-	tick := time.NewTicker(50 * time.Millisecond)
-	defer tick.Stop()
-	for deadline := time.Now().Add(20 * time.Second); !holds(); <-tick.C {
-		if time.Now().After(deadline) {
-			t.Fatalf("it never comes to this: %s", what)
-		}
-	}
-}

@@ -22,15 +22,11 @@ func generationOf(backend netconf.Backend) *presence {
 	addr := netip.MustParseAddr("192.0.2.1")
 	own := lease.Lease{Subnet: netip.MustParsePrefix("10.5.1.0/24"), PublicIP: addr, Backend: backend.Type()}
 	network := netip.MustParsePrefix("10.5.0.0/16")
-	ours := lease.Own{Lease: own, Network: network}
-	return &presence{
-		config: netconf.Config{Network: network, EnableIPv4: true, Backend: backend}, own: ours, leases: lease.NewBook(ours), refused: map[string]string{},
-		view: &fabric.View{
-			Backend: backend, V4: true, Network: network, Uplink: uplink.Uplink{Name: "eth0", MTU: 1500, Addr: addr, Public: addr},
-			Links: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")},
-		},
-		known: make(chan struct{}), restart: make(chan error, 1),
+	view := &fabric.View{
+		Backend: backend, V4: true, Network: network, Uplink: uplink.Uplink{Name: "eth0", MTU: 1500, Addr: addr, Public: addr},
+		Links: []netip.Prefix{netip.MustParsePrefix("192.0.2.0/24")},
 	}
+	return newPresence(&Options{Flags: &netconf.Flags{}}, netconf.Config{Network: network, EnableIPv4: true, Backend: backend}, view, own)
 }
 
 // claims are the claims of nodes 192.0.2.N.
@@ -66,32 +62,33 @@ func TestGenerationsThatEndEarly(t *testing.T) {
 		{"the backend has changed since", []*lease.Update{new(claims(vxlan, 2)), nil}, gateway},
 	} {
 		t.Run(c.name, func(t *testing.T) {
-			d := New(Options{Flags: &netconf.Flags{}, Log: slog.New(slog.DiscardHandler)})
-			d.links = reconcile.NewLoop[whole.Key, whole.Item](nil, reconcile.Options[whole.Key, whole.Item]{})
-			d.rules = reconcile.NewLoop[nft.Key, nft.Item](nil, reconcile.Options[nft.Key, nft.Item]{})
-			d.commands = reconcile.NewLoop[extension.Key, extension.Item](nil, reconcile.Options[extension.Key, extension.Item]{})
+			e := &engines{}
+			e.links = reconcile.NewLoop[whole.Key, whole.Item](nil, reconcile.Options[whole.Key, whole.Item]{})
+			e.rules = reconcile.NewLoop[nft.Key, nft.Item](nil, reconcile.Options[nft.Key, nft.Item]{})
+			e.commands = reconcile.NewLoop[extension.Key, extension.Item](nil, reconcile.Options[extension.Key, extension.Item]{})
+			others := newPeers(e, slog.New(slog.DiscardHandler))
 			begin := func(backend netconf.Backend, update *lease.Update) *presence {
 				p := generationOf(backend)
-				d.begin(p)
+				others.begin(p)
 				if update != nil {
-					d.report(p, *update)
-					d.forget(p)
+					others.report(p, *update)
+					others.forget(p)
 				}
 				return p
 			}
-			d.rule(begin(vxlan, new(claims(vxlan, 2, 3))))
-			if got := programmed(d); !slices.Contains(got, "element 192.0.2.3") || !slices.Contains(got, "route 10.5.3.0/24") {
+			others.rule(begin(vxlan, new(claims(vxlan, 2, 3))))
+			if got := programmed(e); !slices.Contains(got, "element 192.0.2.3") || !slices.Contains(got, "route 10.5.3.0/24") {
 				t.Fatalf("at first: %v", got)
 			}
 			for _, update := range c.between {
 				begin(vxlan, update)
 			}
-			d.rule(begin(c.last, new(claims(c.last, 2))))
+			others.rule(begin(c.last, new(claims(c.last, 2))))
 			want := []string{"element 192.0.2.2", "route 10.5.2.0/24"}
 			if c.last == netconf.Backend(gateway) {
 				want = want[1:]
 			}
-			if got := programmed(d); !slices.Equal(got, want) {
+			if got := programmed(e); !slices.Equal(got, want) {
 				t.Errorf("in the end: %v, want %v", got, want)
 			}
 		})
@@ -99,15 +96,15 @@ func TestGenerationsThatEndEarly(t *testing.T) {
 }
 
 // programmed returns the desired routes and the desired elements of set nodes.
-func programmed(d *Daemon) []string {
+func programmed(e *engines) []string {
 	var all []string
-	links, _ := d.links.Desired()
+	links, _ := e.links.Desired()
 	for key, item := range links {
 		if route, is := item.(*whole.Route); is && key.Kind == whole.KindRoute {
 			all = append(all, "route "+route.Dst.String())
 		}
 	}
-	rules, _ := d.rules.Desired()
+	rules, _ := e.rules.Desired()
 	for _, item := range rules {
 		if element, is := item.(*nft.Element); is {
 			all = append(all, "element "+strings.Join(element.Match, " "))

@@ -1,4 +1,5 @@
-package node
+// Package judge enforces NetworkPolicies on the pods that are ports of a bridge, with nftables. A pod that is not admitted is closed.
+package judge
 
 import (
 	"context"
@@ -17,8 +18,10 @@ import (
 	ctrlcache "sigs.k8s.io/controller-runtime/pkg/cache"
 
 	"weft.dev/weft/internal/attach"
+	"weft.dev/weft/internal/flannel/host"
 	"weft.dev/weft/internal/link"
 	"weft.dev/weft/internal/network"
+	"weft.dev/weft/internal/nft"
 	"weft.dev/weft/internal/nft/nftnl"
 	"weft.dev/weft/internal/policy"
 	"weft.dev/weft/internal/policy/enforcer"
@@ -27,14 +30,15 @@ import (
 	"weft.dev/weft/internal/reconcile"
 )
 
-// Pod is an attached pod, as a Judge needs it.
+// Pod is an attached pod.
 type Pod struct {
 	Key                  attach.Key
 	Namespace, Name, UID string
 	Addresses            []netip.Addr
 }
 
-func podOf(rec *attach.Record) Pod {
+// PodOf returns the pod of an attachment.
+func PodOf(rec *attach.Record) Pod {
 	pod := Pod{Key: rec.Key(), Namespace: rec.PodNamespace, Name: rec.PodName, UID: rec.PodUID}
 	for _, address := range rec.Addresses {
 		pod.Addresses = append(pod.Addresses, address.Addr())
@@ -51,38 +55,25 @@ func (p *Pod) record() attach.Record {
 	return rec
 }
 
-// Judge enforces NetworkPolicies on the pods of this node. A pod that is not admitted is closed.
-type Judge interface {
-	// Run follows policies until ctx ends.
-	Run(ctx context.Context) error
-	// HandedOver is closed once all policies are known.
-	HandedOver() <-chan struct{}
-	// Admit returns once the pods' verdicts are in effect. The first call, after HandedOver, has all attached pods. A pod may be admitted
-	// again.
-	Admit(ctx context.Context, pods []Pod) error
-	// Dismiss closes pods. It does not wait.
-	Dismiss(keys []attach.Key)
-}
-
 const (
-	judgeTable = "weft-flannel-pods"
+	podsTable  = "weft-flannel-pods"
 	guardTable = "weft-flannel-guard"
-	// judgePriority is before other programs' filter chains, and after the chains of earlier releases (-10 and -9), which the transaction
+	// priority is before other programs' filter chains, and after the chains of earlier releases (-10 and -9), which the transaction
 	// that adds these chains removes: a packet that it finds between two chains is judged by the ones or by the others.
-	judgePriority = -8
+	priority = -8
 	// revokeRest is how long the connections of removed pods may wait for their flush, so that several are flushed together.
 	revokeRest = time.Second
-	// judgeRetry is the delay before a failed step is repeated, unless an object changes.
-	judgeRetry = time.Second
+	// retry is the delay before a failed step is repeated, unless an object changes.
+	retry = time.Second
 )
 
-// enforced is the agent's Judge: NetworkPolicies with nftables.
-type enforced struct {
+// Judge enforces NetworkPolicies on the pods of this node.
+type Judge struct {
 	log     *slog.Logger
 	node    string
 	bridge  string
 	objects ctrlcache.Cache
-	tables  map[string]*judged
+	tables  map[string]*table
 	tracked *link.Conntrack
 	handed  chan struct{}
 	nodes   chan struct{}
@@ -99,42 +90,45 @@ type enforced struct {
 	started bool
 }
 
-// judged is a table with its loop.
-type judged struct {
+// Loop keeps a table.
+type Loop = reconcile.Loop[nftnl.Key, nftnl.Item]
+
+// table is a table of nftables with its loop.
+type table struct {
 	engine *nftnl.Engine
-	loop   *portLoop
+	loop   *Loop
 	// altered is called when the table is correct again after another program changed it.
 	altered func(ctx context.Context)
 }
 
-func newJudged(family nftnl.Family, name string) (*judged, error) {
+func newTable(family nftnl.Family, name string) (*table, error) {
 	engine, err := nftnl.NewEngine(nftnl.Options{Family: family, Table: name})
 	if err != nil {
 		return nil, err
 	}
 	loop := reconcile.NewLoop(engine, reconcile.Options[nftnl.Key, nftnl.Item]{Name: "nftables " + name})
-	return &judged{engine: engine, loop: loop, altered: func(context.Context) {}}, nil
+	return &table{engine: engine, loop: loop, altered: func(context.Context) {}}, nil
 }
 
 // run maintains the table until ctx ends, also when other programs change it.
-func (j *judged) run(ctx context.Context) error {
+func (t *table) run(ctx context.Context) error {
 	group, ctx := errgroup.WithContext(ctx)
-	group.Go(func() error { return j.loop.Run(ctx) })
+	group.Go(func() error { return t.loop.Run(ctx) })
 	group.Go(func() error {
-		drifts, err := j.engine.Watch(ctx)
+		drifts, err := t.engine.Watch(ctx)
 		if err != nil {
 			return err
 		}
 		if _, open := <-drifts; open { // watching has begun
-			j.loop.Resync()
+			t.loop.Resync()
 		}
 		for drift := range drifts {
 			if drift.Err != nil {
 				return drift.Err
 			}
 			// If this fails, the loop retries. The flush below then removes what the table's current state does not allow.
-			_, _ = j.loop.Verify(ctx)
-			j.altered(ctx)
+			_, _ = t.loop.Verify(ctx)
+			t.altered(ctx)
 		}
 		return ctx.Err()
 	})
@@ -142,25 +136,21 @@ func (j *judged) run(ctx context.Context) error {
 }
 
 // settled waits until a commit of the owners' fragments was tried, and returns why they are not in effect, if so.
-func (j *judged) settled(ctx context.Context, owners ...reconcile.Owner) error {
-	err := j.loop.Apply(ctx, nil)
+func (t *table) settled(ctx context.Context, owners ...reconcile.Owner) error {
+	err := t.loop.Apply(ctx, nil)
 	for _, o := range owners {
-		err = errors.Join(err, j.loop.Failure(o))
+		err = errors.Join(err, t.loop.Failure(o))
 	}
 	return err
 }
 
-// NewJudge returns the judge of the pods of a bridge, in the caller's network namespace. Run has to be called.
-func NewJudge(node, bridge string, deps *network.Deps) (Judge, error) {
-	return newEnforced(node, bridge, deps)
-}
-
-func newEnforced(node, bridge string, deps *network.Deps) (*enforced, error) {
-	pods, err := newJudged(nftnl.FamilyInet, judgeTable)
+// New returns the judge of a node's pods on a bridge, in the caller's network namespace. Run has to be called, or Close.
+func New(node, bridge string, deps *network.Deps) (*Judge, error) {
+	pods, err := newTable(nftnl.FamilyInet, podsTable)
 	if err != nil {
 		return nil, err
 	}
-	guard, err := newJudged(nftnl.FamilyBridge, guardTable)
+	guard, err := newTable(nftnl.FamilyBridge, guardTable)
 	if err != nil {
 		pods.engine.Close()
 		return nil, err
@@ -171,75 +161,89 @@ func newEnforced(node, bridge string, deps *network.Deps) (*enforced, error) {
 		guard.engine.Close()
 		return nil, err
 	}
-	e := &enforced{
+	j := &Judge{
 		log: deps.Log, node: node, bridge: bridge, objects: deps.Objects, tracked: tracked, handed: make(chan struct{}), nodes: make(chan struct{}, 1),
-		tables: map[string]*judged{judgeTable: pods, guardTable: guard}, pods: map[attach.Key]attach.Record{}, follower: follow.New(deps.Objects, nil),
+		tables: map[string]*table{podsTable: pods, guardTable: guard}, pods: map[attach.Key]attach.Record{}, follower: follow.New(deps.Objects, nil),
 		vacated: vacated{left: map[netip.Addr]departure{}},
 	}
 	lock := &sync.Mutex{}
-	e.revocations = enforcer.NewRevocations(enforcer.RevocationOptions{
+	j.revocations = enforcer.NewRevocations(enforcer.RevocationOptions{
 		Lock: lock, Rest: func() time.Duration { return revokeRest }, Log: deps.Log,
 		Settled: func(ctx context.Context, owners []reconcile.Owner) error { return pods.settled(ctx, owners...) },
-		Revoke:  e.revoke,
+		Revoke:  j.revoke,
 	})
-	pods.altered = e.judgeAgain
-	e.enforcer = enforcer.New(enforcer.Options{
-		Node: node, Lock: lock, Revocations: e.revocations, PerPolicy: true, SCTP: true, Families: enforcer.Families{IPv4: true, IPv6: true},
-		Problems: func(key policy.Key, problems []error) { e.report(deps.Events, key, problems) },
+	pods.altered = j.judgeAgain
+	j.enforcer = enforcer.New(enforcer.Options{
+		Node: node, Lock: lock, Revocations: j.revocations, PerPolicy: true, SCTP: true, Families: enforcer.Families{IPv4: true, IPv6: true},
+		Problems: func(key policy.Key, problems []error) { j.report(deps.Events, key, problems) },
 	})
-	return e, nil
+	return j, nil
+}
+
+// Loops returns the loops of the judge's tables, by the tables' names.
+func (j *Judge) Loops() map[string]*Loop {
+	loops := map[string]*Loop{}
+	for name, t := range j.tables {
+		loops[name] = t.loop
+	}
+	return loops
+}
+
+// Tables are the tables that judges create.
+func Tables() []nft.Table {
+	return []nft.Table{{Family: nft.FamilyInet, Name: podsTable}, {Family: nft.FamilyBridge, Name: guardTable}}
 }
 
 // report reports the parts of a NetworkPolicy that are not enforced on this node.
-func (e *enforced) report(events network.Events, key policy.Key, problems []error) {
+func (j *Judge) report(events network.Events, key policy.Key, problems []error) {
 	const most = 20 // an object may have thousands of errors
 	wrong := errors.Join(problems[:min(most, len(problems))]...)
-	e.log.Warn("a NetworkPolicy is not enforced as it says", "policy", key.String(), "error", wrong)
-	if object := e.follower.Policy(context.Background(), key); object != nil && events != nil {
+	j.log.Warn("a NetworkPolicy is not enforced as it says", "policy", key.String(), "error", wrong)
+	if object := j.follower.Policy(context.Background(), key); object != nil && events != nil {
 		events.Warning(object, "PolicyNotAsSpecified", "Enforce", wrong.Error())
 	}
 }
 
 // judgeAgain ends connections that were opened while another program's change of the table allowed them.
-func (e *enforced) judgeAgain(ctx context.Context) {
-	e.revocations.Due(true)
-	if err := e.revocations.Flush(ctx); err != nil && ctx.Err() == nil {
-		e.log.Warn("connections that began while the table was changed by another program may go on; trying again", "error", err)
+func (j *Judge) judgeAgain(ctx context.Context) {
+	j.revocations.Due(true)
+	if err := j.revocations.Flush(ctx); err != nil && ctx.Err() == nil {
+		j.log.Warn("connections that began while the table was changed by another program may go on; trying again", "error", err)
 	}
 }
 
-// close releases the resources; Run calls it when it ends.
-func (e *enforced) close() {
-	for _, table := range e.tables {
-		table.engine.Close()
+// Close releases the resources of a judge that does not run. Run does it when it ends.
+func (j *Judge) Close() {
+	for _, t := range j.tables {
+		t.engine.Close()
 	}
-	e.tracked.Close()
+	j.tracked.Close()
 }
 
-// HandedOver implements Judge.
-func (e *enforced) HandedOver() <-chan struct{} { return e.handed }
+// HandedOver is closed once all policies are known.
+func (j *Judge) HandedOver() <-chan struct{} { return j.handed }
 
-// Run implements Judge.
-func (e *enforced) Run(ctx context.Context) error {
-	defer e.close()
+// Run follows policies until ctx ends.
+func (j *Judge) Run(ctx context.Context) error {
+	defer j.Close()
 	group, ctx := errgroup.WithContext(ctx)
-	for _, table := range e.tables {
-		group.Go(func() error { return table.run(ctx) })
+	for _, t := range j.tables {
+		group.Go(func() error { return t.run(ctx) })
 	}
-	group.Go(func() error { return e.revocations.Run(ctx) })
-	group.Go(func() error { return e.follow(ctx) })
+	group.Go(func() error { return j.revocations.Run(ctx) })
+	group.Go(func() error { return j.follow(ctx) })
 	return group.Wait()
 }
 
 // follow hands the objects to the enforcer until ctx ends.
-func (e *enforced) follow(ctx context.Context) error {
-	informer, err := e.objects.GetInformer(ctx, &corev1.Node{}, ctrlcache.BlockUntilSynced(true))
+func (j *Judge) follow(ctx context.Context) error {
+	informer, err := j.objects.GetInformer(ctx, &corev1.Node{}, ctrlcache.BlockUntilSynced(true))
 	if err != nil {
 		return fmt.Errorf("watching the API server: %w", err)
 	}
 	signal := func(any) {
 		select {
-		case e.nodes <- struct{}{}:
+		case j.nodes <- struct{}{}:
 		default: // already signalled
 		}
 	}
@@ -253,24 +257,24 @@ func (e *enforced) follow(ctx context.Context) error {
 	}
 	known, failed := false, false
 	for ctx.Err() == nil {
-		err := e.step(ctx, !known)
+		err := j.step(ctx, !known)
 		if err == nil && !known {
 			known = true
-			close(e.handed)
+			close(j.handed)
 		}
-		var retry <-chan time.Time
+		var again <-chan time.Time
 		if err != nil && ctx.Err() == nil {
 			if !failed {
-				e.log.Warn("NetworkPolicies are not in effect, trying again", "error", err)
+				j.log.Warn("NetworkPolicies are not in effect, trying again", "error", err)
 			}
-			retry = time.After(judgeRetry)
+			again = time.After(retry)
 		}
 		failed = err != nil
 		select {
 		case <-ctx.Done():
-		case <-e.follower.Wake():
-		case <-e.nodes:
-		case <-retry:
+		case <-j.follower.Wake():
+		case <-j.nodes:
+		case <-again:
 		}
 	}
 	return ctx.Err()
@@ -284,31 +288,31 @@ func samePlace(was, now any) bool {
 }
 
 // step hands over the changes; the first time, everything.
-func (e *enforced) step(ctx context.Context, first bool) error {
+func (j *Judge) step(ctx context.Context, first bool) error {
 	if first {
-		if err := e.follower.Enter(ctx); err != nil {
+		if err := j.follower.Enter(ctx); err != nil {
 			return err
 		}
 	}
-	refused := e.follower.Step(ctx, e.enforcer.Update, first)
-	e.mu.Lock()
-	started := e.started
-	e.mu.Unlock()
+	refused := j.follower.Step(ctx, j.enforcer.Update, first)
+	j.mu.Lock()
+	started := j.started
+	j.mu.Unlock()
 	if !started {
 		return refused
 	}
-	ranges, nodes, err := e.places(ctx)
+	ranges, nodes, err := j.places(ctx)
 	if err != nil {
 		return errors.Join(refused, err)
 	}
-	return errors.Join(refused, e.enforcer.Move(ctx, ranges, nodes)) // a problem of a policy does not keep nodes from being updated
+	return errors.Join(refused, j.enforcer.Move(ctx, ranges, nodes)) // a problem of a policy does not keep nodes from being updated
 }
 
 // places returns the ranges of the nodes' pods, and the nodes' addresses: those from which nodes reach pods, and those at which pods reach
 // nodes.
-func (e *enforced) places(ctx context.Context) (map[string][]netip.Prefix, map[policy.Key][]netip.Addr, error) {
+func (j *Judge) places(ctx context.Context) (map[string][]netip.Prefix, map[policy.Key][]netip.Addr, error) {
 	var list corev1.NodeList
-	if err := e.objects.List(ctx, &list); err != nil {
+	if err := j.objects.List(ctx, &list); err != nil {
 		return nil, nil, fmt.Errorf("listing Nodes: %w", err)
 	}
 	ranges, nodes := map[string][]netip.Prefix{}, map[policy.Key][]netip.Addr{}
@@ -336,133 +340,133 @@ func (e *enforced) places(ctx context.Context) (map[string][]netip.Prefix, map[p
 	return ranges, nodes, nil
 }
 
-// Admit implements Judge.
-func (e *enforced) Admit(ctx context.Context, pods []Pod) error {
-	e.mu.Lock()
-	first := !e.started
+// Admit returns once the pods' verdicts are in effect. The first call, after HandedOver, has all attached pods. A pod may be admitted
+// again.
+func (j *Judge) Admit(ctx context.Context, pods []Pod) error {
+	j.mu.Lock()
+	first := !j.started
 	var fresh, all []attach.Record
 	for i := range pods {
 		rec := pods[i].record()
-		if _, had := e.pods[rec.Key()]; !had {
+		if _, had := j.pods[rec.Key()]; !had {
 			fresh = append(fresh, rec)
 		}
-		e.pods[rec.Key()] = rec
+		j.pods[rec.Key()] = rec
 		all = append(all, rec)
 	}
-	e.mu.Unlock()
+	j.mu.Unlock()
 	if first {
-		return e.start(ctx, all)
+		return j.start(ctx, all)
 	}
 	for i := range fresh { // a pod does not inherit the connections of its addresses
-		if err := e.flushAddresses(ctx, e.vacated.reused(&fresh[i])); err != nil {
+		if err := j.flushAddresses(ctx, j.vacated.reused(&fresh[i])); err != nil {
 			return err
 		}
 	}
 	for i := range all {
-		e.enforcer.Open(&all[i])
-		if err := e.enforcer.Await(ctx, &all[i]); err != nil {
+		j.enforcer.Open(&all[i])
+		if err := j.enforcer.Await(ctx, &all[i]); err != nil {
 			return err
 		}
-		if err := e.tables[judgeTable].settled(ctx, reconcile.Owner(all[i].Key().Owner())); err != nil {
-			return fmt.Errorf("table inet %s: %w", judgeTable, err)
+		if err := j.tables[podsTable].settled(ctx, reconcile.Owner(all[i].Key().Owner())); err != nil {
+			return fmt.Errorf("table inet %s: %w", podsTable, err)
 		}
 	}
-	e.enforcer.ReportProblems()
+	j.enforcer.ReportProblems()
 	return nil
 }
 
 // revoke flushes the connections that policies do not allow any more, and those of the addresses that pods have left. While rules for such
 // a pod are still in effect, its connections are left for a later flush.
-func (e *enforced) revoke(ctx context.Context) error {
-	departed := e.vacated.departed()
+func (j *Judge) revoke(ctx context.Context) error {
+	departed := j.vacated.departed()
 	var err error
 	if len(departed) > 0 {
-		err = e.tables[judgeTable].settled(ctx, owners(departed)...)
+		err = j.tables[podsTable].settled(ctx, owners(departed)...)
 	}
 	if err != nil {
 		departed = nil
 	}
-	err = errors.Join(err, nftables.Flush(e.tracked, e.enforcer.Revoked(), slices.Collect(maps.Keys(departed))...))
+	err = errors.Join(err, nftables.Flush(j.tracked, j.enforcer.Revoked(), slices.Collect(maps.Keys(departed))...))
 	if err == nil {
-		e.vacated.flushed(departed)
+		j.vacated.flushed(departed)
 	}
 	return err
 }
 
 // flushAddresses flushes the connections of addresses, once no rules for their former pods are in effect.
-func (e *enforced) flushAddresses(ctx context.Context, addresses map[netip.Addr]departure) error {
+func (j *Judge) flushAddresses(ctx context.Context, addresses map[netip.Addr]departure) error {
 	if len(addresses) == 0 {
 		return nil
 	}
-	if err := e.tables[judgeTable].settled(ctx, owners(addresses)...); err != nil {
-		return fmt.Errorf("table inet %s: %w", judgeTable, err)
+	if err := j.tables[podsTable].settled(ctx, owners(addresses)...); err != nil {
+		return fmt.Errorf("table inet %s: %w", podsTable, err)
 	}
-	if err := nftables.FlushPods(e.tracked, slices.Collect(maps.Keys(addresses))...); err != nil {
+	if err := nftables.FlushPods(j.tracked, slices.Collect(maps.Keys(addresses))...); err != nil {
 		return err
 	}
-	e.vacated.flushed(addresses)
+	j.vacated.flushed(addresses)
 	return nil
 }
 
 // sweep flushes the connections of the node's ranges that belong to no attached pod: an earlier agent process has left them.
-func (e *enforced) sweep(ranges []netip.Prefix, attached []attach.Record) {
+func (j *Judge) sweep(ranges []netip.Prefix, attached []attach.Record) {
 	var addresses []netip.Addr
 	for i := range attached {
 		for _, address := range attached[i].Addresses {
 			addresses = append(addresses, address.Addr())
 		}
 	}
-	if err := nftables.FlushRanges(e.tracked, ranges, addresses...); err != nil {
-		e.log.Warn("connections of former pods could not be removed: each new pod's addresses are looked for instead", "error", err)
+	if err := nftables.FlushRanges(j.tracked, ranges, addresses...); err != nil {
+		j.log.Warn("connections of former pods could not be removed: each new pod's addresses are looked for instead", "error", err)
 		return
 	}
-	e.vacated.sweep(ranges)
+	j.vacated.sweep(ranges)
 }
 
 // start programs the tables for the first time, with all attached pods.
-func (e *enforced) start(ctx context.Context, pods []attach.Record) error {
+func (j *Judge) start(ctx context.Context, pods []attach.Record) error {
 	for i := range pods {
-		e.enforcer.Open(&pods[i])
+		j.enforcer.Open(&pods[i])
 	}
-	ranges, nodes, err := e.places(ctx)
+	ranges, nodes, err := j.places(ctx)
 	if err != nil {
 		return err
 	}
-	table := e.tables[judgeTable].loop
-	e.enforcer.Compile(nftables.NewCompiler(table), ranges)
-	e.enforcer.Begin(nodes)
-	config := nftables.Config{Bridge: e.bridge, Group: hostGroup, Priority: judgePriority}
-	for name, static := range map[string]nftables.Items{judgeTable: nftables.Static(config), guardTable: nftables.Guard(config)} {
-		if err := e.tables[name].loop.Start(ctx, map[reconcile.Owner]nftables.Items{nftables.OwnerStatic: static}); err != nil {
+	j.enforcer.Compile(nftables.NewCompiler(j.tables[podsTable].loop), ranges)
+	j.enforcer.Begin(nodes)
+	config := nftables.Config{Bridge: j.bridge, Group: host.PodGroup, Priority: priority}
+	for name, static := range map[string]nftables.Items{podsTable: nftables.Static(config), guardTable: nftables.Guard(config)} {
+		if err := j.tables[name].loop.Start(ctx, map[reconcile.Owner]nftables.Items{nftables.OwnerStatic: static}); err != nil {
 			return fmt.Errorf("table %s: %w", name, err)
 		}
 	}
-	e.sweep(ranges[e.node], pods)
-	e.mu.Lock()
-	e.started = true
-	e.mu.Unlock()
-	e.enforcer.ReportProblems()
-	e.revocations.Due(true) // policies may have changed while no agent ran
-	return e.revocations.Flush(ctx)
+	j.sweep(ranges[j.node], pods)
+	j.mu.Lock()
+	j.started = true
+	j.mu.Unlock()
+	j.enforcer.ReportProblems()
+	j.revocations.Due(true) // policies may have changed while no agent ran
+	return j.revocations.Flush(ctx)
 }
 
-// Dismiss implements Judge.
-func (e *enforced) Dismiss(keys []attach.Key) {
+// Dismiss closes pods. It does not wait.
+func (j *Judge) Dismiss(keys []attach.Key) {
 	gone := map[attach.Key]attach.Record{}
-	e.mu.Lock()
+	j.mu.Lock()
 	for _, key := range keys {
-		if rec, had := e.pods[key]; had {
+		if rec, had := j.pods[key]; had {
 			gone[key] = rec
-			delete(e.pods, key)
+			delete(j.pods, key)
 		}
 	}
-	e.mu.Unlock()
+	j.mu.Unlock()
 	if len(gone) == 0 {
 		return
 	}
-	e.enforcer.Close(slices.Collect(maps.Values(gone))...)
+	j.enforcer.Close(slices.Collect(maps.Values(gone))...)
 	for _, rec := range gone {
-		e.vacated.leave(&rec)
+		j.vacated.leave(&rec)
 	}
-	e.revocations.Soon()
+	j.revocations.Soon()
 }
