@@ -16,7 +16,6 @@ func exceptions() (methods, fields, lines map[string]int) {
 		"internal/flannel/etcdstore.Store":     27,
 		"internal/link.Pods":                   26,
 		"internal/link.session":                29,
-		"internal/link/whole.Engine":           28,
 		"internal/vpc/cluster/plan_test.world": 26,
 		"test/bench/vpc.Scene":                 26,
 		"test/e2e.egressScene":                 26,

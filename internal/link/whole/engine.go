@@ -15,7 +15,6 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
-	"golang.zx2c4.com/wireguard/wgctrl"
 
 	"weft.dev/weft/internal/link"
 	"weft.dev/weft/internal/reconcile"
@@ -39,7 +38,7 @@ type Engine struct {
 	handle  *netlink.Handle
 	// requests is the socket of all changes but those by handle.
 	requests *link.Requests
-	wg       *wgctrl.Client // nil before the first WireGuard device
+	wg       wireguard
 
 	mu sync.Mutex
 	// known is what was read or committed last. It is used when a device is created again.
@@ -96,9 +95,7 @@ func NewEngine(options Options) (*Engine, error) {
 func (e *Engine) Close() {
 	e.handle.Close()
 	e.requests.Close()
-	if e.wg != nil {
-		_ = e.wg.Close() // closing loses nothing: nothing is buffered
-	}
+	e.wg.close()
 }
 
 // Commit implements reconcile.Engine. Keys that failed are in a *reconcile.PartialError; everything else is in effect.
@@ -242,7 +239,7 @@ func (c *commit) set(item Item) error {
 	case device:
 		return c.setDevice(item)
 	case *Peer:
-		return c.engine.setPeer(item)
+		return c.engine.wg.setPeer(item)
 	}
 	return fmt.Errorf("%T is not an item of this engine", item)
 }
@@ -252,7 +249,7 @@ func (c *commit) remove(item Item) error {
 	case device:
 		return c.removeDevice(item.shape())
 	case *Peer:
-		return c.engine.removePeer(item)
+		return c.engine.wg.removePeer(item)
 	}
 	return fmt.Errorf("%T is not an item of this engine", item)
 }
