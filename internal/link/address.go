@@ -43,24 +43,6 @@ func (a *Address) validate() error {
 	return ValidateName(a.Device)
 }
 
-// readAddresses adds the addresses that are items.
-func (s *session) readAddresses(state map[Key]Item, names map[int]string) error {
-	if s.path != "" {
-		return nil
-	}
-	list, err := dump(func() ([]netlink.Addr, error) { return s.handle.AddrList(nil, netlink.FAMILY_V4) })
-	if err != nil {
-		return fmt.Errorf("listing addresses: %w", err)
-	}
-	for _, have := range list {
-		if name := names[have.LinkIndex]; have.Label == AddressLabel && name != "" {
-			item := &Address{Device: name, Address: toPrefix(have.IPNet).Addr()}
-			state[item.Key()] = item
-		}
-	}
-	return nil
-}
-
 func (s *session) commitAddress(item *Address, remove bool) error {
 	link, err := s.find(item.Device)
 	if err != nil {
@@ -79,7 +61,8 @@ func (s *session) commitAddress(item *Address, remove bool) error {
 		return err
 	}
 	have := map[Key]Item{}
-	if err := s.readAddresses(have, map[int]string{index: item.Device}); err != nil {
+	there := &reader{session: s, state: have, names: map[int]string{index: item.Device}}
+	if err := there.readAddresses(); err != nil {
 		return err
 	}
 	if _, ours := have[item.Key()]; !ours {

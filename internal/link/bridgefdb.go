@@ -14,24 +14,6 @@ const ntfSticky = 1 << 6
 
 func (p *BridgePort) pinned() bool { return p.MAC != [6]byte{} }
 
-// readPinned sets the MAC of ports that neither learn nor are flooded. A port without exactly one static entry keeps the zero MAC, and so
-// differs from what was programmed.
-func (s *session) readPinned(ports map[int]*BridgePort) error {
-	if len(ports) == 0 {
-		return nil
-	}
-	entries, err := s.staticEntries()
-	if err != nil {
-		return err
-	}
-	for index, port := range ports {
-		if of := entries[index]; len(of) == 1 {
-			port.MAC = of[0]
-		}
-	}
-	return nil
-}
-
 // staticEntries returns the addresses of the static entries of bridges, by the index of the port.
 func (s *session) staticEntries() (map[int][][6]byte, error) {
 	list, err := dump(func() ([]netlink.Neigh, error) { return s.handle.NeighList(0, unix.AF_BRIDGE) })

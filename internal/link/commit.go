@@ -52,7 +52,7 @@ func (e *Engine) Commit(ctx context.Context, change reconcile.Change[Key, Item])
 		if err := validate(item); err != nil {
 			return fmt.Errorf("setting %s: %w", key, err)
 		}
-		e.enterCare(item)
+		e.care.enter(item)
 	}
 	// What is not managed yet is not read: it counts as another program's.
 	if e.known == nil {
@@ -61,9 +61,9 @@ func (e *Engine) Commit(ctx context.Context, change reconcile.Change[Key, Item])
 		}
 	}
 	for key := range change.Set {
-		e.take(key)
+		e.care.take(key)
 	}
-	e.changePorts(change)
+	e.care.changePorts(change)
 	before, whole := e.known, !onlyEntries(change)
 	steps := plannedSteps(change, before)
 	failed := map[Key]error{}
@@ -102,15 +102,15 @@ func onlyEntries(change reconcile.Change[Key, Item]) bool {
 func (e *Engine) learn(change reconcile.Change[Key, Item], failed map[Key]error) {
 	for key := range change.Delete {
 		if failed[key] == nil {
-			e.release(key)
+			e.care.release(key)
 			delete(e.known, key)
-			e.noteNeighbour(key, false)
+			e.care.noteNeighbour(key, false)
 		}
 	}
 	for key, item := range change.Set {
 		if failed[key] == nil {
 			e.known[key] = item
-			e.noteNeighbour(key, true)
+			e.care.noteNeighbour(key, true)
 		}
 	}
 }

@@ -36,8 +36,8 @@ type Macvlan struct {
 	Addresses []netip.Prefix
 }
 
-// mode returns the kernel's number of the mode.
-func (m *Macvlan) mode() netlink.MacvlanMode {
+// modeOf returns the kernel's number of a macvlan's mode.
+func modeOf(m *Macvlan) netlink.MacvlanMode {
 	switch m.Mode {
 	case "bridge":
 		return netlink.MACVLAN_MODE_BRIDGE
@@ -75,12 +75,15 @@ type Macvlans interface {
 	DeleteMacvlan(ctx context.Context, m Macvlan) error
 }
 
-var _ Macvlans = (*Pods)(nil)
+// macvlanLinks programs pods' macvlans on the devices of one network namespace.
+type macvlanLinks struct{ home *namespace }
+
+var _ Macvlans = (*macvlanLinks)(nil)
 
 // MacvlanParent implements Macvlans.
-func (p *Pods) MacvlanParent(_ context.Context, name string) (MacvlanParent, error) {
+func (l *macvlanLinks) MacvlanParent(_ context.Context, name string) (MacvlanParent, error) {
 	var parent MacvlanParent
-	err := onThread(p.home, func() error {
+	err := onThread(l.home, func() error {
 		device, err := macvlanDevice(name)
 		if err != nil {
 			return err
@@ -148,13 +151,13 @@ func (m *Macvlan) validate() error {
 }
 
 // inPod runs work on a thread that begins in the node's namespace, and passes it the pod's namespace.
-func (p *Pods) inPod(ctx context.Context, m *Macvlan, work func(pod *namespace) error) error {
+func (l *macvlanLinks) inPod(ctx context.Context, m *Macvlan, work func(pod *namespace) error) error {
 	err := errors.Join(m.validate(), ctx.Err())
 	if err == nil {
 		var pod *namespace
 		if pod, err = openNamespace(m.Netns); err == nil {
 			defer pod.close()
-			err = onThread(p.home, func() error { return work(pod) })
+			err = onThread(l.home, func() error { return work(pod) })
 		}
 	}
 	if err != nil {
@@ -164,14 +167,14 @@ func (p *Pods) inPod(ctx context.Context, m *Macvlan, work func(pod *namespace) 
 }
 
 // CreateMacvlan implements Macvlans.
-func (p *Pods) CreateMacvlan(ctx context.Context, m Macvlan) (net.HardwareAddr, error) {
+func (l *macvlanLinks) CreateMacvlan(ctx context.Context, m Macvlan) (net.HardwareAddr, error) {
 	var mac net.HardwareAddr
-	err := p.inPod(ctx, &m, func(pod *namespace) error {
+	err := l.inPod(ctx, &m, func(pod *namespace) error {
 		parent, err := deviceNamed(m.Parent)
 		if err != nil {
 			return err
 		}
-		wanted := &netlink.Macvlan{Mode: m.mode(), LinkAttrs: netlink.LinkAttrs{
+		wanted := &netlink.Macvlan{Mode: modeOf(&m), LinkAttrs: netlink.LinkAttrs{
 			Name: m.Name, MTU: cmp.Or(m.MTU, parent.Attrs().MTU), ParentIndex: parent.Attrs().Index, Namespace: netlink.NsFd(pod.file.Fd()), TxQLen: -1,
 		}}
 		if err := netlink.LinkAdd(wanted); err != nil && !errors.Is(err, unix.EEXIST) {
@@ -184,25 +187,25 @@ func (p *Pods) CreateMacvlan(ctx context.Context, m Macvlan) (net.HardwareAddr, 
 		if err != nil {
 			return fmt.Errorf("looking at it: %w", err)
 		}
-		if alias := have.Attrs().Alias; !m.isOn(have, parent) || alias != "" && alias != m.alias() {
+		if alias := have.Attrs().Alias; !isMacvlan(&m, have, parent) || alias != "" && alias != m.alias() {
 			return fmt.Errorf("%s (%s, alias %q) in the pod: %w", m.Name, have.Type(), alias, ErrForeign)
 		}
 		mac = have.Attrs().HardwareAddr
-		return m.configure(have)
+		return configureMacvlan(&m, have)
 	})
 	return mac, err
 }
 
 func (m *Macvlan) alias() string { return MacvlanAliasPrefix + m.Owner }
 
-// isOn reports whether a link of the pod is a macvlan of the right mode on a device of the node.
-func (m *Macvlan) isOn(link, parent netlink.Link) bool {
+// isMacvlan reports whether a link of the pod is the macvlan: one of the right mode on a device of the node.
+func isMacvlan(m *Macvlan, link, parent netlink.Link) bool {
 	macvlan, ok := link.(*netlink.Macvlan)
-	return ok && macvlan.Mode == m.mode() && macvlan.ParentIndex == parent.Attrs().Index
+	return ok && macvlan.Mode == modeOf(m) && macvlan.ParentIndex == parent.Attrs().Index
 }
 
-// configure works in the pod's namespace.
-func (m *Macvlan) configure(have netlink.Link) error {
+// configureMacvlan works in the pod's namespace.
+func configureMacvlan(m *Macvlan, have netlink.Link) error {
 	if err := netlink.LinkSetAlias(have, m.alias()); err != nil {
 		return fmt.Errorf("setting its alias: %w", err)
 	}
@@ -214,7 +217,7 @@ func (m *Macvlan) configure(have netlink.Link) error {
 			return err
 		}
 	}
-	if err := m.addresses(have); err != nil {
+	if err := setMacvlanAddresses(m, have); err != nil {
 		return err
 	}
 	if err := netlink.LinkSetUp(have); err != nil {
@@ -223,8 +226,8 @@ func (m *Macvlan) configure(have netlink.Link) error {
 	return nil
 }
 
-// addresses sets the exact list of addresses.
-func (m *Macvlan) addresses(have netlink.Link) error {
+// setMacvlanAddresses sets the exact list of addresses.
+func setMacvlanAddresses(m *Macvlan, have netlink.Link) error {
 	if m.Addresses == nil {
 		return nil
 	}
@@ -260,8 +263,8 @@ func (m *Macvlan) addresses(have netlink.Link) error {
 func macvlanSysctls() Sysctls { return Sysctls{DisableIPv6: On, AcceptRA: Off} }
 
 // CheckMacvlan implements Macvlans.
-func (p *Pods) CheckMacvlan(ctx context.Context, m Macvlan) error {
-	return p.inPod(ctx, &m, func(pod *namespace) error {
+func (l *macvlanLinks) CheckMacvlan(ctx context.Context, m Macvlan) error {
+	return l.inPod(ctx, &m, func(pod *namespace) error {
 		parent, err := deviceNamed(m.Parent)
 		if err != nil {
 			return err
@@ -276,7 +279,7 @@ func (p *Pods) CheckMacvlan(ctx context.Context, m Macvlan) error {
 			return &Difference{object, "does not exist"}
 		case err != nil:
 			return fmt.Errorf("looking at it: %w", err)
-		case !m.isOn(have, parent):
+		case !isMacvlan(&m, have, parent):
 			return &Difference{object, "is not a macvlan of mode " + cmp.Or(m.Mode, "private") + " on " + m.Parent}
 		case have.Attrs().Flags&net.FlagUp == 0:
 			return &Difference{object, "is down"}
@@ -286,8 +289,8 @@ func (p *Pods) CheckMacvlan(ctx context.Context, m Macvlan) error {
 }
 
 // DeleteMacvlan implements Macvlans.
-func (p *Pods) DeleteMacvlan(ctx context.Context, m Macvlan) error {
-	err := p.inPod(ctx, &m, func(pod *namespace) error {
+func (l *macvlanLinks) DeleteMacvlan(ctx context.Context, m Macvlan) error {
+	err := l.inPod(ctx, &m, func(pod *namespace) error {
 		if err := pod.enter(); err != nil {
 			return err
 		}

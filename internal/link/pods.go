@@ -15,8 +15,11 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// Pods programs the veth pairs of pods. Its methods may be called concurrently; the kernel serializes changes of links in any case.
+// Pods programs the veth pairs of pods, with their shapes, and their macvlans. Its methods may be called concurrently; the kernel serializes changes of links in any case.
 type Pods struct {
+	*shapedPorts
+	*macvlanLinks
+
 	home *namespace
 	conn *conn
 	// reaper is for deletions: they keep a socket busy for about 20 ms, for which no creation should wait. Most of that time the kernel waits
@@ -41,7 +44,8 @@ func NewPods() (*Pods, error) {
 	if err != nil {
 		return nil, err
 	}
-	p := &Pods{home: home, unplugging: make(chan struct{}, unplugAtOnce)}
+	p := &Pods{home: home, macvlanLinks: &macvlanLinks{home}, unplugging: make(chan struct{}, unplugAtOnce)}
+	p.shapedPorts = &shapedPorts{home, &p.turn}
 	err = onThread(home, func() (err error) {
 		if p.conn, err = dial(); err != nil {
 			return err

@@ -46,7 +46,7 @@ type Shapers interface {
 }
 
 var (
-	_ Shapers = (*Pods)(nil)
+	_ Shapers = (*shapedPorts)(nil)
 	_ Shapers = (*FakePods)(nil)
 )
 
@@ -374,8 +374,14 @@ func readShapes(handle *netlink.Handle, links []netlink.Link) (map[string]Shape,
 	return found, nil
 }
 
+// shapedPorts shapes the traffic of pods on the pre-plugged ports of one network namespace.
+type shapedPorts struct {
+	home *namespace
+	turn *turn
+}
+
 // Shapes implements Shapers.
-func (p *Pods) Shapes(ctx context.Context, path string) (map[string]Shape, error) {
+func (p *shapedPorts) Shapes(ctx context.Context, path string) (map[string]Shape, error) {
 	var found map[string]Shape
 	err := p.inPorts(ctx, path, func() error {
 		handle, err := netlink.NewHandle(unix.NETLINK_ROUTE)
@@ -396,7 +402,7 @@ func (p *Pods) Shapes(ctx context.Context, path string) (map[string]Shape, error
 }
 
 // Reshape implements Shapers.
-func (p *Pods) Reshape(ctx context.Context, path, name string, want Shape) error {
+func (p *shapedPorts) Reshape(ctx context.Context, path, name string, want Shape) error {
 	if err := ValidateName(receiverName(name)); err != nil {
 		return fmt.Errorf("shaping %s: %w", name, err)
 	}
@@ -406,7 +412,7 @@ func (p *Pods) Reshape(ctx context.Context, path, name string, want Shape) error
 			return err
 		}
 		defer conn.close()
-		conn.turn = &p.turn
+		conn.turn = p.turn
 		answers, err := conn.do(getLink(name), getLink(receiverName(name)))
 		if err != nil {
 			return err
@@ -437,7 +443,7 @@ func (p *Pods) Reshape(ctx context.Context, path, name string, want Shape) error
 }
 
 // inPorts runs work on a thread in the namespace of veth peers.
-func (p *Pods) inPorts(ctx context.Context, path string, work func() error) error {
+func (p *shapedPorts) inPorts(ctx context.Context, path string, work func() error) error {
 	if err := ctx.Err(); err != nil {
 		return err
 	}

@@ -45,7 +45,7 @@ const watchBuffer = 4 << 20
 // nothing to do. The first value, with All set, reports that watching has begun. When the kernel dropped events (ENOBUFS), All is reported.
 // Slow readers lose detail (All), never a change. A socket that fails otherwise ends the watching: the last value has the reason (Err).
 func (e *Engine) Watch(ctx context.Context) (<-chan Drift, error) {
-	w := &watcher{engine: e, names: map[int]string{}, out: make(chan Drift, driftBuffer)}
+	w := &watcher{home: e.home, care: e.care, port: e.conn.port, names: map[int]string{}, out: make(chan Drift, driftBuffer)}
 	if err := w.subscribe(); err != nil {
 		return nil, fmt.Errorf("watching links: %w", err)
 	}
@@ -55,14 +55,17 @@ func (e *Engine) Watch(ctx context.Context) (<-chan Drift, error) {
 }
 
 type watcher struct {
-	engine *Engine
+	home *namespace
+	care *care
+	// port is the netlink port of the engine's socket.
+	port   uint32
 	names  map[int]string // managed devices by index
 	out    chan Drift
 	socket io.ReadCloser
 }
 
 func (w *watcher) subscribe() error {
-	return onThread(w.engine.home, func() error {
+	return onThread(w.home, func() error {
 		fd, err := unix.Socket(unix.AF_NETLINK, unix.SOCK_RAW|unix.SOCK_CLOEXEC|unix.SOCK_NONBLOCK, unix.NETLINK_ROUTE)
 		if err != nil {
 			return fmt.Errorf("opening a netlink socket: %w", err)
@@ -168,7 +171,7 @@ func (w *watcher) events(datagram []byte) {
 func (w *watcher) own(header *syscall.NlMsghdr) bool {
 	switch header.Type {
 	case unix.RTM_NEWROUTE, unix.RTM_DELROUTE, unix.RTM_NEWNEIGH, unix.RTM_DELNEIGH:
-		return w.engine != nil && w.engine.conn != nil && header.Pid != 0 && header.Pid == w.engine.conn.port
+		return header.Pid != 0 && header.Pid == w.port
 	default:
 		return false
 	}
@@ -222,7 +225,7 @@ func (w *watcher) lostNeighbour(index int, attributes []byte) bool {
 		return false
 	}
 	address, ok := netip.AddrFromSlice(byType(attributes)[netlink.NDA_DST])
-	return ok && w.engine.hasNeighbour((&Neighbour{Device: w.names[index], Address: address}).Key())
+	return ok && w.care.hasNeighbour((&Neighbour{Device: w.names[index], Address: address}).Key())
 }
 
 func (w *watcher) linkEvent(message *syscall.NetlinkMessage) (Drift, bool) {
@@ -271,8 +274,8 @@ func wellFormed(attrs []byte) bool {
 func (w *watcher) about(index int, kind Kind) (Drift, bool) {
 	name := w.names[index]
 	care := slices.ContainsFunc([]Kind{KindDevice, KindVeth, KindBridge, KindBridgePort}, func(kind Kind) bool {
-		return w.engine.inCare(Key{Kind: kind, Name: name})
+		return w.care.has(Key{Kind: kind, Name: name})
 	})
-	attended := kind == KindDevice && w.engine.attends(name)
+	attended := kind == KindDevice && w.care.attends(name)
 	return Drift{Device: name, Kind: kind, Attended: attended}, name != "" && (care || attended)
 }

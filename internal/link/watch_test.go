@@ -32,7 +32,7 @@ func FuzzEvents(f *testing.F) {
 	f.Fuzz(func(_ *testing.T, datagram []byte) {
 		ports := map[string]*watchedPort{"port": {port: BridgePort{Device: "port", Bridge: "br"}, settled: true}}
 		w := &watcher{
-			engine: &Engine{devices: map[Key]bool{}, ports: ports}, names: map[int]string{1: "port"}, out: make(chan Drift, driftBuffer),
+			care: &care{devices: map[Key]bool{}, ports: ports}, names: map[int]string{1: "port"}, out: make(chan Drift, driftBuffer),
 		}
 		w.events(datagram)
 	})

@@ -7,65 +7,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
-
-	"weft.dev/weft/internal/reconcile"
 )
-
-// watchedPort is a port of a bridge as it is programmed. The kernel's events do not identify the program that changed a port, but they
-// arrive in the order of the changes. So while the engine programs a port, events that differ from it are ignored, up to the first that
-// agrees.
-type watchedPort struct {
-	port BridgePort
-	// settled reports that such an event has arrived.
-	settled bool
-}
-
-// notePorts records the ports of the own namespace for Watch, as they were read.
-func (e *Engine) notePorts() {
-	ports := map[string]*watchedPort{}
-	for key, item := range e.known {
-		if port, is := item.(*BridgePort); is && key.Netns == "" {
-			ports[key.Name] = &watchedPort{port: *port, settled: true}
-		}
-	}
-	e.mutex.Lock()
-	defer e.mutex.Unlock()
-	e.ports = ports
-}
-
-// changePorts records the ports that a change is about to program, before their events.
-func (e *Engine) changePorts(change reconcile.Change[Key, Item]) {
-	e.mutex.Lock()
-	defer e.mutex.Unlock()
-	if e.ports == nil {
-		e.ports = map[string]*watchedPort{}
-	}
-	for key := range change.Delete {
-		if key.Kind == KindBridgePort && key.Netns == "" {
-			delete(e.ports, key.Name)
-		}
-	}
-	for key, item := range change.Set {
-		if port, is := item.(*BridgePort); is && key.Netns == "" {
-			e.ports[key.Name] = &watchedPort{port: *port}
-		}
-	}
-}
-
-// portChanged reports whether an event shows a port otherwise than programmed. same compares the event with the port.
-func (e *Engine) portChanged(device string, same func(*BridgePort) bool) bool {
-	e.mutex.Lock()
-	defer e.mutex.Unlock()
-	watched := e.ports[device]
-	if watched == nil {
-		return false
-	}
-	if same(&watched.port) {
-		watched.settled = true
-		return false
-	}
-	return watched.settled
-}
 
 // portEvent reports whether a message shows that another program has changed a port of a bridge: its flags, its bridge or its static entry.
 func (w *watcher) portEvent(message *syscall.NetlinkMessage) (Drift, bool) {
@@ -98,7 +40,7 @@ func (w *watcher) portEvent(message *syscall.NetlinkMessage) (Drift, bool) {
 		return Drift{}, false
 	}
 	name := w.names[index]
-	return Drift{Device: name, Kind: KindBridgePort}, name != "" && w.engine.portChanged(name, same)
+	return Drift{Device: name, Kind: KindBridgePort}, name != "" && w.care.portChanged(name, same)
 }
 
 // portFlags returns the attributes of a bridge's port in an event: those of the bridge, or in the device's own events those of its kind of
