@@ -17,7 +17,7 @@ import (
 	ctrlcache "sigs.k8s.io/controller-runtime/pkg/cache"
 
 	"weft.dev/weft/internal/attach"
-	"weft.dev/weft/internal/link"
+	"weft.dev/weft/internal/link/conntrack"
 	"weft.dev/weft/internal/network"
 	"weft.dev/weft/internal/nft/nftnl"
 	"weft.dev/weft/internal/policy"
@@ -83,7 +83,7 @@ type enforced struct {
 	bridge  string
 	objects ctrlcache.Cache
 	tables  map[string]*judged
-	tracked *link.Conntrack
+	tracked *conntrack.Table
 	handed  chan struct{}
 	nodes   chan struct{}
 
@@ -165,7 +165,7 @@ func newEnforced(node, bridge string, deps *network.Deps) (*enforced, error) {
 		pods.engine.Close()
 		return nil, err
 	}
-	tracked, err := link.NewConntrack("")
+	tracked, err := conntrack.New("")
 	if err != nil {
 		pods.engine.Close()
 		guard.engine.Close()

@@ -16,7 +16,7 @@ import (
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
-	"weft.dev/weft/internal/link"
+	"weft.dev/weft/internal/link/rtnetlink"
 	"weft.dev/weft/internal/reconcile"
 )
 
@@ -37,7 +37,7 @@ type Engine struct {
 	options Options
 	handle  *netlink.Handle
 	// requests is the socket of all changes but those by handle.
-	requests *link.Requests
+	requests *rtnetlink.Conn
 	wg       wireguard
 
 	mu sync.Mutex
@@ -83,7 +83,7 @@ func NewEngine(options Options) (*Engine, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open a netlink socket: %w", err)
 	}
-	requests, err := link.DialRequests()
+	requests, err := rtnetlink.Dial()
 	if err != nil {
 		handle.Close()
 		return nil, err
@@ -265,11 +265,11 @@ func (c *commit) entries(steps []keyed, flags int) {
 			c.fail(s.key, err)
 		}
 	}
-	errs, err := c.engine.requests.Do(requests...)
+	answers, err := c.engine.requests.Do(requests...)
 	for i, s := range sent {
 		why := err
 		if err == nil {
-			why = errs[i]
+			why = answers[i].Err
 		}
 		if why != nil && (flags != 0 || !isAbsent(why)) {
 			c.fail(s.key, why)
@@ -308,11 +308,11 @@ func (c *commit) request(item Item, flags int) (*nl.NetlinkRequest, error) {
 }
 
 func (e *Engine) execute(request *nl.NetlinkRequest) error {
-	errs, err := e.requests.Do(request)
+	answers, err := e.requests.Do(request)
 	if err != nil {
 		return err
 	}
-	return errs[0]
+	return answers[0].Err
 }
 
 func (e *Engine) indexes() (map[string]int, error) {
