@@ -21,7 +21,7 @@ func exceptions() (methods, fields, lines map[string]int) {
 	}
 	fields = map[string]int{}
 	lines = map[string]int{
-		"test/soak":     4001,
+		"test/soak": 4001,
 	}
 	return methods, fields, lines
 }

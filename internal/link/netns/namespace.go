@@ -19,6 +19,7 @@ const nsGetType = 0xb703
 // Namespace is an open network namespace.
 type Namespace struct {
 	path string
+	// File is the open namespace.
 	File *os.File
 }
 
@@ -70,6 +71,7 @@ func Home() (*Namespace, error) {
 // FD is the descriptor of the open namespace.
 func (n *Namespace) FD() int { return int(n.File.Fd()) }
 
+// Close closes the file. The namespace stays.
 func (n *Namespace) Close() { n.File.Close() }
 
 // Enter moves the calling thread, which must be locked, into the namespace.

@@ -53,8 +53,10 @@ type Macvlans interface {
 	DeleteMacvlan(ctx context.Context, m Macvlan) error
 }
 
+// Validate reports whether the macvlan can be created.
 func (m *Macvlan) Validate() error {
 	return (&Pair{HostName: m.Parent, PodName: m.Name, Netns: m.Netns, Owner: m.Owner}).Validate()
 }
 
+// Alias is the alias of the interface.
 func (m *Macvlan) Alias() string { return MacvlanAliasPrefix + m.Owner }

@@ -78,8 +78,10 @@ type Links interface {
 	List(ctx context.Context) (map[string]string, error)
 }
 
+// HostObject is how errors and differences name the host veth.
 func (p *Pair) HostObject() string { return "host end " + p.HostName }
 
+// PodObject is how errors and differences name the pod's end.
 func (p *Pair) PodObject() string { return "pod end " + p.PodName }
 
 // CompareRoutes compares the pod's routes with those read; it empties the map.
@@ -105,6 +107,7 @@ func (p *Pair) CompareRoutes(have map[link.Key]*link.Route) []error {
 	return found
 }
 
+// Differences returns a *Difference for each difference between the desired and the actual state of an object.
 func Differences(object string, want, have *link.Device) []error {
 	var found []error
 	for _, line := range want.Differences(have) {
@@ -140,6 +143,7 @@ func (p *Pair) offload() link.Toggle {
 // defaultMTU is ETH_DATA_LEN, the kernel's default for a veth.
 const defaultMTU = 1500
 
+// LinkMTU is the MTU of both ends: that of the pair, or the default.
 func (p *Pair) LinkMTU() int {
 	if p.MTU == 0 {
 		return defaultMTU
@@ -147,6 +151,7 @@ func (p *Pair) LinkMTU() int {
 	return p.MTU
 }
 
+// Alias is the alias of the host veth.
 func (p *Pair) Alias() string {
 	if p.Preplugged != "" {
 		return PrepluggedAlias(p.HostName)
@@ -163,6 +168,7 @@ func (p *Pair) PodRoute(route link.Route) *link.Route {
 // HostSysctls keep the kernel off the pod's IPv6 link: the host veth gets no link-local address that the pod could reach.
 func HostSysctls() link.Sysctls { return link.Sysctls{DisableIPv6: link.On, AcceptRA: link.Off} }
 
+// PodSettings are the sysctls of the pod's end, with those that are always set.
 func (p *Pair) PodSettings() link.Sysctls {
 	settings := p.PodSysctls
 	settings.AcceptRA = link.Off
@@ -175,6 +181,7 @@ func (p *Pair) PodSettings() link.Sysctls {
 	return settings
 }
 
+// Validate reports whether the pair can be created.
 func (p *Pair) Validate() error {
 	if err := errors.Join(link.ValidateName(p.HostName), link.ValidateName(p.PodName)); err != nil {
 		return err

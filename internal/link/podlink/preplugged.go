@@ -61,8 +61,10 @@ const prepluggedOwner = "port/"
 // PrepluggedOwner returns the owner of a pre-plugged port, as in List.
 func PrepluggedOwner(name string) string { return prepluggedOwner + name }
 
+// PrepluggedAlias is the alias of the host veth of a pre-plugged port.
 func PrepluggedAlias(name string) string { return link.PodAliasPrefix + PrepluggedOwner(name) }
 
+// PrepluggedMTU is the MTU of a pre-plugged port, or the default for 0.
 func PrepluggedMTU(mtu int) int {
 	if mtu == 0 {
 		return defaultMTU

@@ -20,7 +20,8 @@ import (
 	"weft.dev/weft/internal/link/shaping"
 )
 
-// Pods programs the veth pairs of pods, with their shapes, and their macvlans. Its methods may be called concurrently; the kernel serializes changes of links in any case.
+// Pods programs the veth pairs of pods, with their shapes, and their macvlans. Its methods may be called concurrently; the kernel serializes
+// changes of links in any case.
 type Pods struct {
 	*shaping.Ports
 	*macvlan.Links

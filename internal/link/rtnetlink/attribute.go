@@ -19,6 +19,7 @@ const (
 	BrPortFlush       = 18 // IFLA_BRPORT_FLUSH
 )
 
+// IsOne reports whether a flag of one byte is set.
 func IsOne(value []byte) bool { return len(value) > 0 && value[0] != 0 }
 
 // LinkInfo returns the attributes of one part of IFLA_LINKINFO, nil if the message has no such part.
@@ -27,6 +28,7 @@ func LinkInfo(attrs []byte, part uint16) map[uint16][]byte {
 	return ByType(info[part])
 }
 
+// ByType returns attributes by their type, nil if they cannot be parsed.
 func ByType(data []byte) map[uint16][]byte {
 	list, err := nl.ParseRouteAttr(data)
 	if err != nil {
@@ -39,6 +41,7 @@ func ByType(data []byte) map[uint16][]byte {
 	return attrs
 }
 
+// BoolByte returns a flag of one byte.
 func BoolByte(on bool) []byte {
 	if on {
 		return []byte{1}

@@ -40,10 +40,11 @@ const (
 // order, also after one has failed. It reports each error, but acknowledges only the last request: each acknowledgement costs a read.
 type Conn struct {
 	mutex sync.Mutex
-	// turn serializes the datagrams of several sockets.
+	// Turn serializes the datagrams of several sockets.
 	Turn *Turn
 	fd   int
-	Port uint32 // the socket's address; it is in the kernel's events about this socket's changes
+	// Port is the socket's address; it is in the kernel's events about this socket's changes.
+	Port uint32
 	seq  uint32
 	buf  []byte
 }
@@ -73,6 +74,7 @@ func Dial() (*Conn, error) {
 	return c, nil
 }
 
+// Close closes the socket.
 func (c *Conn) Close() { unix.Close(c.fd) }
 
 // Turn serializes changes of links. The kernel has one lock for all of them (RTNL). A write of disable_ipv6 while the lock is held does not

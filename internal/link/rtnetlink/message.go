@@ -32,6 +32,7 @@ type LinkEnd struct {
 // adder adds an attribute to a message or to another attribute.
 type adder func(attr *nl.RtAttr)
 
+// Attributes adds the end's attributes to a message.
 func (e LinkEnd) Attributes(add adder) {
 	add(nl.NewRtAttr(unix.IFLA_IFNAME, nl.ZeroTerminated(e.Name)))
 	if e.MTU != 0 {
@@ -122,14 +123,19 @@ func DeleteGroup(group uint32) *nl.NetlinkRequest {
 	return request
 }
 
+// GroupAttr is the device group.
 func GroupAttr(group uint32) *nl.RtAttr { return nl.NewRtAttr(unix.IFLA_GROUP, nl.Uint32Attr(group)) }
 
+// AliasAttr is the alias; the empty one removes it.
 func AliasAttr(alias string) *nl.RtAttr { return nl.NewRtAttr(unix.IFLA_IFALIAS, []byte(alias)) }
 
+// MTUAttr is the MTU in bytes.
 func MTUAttr(mtu int) *nl.RtAttr { return nl.NewRtAttr(unix.IFLA_MTU, nl.Uint32Attr(uint32(mtu))) }
 
+// MACAttr is the MAC address.
 func MACAttr(mac net.HardwareAddr) *nl.RtAttr { return nl.NewRtAttr(unix.IFLA_ADDRESS, mac) }
 
+// Family is the family of an address: AF_INET or AF_INET6.
 func Family(address netip.Addr) int {
 	if address.Is4() {
 		return unix.AF_INET
@@ -153,10 +159,12 @@ func SetAddress(index int, address netip.Prefix, noPrefixRoute bool) *nl.Netlink
 	return request
 }
 
+// DeleteAddress deletes an address.
 func DeleteAddress(index int, address netip.Prefix) *nl.NetlinkRequest {
 	return AddressRequest(unix.RTM_DELADDR, 0, index, address)
 }
 
+// AddressRequest builds a request about an address.
 func AddressRequest(kind, flags, index int, address netip.Prefix) *nl.NetlinkRequest {
 	request := nl.NewNetlinkRequest(kind, flags)
 	header := nl.NewIfAddrmsg(Family(address.Addr()))
@@ -220,6 +228,7 @@ func AddRoute(route link.Route, index int) *nl.NetlinkRequest {
 	return routeRequest(unix.RTM_NEWROUTE, unix.NLM_F_CREATE|unix.NLM_F_EXCL, route, index)
 }
 
+// DeleteRoute deletes one of Weft's routes.
 func DeleteRoute(route link.Route, index int) *nl.NetlinkRequest {
 	return routeRequest(unix.RTM_DELROUTE, 0, route, index)
 }

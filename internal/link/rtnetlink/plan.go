@@ -13,6 +13,7 @@ type Plan struct {
 	ignore   map[int]error
 }
 
+// Add adds a request.
 func (l *Plan) Add(what string, request *nl.NetlinkRequest) {
 	l.what = append(l.what, what)
 	l.requests = append(l.requests, request)
@@ -27,8 +28,10 @@ func (l *Plan) AddUnless(ignored error, what string, request *nl.NetlinkRequest)
 	l.Add(what, request)
 }
 
+// Empty reports whether the plan has no request.
 func (l *Plan) Empty() bool { return len(l.requests) == 0 }
 
+// Run sends the requests, and returns the first error with the purpose of its request.
 func (l *Plan) Run(c *Conn) error {
 	answers, err := c.Do(l.requests...)
 	if err != nil {

@@ -44,6 +44,7 @@ func DialLister() (Sockets, error) {
 	return Sockets{unix.NETLINK_ROUTE: {Socket: socket}}, nil
 }
 
+// Close closes the sockets.
 func (s Sockets) Close() {
 	for _, socket := range s {
 		socket.Close()
@@ -87,11 +88,13 @@ func ToPrefix(n *net.IPNet) netip.Prefix {
 	return netip.PrefixFrom(address.Unmap(), ones)
 }
 
+// ToIPNet converts a prefix to the type of net, masked.
 func ToIPNet(p netip.Prefix) *net.IPNet {
 	p = p.Masked()
 	return &net.IPNet{IP: p.Addr().AsSlice(), Mask: net.CIDRMask(p.Bits(), p.Addr().BitLen())}
 }
 
+// ToAddr converts an address of net to netip. An invalid address stays invalid.
 func ToAddr(ip net.IP) netip.Addr {
 	address, _ := netip.AddrFromSlice(ip)
 	return address.Unmap()

@@ -1,6 +1,6 @@
 //go:build real
 
-package podveth_test
+package macvlan_test
 
 import (
 	"errors"
