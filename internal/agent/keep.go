@@ -6,7 +6,7 @@ import (
 	"weft.dev/weft/internal/agent/events"
 	"weft.dev/weft/internal/agent/sysctl"
 	"weft.dev/weft/internal/keep"
-	"weft.dev/weft/internal/link"
+	"weft.dev/weft/internal/link/notify"
 	"weft.dev/weft/internal/rootsocket"
 	"weft.dev/weft/internal/steps"
 )
@@ -58,7 +58,7 @@ func (a *agent) reportKept(thing keep.Thing, put string, err error) {
 // keepNode runs the keeper until ctx ends. The kernel reports changes of forwarding; changes of files are reported by inotify.
 func keepNode(ctx context.Context, k *keep.Keeper) error {
 	wake := make(chan struct{}, 1)
-	forwarding, err := link.WatchForwarding(ctx, func() { steps.Wake(wake) })
+	forwarding, err := notify.WatchForwarding(ctx, func() { steps.Wake(wake) })
 	if err != nil {
 		return err
 	}

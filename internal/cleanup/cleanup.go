@@ -19,6 +19,7 @@ import (
 	"weft.dev/weft/internal/cni/portspace"
 	"weft.dev/weft/internal/cni/rootdir"
 	"weft.dev/weft/internal/link"
+	"weft.dev/weft/internal/link/podveth"
 )
 
 // Options are the paths on the node, and how to clean it. Only Root has a default.
@@ -224,7 +225,7 @@ func (o Options) pods(ctx context.Context) error {
 	if err != nil || len(names) == 0 {
 		return err
 	}
-	links, err := link.NewPods()
+	links, err := podveth.New()
 	if err != nil {
 		return err
 	}

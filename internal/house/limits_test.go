@@ -11,15 +11,7 @@ import (
 // exceptions are the types and packages that are still over a limit, with their sizes. A size may only shrink: a change that makes one of them
 // grow takes something out of it first, and a change that brings it within the limit removes its line.
 func exceptions() (methods, fields, lines map[string]int) {
-	methods = map[string]int{
-		"internal/link.Pods":         26,
-		"internal/link.session":      29,
-		"internal/link/whole.Engine": 28,
-	}
-	fields = map[string]int{}
-	lines = map[string]int{
-		"internal/link": 7583,
-	}
+	methods, fields, lines = map[string]int{}, map[string]int{}, map[string]int{}
 	return methods, fields, lines
 }
 

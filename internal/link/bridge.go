@@ -1,15 +1,9 @@
 package link
 
 import (
-	"errors"
 	"fmt"
 	"net"
 	"strconv"
-	"strings"
-
-	"github.com/vishvananda/netlink"
-	"github.com/vishvananda/netlink/nl"
-	"golang.org/x/sys/unix"
 )
 
 // Bridge is a kernel bridge that the engine creates. Its MAC, MTU, addresses and state are those of a [Device] item of the same name;
@@ -34,7 +28,7 @@ func (b *Bridge) Key() Key { return Key{Netns: b.Netns, Kind: KindBridge, Name: 
 func (b *Bridge) Equal(other Item) bool {
 	o, ok := other.(*Bridge)
 	return ok && b.Key() == o.Key() && b.Promisc == o.Promisc &&
-		b.NFCallIPTables.matches(o.NFCallIPTables) && b.NFCallIP6Tables.matches(o.NFCallIP6Tables)
+		b.NFCallIPTables.Matches(o.NFCallIPTables) && b.NFCallIP6Tables.Matches(o.NFCallIP6Tables)
 }
 
 // String implements Item.
@@ -66,260 +60,10 @@ func (p *BridgePort) Equal(other Item) bool {
 // String implements Item.
 func (p *BridgePort) String() string {
 	text := "bridge port " + p.Device + " of " + p.Bridge + " hairpin " + strconv.FormatBool(p.Hairpin) + " isolated " + strconv.FormatBool(p.Isolated)
-	if p.pinned() {
+	if p.Pinned() {
 		text += " only " + net.HardwareAddr(p.MAC[:]).String()
 	}
 	return text
 }
 
-// Attributes of linux/if_link.h that the netlink library does not name.
-const (
-	bridgeKind        = "bridge"
-	brNFCallIPTables  = 36 // IFLA_BR_NF_CALL_IPTABLES
-	brNFCallIP6Tables = 37 // IFLA_BR_NF_CALL_IP6TABLES
-	brPortMode        = 4  // IFLA_BRPORT_MODE
-	brPortIsolated    = 33 // IFLA_BRPORT_ISOLATED
-	brPortLearning    = 8  // IFLA_BRPORT_LEARNING
-	brPortFlood       = 9  // IFLA_BRPORT_UNICAST_FLOOD
-	brPortFlush       = 18 // IFLA_BRPORT_FLUSH
-)
-
-// readBridges adds the managed bridges, and those of their ports that are Weft's or managed.
-func (s *session) readBridges(links []netlink.Link, state map[Key]Item) error {
-	wanted, bridges := s.bridgesAndPorts(links)
-	requests := make([]*nl.NetlinkRequest, len(wanted))
-	for i, name := range wanted {
-		requests[i] = getLink(name)
-	}
-	answers, err := s.conn.do(requests...)
-	if err != nil {
-		return err
-	}
-	pinned := map[int]*BridgePort{} // by index of the device
-	for i := range answers {
-		link, err := answers[i].device(wanted[i])
-		if errors.Is(err, ErrNoDevice) {
-			continue // it was deleted meanwhile
-		}
-		if err != nil {
-			return err
-		}
-		attrs := link.Attrs()
-		if bridges[attrs.Index] == attrs.Name {
-			item := s.bridge(link, answers[i].raw)
-			state[item.Key()] = item
-		}
-		if bridge := bridges[attrs.MasterIndex]; bridge != "" {
-			info := linkInfo(answers[i].raw, nl.IFLA_INFO_SLAVE_DATA)
-			item := &BridgePort{
-				Netns: s.path, Bridge: bridge, Device: attrs.Name, Hairpin: isOne(info[brPortMode]), Isolated: isOne(info[brPortIsolated]),
-			}
-			state[item.Key()] = item
-			if !isOne(info[brPortLearning]) && !isOne(info[brPortFlood]) {
-				pinned[attrs.Index] = item
-			}
-		}
-	}
-	return s.readPinned(pinned)
-}
-
-// bridgesAndPorts returns the names of the managed bridges and of their ports that are Weft's or managed, and the bridges by index.
-func (s *session) bridgesAndPorts(links []netlink.Link) (wanted []string, bridges map[int]string) {
-	bridges = map[int]string{}
-	for _, link := range links {
-		attrs := link.Attrs()
-		cared := strings.HasPrefix(attrs.Alias, AliasPrefix) || s.engine.inCare(Key{s.path, KindBridge, attrs.Name})
-		if link.Type() == bridgeKind && cared {
-			bridges[attrs.Index] = attrs.Name
-			wanted = append(wanted, attrs.Name)
-		}
-	}
-	for _, link := range links {
-		attrs := link.Attrs()
-		ours := strings.HasPrefix(attrs.Alias, AliasPrefix) || strings.HasPrefix(attrs.Alias, PodAliasPrefix)
-		if bridges[attrs.MasterIndex] != "" && (ours || s.engine.inCare(Key{s.path, KindBridgePort, attrs.Name})) {
-			wanted = append(wanted, attrs.Name)
-		}
-	}
-	return wanted, bridges
-}
-
-func (s *session) bridge(link netlink.Link, raw []byte) *Bridge {
-	info := linkInfo(raw, nl.IFLA_INFO_DATA)
-	owner, _ := strings.CutPrefix(link.Attrs().Alias, AliasPrefix)
-	return &Bridge{
-		Netns: s.path, Name: link.Attrs().Name, Owner: owner, Promisc: link.Attrs().RawFlags&unix.IFF_PROMISC != 0,
-		NFCallIPTables: toggleOf(info[brNFCallIPTables]), NFCallIP6Tables: toggleOf(info[brNFCallIP6Tables]),
-	}
-}
-
-// toggleOf reads a flag of one byte. A flag that the kernel does not have stays Leave.
-func toggleOf(value []byte) Toggle {
-	switch {
-	case len(value) == 0:
-		return Leave
-	case isOne(value):
-		return On
-	default:
-		return Off
-	}
-}
-
-func isOne(value []byte) bool { return len(value) > 0 && value[0] != 0 }
-
-// linkInfo returns the attributes of one part of IFLA_LINKINFO, nil if the message has no such part.
-func linkInfo(attrs []byte, part uint16) map[uint16][]byte {
-	info := byType(byType(attrs)[unix.IFLA_LINKINFO])
-	return byType(info[part])
-}
-
-func byType(data []byte) map[uint16][]byte {
-	list, err := nl.ParseRouteAttr(data)
-	if err != nil {
-		return nil
-	}
-	attrs := make(map[uint16][]byte, len(list))
-	for _, attr := range list {
-		attrs[attr.Attr.Type&^uint16(unix.NLA_F_NESTED)] = attr.Value
-	}
-	return attrs
-}
-
-func (s *session) commitBridge(bridge *Bridge, what *step) error {
-	link, err := s.find(bridge.Name)
-	if err != nil && !errors.Is(err, ErrNoDevice) {
-		return err
-	}
-	if link != nil {
-		ours := strings.HasPrefix(link.Attrs().Alias, AliasPrefix) || what.before != nil || bridge.Adopt
-		if link.Type() != bridgeKind || !ours {
-			return fmt.Errorf("%s (%s, alias %q): %w", bridge.Name, link.Type(), link.Attrs().Alias, ErrForeign)
-		}
-	}
-	if what.remove {
-		if link == nil {
-			return nil
-		}
-		return s.one(deleteLink(link.Attrs().Index), unix.ENODEV)
-	}
-	if err := s.one(bridge.request(link)); err != nil {
-		return bridge.unsupported(err)
-	}
-	if link, err = s.find(bridge.Name); err != nil {
-		return err
-	}
-	var list plan
-	list.add("setting its alias", setLink(link.Attrs().Index, aliasAttr(AliasPrefix+bridge.Owner)))
-	list.add("setting it promiscuous", setPromisc(link.Attrs().Index, bridge.Promisc))
-	return list.run(s.conn)
-}
-
-// request creates the bridge, or changes the existing one.
-func (b *Bridge) request(link netlink.Link) *nl.NetlinkRequest {
-	flags := 0
-	if link == nil {
-		flags = unix.NLM_F_CREATE | unix.NLM_F_EXCL
-	}
-	request := nl.NewNetlinkRequest(unix.RTM_NEWLINK, flags)
-	request.AddData(nl.NewIfInfomsg(unix.AF_UNSPEC))
-	request.AddData(nl.NewRtAttr(unix.IFLA_IFNAME, nl.ZeroTerminated(b.Name)))
-	info := nl.NewRtAttr(unix.IFLA_LINKINFO, nil)
-	info.AddRtAttr(nl.IFLA_INFO_KIND, nl.NonZeroTerminated(bridgeKind))
-	data := info.AddRtAttr(nl.IFLA_INFO_DATA, nil)
-	for attr, toggle := range map[int]Toggle{brNFCallIPTables: b.NFCallIPTables, brNFCallIP6Tables: b.NFCallIP6Tables} {
-		if toggle != Leave {
-			data.AddRtAttr(attr, boolByte(toggle == On))
-		}
-	}
-	request.AddData(info)
-	return request
-}
-
-// unsupported adds what the kernel lacks to an error.
-func (b *Bridge) unsupported(err error) error {
-	if errors.Is(err, unix.EOPNOTSUPP) {
-		return fmt.Errorf("%w: %w: the kernel has no bridges, load the module bridge", ErrUnsupported, err)
-	}
-	if errors.Is(err, unix.EINVAL) && (b.NFCallIPTables != Leave || b.NFCallIP6Tables != Leave) {
-		return fmt.Errorf("%w: %w: nf_call_iptables needs a kernel with CONFIG_BRIDGE_NETFILTER", ErrUnsupported, err)
-	}
-	return err
-}
-
-func boolByte(on bool) []byte {
-	if on {
-		return []byte{1}
-	}
-	return []byte{0}
-}
-
-func setPromisc(index int, on bool) *nl.NetlinkRequest {
-	request := nl.NewNetlinkRequest(unix.RTM_SETLINK, 0)
-	header := nl.NewIfInfomsg(unix.AF_UNSPEC)
-	header.Index = int32(index)
-	header.Change = unix.IFF_PROMISC
-	if on {
-		header.Flags = unix.IFF_PROMISC
-	}
-	request.AddData(header)
-	return request
-}
-
-func (s *session) commitBridgePort(port *BridgePort, what *step) error {
-	remove := what.remove
-	found, err := s.conn.do(getLink(port.Device), getLink(port.Bridge))
-	if err != nil {
-		return err
-	}
-	device, err := found[0].device(port.Device)
-	if remove && errors.Is(err, ErrNoDevice) {
-		return nil // the port was removed with the device
-	}
-	if err != nil {
-		return err
-	}
-	index, master := device.Attrs().Index, device.Attrs().MasterIndex
-	bridge, err := found[1].device(port.Bridge)
-	if remove {
-		if err != nil || master != bridge.Attrs().Index {
-			return nil //nolint:nilerr // without its bridge the device is no port of it
-		}
-		return s.one(setMaster(index, 0))
-	}
-	if err != nil {
-		return err
-	}
-	if bridge.Type() != bridgeKind {
-		return fmt.Errorf("%s is a %s and no bridge: %w", port.Bridge, bridge.Type(), ErrForeign)
-	}
-	var list plan
-	if master != bridge.Attrs().Index {
-		list.add("making it a port of "+port.Bridge, setMaster(index, bridge.Attrs().Index))
-	}
-	list.add("setting the flags of the port", setPortFlags(index, port))
-	if err := s.pin(&list, index, port, what.before != nil); err != nil {
-		return err
-	}
-	return list.run(s.conn)
-}
-
-func setMaster(index, master int) *nl.NetlinkRequest {
-	return setLink(index, nl.NewRtAttr(unix.IFLA_MASTER, nl.Uint32Attr(uint32(master))))
-}
-
-func setPortFlags(index int, port *BridgePort) *nl.NetlinkRequest {
-	request := nl.NewNetlinkRequest(unix.RTM_SETLINK, 0)
-	header := nl.NewIfInfomsg(unix.AF_BRIDGE)
-	header.Index = int32(index)
-	request.AddData(header)
-	info := nl.NewRtAttr(unix.IFLA_PROTINFO|unix.NLA_F_NESTED, nil)
-	info.AddRtAttr(brPortMode, boolByte(port.Hairpin))
-	info.AddRtAttr(brPortIsolated, boolByte(port.Isolated))
-	info.AddRtAttr(brPortLearning, boolByte(!port.pinned()))
-	info.AddRtAttr(brPortFlood, boolByte(!port.pinned()))
-	if port.pinned() {
-		info.AddRtAttr(brPortFlush, nil) // the addresses it has learned since it became a port
-	}
-	request.AddData(info)
-	return request
-}
+func (p *BridgePort) Pinned() bool { return p.MAC != [6]byte{} }

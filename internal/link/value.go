@@ -10,6 +10,28 @@ import (
 	"strings"
 )
 
+func (d *Device) Alias() string {
+	if d.wholeAlias {
+		return d.Owner
+	}
+	return AliasPrefix + d.Owner
+}
+
+// Restriction returns what restores d after other was programmed over it: the fields that other sets, with d's values.
+func (d *Device) Restriction(other *Device, alias string) *Device {
+	back := *d
+	back.Netns, back.Owner, back.wholeAlias = other.Netns, alias, true
+	if other.TxOffload == Leave {
+		back.TxOffload = Leave
+	}
+	for _, entry := range SysctlEntries() {
+		if *entry.Get(&other.Sysctls) == Leave {
+			*entry.Get(&back.Sysctls) = Leave
+		}
+	}
+	return &back
+}
+
 const (
 	// Protocol is Weft's number in the kernel's table of routing protocols (rtm_protocol, and the protocol of
 	// a rule): 'W'. It is free in iproute2's rt_protos and above RTPROT_STATIC, so the kernel never uses it.
@@ -90,8 +112,8 @@ func (t Toggle) String() string {
 	}
 }
 
-// matches reports whether a desired and an actual toggle agree, in either order of the arguments.
-func (t Toggle) matches(other Toggle) bool { return t == Leave || other == Leave || t == other }
+// Matches reports whether a desired and an actual toggle agree, in either order of the arguments.
+func (t Toggle) Matches(other Toggle) bool { return t == Leave || other == Leave || t == other }
 
 // Sysctls are the per-device settings under /proc/sys/net/ipv4/conf and ipv6/conf that Weft uses. The zero value leaves all as they are.
 type Sysctls struct {
@@ -118,7 +140,7 @@ type Sysctls struct {
 // Matches reports whether the two agree in all fields that both set.
 func (s Sysctls) Matches(other Sysctls) bool {
 	for _, entry := range sysctlTable {
-		if !(*entry.get(&s)).matches(*entry.get(&other)) {
+		if !(*entry.Get(&s)).Matches(*entry.Get(&other)) {
 			return false
 		}
 	}
@@ -160,7 +182,7 @@ func (d *Device) Key() Key { return Key{Netns: d.Netns, Kind: KindDevice, Name: 
 // Equal implements Item. A field that one of the two leaves unchanged is not compared.
 func (d *Device) Equal(other Item) bool {
 	o, ok := other.(*Device)
-	return ok && d.Key() == o.Key() && len(d.differences(o)) == 0
+	return ok && d.Key() == o.Key() && len(d.Differences(o)) == 0
 }
 
 // String implements Item.
@@ -177,15 +199,15 @@ func (d *Device) String() string {
 	if d.TxOffload != Leave {
 		add("tx-offload", d.TxOffload.String())
 	}
-	for _, address := range sortedPrefixes(d.Addresses) {
+	for _, address := range SortedPrefixes(d.Addresses) {
 		add("inet", address.String())
 	}
 	if d.NoPrefixRoute {
 		words = append(words, "noprefixroute")
 	}
 	for _, entry := range sysctlTable {
-		if value := *entry.get(&d.Sysctls); value != Leave {
-			add(entry.name, value.String())
+		if value := *entry.Get(&d.Sysctls); value != Leave {
+			add(entry.Name, value.String())
 		}
 	}
 	if d.Up {
@@ -196,8 +218,8 @@ func (d *Device) String() string {
 	return strings.Join(append(words, "owner", strconv.Quote(d.Owner)), " ")
 }
 
-// differences returns one line for each difference between the desired d and the actual o.
-func (d *Device) differences(o *Device) []string {
+// Differences returns one line for each difference between the desired d and the actual o.
+func (d *Device) Differences(o *Device) []string {
 	var lines []string
 	check := func(same bool, field string, want, have any) {
 		if !same {
@@ -210,13 +232,13 @@ func (d *Device) differences(o *Device) []string {
 	check(d.Up == o.Up, "up", d.Up, o.Up)
 	check(d.Group == o.Group, "group", d.Group, o.Group)
 	check(d.TxQLen == o.TxQLen || d.TxQLen == 0 || o.TxQLen == 0, "txqueuelen", d.TxQLen, o.TxQLen)
-	check(d.TxOffload.matches(o.TxOffload), "tx offload", d.TxOffload, o.TxOffload)
-	want, have := sortedPrefixes(d.Addresses), sortedPrefixes(o.Addresses)
+	check(d.TxOffload.Matches(o.TxOffload), "tx offload", d.TxOffload, o.TxOffload)
+	want, have := SortedPrefixes(d.Addresses), SortedPrefixes(o.Addresses)
 	check(slices.Equal(want, have), "addresses", want, have)
 	check(d.NoPrefixRoute == o.NoPrefixRoute || len(want) == 0 || len(have) == 0, "noprefixroute", d.NoPrefixRoute, o.NoPrefixRoute)
 	for _, entry := range sysctlTable {
-		w, h := *entry.get(&d.Sysctls), *entry.get(&o.Sysctls)
-		check(w.matches(h), entry.name, w, h)
+		w, h := *entry.Get(&d.Sysctls), *entry.Get(&o.Sysctls)
+		check(w.Matches(h), entry.Name, w, h)
 	}
 	return lines
 }
@@ -283,8 +305,8 @@ type Route struct {
 	Blackhole bool
 }
 
-// normalised returns the route with explicit values for zero values, for comparison.
-func (r *Route) normalised() Route {
+// Normalised returns the route with explicit values for zero values, for comparison.
+func (r *Route) Normalised() Route {
 	n := *r
 	n.Dst = n.Dst.Masked()
 	if n.Table == 0 {
@@ -312,7 +334,7 @@ const ipv6DefaultMetric = 1024
 
 // Key implements Item. The kernel identifies routes by table, destination and metric.
 func (r *Route) Key() Key {
-	n := r.normalised()
+	n := r.Normalised()
 	name := n.Dst.String() + " table " + strconv.Itoa(n.Table) + " metric " + strconv.Itoa(n.Metric)
 	return Key{Netns: r.Netns, Kind: KindRoute, Name: name}
 }
@@ -320,12 +342,12 @@ func (r *Route) Key() Key {
 // Equal implements Item.
 func (r *Route) Equal(other Item) bool {
 	o, ok := other.(*Route)
-	return ok && r.normalised() == o.normalised()
+	return ok && r.Normalised() == o.Normalised()
 }
 
 // String implements Item.
 func (r *Route) String() string {
-	n := r.normalised()
+	n := r.Normalised()
 	words := []string{"route", n.Dst.String()}
 	if n.Blackhole {
 		words[0] = "route blackhole"
@@ -385,14 +407,14 @@ type Rule struct {
 	Table int
 }
 
-func (r *Rule) family6() bool {
+func (r *Rule) Family6() bool {
 	return r.IPv6 || (r.Source.IsValid() && r.Source.Addr().Is6()) || (r.Destination.IsValid() && r.Destination.Addr().Is6())
 }
 
 // Key implements Item. The name contains all selectors of the rule: the kernel allows any number of equal rules.
 func (r *Rule) Key() Key {
 	words := []string{strconv.Itoa(r.Priority)}
-	if r.family6() {
+	if r.Family6() {
 		words = append(words, "inet6")
 	}
 	if r.Source.IsValid() {
@@ -410,7 +432,7 @@ func (r *Rule) Key() Key {
 	return Key{Netns: r.Netns, Kind: KindRule, Name: strings.Join(words, " ")}
 }
 
-func (r *Rule) table() int {
+func (r *Rule) LookupTable() int {
 	if r.Table == 0 {
 		return TableMain
 	}
@@ -420,13 +442,15 @@ func (r *Rule) table() int {
 // Equal implements Item.
 func (r *Rule) Equal(other Item) bool {
 	o, ok := other.(*Rule)
-	return ok && r.Key() == o.Key() && r.table() == o.table()
+	return ok && r.Key() == o.Key() && r.LookupTable() == o.LookupTable()
 }
 
 // String implements Item.
-func (r *Rule) String() string { return "rule " + r.Key().Name + " lookup " + strconv.Itoa(r.table()) }
+func (r *Rule) String() string {
+	return "rule " + r.Key().Name + " lookup " + strconv.Itoa(r.LookupTable())
+}
 
-func sortedPrefixes(in []netip.Prefix) []netip.Prefix {
+func SortedPrefixes(in []netip.Prefix) []netip.Prefix {
 	out := slices.Clone(in)
 	slices.SortFunc(out, func(a, b netip.Prefix) int {
 		if c := a.Addr().Compare(b.Addr()); c != 0 {

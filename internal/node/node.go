@@ -13,6 +13,8 @@ import (
 
 	"weft.dev/weft/internal/cni"
 	"weft.dev/weft/internal/link"
+	"weft.dev/weft/internal/link/notify"
+	"weft.dev/weft/internal/link/podveth"
 	"weft.dev/weft/internal/nft"
 	"weft.dev/weft/internal/nft/nftnl"
 	"weft.dev/weft/internal/openflow"
@@ -90,7 +92,7 @@ type Node struct {
 	Name, BootID string
 	// RunDir and StateDir are the agent's folders. A network has its own folder in each.
 	RunDir, StateDir string
-	// Ports is the path of the network namespace with the far ends of pre-plugged ports (link.Preplugged). The CNI plugin creates it.
+	// Ports is the path of the network namespace with the far ends of pre-plugged ports (podlink.Preplugged). The CNI plugin creates it.
 	Ports string
 	// Verify is how often a network compares what it keeps on the node in no loop and gets no event of. 0: never.
 	Verify time.Duration
@@ -100,7 +102,7 @@ type Node struct {
 	Links *LinkLoop
 	Rules *RuleLoop
 	// Pods creates and removes pods' interfaces.
-	Pods *link.Pods
+	Pods *podveth.Pods
 	// Switch returns Open vSwitch; it waits until its database answers. Only networks with Care.Bridges call it.
 	Switch func(ctx context.Context) (*Switch, error)
 	// Pass adds exceptions for a network's packets to the rules of other programs, such as a firewall. It replaces the network's previous
@@ -109,7 +111,7 @@ type Node struct {
 	// Observe includes a network's own loop in `weft diff`, under a name. It replaces an earlier loop of that name.
 	Observe func(name string, loop *TableLoop)
 	// WatchLinks calls callback for every change of a device on the node that no loop made, until stop is called. callback must not block.
-	WatchLinks func(callback func(link.Drift)) (stop func())
+	WatchLinks func(callback func(notify.Drift)) (stop func())
 	// Ranges returns the IPv4 ranges that the node routes by devices other than the named one, without default routes.
 	Ranges func(except string) ([]netip.Prefix, error)
 	// Elsewhere returns where the node sends packets to an address; "" if that is by the named device or a default route.

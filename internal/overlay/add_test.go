@@ -14,6 +14,7 @@ import (
 	"weft.dev/weft/internal/cni"
 	"weft.dev/weft/internal/ipam"
 	"weft.dev/weft/internal/link"
+	"weft.dev/weft/internal/link/podlink"
 	"weft.dev/weft/internal/overlay/host"
 )
 
@@ -352,7 +353,7 @@ func TestAddWhereALinkHasNoRecord(t *testing.T) {
 	l := n.begin(t)
 	t.Cleanup(l.stop)
 	req := l.request("s1")
-	stray := link.Pair{HostName: "weft-stray", PodName: req.IfName, Netns: req.Netns, Owner: keyOf(req).Owner()}
+	stray := podlink.Pair{HostName: "weft-stray", PodName: req.IfName, Netns: req.Netns, Owner: keyOf(req).Owner()}
 	if _, err := n.pods.Create(t.Context(), stray); err != nil {
 		t.Fatal(err)
 	}

@@ -14,7 +14,7 @@ import (
 	"weft.dev/weft/internal/attach/plan"
 	"weft.dev/weft/internal/cni"
 	"weft.dev/weft/internal/hostport/publish"
-	"weft.dev/weft/internal/link"
+	"weft.dev/weft/internal/link/podlink"
 	"weft.dev/weft/internal/network"
 	"weft.dev/weft/internal/openflow"
 	"weft.dev/weft/internal/overlay/egressrouter"
@@ -94,7 +94,7 @@ func (a *attachments) Discard(rec attach.Record) {
 func (a *attachments) Connect(ctx context.Context, rec *attach.Record) (*types100.Result, error) {
 	s := a.pods.settings.Load()
 	created, err := a.program(ctx, s, rec)
-	if errors.Is(err, link.ErrUnusable) {
+	if errors.Is(err, podlink.ErrUnusable) {
 		a.ports.Preplugged.Discard(rec.OFPort)
 		return nil, fmt.Errorf("%w: pre-plugged port %s: %w", network.ErrPlanAgain, rec.HostInterface, err)
 	}
@@ -133,19 +133,19 @@ func (a *attachments) isSecondary(req *cni.Request) bool {
 //
 // The switch goes over all its ports whenever a row or a link changes, and answers no request meanwhile. So both changes should reach it
 // together; their order does not matter.
-func (a *attachments) program(ctx context.Context, s *settings.Settings, rec *attach.Record) (link.Created, error) {
+func (a *attachments) program(ctx context.Context, s *settings.Settings, rec *attach.Record) (podlink.Created, error) {
 	pair, err := a.ports.Preplugged.Pair(rec, &s.Attachments)
 	if err != nil {
-		return link.Created{}, err
+		return podlink.Created{}, err
 	}
 	if err := s.Pipeline.CheckPod(settings.PodOf(rec)); err != nil {
-		return link.Created{}, err
+		return podlink.Created{}, err
 	}
 	if pair.Preplugged != "" {
 		return a.programPreplugged(ctx, s, rec, pair)
 	}
 	if err := a.inheritNothing(ctx, s, rec); err != nil {
-		return link.Created{}, err
+		return podlink.Created{}, err
 	}
 	a.pods.open(*rec)
 	ctx, cancel := context.WithCancel(ctx)
@@ -176,7 +176,7 @@ func (a *attachments) program(ctx context.Context, s *settings.Settings, rec *at
 
 // programPreplugged creates an interface on a pre-plugged port, and the flows only afterwards: with them, any other interface on the port would
 // have this pod's identity.
-func (a *attachments) programPreplugged(ctx context.Context, s *settings.Settings, rec *attach.Record, pair link.Pair) (link.Created, error) {
+func (a *attachments) programPreplugged(ctx context.Context, s *settings.Settings, rec *attach.Record, pair podlink.Pair) (podlink.Created, error) {
 	var inherited errgroup.Group
 	inherited.Go(func() error { return a.inheritNothing(ctx, s, rec) })
 	linkCtx, linked := timing.Start(ctx, stepLink)

@@ -8,7 +8,7 @@ import (
 
 	"weft.dev/weft/internal/attach"
 	"weft.dev/weft/internal/cni"
-	"weft.dev/weft/internal/link"
+	"weft.dev/weft/internal/link/podlink"
 )
 
 // limit returns a request for a pod with these limits, as runtimes pass them.
@@ -21,7 +21,7 @@ func (r requests) limit(name, bandwidth string) *cni.Request {
 const tenAndFive = `{"ingressRate":10000000,"ingressBurst":4294967295,"egressRate":5000000,"egressBurst":4294967295}`
 
 // shapes returns the shaping of pods' ports.
-func (p programmed) shapes(t tb) map[string]link.Shape {
+func (p programmed) shapes(t tb) map[string]podlink.Shape {
 	t.Helper()
 	have, err := p.at.pods.Shapes(t.(*testing.T).Context(), portsNetns)
 	if err != nil {
@@ -65,7 +65,7 @@ func TestBandwidthByHand(t *testing.T) {
 	l.add(t, plain)
 	name, bare := l.record(t, req).HostInterface, l.record(t, plain).HostInterface
 	want := l.shapes(t)[name]
-	for _, damaged := range []link.Shape{{}, {Receive: want.Receive}, {Receive: want.Send, Send: want.Receive}} {
+	for _, damaged := range []podlink.Shape{{}, {Receive: want.Receive}, {Receive: want.Send, Send: want.Receive}} {
 		if err := l.node.pods.Reshape(t.Context(), portsNetns, name, damaged); err != nil {
 			t.Fatal(err)
 		}
@@ -73,7 +73,7 @@ func TestBandwidthByHand(t *testing.T) {
 		eventually(t, "it is shaped as it was", func() bool { return l.shapes(t)[name] == want })
 	}
 	l.stop()
-	if err := l.node.pods.Reshape(t.Context(), portsNetns, name, link.Shape{}); err != nil {
+	if err := l.node.pods.Reshape(t.Context(), portsNetns, name, podlink.Shape{}); err != nil {
 		t.Fatal(err)
 	}
 	next := l.restart(t)
@@ -141,7 +141,7 @@ func TestBandwidthOnAPortThatFails(t *testing.T) {
 			return nil
 		}
 		failed = true
-		return link.ErrUnusable
+		return podlink.ErrUnusable
 	})
 	req := l.limit("a", tenAndFive)
 	l.add(t, req)
@@ -156,7 +156,7 @@ func TestBandwidthLeftBehind(t *testing.T) {
 	l := prepluggedStart(t, 2)
 	ports := l.prepluggedPorts(t)
 	l.stop()
-	if err := l.node.pods.Reshape(t.Context(), portsNetns, ports[0], link.Shape{Send: link.Shaper{Rate: 1000}}); err != nil {
+	if err := l.node.pods.Reshape(t.Context(), portsNetns, ports[0], podlink.Shape{Send: podlink.Shaper{Rate: 1000}}); err != nil {
 		t.Fatal(err)
 	}
 	next := l.node.begin(t)

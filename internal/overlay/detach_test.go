@@ -12,7 +12,7 @@ import (
 
 	"weft.dev/weft/internal/attach"
 	"weft.dev/weft/internal/cni"
-	"weft.dev/weft/internal/link"
+	"weft.dev/weft/internal/link/podlink"
 	"weft.dev/weft/internal/overlay/host"
 	"weft.dev/weft/internal/reconcile"
 )
@@ -220,13 +220,13 @@ func TestCheck(t *testing.T) {
 			req.Netns = "/run/netns/other"
 		}},
 		"mtu": {words: "pod default/pod-s1, interface eth0 with MTU 1450: ", damage: func(l *life, _ *cni.Request, rec attach.Record) {
-			l.node.pods.Alter(rec.HostInterface, func(p *link.Pair) { p.MTU = 1400 })
+			l.node.pods.Alter(rec.HostInterface, func(p *podlink.Pair) { p.MTU = 1400 })
 		}},
 		"address": {words: "10.128.0.2", damage: func(l *life, _ *cni.Request, rec attach.Record) {
-			l.node.pods.Alter(rec.HostInterface, func(p *link.Pair) { p.PodAddresses = nil })
+			l.node.pods.Alter(rec.HostInterface, func(p *podlink.Pair) { p.PodAddresses = nil })
 		}},
 		"route": {words: "route", damage: func(l *life, _ *cni.Request, rec attach.Record) {
-			l.node.pods.Alter(rec.HostInterface, func(p *link.Pair) { p.PodRoutes = p.PodRoutes[1:] })
+			l.node.pods.Alter(rec.HostInterface, func(p *podlink.Pair) { p.PodRoutes = p.PodRoutes[1:] })
 		}},
 		"port": {words: "gone from here", damage: func(l *life, _ *cni.Request, rec attach.Record) {
 			l.node.rows.Refuse(rec.HostInterface, "gone from here")

@@ -6,7 +6,7 @@ import (
 	"maps"
 	"testing"
 
-	"weft.dev/weft/internal/link"
+	"weft.dev/weft/internal/link/podlink"
 )
 
 // A host veth that another program changed is restored after an event, and after a restart also without an event.
@@ -19,7 +19,7 @@ func TestHostEndsByHand(t *testing.T) {
 	l.add(t, req)
 	l.settled(t)
 	pod := l.record(t, req).HostInterface
-	ends := func() map[string]link.HostEnd {
+	ends := func() map[string]podlink.HostEnd {
 		all, err := n.pods.HostEnds(t.Context())
 		if err != nil {
 			t.Fatal(err)
@@ -30,13 +30,13 @@ func TestHostEndsByHand(t *testing.T) {
 	if len(want) != 1 {
 		t.Fatalf("host ends %v", want)
 	}
-	put := func(name string, end link.HostEnd) {
+	put := func(name string, end podlink.HostEnd) {
 		if err := n.pods.Restore(t.Context(), name, end); err != nil {
 			t.Fatal(err)
 		}
 	}
 	for name := range want {
-		for _, damaged := range []link.HostEnd{
+		for _, damaged := range []podlink.HostEnd{
 			{MTU: want[name].MTU, Group: 77}, {MTU: 1400, Group: 77, Up: true}, {MTU: want[name].MTU, Up: true},
 		} {
 			put(name, damaged)
@@ -45,7 +45,7 @@ func TestHostEndsByHand(t *testing.T) {
 		}
 	}
 	l.stop()
-	put(pod, link.HostEnd{MTU: 1400})
+	put(pod, podlink.HostEnd{MTU: 1400})
 	l = l.restart(t)
 	eventually(t, pod+" is as it was", func() bool { return ends()[pod] == want[pod] })
 	l.whole(t, req)
@@ -59,15 +59,15 @@ func TestHostEndsChangedWhileMade(t *testing.T) {
 			l := prepluggedStart(t, spare)
 			eventually(t, "the look at the start is over", func() bool { return !l.ports.Ends.Pending() })
 			before := l.hostEnds(t)
-			changed := make(chan map[string]link.HostEnd, 1)
+			changed := make(chan map[string]podlink.HostEnd, 1)
 			l.node.rowEngine.before(func() { // the links exist, and the ports do not
 				made := l.hostEnds(t)
-				maps.DeleteFunc(made, func(name string, _ link.HostEnd) bool { _, old := before[name]; return old })
+				maps.DeleteFunc(made, func(name string, _ podlink.HostEnd) bool { _, old := before[name]; return old })
 				if len(made) == 0 || len(changed) > 0 {
 					return
 				}
 				for name := range made {
-					other := link.HostEnd{MTU: 1400}
+					other := podlink.HostEnd{MTU: 1400}
 					if err := l.node.pods.Restore(context.Background(), name, other); err != nil {
 						t.Error(err)
 					}
@@ -82,7 +82,7 @@ func TestHostEndsChangedWhileMade(t *testing.T) {
 			want := <-changed
 			eventually(t, "they are as they are to be", func() bool {
 				now := l.hostEnds(t)
-				maps.DeleteFunc(now, func(name string, _ link.HostEnd) bool { _, ours := want[name]; return !ours })
+				maps.DeleteFunc(now, func(name string, _ podlink.HostEnd) bool { _, ours := want[name]; return !ours })
 				return maps.Equal(now, want)
 			})
 		})
@@ -90,7 +90,7 @@ func TestHostEndsChangedWhileMade(t *testing.T) {
 }
 
 // hostEnds returns the existing host veths.
-func (p programmed) hostEnds(t tb) map[string]link.HostEnd {
+func (p programmed) hostEnds(t tb) map[string]podlink.HostEnd {
 	t.Helper()
 	all, err := p.at.pods.HostEnds(context.Background())
 	if err != nil {

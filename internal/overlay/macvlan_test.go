@@ -14,6 +14,7 @@ import (
 	networkv1 "weft.dev/weft/api/openshift/v1"
 	"weft.dev/weft/internal/cni"
 	"weft.dev/weft/internal/link"
+	"weft.dev/weft/internal/link/podlink"
 	"weft.dev/weft/internal/overlay/host"
 )
 
@@ -21,9 +22,9 @@ import (
 func routerLife(t *testing.T) *life {
 	t.Helper()
 	n := newNode(t.TempDir())
-	n.pods.AddParent(link.MacvlanParent{Name: "eth0", MTU: 1500, Addresses: []netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.7")}})
-	n.pods.AddParent(link.MacvlanParent{Name: "eth1", MTU: 9000})
-	for _, kept := range []link.MacvlanParent{
+	n.pods.AddParent(podlink.MacvlanParent{Name: "eth0", MTU: 1500, Addresses: []netip.Addr{netip.MustParseAddr("192.0.2.1"), netip.MustParseAddr("192.0.2.7")}})
+	n.pods.AddParent(podlink.MacvlanParent{Name: "eth1", MTU: 9000})
+	for _, kept := range []podlink.MacvlanParent{
 		{Name: "lo", Loopback: true},
 		{Name: "tun0"},
 		{Name: "br0"},
@@ -80,8 +81,8 @@ func TestEgressRouter(t *testing.T) {
 			}
 		}
 		l.whole(t, req)
-		made := link.Macvlan{Netns: req.Netns, Name: "macvlan0", Parent: want.parent, Owner: "attachment/router/eth0"}
-		if got := l.node.pods.Macvlans(); !reflect.DeepEqual(got, []link.Macvlan{made}) {
+		made := podlink.Macvlan{Netns: req.Netns, Name: "macvlan0", Parent: want.parent, Owner: "attachment/router/eth0"}
+		if got := l.node.pods.Macvlans(); !reflect.DeepEqual(got, []podlink.Macvlan{made}) {
 			t.Errorf("%s: macvlans %+v", annotation, got)
 		}
 		if err := l.Check(t.Context(), req); err != nil {
@@ -92,7 +93,7 @@ func TestEgressRouter(t *testing.T) {
 			t.Errorf("after a restart: %v", err)
 		}
 		// The router changes its default route. Everything else stays as it was.
-		l.node.pods.Alter(l.record(t, req).HostInterface, func(p *link.Pair) {
+		l.node.pods.Alter(l.record(t, req).HostInterface, func(p *podlink.Pair) {
 			p.PodRoutes = slices.DeleteFunc(slices.Clone(p.PodRoutes), func(r link.Route) bool { return r.Dst.Bits() == 0 })
 		})
 		if err := l.Check(t.Context(), req); err != nil {
@@ -160,7 +161,7 @@ func TestEgressRouterFails(t *testing.T) {
 	before := l.node.state(t)
 	req := l.router("router", "true")
 	l.node.pods.onCreate(func() error {
-		_, err := l.node.pods.CreateMacvlan(context.Background(), link.Macvlan{Netns: req.Netns, Name: "macvlan0", Parent: "eth0", Owner: "another"})
+		_, err := l.node.pods.CreateMacvlan(context.Background(), podlink.Macvlan{Netns: req.Netns, Name: "macvlan0", Parent: "eth0", Owner: "another"})
 		return err
 	})
 	if _, err := l.Add(t.Context(), req); !errors.Is(err, link.ErrForeign) {

@@ -22,6 +22,7 @@ import (
 	"weft.dev/weft/internal/cni"
 	"weft.dev/weft/internal/hostport/publish"
 	"weft.dev/weft/internal/link"
+	"weft.dev/weft/internal/link/podlink"
 	"weft.dev/weft/internal/network"
 	"weft.dev/weft/internal/nft"
 	"weft.dev/weft/internal/openflow"
@@ -67,19 +68,19 @@ type Engines struct {
 	// Ports reports ports that the switch has added.
 	Ports ports.Switch
 	// Pods makes and removes the pods' veth pairs.
-	Pods link.PodLinks
+	Pods podlink.Links
 	// Preplugged creates and lists pre-plugged ports: veth pairs that exist before their pods.
-	Preplugged link.PrepluggedLinks
+	Preplugged podlink.PrepluggedLinks
 	// HostEnds restores host veths that another program changed.
 	HostEnds ports.HostEnds
 	// Shapers limits the bandwidth of pods. Nil: bandwidth limits are refused.
-	Shapers link.Shapers
+	Shapers podlink.Shapers
 	// Connections are the connections that the switch tracks for Services.
 	Connections balancer.Connections
 	// Uplink is the node's own interface, for egress IPs. Nil: no egress IP is announced and no connection is flushed.
 	Uplink egress.Uplink
 	// Macvlans creates egress routers' second interfaces. Nil: pods that need one are refused.
-	Macvlans link.Macvlans
+	Macvlans podlink.Macvlans
 	// Kernel is the node's own conntrack, for host ports. Nil: no connection is flushed.
 	Kernel publish.Tracked
 	// Datapath is the switch's datapath. Nil: it needs no purge to follow new flows.
@@ -488,7 +489,7 @@ func (n *Network) CheckHostEnds() { n.ports.Ends.Verify() }
 
 // HostEndChanged handles an event with the new state of a host veth. One that is being created is compared once it is complete. It does not
 // wait.
-func (n *Network) HostEndChanged(name string, now link.HostEnd) {
+func (n *Network) HostEndChanged(name string, now podlink.HostEnd) {
 	if n.pods.settings.Load() != nil { // otherwise all are checked once the engines run
 		n.ports.Ends.Changed(name, now)
 	}

@@ -16,6 +16,7 @@ import (
 	"weft.dev/weft/internal/attach"
 	"weft.dev/weft/internal/cni"
 	"weft.dev/weft/internal/link"
+	"weft.dev/weft/internal/link/podlink"
 	"weft.dev/weft/internal/overlay/host"
 	"weft.dev/weft/internal/overlay/ports"
 	"weft.dev/weft/internal/ovsdb"
@@ -216,7 +217,7 @@ func TestPrepluggedPortsAfterARestart(t *testing.T) {
 
 	strange := slices.DeleteFunc(slices.Clone(ports), func(name string) bool { return name == taken })[0]
 	next.node.pods.AddNamespace("/run/netns/foreign")
-	pair := link.Pair{HostName: strange, PodName: "eth0", Netns: "/run/netns/foreign", Preplugged: portsNetns, Owner: "attachment/foreign/eth0"}
+	pair := podlink.Pair{HostName: strange, PodName: "eth0", Netns: "/run/netns/foreign", Preplugged: portsNetns, Owner: "attachment/foreign/eth0"}
 	if _, err := next.node.pods.Create(context.Background(), pair); err != nil {
 		t.Fatal(err)
 	}
@@ -258,14 +259,14 @@ func TestPrepluggedPortsOfAnotherMTU(t *testing.T) {
 
 // An unusable port is removed, and the pod gets a port of its own.
 func TestPrepluggedPortThatFails(t *testing.T) {
-	for name, why := range map[string]error{"occupied": link.ErrOccupied, "no macvlan": errors.New("operation not supported")} {
+	for name, why := range map[string]error{"occupied": podlink.ErrOccupied, "no macvlan": errors.New("operation not supported")} {
 		t.Run(name, func(t *testing.T) {
 			l := prepluggedStart(t, 2)
 			broken := ""
 			l.node.pods.onCreate(func() error {
 				if broken == "" {
 					broken = l.store.List()[0].HostInterface
-					return fmt.Errorf("%w: %w", link.ErrUnusable, why)
+					return fmt.Errorf("%w: %w", podlink.ErrUnusable, why)
 				}
 				return nil
 			})
@@ -296,7 +297,7 @@ func TestInterfaceOutOfReach(t *testing.T) {
 	var attempts atomic.Int32
 	l.node.pods.onUnplug(func() error {
 		attempts.Add(1)
-		return fmt.Errorf("%w: entering %s: %w", link.ErrOccupied, rec.Netns, unix.EACCES)
+		return fmt.Errorf("%w: entering %s: %w", podlink.ErrOccupied, rec.Netns, unix.EACCES)
 	})
 	l.del(t, req)
 	eventually(t, "the removal is repeated", func() bool { return attempts.Load() > 2 })
@@ -338,7 +339,7 @@ func TestPrepluggedPortsThatAreGone(t *testing.T) {
 	gone := l.prepluggedPorts(t)
 	onPort := l.request("on-port")
 	l.add(t, onPort)
-	if err := l.node.pods.FakePods.Delete(context.Background(), gone...); err != nil {
+	if err := l.node.pods.Fake.Delete(context.Background(), gone...); err != nil {
 		t.Fatal(err)
 	}
 	req := l.request("a")
@@ -386,7 +387,7 @@ func TestPrepluggedPortsRest(t *testing.T) {
 // Ports that were created for another datapath, with other offloads, are not used any more.
 func TestPrepluggedPortsOfAnotherDatapath(t *testing.T) {
 	n := prepluggedNode(t.TempDir(), 2)
-	before := link.Preplugged{Name: attach.PortName(7), MTU: 1450, HostGroup: host.PodGroup}
+	before := podlink.Preplugged{Name: attach.PortName(7), MTU: 1450, HostGroup: host.PodGroup}
 	if err := n.pods.CreatePreplugged(context.Background(), portsNetns, before); err != nil {
 		t.Fatal(err)
 	}
@@ -484,7 +485,7 @@ func TestPrepluggedPortWhoseRowFails(t *testing.T) {
 		}
 		return nil
 	})
-	if err := l.node.pods.FakePods.Delete(context.Background(), rec.HostInterface); err != nil {
+	if err := l.node.pods.Fake.Delete(context.Background(), rec.HostInterface); err != nil {
 		t.Fatal(err)
 	}
 	_, row := host.PrepluggedRow(rec.OFPort, host.UserOf(&rec))

@@ -10,7 +10,7 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 
 	"weft.dev/weft/internal/cni"
-	"weft.dev/weft/internal/link"
+	"weft.dev/weft/internal/link/podlink"
 )
 
 // keepResult writes what a runtime caches of an ADD.
@@ -91,7 +91,7 @@ func TestRecordIsNotRebuilt(t *testing.T) {
 	cache := t.TempDir()
 	req := l.request("s1")
 	keepResult(t, cache, req, l.add(t, req))
-	l.node.pods.Alter(l.record(t, req).HostInterface, func(p *link.Pair) { p.PodAddresses = nil })
+	l.node.pods.Alter(l.record(t, req).HostInterface, func(p *podlink.Pair) { p.PodAddresses = nil })
 	l.stop()
 	l.node.spoil(t)
 	l.node.cache = cache

@@ -14,7 +14,7 @@ import (
 
 	"weft.dev/weft/internal/attach"
 	"weft.dev/weft/internal/cni"
-	"weft.dev/weft/internal/link"
+	"weft.dev/weft/internal/link/podlink"
 	"weft.dev/weft/internal/nft"
 	"weft.dev/weft/internal/overlay/host"
 )
@@ -87,7 +87,7 @@ func TestRestartReaps(t *testing.T) {
 	}
 	spoil(t, l.node, "broken")
 	l.request("ahead")
-	ahead := link.Pair{HostName: "weft-p900", PodName: "eth0", Netns: "/run/netns/ahead", Owner: "spare/weft-p900"} // of an earlier version
+	ahead := podlink.Pair{HostName: "weft-p900", PodName: "eth0", Netns: "/run/netns/ahead", Owner: "spare/weft-p900"} // of an earlier version
 	if _, err := l.node.pods.Create(t.Context(), ahead); err != nil {
 		t.Fatal(err)
 	}
@@ -328,4 +328,4 @@ func (n *node) tableKey() nft.Key {
 	return table.Key()
 }
 
-var _ link.PodLinks = (*breakablePods)(nil)
+var _ podlink.Links = (*breakablePods)(nil)

@@ -25,6 +25,8 @@ import (
 	"weft.dev/weft/internal/cni"
 	"weft.dev/weft/internal/ipam"
 	"weft.dev/weft/internal/link"
+	"weft.dev/weft/internal/link/marked"
+	"weft.dev/weft/internal/link/podlink"
 	"weft.dev/weft/internal/nft"
 	"weft.dev/weft/internal/openflow"
 	"weft.dev/weft/internal/openflow/bridge"
@@ -111,21 +113,21 @@ func (b *breakable[K, V]) Commit(ctx context.Context, change reconcile.Change[K,
 
 // breakablePods are pods' links that can be made to fail.
 type breakablePods struct {
-	*link.FakePods
+	*podlink.Fake
 	mu                     sync.Mutex
 	create, delete, unplug func() error
 }
 
-func (p *breakablePods) Create(ctx context.Context, pair link.Pair) (link.Created, error) {
+func (p *breakablePods) Create(ctx context.Context, pair podlink.Pair) (podlink.Created, error) {
 	p.mu.Lock()
 	hook := p.create
 	p.mu.Unlock()
 	if hook != nil {
 		if err := hook(); err != nil {
-			return link.Created{}, err
+			return podlink.Created{}, err
 		}
 	}
-	return p.FakePods.Create(ctx, pair)
+	return p.Fake.Create(ctx, pair)
 }
 
 func (p *breakablePods) Delete(ctx context.Context, names ...string) error {
@@ -137,10 +139,10 @@ func (p *breakablePods) Delete(ctx context.Context, names ...string) error {
 			return err
 		}
 	}
-	return p.FakePods.Delete(ctx, names...)
+	return p.Fake.Delete(ctx, names...)
 }
 
-func (p *breakablePods) Unplug(ctx context.Context, pair link.Pair, began func()) error {
+func (p *breakablePods) Unplug(ctx context.Context, pair podlink.Pair, began func()) error {
 	p.mu.Lock()
 	hook := p.unplug
 	p.mu.Unlock()
@@ -150,7 +152,7 @@ func (p *breakablePods) Unplug(ctx context.Context, pair link.Pair, began func()
 			return err
 		}
 	}
-	return p.FakePods.Unplug(ctx, pair, began)
+	return p.Fake.Unplug(ctx, pair, began)
 }
 
 func (p *breakablePods) onUnplug(hook func() error) {
@@ -196,7 +198,7 @@ func (p *switchPorts) Added(name string, ofport uint32) (added <-chan struct{}, 
 type node struct {
 	flows *bridge.Fake
 	rows  *ovsdb.Fake
-	links *link.Fake
+	links *marked.Fake
 	rules *nft.Fake
 	pods  *breakablePods
 	dir   string
@@ -228,8 +230,8 @@ type node struct {
 
 func newNode(dir string) *node {
 	n := &node{
-		flows: bridge.NewFake(), rows: ovsdb.NewFake(host.Bridge), links: link.NewFake(host.Devices()...), rules: nft.NewFake(),
-		pods: &breakablePods{FakePods: link.NewFakePods()}, dir: dir, tracked: &tracked{}, ports: &switchPorts{}, kernel: &kernel{},
+		flows: bridge.NewFake(), rows: ovsdb.NewFake(host.Bridge), links: marked.NewFake(host.Devices()...), rules: nft.NewFake(),
+		pods: &breakablePods{Fake: podlink.NewFake()}, dir: dir, tracked: &tracked{}, ports: &switchPorts{}, kernel: &kernel{},
 	}
 	n.flowEngine = &breakable[openflow.Key, openflow.Entry]{Engine: n.flows}
 	n.rowEngine = &breakable[ovsdb.Key, ovsdb.Row]{Engine: n.rows}

@@ -9,7 +9,7 @@ import (
 	"weft.dev/weft/internal/attach"
 	"weft.dev/weft/internal/attach/plan"
 	"weft.dev/weft/internal/ipam"
-	"weft.dev/weft/internal/link"
+	"weft.dev/weft/internal/link/podlink"
 	"weft.dev/weft/internal/overlay/ports"
 	"weft.dev/weft/internal/overlay/recovery"
 	"weft.dev/weft/internal/overlay/settings"
@@ -93,7 +93,7 @@ func (t *takeover) takeOver(ctx context.Context) error {
 	for name, o := range links {
 		key, ok := attachment(o)
 		switch {
-		case link.IsPreplugged(o): // see ports.Preplugged.TakeOver
+		case podlink.IsPreplugged(o): // see ports.Preplugged.TakeOver
 		case !ok && !recorded[name]: // of a version that made links before their pods
 			stray = append(stray, name)
 		case ok && !known[o]:

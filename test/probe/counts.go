@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"weft.dev/weft/internal/link"
+	"weft.dev/weft/internal/link/podlink"
 	"weft.dev/weft/lab"
 	"weft.dev/weft/lab/plan"
 )
@@ -85,7 +86,7 @@ const mostFree = 4 * 32
 func free(n lab.Node, links string) int {
 	var count int
 	for line := range strings.Lines(links) {
-		_, owner, preplugged := strings.Cut(line, link.PodAliasPrefix+link.PrepluggedOwner(""))
+		_, owner, preplugged := strings.Cut(line, link.PodAliasPrefix+podlink.PrepluggedOwner(""))
 		if !preplugged {
 			continue
 		}

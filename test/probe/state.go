@@ -13,6 +13,7 @@ import (
 
 	"weft.dev/weft/internal/attach"
 	"weft.dev/weft/internal/link"
+	"weft.dev/weft/internal/link/podlink"
 	"weft.dev/weft/lab"
 )
 
@@ -109,7 +110,7 @@ func (s State) notFree(ports []string) []string {
 	return slices.DeleteFunc(slices.Clone(ports), func(port string) bool {
 		name, _, _ := strings.Cut(port, ",")
 		ofport, ok := attach.PortNumber(name)
-		free := fmt.Sprintf(`%s,%d,"""""",{},[],"{""weft.dev/owner""=""%s""}"`, name, ofport, link.PrepluggedOwner(name))
+		free := fmt.Sprintf(`%s,%d,"""""",{},[],"{""weft.dev/owner""=""%s""}"`, name, ofport, podlink.PrepluggedOwner(name))
 		return ok && strings.TrimSpace(port) == free && !used[strconv.FormatUint(uint64(ofport), 10)]
 	})
 }

@@ -8,6 +8,10 @@ import (
 
 	"weft.dev/weft/internal/agent/firewall"
 	"weft.dev/weft/internal/link"
+	"weft.dev/weft/internal/link/marked"
+	"weft.dev/weft/internal/link/notify"
+	"weft.dev/weft/internal/link/podlink"
+	"weft.dev/weft/internal/link/podveth"
 	"weft.dev/weft/internal/nft"
 	"weft.dev/weft/internal/nft/ruleset"
 	"weft.dev/weft/internal/node"
@@ -19,7 +23,7 @@ import (
 // HostEnds restores pods' host veths that another program changed.
 type HostEnds interface {
 	// HostEndChanged is called with the state of a host veth that has changed.
-	HostEndChanged(device string, end link.HostEnd)
+	HostEndChanged(device string, end podlink.HostEnd)
 	// CheckHostEnds is called when any host veth may have changed.
 	CheckHostEnds()
 }
@@ -27,10 +31,10 @@ type HostEnds interface {
 // Kernel is the part of the engines that every node has.
 type Kernel struct {
 	options *Options
-	links   *link.Engine
+	links   *marked.Engine
 	rules   *ruleset.Engine
 	// Pods are pods' links, and surveyed the same for the overlay.
-	Pods     *link.Pods
+	Pods     *podveth.Pods
 	surveyed *surveyed
 
 	Links *reconcile.Loop[link.Key, link.Item]
@@ -67,10 +71,10 @@ func newKernel(options *Options, handovers *node.Handovers) (*Kernel, error) {
 
 func (k *Kernel) open(care node.Care) error {
 	var err error
-	if k.links, err = link.NewEngine(link.Options{Devices: care.Devices}); err != nil {
+	if k.links, err = marked.New(marked.Options{Devices: care.Devices}); err != nil {
 		return err
 	}
-	if k.Pods, err = link.NewPods(); err != nil {
+	if k.Pods, err = podveth.New(); err != nil {
 		return err
 	}
 	k.rules, err = ruleset.NewEngine(ruleset.Options{Tables: care.Tables, Unmanaged: care.Unmanaged, Apart: care.Apart, Foreign: true})
@@ -105,7 +109,7 @@ func (k *Kernel) ReadAhead(ctx context.Context, group *errgroup.Group, ports str
 }
 
 // WatchDevices registers a callback, which is called for each change of a device until stop is called.
-func (k *Kernel) WatchDevices(callback func(link.Drift)) (stop func()) {
+func (k *Kernel) WatchDevices(callback func(notify.Drift)) (stop func()) {
 	return k.watchers.add(callback)
 }
 

@@ -5,18 +5,19 @@ import (
 	"sync"
 	"time"
 
-	"weft.dev/weft/internal/link"
+	"weft.dev/weft/internal/link/podlink"
+	"weft.dev/weft/internal/link/podveth"
 )
 
 // surveyed are the pods' links. They can be listed shortly before the overlay first requests them. Once its engines run, the overlay checks
 // all host veths again, so it finds what changed in between.
 type surveyed struct {
-	*link.Pods
+	*podveth.Pods
 	// listing serialises survey, and guards the fields below.
 	listing    sync.Mutex
 	listed     time.Time
 	owners     map[string]string
-	preplugged map[string]link.PrepluggedPort
+	preplugged map[string]podlink.PrepluggedPort
 }
 
 // surveyedFor is how long the result of survey is used.
@@ -32,7 +33,7 @@ func (s *surveyed) survey(ctx context.Context, path string) {
 	}
 }
 
-// List implements link.PodLinks.
+// List implements podlink.Links.
 func (s *surveyed) List(ctx context.Context) (map[string]string, error) {
 	s.listing.Lock()
 	listed, owners := s.listed, s.owners
@@ -44,8 +45,8 @@ func (s *surveyed) List(ctx context.Context) (map[string]string, error) {
 	return s.Pods.List(ctx)
 }
 
-// ListPreplugged implements link.PrepluggedLinks.
-func (s *surveyed) ListPreplugged(ctx context.Context, path string) (map[string]link.PrepluggedPort, error) {
+// ListPreplugged implements podlink.PrepluggedLinks.
+func (s *surveyed) ListPreplugged(ctx context.Context, path string) (map[string]podlink.PrepluggedPort, error) {
 	s.listing.Lock()
 	listed, preplugged := s.listed, s.preplugged
 	s.preplugged = nil

@@ -12,7 +12,7 @@ import (
 
 	"weft.dev/weft/internal/agent/engines"
 	"weft.dev/weft/internal/agent/sysctl"
-	"weft.dev/weft/internal/link"
+	"weft.dev/weft/internal/link/fib"
 	"weft.dev/weft/internal/network"
 	"weft.dev/weft/internal/node"
 	"weft.dev/weft/internal/steps"
@@ -148,7 +148,7 @@ func (n *Networks) node(k *kind, at Running) *node.Node {
 	here := n.options.Node
 	here.Links, here.Rules, here.Pods = e.Kernel.Links, e.Kernel.Rules, e.Kernel.Pods
 	here.Pass, here.WatchLinks = e.Kernel.Firewall.Pass, e.Kernel.WatchDevices
-	here.Ranges, here.Elsewhere = link.Ranges, link.Elsewhere
+	here.Ranges, here.Elsewhere = fib.Ranges, fib.Elsewhere
 	here.Switch = func(ctx context.Context) (*node.Switch, error) {
 		k.set(nil, "waiting for Open vSwitch's database at "+n.options.OVSRunDir)
 		if err := e.Switch.Open(ctx, start); err != nil {

@@ -17,6 +17,7 @@ import (
 
 	"weft.dev/weft/internal/attach"
 	"weft.dev/weft/internal/link"
+	"weft.dev/weft/internal/link/podlink"
 )
 
 // Settings are common to all attachments of a node.
@@ -55,19 +56,19 @@ func MAC(addresses []netip.Prefix) net.HardwareAddr {
 }
 
 // Pair returns the veth pair of an attachment.
-func Pair(rec *attach.Record, settings *Settings) (link.Pair, error) {
+func Pair(rec *attach.Record, settings *Settings) (podlink.Pair, error) {
 	var mac net.HardwareAddr
 	if rec.MAC != "" {
 		parsed, err := net.ParseMAC(rec.MAC)
 		if err != nil {
-			return link.Pair{}, fmt.Errorf("attachment %s: %w", rec.Key(), err)
+			return podlink.Pair{}, fmt.Errorf("attachment %s: %w", rec.Key(), err)
 		}
 		mac = parsed
 	}
 	if rec.HostInterface == "" {
-		return link.Pair{}, fmt.Errorf("attachment %s: its record has no host interface", rec.Key())
+		return podlink.Pair{}, fmt.Errorf("attachment %s: its record has no host interface", rec.Key())
 	}
-	return link.Pair{
+	return podlink.Pair{
 		HostName:     rec.HostInterface,
 		PodName:      rec.IfName,
 		Netns:        rec.Netns,
@@ -93,13 +94,13 @@ const (
 )
 
 // Shape returns how an attachment's traffic is shaped.
-func Shape(rec *attach.Record) link.Shape {
-	return link.Shape{Receive: shaper(rec.Bandwidth.Ingress, rec.MTU), Send: shaper(rec.Bandwidth.Egress, rec.MTU)}
+func Shape(rec *attach.Record) podlink.Shape {
+	return podlink.Shape{Receive: shaper(rec.Bandwidth.Ingress, rec.MTU), Send: shaper(rec.Bandwidth.Egress, rec.MTU)}
 }
 
-func shaper(bits uint64, mtu int) link.Shaper {
+func shaper(bits uint64, mtu int) podlink.Shaper {
 	if bits == 0 {
-		return link.Shaper{}
+		return podlink.Shaper{}
 	}
 	if mtu == 0 {
 		mtu = math.MaxUint16
@@ -109,7 +110,7 @@ func shaper(bits uint64, mtu int) link.Shaper {
 	part := func(time, packets uint64) uint32 {
 		return uint32(min(max(rate/second*time, packets*packet), math.MaxInt32)) //nolint:gosec // bounded
 	}
-	return link.Shaper{Rate: rate, Burst: part(burstTime, leastBurst), Queue: part(queueTime, leastQueue)}
+	return podlink.Shaper{Rate: rate, Burst: part(burstTime, leastBurst), Queue: part(queueTime, leastQueue)}
 }
 
 // routes returns the routes of the pod for each family: first the on-link destinations, then those through the gateway. The subnets of
@@ -164,7 +165,7 @@ func nodeAddresses(rec *attach.Record, v4 bool) []netip.Prefix {
 }
 
 // CheckPair checks an attachment's own interface. An egress router may have changed its default route after its start.
-func CheckPair(ctx context.Context, pods link.PodLinks, rec *attach.Record, pair link.Pair) error {
+func CheckPair(ctx context.Context, pods podlink.Links, rec *attach.Record, pair podlink.Pair) error {
 	err := pods.Check(ctx, pair)
 	if rec.Macvlan == nil || err == nil {
 		return err

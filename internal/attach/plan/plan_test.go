@@ -17,7 +17,7 @@ import (
 
 	"weft.dev/weft/internal/attach"
 	"weft.dev/weft/internal/cni"
-	"weft.dev/weft/internal/link"
+	"weft.dev/weft/internal/link/podlink"
 )
 
 var update = flag.Bool("update", false, "write the golden files") //nolint:gochecknoglobals // A flag of the test.
@@ -121,7 +121,7 @@ type pairText struct {
 	Routes                               []string
 }
 
-func textOf(pair link.Pair) pairText {
+func textOf(pair podlink.Pair) pairText {
 	text := pairText{
 		HostName: pair.HostName, PodName: pair.PodName, Netns: pair.Netns, Owner: pair.Owner,
 		MAC: pair.PodMAC.String(), MTU: pair.MTU, HostGroup: pair.HostGroup, TxOffloadOff: pair.TxOffloadOff,
@@ -221,27 +221,27 @@ func TestMAC(t *testing.T) {
 
 func TestShape(t *testing.T) {
 	rec := record("10.128.2.5/23")
-	if got := Shape(rec); got != (link.Shape{}) {
+	if got := Shape(rec); got != (podlink.Shape{}) {
 		t.Errorf("without limits: %s", got)
 	}
 	for _, test := range []struct {
 		bits uint64
 		mtu  int
-		want link.Shaper
+		want podlink.Shaper
 	}{
-		{1_000, 1450, link.Shaper{Rate: 125, Burst: 2900, Queue: 46_400}},
-		{10_000_000, 1450, link.Shaper{Rate: 1_250_000, Burst: 31_250, Queue: 125_000}},
-		{10_000_000, 8950, link.Shaper{Rate: 1_250_000, Burst: 31_250, Queue: 286_400}},
-		{1_000_000, 0, link.Shaper{Rate: 125_000, Burst: 131_070, Queue: 2_097_120}},
-		{10_000_000_000, 1450, link.Shaper{Rate: 1_250_000_000, Burst: 31_250_000, Queue: 125_000_000}},
-		{cni.MaxBandwidth, 1450, link.Shaper{Rate: 125_000_000_000_000, Burst: math.MaxInt32, Queue: math.MaxInt32}},
+		{1_000, 1450, podlink.Shaper{Rate: 125, Burst: 2900, Queue: 46_400}},
+		{10_000_000, 1450, podlink.Shaper{Rate: 1_250_000, Burst: 31_250, Queue: 125_000}},
+		{10_000_000, 8950, podlink.Shaper{Rate: 1_250_000, Burst: 31_250, Queue: 286_400}},
+		{1_000_000, 0, podlink.Shaper{Rate: 125_000, Burst: 131_070, Queue: 2_097_120}},
+		{10_000_000_000, 1450, podlink.Shaper{Rate: 1_250_000_000, Burst: 31_250_000, Queue: 125_000_000}},
+		{cni.MaxBandwidth, 1450, podlink.Shaper{Rate: 125_000_000_000_000, Burst: math.MaxInt32, Queue: math.MaxInt32}},
 	} {
 		rec.Bandwidth, rec.MTU = cni.Bandwidth{Ingress: test.bits}, test.mtu
-		if got := Shape(rec); got != (link.Shape{Receive: test.want}) {
+		if got := Shape(rec); got != (podlink.Shape{Receive: test.want}) {
 			t.Errorf("%d bit/s: %s", test.bits, got)
 		}
 		rec.Bandwidth = cni.Bandwidth{Egress: test.bits}
-		if pair, err := Pair(rec, settings()); err != nil || pair.Shape != (link.Shape{Send: test.want}) {
+		if pair, err := Pair(rec, settings()); err != nil || pair.Shape != (podlink.Shape{Send: test.want}) {
 			t.Errorf("%d bit/s: %s, %v", test.bits, pair.Shape, err)
 		}
 	}

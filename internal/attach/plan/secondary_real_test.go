@@ -13,17 +13,18 @@ import (
 
 	"weft.dev/weft/internal/attach"
 	"weft.dev/weft/internal/attach/plan"
-	"weft.dev/weft/internal/link"
 	"weft.dev/weft/internal/link/nstest"
+	"weft.dev/weft/internal/link/podlink"
+	"weft.dev/weft/internal/link/podveth"
 )
 
 // A second interface of a pod on the same network has only its subnet's route. The first interface's routes are the same before, while
 // and after the second exists.
 func TestSecondInterfaceLeavesRoutes(t *testing.T) {
 	home, pod := nstest.New(t), nstest.New(t)
-	var pods *link.Pods
+	var pods *podveth.Pods
 	nstest.Do(t, home, func() (err error) {
-		pods, err = link.NewPods()
+		pods, err = podveth.New()
 		return err
 	})
 	defer pods.Close()
@@ -31,7 +32,7 @@ func TestSecondInterfaceLeavesRoutes(t *testing.T) {
 		ClusterNetworks: []netip.Prefix{netip.MustParsePrefix("10.128.0.0/14")},
 		ServiceNetworks: []netip.Prefix{netip.MustParsePrefix("172.30.0.0/16")}, HostGroup: 77,
 	}
-	pair := func(ifName, address, port string, secondary bool) link.Pair {
+	pair := func(ifName, address, port string, secondary bool) podlink.Pair {
 		rec := attach.Record{
 			ContainerID: "c1", IfName: ifName, Netns: pod, HostInterface: port, MTU: 1450, Secondary: secondary, Created: time.Unix(1, 0),
 			Addresses: []netip.Prefix{netip.MustParsePrefix(address)}, Gateway: []netip.Addr{netip.MustParseAddr("10.128.0.1")},
@@ -45,7 +46,7 @@ func TestSecondInterfaceLeavesRoutes(t *testing.T) {
 	}
 	first, second := pair("eth0", "10.128.0.2/23", "wtsa", false), pair("net1", "10.128.0.3/23", "wtsb", true)
 	ctx := context.Background()
-	for _, p := range []link.Pair{first, second} {
+	for _, p := range []podlink.Pair{first, second} {
 		if _, err := pods.Create(ctx, p); err != nil {
 			t.Fatal(err)
 		}
@@ -57,7 +58,7 @@ func TestSecondInterfaceLeavesRoutes(t *testing.T) {
 		}
 	}
 	want := []string{"0.0.0.0/0", "10.128.0.0/14", "10.128.0.0/23", "172.30.0.0/16", "224.0.0.0/4"}
-	for _, p := range []link.Pair{first, second} {
+	for _, p := range []podlink.Pair{first, second} {
 		if err := pods.Check(ctx, p); err != nil {
 			t.Error(err)
 		}

@@ -19,7 +19,7 @@ import (
 
 	"weft.dev/weft/internal/attach"
 	"weft.dev/weft/internal/flannel/host"
-	"weft.dev/weft/internal/link"
+	"weft.dev/weft/internal/link/conntrack"
 	"weft.dev/weft/internal/network"
 	"weft.dev/weft/internal/nft"
 	"weft.dev/weft/internal/nft/nftnl"
@@ -74,7 +74,7 @@ type Judge struct {
 	bridge  string
 	objects ctrlcache.Cache
 	tables  map[string]*table
-	tracked *link.Conntrack
+	tracked *conntrack.Table
 	handed  chan struct{}
 	nodes   chan struct{}
 
@@ -155,7 +155,7 @@ func New(node, bridge string, deps *network.Deps) (*Judge, error) {
 		pods.engine.Close()
 		return nil, err
 	}
-	tracked, err := link.NewConntrack("")
+	tracked, err := conntrack.New("")
 	if err != nil {
 		pods.engine.Close()
 		guard.engine.Close()

@@ -26,6 +26,9 @@ import (
 	"weft.dev/weft/internal/flannel/judge"
 	"weft.dev/weft/internal/flannel/node"
 	"weft.dev/weft/internal/link"
+	"weft.dev/weft/internal/link/marked"
+	"weft.dev/weft/internal/link/notify"
+	"weft.dev/weft/internal/link/podveth"
 	"weft.dev/weft/internal/network"
 	"weft.dev/weft/internal/network/networktest"
 	"weft.dev/weft/internal/nft"
@@ -170,10 +173,10 @@ func newStage(t *testing.T) *stage {
 // watchers are the callbacks of a node's WatchLinks.
 type watchers struct {
 	mu        sync.Mutex
-	callbacks []func(link.Drift)
+	callbacks []func(notify.Drift)
 }
 
-func (w *watchers) add(callback func(link.Drift)) (stop func()) {
+func (w *watchers) add(callback func(notify.Drift)) (stop func()) {
 	w.mu.Lock()
 	defer w.mu.Unlock()
 	w.callbacks = append(w.callbacks, callback)
@@ -181,7 +184,7 @@ func (w *watchers) add(callback func(link.Drift)) (stop func()) {
 }
 
 // follow does what an agent does for events of links, if it is watched, until ctx ends.
-func (w *watchers) follow(ctx context.Context, t *testing.T, watched bool, engine *link.Engine, loop *machine.LinkLoop) {
+func (w *watchers) follow(ctx context.Context, t *testing.T, watched bool, engine *marked.Engine, loop *machine.LinkLoop) {
 	if !watched {
 		return
 	}
@@ -211,15 +214,15 @@ func (s *stage) start(ctx context.Context, t *testing.T, records network.Records
 	pass := func(context.Context, string, []nft.Traffic) error { return nil }
 	var callbacks watchers
 	n := &machine.Node{Pass: pass, WatchLinks: callbacks.add, Name: "n", BootID: s.boot, RunDir: s.dir, StateDir: s.dir}
-	var links *link.Engine
+	var links *marked.Engine
 	var rules, leases *ruleset.Engine
-	var pods *link.Pods
+	var pods *podveth.Pods
 	var made *node.Network
 	err := s.space.Do(func(ns.NetNS) error {
 		var errs [7]error
-		links, errs[0] = link.NewEngine(link.Options{})
+		links, errs[0] = marked.New(marked.Options{})
 		rules, errs[1] = ruleset.NewEngine(ruleset.Options{Tables: node.Tables()})
-		pods, errs[2] = link.NewPods()
+		pods, errs[2] = podveth.New()
 		n.Pods = pods
 		n.Links = reconcile.NewLoop(links, reconcile.Options[link.Key, link.Item]{Name: "link"})
 		s.links = n.Links

@@ -6,7 +6,8 @@ import (
 	"time"
 
 	"weft.dev/weft/internal/attach"
-	"weft.dev/weft/internal/link"
+	"weft.dev/weft/internal/link/notify"
+	"weft.dev/weft/internal/link/podlink"
 )
 
 // ends restores the host veths of attached pods when other programs change them. They are not in a loop: ADD configures them.
@@ -28,7 +29,7 @@ const endRetry = time.Second
 func newEnds() *ends { return &ends{wake: make(chan struct{}, 1), names: map[string]bool{}} }
 
 // changed handles an event of a device. It does not block.
-func (e *ends) changed(drift link.Drift) {
+func (e *ends) changed(drift notify.Drift) {
 	if !drift.All && drift.End == nil {
 		return
 	}
@@ -50,7 +51,7 @@ func (e *ends) changed(drift link.Drift) {
 }
 
 // hostEnd is the desired host veth of a pod.
-func hostEnd(mtu int) link.HostEnd { return link.HostEnd{MTU: mtu, Group: hostGroup, Up: true} }
+func hostEnd(mtu int) podlink.HostEnd { return podlink.HostEnd{MTU: mtu, Group: hostGroup, Up: true} }
 
 // serve notes the MTU of new pods.
 func (e *ends) serve(mtu int) {
@@ -72,7 +73,7 @@ func (e *ends) take() (names map[string]bool, all bool) {
 func (n *Network) watchEnds(ctx context.Context) error {
 	stop := n.opts.Node.WatchLinks(n.ends.changed)
 	defer stop()
-	n.ends.changed(link.Drift{All: true})
+	n.ends.changed(notify.Drift{All: true})
 	var retry <-chan time.Time
 	for {
 		select {

@@ -32,6 +32,8 @@ import (
 	"weft.dev/weft/internal/flannel/published"
 	"weft.dev/weft/internal/hostport/publish"
 	"weft.dev/weft/internal/link"
+	"weft.dev/weft/internal/link/conntrack"
+	"weft.dev/weft/internal/link/podlink"
 	"weft.dev/weft/internal/network"
 	"weft.dev/weft/internal/nft/nftnl"
 	machine "weft.dev/weft/internal/node"
@@ -99,7 +101,7 @@ type Network struct {
 	handed    chan struct{}
 	mac       net.HardwareAddr // the bridge's, from its first programming on
 	ends      *ends
-	tracked   *link.Conntrack
+	tracked   *conntrack.Table
 	hostPorts *publish.Publisher
 
 	// mu guards what follows. It is not held across I/O.
@@ -130,7 +132,7 @@ func New(opts Options) (*Network, error) {
 	if opts.Log == nil {
 		opts.Log = slog.New(slog.DiscardHandler)
 	}
-	tracked, err := link.NewConntrack("")
+	tracked, err := conntrack.New("")
 	if err != nil {
 		engine.Close()
 		return nil, err
@@ -237,7 +239,7 @@ func (n *Network) Connect(ctx context.Context, rec *attach.Record) (*types100.Re
 	n.mu.Lock()
 	delete(n.shut, rec.Key())
 	n.mu.Unlock()
-	var created link.Created
+	var created podlink.Created
 	group, groupCtx := errgroup.WithContext(ctx)
 	group.Go(func() (err error) {
 		created, err = n.opts.Node.Pods.Create(groupCtx, pair)

@@ -16,6 +16,7 @@ import (
 	"weft.dev/weft/internal/flannel/address"
 	"weft.dev/weft/internal/flannel/handover"
 	"weft.dev/weft/internal/link"
+	"weft.dev/weft/internal/link/podlink"
 )
 
 // details is what the network records of an attachment: the configuration at its creation.
@@ -93,7 +94,7 @@ func (d *details) routes(rec *attach.Record) []link.Route {
 }
 
 // pair returns the veth pair of an attachment.
-func (d *details) pair(rec *attach.Record) (link.Pair, error) {
+func (d *details) pair(rec *attach.Record) (podlink.Pair, error) {
 	pair, err := plan.Pair(rec, &plan.Settings{HostGroup: hostGroup})
 	pair.PodRoutes = d.routes(rec)
 	return pair, err

@@ -9,7 +9,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"weft.dev/weft/internal/attach"
-	"weft.dev/weft/internal/link"
+	"weft.dev/weft/internal/link/conntrack"
 )
 
 // Own is the conntrack of the caller's network namespace. It opens a socket for each flush, so that there is nothing to close.
@@ -17,16 +17,16 @@ type Own struct{}
 
 // FlushTo implements Tracked.
 func (Own) FlushTo(protocol uint8, ports ...netip.AddrPort) error {
-	return flush(func(c *link.Conntrack) error { return c.FlushTo(protocol, ports...) })
+	return flush(func(c *conntrack.Table) error { return c.FlushTo(protocol, ports...) })
 }
 
 // FlushTranslatedTo implements Tracked.
 func (Own) FlushTranslatedTo(addresses ...netip.Addr) error {
-	return flush(func(c *link.Conntrack) error { return c.FlushTranslatedTo(addresses...) })
+	return flush(func(c *conntrack.Table) error { return c.FlushTranslatedTo(addresses...) })
 }
 
-func flush(do func(*link.Conntrack) error) error {
-	tracked, err := link.NewConntrack("")
+func flush(do func(*conntrack.Table) error) error {
+	tracked, err := conntrack.New("")
 	if err != nil {
 		return err //nolint:wrapcheck // it says what failed
 	}

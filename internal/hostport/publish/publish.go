@@ -23,7 +23,7 @@ import (
 // Items are rules of the node.
 type Items = map[nft.Key]nft.Item
 
-// Tracked are the connections that the node's kernel tracks: a link.Conntrack.
+// Tracked are the connections that the node's kernel tracks: a conntrack.Table.
 type Tracked interface {
 	// FlushTo flushes the connections of one protocol to ports of the node. A port without an address is one at all of the node's addresses;
 	// 0.0.0.0 and :: are all of a family.

@@ -38,7 +38,7 @@ func (c *commit) setDevice(want device) error {
 	c.engine.names[link.Attrs().Index] = shape.name
 	c.engine.mu.Unlock()
 	if w, ok := want.(*WireGuard); ok {
-		if err := c.engine.configure(w); err != nil {
+		if err := c.engine.wg.configure(w); err != nil {
 			return err
 		}
 	}

@@ -15,9 +15,8 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
-	"golang.zx2c4.com/wireguard/wgctrl"
 
-	"weft.dev/weft/internal/link"
+	"weft.dev/weft/internal/link/rtnetlink"
 	"weft.dev/weft/internal/reconcile"
 )
 
@@ -38,8 +37,8 @@ type Engine struct {
 	options Options
 	handle  *netlink.Handle
 	// requests is the socket of all changes but those by handle.
-	requests *link.Requests
-	wg       *wgctrl.Client // nil before the first WireGuard device
+	requests *rtnetlink.Conn
+	wg       wireguard
 
 	mu sync.Mutex
 	// known is what was read or committed last. It is used when a device is created again.
@@ -84,7 +83,7 @@ func NewEngine(options Options) (*Engine, error) {
 	if err != nil {
 		return nil, fmt.Errorf("open a netlink socket: %w", err)
 	}
-	requests, err := link.DialRequests()
+	requests, err := rtnetlink.Dial()
 	if err != nil {
 		handle.Close()
 		return nil, err
@@ -96,9 +95,7 @@ func NewEngine(options Options) (*Engine, error) {
 func (e *Engine) Close() {
 	e.handle.Close()
 	e.requests.Close()
-	if e.wg != nil {
-		_ = e.wg.Close() // closing loses nothing: nothing is buffered
-	}
+	e.wg.close()
 }
 
 // Commit implements reconcile.Engine. Keys that failed are in a *reconcile.PartialError; everything else is in effect.
@@ -242,7 +239,7 @@ func (c *commit) set(item Item) error {
 	case device:
 		return c.setDevice(item)
 	case *Peer:
-		return c.engine.setPeer(item)
+		return c.engine.wg.setPeer(item)
 	}
 	return fmt.Errorf("%T is not an item of this engine", item)
 }
@@ -252,7 +249,7 @@ func (c *commit) remove(item Item) error {
 	case device:
 		return c.removeDevice(item.shape())
 	case *Peer:
-		return c.engine.removePeer(item)
+		return c.engine.wg.removePeer(item)
 	}
 	return fmt.Errorf("%T is not an item of this engine", item)
 }
@@ -268,11 +265,11 @@ func (c *commit) entries(steps []keyed, flags int) {
 			c.fail(s.key, err)
 		}
 	}
-	errs, err := c.engine.requests.Do(requests...)
+	answers, err := c.engine.requests.Do(requests...)
 	for i, s := range sent {
 		why := err
 		if err == nil {
-			why = errs[i]
+			why = answers[i].Err
 		}
 		if why != nil && (flags != 0 || !isAbsent(why)) {
 			c.fail(s.key, why)
@@ -311,11 +308,11 @@ func (c *commit) request(item Item, flags int) (*nl.NetlinkRequest, error) {
 }
 
 func (e *Engine) execute(request *nl.NetlinkRequest) error {
-	errs, err := e.requests.Do(request)
+	answers, err := e.requests.Do(request)
 	if err != nil {
 		return err
 	}
-	return errs[0]
+	return answers[0].Err
 }
 
 func (e *Engine) indexes() (map[string]int, error) {

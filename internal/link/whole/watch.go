@@ -33,7 +33,7 @@ func (e *Engine) Watch(ctx context.Context) (<-chan struct{}, error) {
 	// Without the right to exceed net.core.rmem_max, the default buffer is used: events are lost earlier, which is reported.
 	_ = unix.SetsockoptInt(socket.GetFd(), unix.SOL_SOCKET, unix.SO_RCVBUFFORCE, watchBuffer)
 	out := make(chan struct{}, 1)
-	w := &watcher{engine: e, own: e.requests.Port(), out: out}
+	w := &watcher{engine: e, own: e.requests.Port, out: out}
 	var once sync.Once
 	stop := context.AfterFunc(ctx, func() { once.Do(socket.Close) })
 	go func() {

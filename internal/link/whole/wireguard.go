@@ -13,22 +13,33 @@ import (
 	"golang.zx2c4.com/wireguard/wgctrl/wgtypes"
 )
 
-// wireguard opens the control of WireGuard devices once there is such a device: before that, the kernel may not have loaded the module.
-func (e *Engine) wireguard() (*wgctrl.Client, error) {
-	if e.wg == nil {
+// wireguard is the control of WireGuard devices.
+type wireguard struct {
+	client *wgctrl.Client // nil before the first WireGuard device
+}
+
+// open opens the control once there is a WireGuard device: before that, the kernel may not have loaded the module.
+func (w *wireguard) open() (*wgctrl.Client, error) {
+	if w.client == nil {
 		client, err := wgctrl.New()
 		if err != nil {
 			return nil, fmt.Errorf("open WireGuard's control: %w", err)
 		}
-		e.wg = client
+		w.client = client
 	}
-	return e.wg, nil
+	return w.client, nil
+}
+
+func (w *wireguard) close() {
+	if w.client != nil {
+		_ = w.client.Close() // closing loses nothing: nothing is buffered
+	}
 }
 
 // readWireGuard adds a device and its peers to out.
 func (e *Engine) readWireGuard(link netlink.Link, out map[Key]Item) error {
 	name := link.Attrs().Name
-	client, err := e.wireguard()
+	client, err := e.wg.open()
 	if err != nil {
 		return err
 	}
@@ -88,8 +99,8 @@ func peerOf(device string, have *wgtypes.Peer) *Peer {
 }
 
 // configure sets a device's key and port.
-func (e *Engine) configure(want *WireGuard) error {
-	client, err := e.wireguard()
+func (w *wireguard) configure(want *WireGuard) error {
+	client, err := w.open()
 	if err != nil {
 		return err
 	}
@@ -108,7 +119,7 @@ func (e *Engine) configure(want *WireGuard) error {
 }
 
 // setPeer adds a peer, or changes it.
-func (e *Engine) setPeer(want *Peer) error {
+func (w *wireguard) setPeer(want *Peer) error {
 	shared, keepalive := wgtypes.Key(want.Shared), time.Duration(want.Keepalive)*time.Second
 	config := wgtypes.PeerConfig{
 		PublicKey: wgtypes.Key(want.Public), PresharedKey: &shared, PersistentKeepaliveInterval: &keepalive, ReplaceAllowedIPs: true,
@@ -121,19 +132,19 @@ func (e *Engine) setPeer(want *Peer) error {
 			config.AllowedIPs = append(config.AllowedIPs, *netOf(r))
 		}
 	}
-	return e.changePeer(want.Device, config)
+	return w.changePeer(want.Device, config)
 }
 
-func (e *Engine) removePeer(have *Peer) error {
-	err := e.changePeer(have.Device, wgtypes.PeerConfig{PublicKey: wgtypes.Key(have.Public), Remove: true})
+func (w *wireguard) removePeer(have *Peer) error {
+	err := w.changePeer(have.Device, wgtypes.PeerConfig{PublicKey: wgtypes.Key(have.Public), Remove: true})
 	if errors.Is(err, os.ErrNotExist) {
 		return nil // removed with its device
 	}
 	return err
 }
 
-func (e *Engine) changePeer(device string, config wgtypes.PeerConfig) error {
-	client, err := e.wireguard()
+func (w *wireguard) changePeer(device string, config wgtypes.PeerConfig) error {
+	client, err := w.open()
 	if err != nil {
 		return err
 	}

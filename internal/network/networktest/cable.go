@@ -18,6 +18,7 @@ import (
 	"weft.dev/weft/internal/attach/plan"
 	"weft.dev/weft/internal/cni"
 	"weft.dev/weft/internal/link"
+	"weft.dev/weft/internal/link/podlink"
 	"weft.dev/weft/internal/network"
 	"weft.dev/weft/internal/nft"
 	"weft.dev/weft/internal/node"
@@ -149,7 +150,7 @@ func (c *Cable) Plan(_ context.Context, req *cni.Request, at placement.Decision,
 	return attach.Record{}, cni.Errorf(cni.CodeTryAgainLater, "no address of %s is free", Subnet())
 }
 
-func (c *Cable) pair(rec *attach.Record) (link.Pair, error) {
+func (c *Cable) pair(rec *attach.Record) (podlink.Pair, error) {
 	pair, err := plan.Pair(rec, &plan.Settings{})
 	// All destinations are on-link: the host answers for its own addresses.
 	pair.PodRoutes = []link.Route{{Dst: netip.MustParsePrefix("0.0.0.0/0"), Scope: link.ScopeLink}}

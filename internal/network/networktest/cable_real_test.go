@@ -11,6 +11,8 @@ import (
 
 	"weft.dev/weft/internal/attach"
 	"weft.dev/weft/internal/link"
+	"weft.dev/weft/internal/link/marked"
+	"weft.dev/weft/internal/link/podveth"
 	"weft.dev/weft/internal/network"
 	"weft.dev/weft/internal/network/networktest"
 	"weft.dev/weft/internal/nft"
@@ -57,14 +59,14 @@ func TestCable(t *testing.T) {
 // startNode opens a node's engines in a namespace and runs their loops until ctx ends.
 func startNode(ctx context.Context, t *testing.T, host ns.NetNS, boot string) *node.Node {
 	t.Helper()
-	var links *link.Engine
+	var links *marked.Engine
 	var rules *ruleset.Engine
-	var pods *link.Pods
+	var pods *podveth.Pods
 	err := host.Do(func(ns.NetNS) error {
 		var errs [3]error
-		links, errs[0] = link.NewEngine(link.Options{})
+		links, errs[0] = marked.New(marked.Options{})
 		rules, errs[1] = ruleset.NewEngine(ruleset.Options{Tables: networktest.Kind().Care.Tables})
-		pods, errs[2] = link.NewPods()
+		pods, errs[2] = podveth.New()
 		return errors.Join(errs[:]...)
 	})
 	if err != nil {

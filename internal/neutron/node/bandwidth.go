@@ -10,6 +10,7 @@ import (
 	"weft.dev/weft/internal/attach/plan"
 	"weft.dev/weft/internal/cni"
 	"weft.dev/weft/internal/link"
+	"weft.dev/weft/internal/link/podlink"
 	"weft.dev/weft/internal/network"
 	"weft.dev/weft/internal/neutron/host"
 	"weft.dev/weft/internal/node"
@@ -23,17 +24,17 @@ type shapes struct {
 }
 
 // create creates a pod's interface. A limited pod's interface is on a veth pair whose peer is in a separate namespace of the node: there
-// its traffic is shaped, out of the pod's reach and with both datapaths (link.Shape). The pair belongs to the attachment; what an
+// its traffic is shaped, out of the pod's reach and with both datapaths (podlink.Shape). The pair belongs to the attachment; what an
 // interrupted run left of it is replaced. A pair that was plugged ahead is not: the switch would not notice another link of that name.
-func (s *shapes) create(ctx context.Context, pair link.Pair) (link.Created, error) {
+func (s *shapes) create(ctx context.Context, pair podlink.Pair) (podlink.Created, error) {
 	created, err := s.node.Pods.Create(ctx, pair)
-	if _, ahead := host.PrepluggedSlot(pair.HostName); ahead || pair.Preplugged == "" || !errors.Is(err, link.ErrUnusable) {
+	if _, ahead := host.PrepluggedSlot(pair.HostName); ahead || pair.Preplugged == "" || !errors.Is(err, podlink.ErrUnusable) {
 		return created, err //nolint:wrapcheck // the caller names the attachment
 	}
 	if err := s.node.Pods.Delete(ctx, pair.HostName); err != nil {
 		return created, err //nolint:wrapcheck // the caller names the attachment
 	}
-	under := link.Preplugged{Name: pair.HostName, MTU: pair.MTU, HostGroup: pair.HostGroup, TxOffloadOff: pair.TxOffloadOff}
+	under := podlink.Preplugged{Name: pair.HostName, MTU: pair.MTU, HostGroup: pair.HostGroup, TxOffloadOff: pair.TxOffloadOff}
 	if err := s.node.Pods.CreatePreplugged(ctx, pair.Preplugged, under); err != nil {
 		// Its text alone: a missing namespace of ports must not look like a missing namespace of the pod.
 		return created, cni.Errorf(cni.CodeTryAgainLater, "bandwidth limits need a port whose peer is in %s: %s: try again later", pair.Preplugged, err.Error())
@@ -46,7 +47,7 @@ func (s *shapes) remove(ctx context.Context, recs []attach.Record) error {
 	var errs []error
 	for i := range recs {
 		if recs[i].Bandwidth.Limited() {
-			errs = append(errs, s.node.Pods.Reshape(ctx, s.node.Ports, recs[i].HostInterface, link.Shape{}))
+			errs = append(errs, s.node.Pods.Reshape(ctx, s.node.Ports, recs[i].HostInterface, podlink.Shape{}))
 		}
 	}
 	return errors.Join(errs...)
@@ -110,7 +111,7 @@ func (s *shapes) reshape(ctx context.Context) error {
 }
 
 // reshapeOne restores the limits of one pod, unless a request for it is in progress.
-func (s *shapes) reshapeOne(ctx context.Context, rec *attach.Record, want, is link.Shape) error {
+func (s *shapes) reshapeOne(ctx context.Context, rec *attach.Record, want, is podlink.Shape) error {
 	unlock, free := s.records.TryLock(rec.Key())
 	if !free {
 		return errBusy

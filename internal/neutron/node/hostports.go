@@ -7,7 +7,7 @@ import (
 
 	"weft.dev/weft/internal/attach"
 	"weft.dev/weft/internal/hostport/publish"
-	"weft.dev/weft/internal/link"
+	"weft.dev/weft/internal/link/conntrack"
 	"weft.dev/weft/internal/network"
 	"weft.dev/weft/internal/neutron/host"
 	"weft.dev/weft/internal/neutron/pipeline"
@@ -23,7 +23,7 @@ type (
 )
 
 // newPublisher returns what makes pods' host ports reach them, by IPv4.
-func newPublisher(n *node.Node, deps *network.Deps, tracked *link.Conntrack) *publish.Publisher {
+func newPublisher(n *node.Node, deps *network.Deps, tracked *conntrack.Table) *publish.Publisher {
 	return publish.New(publish.Options{
 		Rules: n.Rules, Compile: host.Published, Reserved: n.Reserved, Tracked: tracked, BootID: n.BootID, Attached: deps.Records.Attached,
 		Conflict: publish.Warnings(deps.Events), Log: deps.Log,

@@ -27,6 +27,8 @@ import (
 	"weft.dev/weft/internal/cni"
 	"weft.dev/weft/internal/hostport/publish"
 	"weft.dev/weft/internal/link"
+	"weft.dev/weft/internal/link/conntrack"
+	"weft.dev/weft/internal/link/podlink"
 	"weft.dev/weft/internal/network"
 	"weft.dev/weft/internal/neutron/host"
 	"weft.dev/weft/internal/neutron/pipeline"
@@ -61,7 +63,7 @@ type Network struct {
 	ports   *ports.Ports
 	handed  chan struct{}
 
-	tracked   *link.Conntrack
+	tracked   *conntrack.Table
 	publisher *publish.Publisher
 	shapes    *shapes
 	// compiler has the flows of the networks.
@@ -96,7 +98,7 @@ func newNetwork(ctx context.Context, n *node.Node, deps network.Deps, rest time.
 			deps.Events.Warning(policy, "PolicyNotAsSpecified", "Enforce", note)
 		}
 	}
-	if made.tracked, err = link.NewConntrack(""); err != nil {
+	if made.tracked, err = conntrack.New(""); err != nil {
 		return nil, err //nolint:wrapcheck // it says what failed
 	}
 	made.publisher, made.shapes = newPublisher(n, &made.deps, made.tracked), &shapes{node: n, records: deps.Records, log: deps.Log}
@@ -110,7 +112,7 @@ func (n *Network) newPorts(rest time.Duration) *ports.Ports {
 	opts := ports.Options{
 		Node: n.node.Name, Rest: rest, Rows: n.vswitch.Rows, Objects: n.deps.Objects, API: n.deps.API, Log: n.deps.Log,
 		Links: n.node.Pods, Path: n.node.Ports,
-		Shape:    link.Preplugged{HostGroup: host.PodGroup, TxOffloadOff: n.vswitch.Datapath == ovsdb.DatapathNetdev},
+		Shape:    podlink.Preplugged{HostGroup: host.PodGroup, TxOffloadOff: n.vswitch.Datapath == ovsdb.DatapathNetdev},
 		Describe: reporter.describe, AwaitBound: n.vswitch.Database.AwaitBound,
 	}
 	if n.node.Elsewhere != nil {
@@ -378,7 +380,7 @@ func (n *Network) Connect(ctx context.Context, rec *attach.Record) (*types100.Re
 	}
 	n.compiler.reopen(rec.Key())
 	created, err := n.enter(ctx, rec, pod, pair)
-	if ports.OnPair(rec) && errors.Is(err, link.ErrUnusable) {
+	if ports.OnPair(rec) && errors.Is(err, podlink.ErrUnusable) {
 		if rec.State != attach.Attached && errors.Is(err, link.ErrNoDevice) {
 			n.ports.Replace(ctx, rec, &d)
 		} else {
@@ -404,7 +406,7 @@ func (n *Network) Connect(ctx context.Context, rec *attach.Record) (*types100.Re
 
 // enter creates the pod's interface, and meanwhile flushes the pod's conntrack zone: a connection of the former pod in it would become this
 // one's.
-func (n *Network) enter(ctx context.Context, rec *attach.Record, pod *pipeline.Pod, pair link.Pair) (link.Created, error) {
+func (n *Network) enter(ctx context.Context, rec *attach.Record, pod *pipeline.Pod, pair podlink.Pair) (podlink.Created, error) {
 	var flush errgroup.Group
 	if rec.State != attach.Attached {
 		flush.Go(func() error {
@@ -471,10 +473,10 @@ func podOf(rec *attach.Record) (*pipeline.Pod, ports.Details, error) {
 }
 
 // pair returns the pod's interface.
-func (n *Network) pair(rec *attach.Record, d *ports.Details) (link.Pair, error) {
+func (n *Network) pair(rec *attach.Record, d *ports.Details) (podlink.Pair, error) {
 	pair, err := plan.Pair(rec, &plan.Settings{HostGroup: host.PodGroup, TxOffloadOff: n.vswitch.Datapath == ovsdb.DatapathNetdev})
 	if err != nil {
-		return link.Pair{}, err //nolint:wrapcheck // it names the attachment
+		return podlink.Pair{}, err //nolint:wrapcheck // it names the attachment
 	}
 	pair.PodRoutes = routesOf(rec, d)
 	if rec.Bandwidth.Limited() || ports.OnPair(rec) {

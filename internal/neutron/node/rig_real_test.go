@@ -27,6 +27,8 @@ import (
 	"weft.dev/weft/deploy/crds"
 	"weft.dev/weft/internal/apiservertest"
 	"weft.dev/weft/internal/link"
+	"weft.dev/weft/internal/link/marked"
+	"weft.dev/weft/internal/link/podveth"
 	"weft.dev/weft/internal/network"
 	"weft.dev/weft/internal/neutron/pipeline"
 	"weft.dev/weft/internal/nft"
@@ -157,14 +159,14 @@ type machine struct {
 func (m *machine) life(ctx context.Context, t *testing.T, records network.Records) *Network {
 	t.Helper()
 	kind := Kind(m.name)
-	var links *link.Engine
+	var links *marked.Engine
 	var rules *ruleset.Engine
-	var pods *link.Pods
+	var pods *podveth.Pods
 	must(t, m.NetNS.Do(func(ns.NetNS) error {
 		var errs [3]error
-		links, errs[0] = link.NewEngine(link.Options{Devices: kind.Care.Devices})
+		links, errs[0] = marked.New(marked.Options{Devices: kind.Care.Devices})
 		rules, errs[1] = ruleset.NewEngine(ruleset.Options{Tables: kind.Care.Tables})
-		pods, errs[2] = link.NewPods()
+		pods, errs[2] = podveth.New()
 		return errors.Join(errs[:]...)
 	}))
 	rows, err := ovsdb.Open(ctx, ovsdb.Config{Endpoint: "unix:" + m.DBSock, Bridges: []string{pipeline.Bridge}})

@@ -10,16 +10,17 @@ import (
 
 	"weft.dev/weft/internal/attach"
 	"weft.dev/weft/internal/link"
+	"weft.dev/weft/internal/link/podlink"
 	"weft.dev/weft/internal/neutron/host"
 )
 
-// Links creates, lists and deletes pre-plugged pairs. *link.Pods does it in the kernel, *link.FakePods in memory.
+// Links creates, lists and deletes pre-plugged pairs. *podveth.Pods does it in the kernel, *podlink.Fake in memory.
 type Links interface {
-	link.PrepluggedLinks
+	podlink.PrepluggedLinks
 	Delete(ctx context.Context, hostNames ...string) error
 }
 
-// pairs are the pre-plugged pairs of ports (link.Preplugged). A port's pair is plugged into br-n together with the port, and closed until a
+// pairs are the pre-plugged pairs of ports (podlink.Preplugged). A port's pair is plugged into br-n together with the port, and closed until a
 // pod's flows open it: so an ADD changes no row and no link of the switch. A pair serves one pod. It is deleted when its port is unplugged,
 // and another one is created before the port is plugged again, so that nothing a pod has kept is on the next pod's port.
 type pairs struct {
@@ -28,16 +29,16 @@ type pairs struct {
 	// path is that of the namespace with the veth peers. While it does not exist, pods get interfaces of their own.
 	path string
 	// shape has what is common to all pairs.
-	shape link.Preplugged
+	shape podlink.Preplugged
 	// left are the pairs of a former agent process that no port has adopted. Only Start and passes use it.
-	left map[host.Slot]link.PrepluggedPort
+	left map[host.Slot]podlink.PrepluggedPort
 }
 
 // defaultMTU is the kernel's default.
 const defaultMTU = 1500
 
 // of returns the desired pair of a slot.
-func (m *pairs) of(slot host.Slot, mtu int) link.Preplugged {
+func (m *pairs) of(slot host.Slot, mtu int) podlink.Preplugged {
 	pair := m.shape
 	pair.Name, pair.MTU = slot.Preplugged(), cmp.Or(mtu, defaultMTU)
 	return pair
@@ -62,7 +63,7 @@ func (m *pairs) outdated(p *port) bool { return p.paired() && p.pair != m.of(p.s
 
 // recover reads the pairs of a former agent process.
 func (m *pairs) recover(ctx context.Context) error {
-	m.left = map[host.Slot]link.PrepluggedPort{}
+	m.left = map[host.Slot]podlink.PrepluggedPort{}
 	if m.links == nil {
 		return nil
 	}
@@ -80,7 +81,7 @@ func (m *pairs) recover(ctx context.Context) error {
 
 // create creates pairs, and returns the names of those that exist afterwards. The namespace's absence is no error: the plugin creates it
 // with the next ADD.
-func (m *pairs) create(ctx context.Context, list []link.Preplugged) (created map[string]bool, err error) {
+func (m *pairs) create(ctx context.Context, list []podlink.Preplugged) (created map[string]bool, err error) {
 	created = map[string]bool{}
 	err = m.links.CreatePreplugged(ctx, m.path, list...)
 	switch {
@@ -128,7 +129,7 @@ func (ps *Ports) pair(ctx context.Context) error {
 		return nil
 	}
 	var chosen []*port
-	var list []link.Preplugged
+	var list []podlink.Preplugged
 	ps.mu.Lock()
 	for _, p := range ps.all {
 		if p.wanted && !p.leaving && p.holder == nil && !p.used && !p.paired() {
@@ -178,7 +179,7 @@ func (m *pairs) sweep(ctx context.Context) error {
 		names = append(names, slot.Preplugged())
 	}
 	failed := m.delete(ctx, names)
-	maps.DeleteFunc(m.left, func(slot host.Slot, _ link.PrepluggedPort) bool { return failed[slot.Preplugged()] == nil })
+	maps.DeleteFunc(m.left, func(slot host.Slot, _ podlink.PrepluggedPort) bool { return failed[slot.Preplugged()] == nil })
 	return errors.Join(slices.Collect(maps.Values(failed))...)
 }
 

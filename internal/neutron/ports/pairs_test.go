@@ -16,6 +16,7 @@ import (
 	weftv1 "weft.dev/weft/api/weft/v1"
 	"weft.dev/weft/internal/attach"
 	"weft.dev/weft/internal/link"
+	"weft.dev/weft/internal/link/podlink"
 	"weft.dev/weft/internal/neutron/host"
 	"weft.dev/weft/internal/ovsdb"
 )
@@ -23,10 +24,10 @@ import (
 const portSpace = "/ports"
 
 // paired is switched with pairs in memory.
-func paired(t *testing.T, links *link.FakePods) (ps *Ports, api client.Client, p func() *port) {
+func paired(t *testing.T, links *podlink.Fake) (ps *Ports, api client.Client, p func() *port) {
 	t.Helper()
 	ps, api, key, _ := switched(t)
-	ps.pairs = pairs{links: links, path: portSpace, shape: link.Preplugged{HostGroup: host.PodGroup, TxOffloadOff: true}}
+	ps.pairs = pairs{links: links, path: portSpace, shape: podlink.Preplugged{HostGroup: host.PodGroup, TxOffloadOff: true}}
 	if err := ps.pairs.recover(t.Context()); err != nil {
 		t.Fatal(err)
 	}
@@ -34,7 +35,7 @@ func paired(t *testing.T, links *link.FakePods) (ps *Ports, api client.Client, p
 }
 
 // pairsOf returns the existing pairs.
-func pairsOf(t *testing.T, links *link.FakePods) map[string]link.PrepluggedPort {
+func pairsOf(t *testing.T, links *podlink.Fake) map[string]podlink.PrepluggedPort {
 	t.Helper()
 	found, err := links.ListPreplugged(t.Context(), portSpace)
 	if err != nil {
@@ -91,7 +92,7 @@ func rowsOf(t *testing.T, ps *Ports) map[ovsdb.Key]ovsdb.Row {
 
 // A port is plugged with a pair, a pod on it changes no row of the switch, and the port's next pod gets another pair.
 func TestPortsWithPairs(t *testing.T) {
-	links := link.NewFakePods(portSpace, "/pod")
+	links := podlink.NewFake(portSpace, "/pod")
 	ps, _, p := paired(t, links)
 	step(t, ps)
 	name := p().slot.Preplugged()
@@ -103,7 +104,7 @@ func TestPortsWithPairs(t *testing.T) {
 	if written != 0 || rec.HostInterface != name {
 		t.Errorf("a pod on the pair writes the rows of %d owners, its interface is %s", written, rec.HostInterface)
 	}
-	if _, err := links.Create(t.Context(), link.Pair{HostName: name, PodName: "eth0", Netns: "/pod", Owner: rec.Key().Owner(), Preplugged: portSpace}); err != nil {
+	if _, err := links.Create(t.Context(), podlink.Pair{HostName: name, PodName: "eth0", Netns: "/pod", Owner: rec.Key().Owner(), Preplugged: portSpace}); err != nil {
 		t.Fatal(err)
 	}
 	step(t, ps)
@@ -142,7 +143,7 @@ func markOf(rows map[ovsdb.Key]ovsdb.Row) (host.Mark, bool) {
 // Without the namespace of pre-plugged ports, a pod gets an interface of its own. Once there is one, ports without pods get pairs, also if
 // a link of an interrupted run is left. A port that was chosen before it had a pair is not used with another interface.
 func TestPairsOnceTheirNamespaceExists(t *testing.T) {
-	links := link.NewFakePods("/pod")
+	links := podlink.NewFake("/pod")
 	ps, _, p := paired(t, links)
 	step(t, ps)
 	before := chosenOf(ps)
@@ -150,7 +151,7 @@ func TestPairsOnceTheirNamespaceExists(t *testing.T) {
 		t.Fatalf("without the namespace: %+v", before)
 	}
 	links.AddNamespace(portSpace)
-	if err := links.CreatePreplugged(t.Context(), portSpace, link.Preplugged{Name: p().slot.Preplugged()}); err != nil {
+	if err := links.CreatePreplugged(t.Context(), portSpace, podlink.Preplugged{Name: p().slot.Preplugged()}); err != nil {
 		t.Fatal(err)
 	}
 	step(t, ps)
@@ -169,7 +170,7 @@ func TestPairsOnceTheirNamespaceExists(t *testing.T) {
 
 // A pod with an interface of its own keeps its port without a pair until it ends.
 func TestOwnInterface(t *testing.T) {
-	links := link.NewFakePods()
+	links := podlink.NewFake()
 	ps, _, p := paired(t, links)
 	step(t, ps)
 	rec, written := hold(t, ps, "a")
@@ -190,7 +191,7 @@ func TestOwnInterface(t *testing.T) {
 
 // The pair of a port whose network's MTU changes is created anew, but not under a pod.
 func TestPairsFollowTheMTU(t *testing.T) {
-	links := link.NewFakePods(portSpace)
+	links := podlink.NewFake(portSpace)
 	ps, api, p := paired(t, links)
 	step(t, ps)
 	mtu := func(value int32) {
@@ -228,17 +229,17 @@ func TestPairsAfterARestart(t *testing.T) {
 		wantFree bool
 	}{{"idle", false, false, true}, {"used", true, false, false}, {"attached", true, true, false}} {
 		t.Run(test.name, func(t *testing.T) {
-			links := link.NewFakePods(portSpace, "/pod")
+			links := podlink.NewFake(portSpace, "/pod")
 			former, _, p := paired(t, links)
 			step(t, former)
 			name := p().slot.Preplugged()
 			rec := attached(t, "a", chosenOf(former))
 			if test.on {
-				if _, err := links.Create(t.Context(), link.Pair{HostName: name, PodName: "eth0", Netns: "/pod", Owner: rec.Key().Owner(), Preplugged: portSpace}); err != nil {
+				if _, err := links.Create(t.Context(), podlink.Pair{HostName: name, PodName: "eth0", Netns: "/pod", Owner: rec.Key().Owner(), Preplugged: portSpace}); err != nil {
 					t.Fatal(err)
 				}
 			}
-			if err := links.CreatePreplugged(t.Context(), portSpace, link.Preplugged{Name: host.Slot(77).Preplugged()}, link.Preplugged{Name: "weft-p77"}); err != nil {
+			if err := links.CreatePreplugged(t.Context(), portSpace, podlink.Preplugged{Name: host.Slot(77).Preplugged()}, podlink.Preplugged{Name: "weft-p77"}); err != nil {
 				t.Fatal(err)
 			}
 			ps, _, now := paired(t, links)
@@ -271,23 +272,23 @@ func TestPairsAfterARestart(t *testing.T) {
 
 // broken is pairs of which one cannot be created.
 type broken struct {
-	*link.FakePods
+	*podlink.Fake
 	name string
 }
 
-func (b *broken) CreatePreplugged(ctx context.Context, path string, list ...link.Preplugged) error {
+func (b *broken) CreatePreplugged(ctx context.Context, path string, list ...podlink.Preplugged) error {
 	for _, pair := range list {
 		if pair.Name == b.name {
 			return fmt.Errorf("%s: %w", pair.Name, link.ErrForeign)
 		}
 	}
-	return b.FakePods.CreatePreplugged(ctx, path, list...)
+	return b.Fake.CreatePreplugged(ctx, path, list...)
 }
 
 // A pair that cannot be created is reported, and does not keep the others from being created.
 func TestPairsFailAlone(t *testing.T) {
-	m := pairs{links: &broken{link.NewFakePods(portSpace), host.Slot(1).Preplugged()}, path: portSpace}
-	created, err := m.create(t.Context(), []link.Preplugged{m.of(0, 0), m.of(1, 0), m.of(2, 0)})
+	m := pairs{links: &broken{podlink.NewFake(portSpace), host.Slot(1).Preplugged()}, path: portSpace}
+	created, err := m.create(t.Context(), []podlink.Preplugged{m.of(0, 0), m.of(1, 0), m.of(2, 0)})
 	if !errors.Is(err, link.ErrForeign) || !created["wp-0"] || created["wp-1"] || !created["wp-2"] {
 		t.Errorf("created %v: %v", created, err)
 	}

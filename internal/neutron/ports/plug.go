@@ -6,7 +6,7 @@ import (
 	"fmt"
 	"time"
 
-	"weft.dev/weft/internal/link"
+	"weft.dev/weft/internal/link/podlink"
 	"weft.dev/weft/internal/ovsdb"
 	"weft.dev/weft/internal/reconcile"
 )
@@ -58,7 +58,7 @@ func (ps *Ports) left(all []*port, stuck map[*port]error) error {
 			errs = append(errs, fmt.Errorf("port %s is still plugged: %w", p.uuid, p.stuck))
 			continue
 		}
-		p.leaving, p.outdated, p.desired, p.wired, p.pair = false, false, false, wiring{}, link.Preplugged{}
+		p.leaving, p.outdated, p.desired, p.wired, p.pair = false, false, false, wiring{}, podlink.Preplugged{}
 		p.again, p.bound = true, false
 		p.unplugs++
 		if p.used {

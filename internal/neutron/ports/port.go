@@ -10,7 +10,7 @@ import (
 
 	weftv1 "weft.dev/weft/api/weft/v1"
 	"weft.dev/weft/internal/attach"
-	"weft.dev/weft/internal/link"
+	"weft.dev/weft/internal/link/podlink"
 	"weft.dev/weft/internal/neutron/host"
 	"weft.dev/weft/internal/node"
 	"weft.dev/weft/internal/ovsdb"
@@ -28,7 +28,7 @@ type port struct {
 	// mac is that of the rows.
 	mac net.HardwareAddr
 	// pair is the pre-plugged pair; without a Name there is none. making keeps pods off the port while a pair is created for it.
-	pair   link.Preplugged
+	pair   podlink.Preplugged
 	making bool
 	// wanted reports that the port has to be plugged, desired that Open vSwitch's loop has its rows, and plugged that they are in effect.
 	wanted, desired, plugged bool

@@ -18,7 +18,7 @@ import (
 
 	weftv1 "weft.dev/weft/api/weft/v1"
 	"weft.dev/weft/internal/attach"
-	"weft.dev/weft/internal/link"
+	"weft.dev/weft/internal/link/podlink"
 	"weft.dev/weft/internal/neutron/host"
 	"weft.dev/weft/internal/node"
 	"weft.dev/weft/internal/ovsdb"
@@ -53,7 +53,7 @@ type Options struct {
 	// get interfaces of their own. Shape has what is common to all pairs.
 	Links Links
 	Path  string
-	Shape link.Preplugged
+	Shape podlink.Preplugged
 	// Describe reports the node. It is called by each pass. Nil: not called.
 	Describe func(ctx context.Context) error
 	// Elsewhere returns why the node cannot route an address to a pod: "" if it can. Nil: it can route all.

@@ -13,6 +13,7 @@ import (
 	weftv1 "weft.dev/weft/api/weft/v1"
 	"weft.dev/weft/internal/attach"
 	"weft.dev/weft/internal/link"
+	"weft.dev/weft/internal/link/podlink"
 	"weft.dev/weft/internal/neutron/host"
 	"weft.dev/weft/internal/ovsdb"
 	"weft.dev/weft/internal/reconcile"
@@ -23,7 +24,7 @@ var errLink = errors.New("the kernel is out of memory")
 
 // kept is links in memory of which some cannot be deleted.
 type kept struct {
-	*link.FakePods
+	*podlink.Fake
 	names map[string]error
 }
 
@@ -33,7 +34,7 @@ func (k *kept) Delete(ctx context.Context, names ...string) error {
 		if err := k.names[name]; err != nil {
 			errs = append(errs, err)
 		} else {
-			errs = append(errs, k.FakePods.Delete(ctx, name))
+			errs = append(errs, k.Fake.Delete(ctx, name))
 		}
 	}
 	return errors.Join(errs...)
@@ -64,9 +65,9 @@ type plugged struct {
 
 func newPlugged(t *testing.T) *plugged {
 	t.Helper()
-	p := &plugged{t: t, links: &kept{link.NewFakePods(portSpace, "/pod"), map[string]error{}}}
+	p := &plugged{t: t, links: &kept{podlink.NewFake(portSpace, "/pod"), map[string]error{}}}
 	p.Ports, p.api, p.key, p.vswitch = switched(t)
-	p.pairs = pairs{links: p.links, path: portSpace, shape: link.Preplugged{HostGroup: host.PodGroup, TxOffloadOff: true}}
+	p.pairs = pairs{links: p.links, path: portSpace, shape: podlink.Preplugged{HostGroup: host.PodGroup, TxOffloadOff: true}}
 	step(t, p.Ports)
 	return p
 }
@@ -101,7 +102,7 @@ func (p *plugged) remains() (all []string) {
 	if _, is := desired[p.far()]; is {
 		all = append(all, "desired row "+p.far().Name)
 	}
-	return append(all, slices.Sorted(maps.Keys(pairsOf(p.t, p.links.FakePods)))...)
+	return append(all, slices.Sorted(maps.Keys(pairsOf(p.t, p.links.Fake)))...)
 }
 
 // A port that cannot be unplugged is no pod's, keeps its pair while its rows may exist, and is unplugged once it can be: also if what made
@@ -130,7 +131,7 @@ func TestUnplugIsRepeated(t *testing.T) {
 			if status := p.port().status(p.opts.Rows); !status.Plugged || status.Message == "" {
 				t.Errorf("status %+v", status)
 			}
-			if pairs := pairsOf(t, p.links.FakePods); len(pairs) != 1 {
+			if pairs := pairsOf(t, p.links.Fake); len(pairs) != 1 {
 				t.Errorf("pairs: %v", pairs)
 			}
 			fail(p, false)
@@ -138,7 +139,7 @@ func TestUnplugIsRepeated(t *testing.T) {
 			if now := p.port(); !now.plugged || now.bound || !now.again || p.vswitch.deletions(p.far()) != 1 {
 				t.Errorf("plugged %t, bound %t, again %t, row deleted %d times", now.plugged, now.bound, now.again, p.vswitch.deletions(p.far()))
 			}
-			if mtu := pairsOf(t, p.links.FakePods)[host.Slot(0).Preplugged()].MTU; mtu != defaultMTU {
+			if mtu := pairsOf(t, p.links.Fake)[host.Slot(0).Preplugged()].MTU; mtu != defaultMTU {
 				t.Errorf("MTU of the pair: %d", mtu)
 			}
 		})
@@ -261,13 +262,13 @@ func TestMissingPairIsBuiltAnew(t *testing.T) {
 	} {
 		t.Run(cause, func(t *testing.T) {
 			p := newPlugged(t)
-			if err := p.links.FakePods.Delete(t.Context(), name); err != nil {
+			if err := p.links.Fake.Delete(t.Context(), name); err != nil {
 				t.Fatal(err)
 			}
 			find(t, p)
 			step(t, p.Ports)
-			if now := p.port(); !pairsOf(t, p.links.FakePods)[name].Idle || !now.plugged || now.bound || !now.again || !now.released.IsZero() {
-				t.Errorf("pairs %v, plugged %t, bound %t, again %t, released at %v", pairsOf(t, p.links.FakePods), now.plugged, now.bound, now.again, now.released)
+			if now := p.port(); !pairsOf(t, p.links.Fake)[name].Idle || !now.plugged || now.bound || !now.again || !now.released.IsZero() {
+				t.Errorf("pairs %v, plugged %t, bound %t, again %t, released at %v", pairsOf(t, p.links.Fake), now.plugged, now.bound, now.again, now.released)
 			}
 		})
 	}
@@ -311,9 +312,9 @@ func TestFormerBindingIsIgnored(t *testing.T) {
 
 // A link that cannot be deleted is reported, also beside another program's link.
 func TestPairsAreDeletedAlone(t *testing.T) {
-	links := &kept{link.NewFakePods(portSpace), map[string]error{"wp-1": link.ErrForeign, "wp-2": errLink}}
+	links := &kept{podlink.NewFake(portSpace), map[string]error{"wp-1": link.ErrForeign, "wp-2": errLink}}
 	m := pairs{links: links, path: portSpace}
-	if _, err := m.create(t.Context(), []link.Preplugged{m.of(0, 0), m.of(1, 0), m.of(2, 0)}); err != nil {
+	if _, err := m.create(t.Context(), []podlink.Preplugged{m.of(0, 0), m.of(1, 0), m.of(2, 0)}); err != nil {
 		t.Fatal(err)
 	}
 	failed := m.delete(t.Context(), []string{"wp-0", "wp-1", "wp-2"})

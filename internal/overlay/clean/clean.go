@@ -16,6 +16,7 @@ import (
 
 	"weft.dev/weft/internal/cleanup"
 	"weft.dev/weft/internal/link"
+	"weft.dev/weft/internal/link/marked"
 	"weft.dev/weft/internal/nft"
 	"weft.dev/weft/internal/nft/ruleset"
 	"weft.dev/weft/internal/overlay/host"
@@ -93,7 +94,7 @@ func rules(ctx context.Context, o cleanup.Options) error {
 
 // addresses removes egress IPs from the node's own interface.
 func addresses(ctx context.Context, o cleanup.Options) error {
-	engine, err := link.NewEngine(link.Options{})
+	engine, err := marked.New(marked.Options{})
 	if err != nil {
 		return err
 	}

@@ -15,6 +15,7 @@ import (
 	"weft.dev/weft/internal/attach"
 	"weft.dev/weft/internal/cni"
 	"weft.dev/weft/internal/link"
+	"weft.dev/weft/internal/link/podlink"
 	"weft.dev/weft/internal/overlay/host"
 )
 
@@ -24,7 +25,7 @@ const name = "macvlan0"
 // Routers creates the second interfaces of egress routers.
 type Routers struct {
 	// Macvlans creates the interfaces. Nil: pods that need one are refused.
-	Macvlans link.Macvlans
+	Macvlans podlink.Macvlans
 	// Privileged reports whether a pod has a privileged container or init container. Nil: egress routers are refused.
 	Privileged func(ctx context.Context, pod cni.Args) (bool, error)
 	// BootID is the node's boot: interfaces of former boots are gone.
@@ -74,7 +75,7 @@ func (r *Routers) Requested(ctx context.Context, req *cni.Request) (*attach.Macv
 
 // reserved says whose device it is if no macvlan may be on it, otherwise it returns "". On Weft's own devices, a macvlan would let a pod
 // see and send packets that bypass the switch's flows.
-func reserved(device *link.MacvlanParent) string {
+func reserved(device *podlink.MacvlanParent) string {
 	switch {
 	case device.Loopback:
 		return "the loopback device"
@@ -88,8 +89,8 @@ func reserved(device *link.MacvlanParent) string {
 }
 
 // macvlan returns an attachment's second interface. The attachment must have one.
-func macvlan(rec *attach.Record) link.Macvlan {
-	return link.Macvlan{Netns: rec.Netns, Name: name, Parent: rec.Macvlan.Parent, Owner: rec.Key().Owner()}
+func macvlan(rec *attach.Record) podlink.Macvlan {
+	return podlink.Macvlan{Netns: rec.Netns, Name: name, Parent: rec.Macvlan.Parent, Owner: rec.Key().Owner()}
 }
 
 // Create creates an attachment's second interface, if it has one, and adds it to the result for the runtime.

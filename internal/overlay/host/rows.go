@@ -5,7 +5,7 @@ import (
 	"strconv"
 
 	"weft.dev/weft/internal/attach"
-	"weft.dev/weft/internal/link"
+	"weft.dev/weft/internal/link/podlink"
 	"weft.dev/weft/internal/ovsdb"
 	"weft.dev/weft/internal/reconcile"
 )
@@ -93,7 +93,7 @@ func UserOf(rec *attach.Record) PortUser {
 // PrepluggedRow returns the row of a pre-plugged port, and its owner.
 func PrepluggedRow(ofport uint32, user PortUser) (reconcile.Owner, map[ovsdb.Key]ovsdb.Row) {
 	name := attach.PortName(ofport)
-	o := reconcile.Owner(link.PrepluggedOwner(name))
+	o := reconcile.Owner(podlink.PrepluggedOwner(name))
 	return o, PodRows(PodPort{Owner: o, Interface: name, OFPort: ofport, User: user})
 }
 

@@ -8,7 +8,7 @@ import (
 	"time"
 
 	"weft.dev/weft/internal/attach"
-	"weft.dev/weft/internal/link"
+	"weft.dev/weft/internal/link/podlink"
 	"weft.dev/weft/internal/overlay/host"
 )
 
@@ -18,12 +18,12 @@ const (
 	lastRetry  = 5 * time.Second
 )
 
-// HostEnds is pods' host veths. *link.Pods implements it for the kernel, *link.FakePods in memory.
+// HostEnds is pods' host veths. *podveth.Pods implements it for the kernel, *podlink.Fake in memory.
 type HostEnds interface {
 	// HostEnds returns the existing host veths, by name.
-	HostEnds(ctx context.Context) (map[string]link.HostEnd, error)
+	HostEnds(ctx context.Context) (map[string]podlink.HostEnd, error)
 	// Restore gives a host veth the desired state, if it exists.
-	Restore(ctx context.Context, name string, want link.HostEnd) error
+	Restore(ctx context.Context, name string, want podlink.HostEnd) error
 }
 
 // Ends restores host veths, and traffic shaping, that another program changed. They are not in a loop: an ADD configures them, and only
@@ -37,7 +37,7 @@ type Ends struct {
 	// mu guards what follows. It is not held across I/O.
 	mu sync.Mutex
 	// seen is the last reported state of the host veths of attachments that are being created.
-	seen map[attach.Key]link.HostEnd
+	seen map[attach.Key]podlink.HostEnd
 	// unverified says that host veths have to be checked.
 	unverified bool
 }
@@ -45,7 +45,7 @@ type Ends struct {
 // wanted is a desired host veth. key is its attachment, empty for a pre-plugged port.
 type wanted struct {
 	key attach.Key
-	end link.HostEnd
+	end podlink.HostEnd
 }
 
 // Verify starts a check of all host veths. It does not wait.
@@ -60,14 +60,14 @@ func (e *Ends) Verify() {
 }
 
 // Changed handles an event with the new state of a host veth. It does not wait.
-func (e *Ends) Changed(name string, now link.HostEnd) {
+func (e *Ends) Changed(name string, now podlink.HostEnd) {
 	if e.pool.changed(name, now) || e.podEndChanged(name, now) {
 		e.Verify()
 	}
 }
 
 // podEndChanged notes the state of the host veth of a pod with a port of its own, and reports whether it has to be restored.
-func (e *Ends) podEndChanged(name string, now link.HostEnd) (restore bool) {
+func (e *Ends) podEndChanged(name string, now podlink.HostEnd) (restore bool) {
 	e.opts.Live.Each(func(rec *attach.Record) {
 		switch {
 		case rec.HostInterface != name || e.pool.Has(rec.OFPort):
@@ -83,8 +83,8 @@ func (e *Ends) podEndChanged(name string, now link.HostEnd) (restore bool) {
 }
 
 // podEnd returns the desired host veth of a pod with a port of its own.
-func podEnd(rec *attach.Record) link.HostEnd {
-	return link.HostEnd{MTU: rec.MTU, Group: host.PodGroup, Up: true}
+func podEnd(rec *attach.Record) podlink.HostEnd {
+	return podlink.HostEnd{MTU: rec.MTU, Group: host.PodGroup, Up: true}
 }
 
 // Made compares the host veth of a completed attachment with its last reported state. The caller holds the lock of Live, so that no
@@ -184,7 +184,7 @@ func (e *Ends) check(ctx context.Context) (left bool) {
 }
 
 // restore restores one host veth, unless a request for its attachment is under way, and reports whether to try again.
-func (e *Ends) restore(ctx context.Context, name string, want wanted, have link.HostEnd) (left bool) {
+func (e *Ends) restore(ctx context.Context, name string, want wanted, have podlink.HostEnd) (left bool) {
 	if want.key != (attach.Key{}) {
 		unlock, free := e.opts.Records.TryLock(want.key)
 		if !free {

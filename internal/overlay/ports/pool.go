@@ -8,6 +8,7 @@ import (
 
 	"weft.dev/weft/internal/attach"
 	"weft.dev/weft/internal/link"
+	"weft.dev/weft/internal/link/podlink"
 	"weft.dev/weft/internal/overlay/host"
 )
 
@@ -23,7 +24,7 @@ type pool struct {
 	// mu guards what follows. It is not held across I/O.
 	mu sync.Mutex
 	// shape is the desired configuration of ports; its Name is empty.
-	shape link.Preplugged
+	shape podlink.Preplugged
 	ports map[uint32]*prepluggedPort
 	// free are the numbers of the free ports, the one that has been free longest first. It is taken next, so that nothing in the switch refers
 	// to its former pod any more.
@@ -46,19 +47,19 @@ type prepluggedPort struct {
 	clean, condemned bool
 	lingersSince     time.Time
 	// seen is the last reported state of its host veth.
-	seen link.HostEnd
+	seen podlink.HostEnd
 	// user is the pod that the port's row names.
 	user host.PortUser
 }
 
 // fits reports whether the port has the configuration shape. Before Configure, when shape is empty, every port does.
-func (p *prepluggedPort) fits(shape *link.Preplugged) bool {
+func (p *prepluggedPort) fits(shape *podlink.Preplugged) bool {
 	return shape.MTU == 0 || p.mtu == shape.MTU && p.txOffloadOff == shape.TxOffloadOff
 }
 
 // end returns the desired host veth of the port.
-func (p *prepluggedPort) end(shape *link.Preplugged) link.HostEnd {
-	return link.HostEnd{MTU: p.mtu, Group: shape.HostGroup, Up: true}
+func (p *prepluggedPort) end(shape *podlink.Preplugged) podlink.HostEnd {
+	return podlink.HostEnd{MTU: p.mtu, Group: shape.HostGroup, Up: true}
 }
 
 type portState int
@@ -174,7 +175,7 @@ func (p *pool) hopeless(rec *attach.Record, err error) bool {
 	case err == nil || port == nil:
 		return false
 	case errors.Is(err, link.ErrNoDevice) || errors.Is(err, link.ErrForeign):
-	case !errors.Is(err, link.ErrOccupied):
+	case !errors.Is(err, podlink.ErrOccupied):
 		return false
 	case port.condemned:
 	case port.lingersSince.IsZero():
@@ -188,7 +189,7 @@ func (p *pool) hopeless(rec *attach.Record, err error) bool {
 }
 
 // missing marks free ports for removal whose links another program has deleted. A pod on such a port keeps it until it is detached.
-func (p *pool) missing(have map[string]link.HostEnd) {
+func (p *pool) missing(have map[string]podlink.HostEnd) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	for _, ofport := range slices.Clone(p.free) {
@@ -224,10 +225,10 @@ func (p *pool) List() (free, taken, unfinished []uint32) {
 }
 
 // ends returns the desired host veths of pre-plugged ports, by name.
-func (p *pool) ends() map[string]link.HostEnd {
+func (p *pool) ends() map[string]podlink.HostEnd {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	ends := make(map[string]link.HostEnd, len(p.ports))
+	ends := make(map[string]podlink.HostEnd, len(p.ports))
 	for ofport, port := range p.ports {
 		if port.state == portFree || port.state == portTaken {
 			ends[attach.PortName(ofport)] = port.end(&p.shape)
@@ -237,7 +238,7 @@ func (p *pool) ends() map[string]link.HostEnd {
 }
 
 // changed notes the state of a host veth, and reports whether it has to be restored.
-func (p *pool) changed(name string, now link.HostEnd) bool {
+func (p *pool) changed(name string, now podlink.HostEnd) bool {
 	ofport, ok := attach.PortNumber(name)
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -279,7 +280,7 @@ func (p *pool) lacking(begun bool) int {
 
 // conform sets the desired configuration of ports, and marks free ports that do not fit it for removal. It calls program with the other
 // ports, free and taken ones, of which none is removed meanwhile. program must not block.
-func (p *pool) conform(shape link.Preplugged, program func(ports map[uint32]host.PortUser)) {
+func (p *pool) conform(shape podlink.Preplugged, program func(ports map[uint32]host.PortUser)) {
 	defer p.wakeUp()
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -298,7 +299,7 @@ func (p *pool) conform(shape link.Preplugged, program func(ports map[uint32]host
 
 // adopt makes the pool that of a former process: found are the existing ports, by name, and taken the records that name a port.
 // A port on which something is that no record names is marked for removal.
-func (p *pool) adopt(found map[string]link.PrepluggedPort, taken map[uint32]attach.Record) {
+func (p *pool) adopt(found map[string]podlink.PrepluggedPort, taken map[uint32]attach.Record) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.ports, p.free = map[uint32]*prepluggedPort{}, nil
@@ -344,7 +345,7 @@ func (p *pool) removed(ports []uint32) {
 }
 
 // making adds a port that is about to be created, and returns its configuration.
-func (p *pool) making(ofport uint32) link.Preplugged {
+func (p *pool) making(ofport uint32) podlink.Preplugged {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.ports[ofport] = &prepluggedPort{state: portMaking, mtu: p.shape.MTU, txOffloadOff: p.shape.TxOffloadOff}
@@ -369,7 +370,7 @@ func (p *pool) made(ports []uint32, state portState, err error) (altered bool) {
 		} else {
 			p.release(ofport, port, err == nil)
 		}
-		altered = altered || err == nil && port.seen != (link.HostEnd{}) && port.seen != port.end(&p.shape)
+		altered = altered || err == nil && port.seen != (podlink.HostEnd{}) && port.seen != port.end(&p.shape)
 	}
 	return altered
 }

@@ -18,7 +18,7 @@ import (
 	"weft.dev/weft/internal/attach"
 	"weft.dev/weft/internal/attach/plan"
 	"weft.dev/weft/internal/cni"
-	"weft.dev/weft/internal/link"
+	"weft.dev/weft/internal/link/podlink"
 	"weft.dev/weft/internal/network"
 	"weft.dev/weft/internal/ovsdb"
 	"weft.dev/weft/internal/reconcile"
@@ -30,13 +30,13 @@ type Engines struct {
 	// Switch reports ports that the switch has added.
 	Switch Switch
 	// Pods makes and removes the pods' veth pairs.
-	Pods link.PodLinks
+	Pods podlink.Links
 	// Preplugged creates and lists pre-plugged ports.
-	Preplugged link.PrepluggedLinks
+	Preplugged podlink.PrepluggedLinks
 	// HostEnds restores host veths that another program changed.
 	HostEnds HostEnds
 	// Shapers limits the bandwidth of pods. Nil: no pod has limits.
-	Shapers link.Shapers
+	Shapers podlink.Shapers
 }
 
 // Switch reports the switch's ports.
@@ -101,7 +101,7 @@ func New(engines Engines, opts Options) *Ports {
 	p := &Ports{engines: &engines, Numbers: &Numbers{network: opts.Network, store: opts.Store}}
 	pool := newPool(&opts)
 	p.Ends = &Ends{
-		engines: &engines, opts: &opts, pool: pool, wake: make(chan struct{}, 1), seen: map[attach.Key]link.HostEnd{}, unverified: true,
+		engines: &engines, opts: &opts, pool: pool, wake: make(chan struct{}, 1), seen: map[attach.Key]podlink.HostEnd{}, unverified: true,
 	}
 	p.Preplugged = &Preplugged{pool: pool, engines: &engines, numbers: p.Numbers, checkEnds: p.Ends.Verify}
 	p.Unlinker = newUnlinker(&engines, &opts, p.Preplugged)

@@ -12,6 +12,7 @@ import (
 	"weft.dev/weft/internal/attach/plan"
 	"weft.dev/weft/internal/cni"
 	"weft.dev/weft/internal/link"
+	"weft.dev/weft/internal/link/podlink"
 	"weft.dev/weft/internal/overlay/host"
 	"weft.dev/weft/internal/ovsdb"
 	"weft.dev/weft/internal/reconcile"
@@ -19,7 +20,7 @@ import (
 
 // Preplugged creates and removes pre-plugged ports: ports of the switch that exist before their pods. A new port with its link makes the
 // switch go over all its ports, which takes longer the more there are. A pod on a pre-plugged port makes the switch do nothing
-// (link.Preplugged).
+// (podlink.Preplugged).
 type Preplugged struct {
 	*pool
 
@@ -106,7 +107,7 @@ func (s *Preplugged) TakeOver(ctx context.Context) error {
 }
 
 // Configure sets the desired configuration of ports, and hands over the rows of pre-plugged ports. The shape's Name is empty.
-func (s *Preplugged) Configure(shape link.Preplugged) {
+func (s *Preplugged) Configure(shape podlink.Preplugged) {
 	s.conform(shape, func(ports map[uint32]host.PortUser) { s.engines.Rows.Set(host.PrepluggedRows(ports)) })
 }
 
@@ -157,7 +158,7 @@ func (s *Preplugged) unshape(ctx context.Context, names []string) error {
 	errs := []error{err}
 	for _, name := range names {
 		if _, shaped := left[name]; shaped {
-			errs = append(errs, s.engines.Shapers.Reshape(ctx, s.opts.Namespace, name, link.Shape{}))
+			errs = append(errs, s.engines.Shapers.Reshape(ctx, s.opts.Namespace, name, podlink.Shape{}))
 		}
 	}
 	return errors.Join(errs...)
@@ -186,7 +187,7 @@ func (s *Preplugged) makeTaken(ctx context.Context) (ofport uint32, err error) {
 // make creates ports, free or taken, and waits until the switch has them.
 func (s *Preplugged) make(ctx context.Context, count int, state portState) ([]uint32, error) {
 	var ports []uint32
-	var pairs []link.Preplugged
+	var pairs []podlink.Preplugged
 	err := s.numbers.pickPorts(count, s.Has, func(ofport uint32) {
 		ports, pairs = append(ports, ofport), append(pairs, s.making(ofport))
 	})
@@ -203,7 +204,7 @@ func (s *Preplugged) make(ctx context.Context, count int, state portState) ([]ui
 }
 
 // Pair returns an attachment's veth pair, or the pre-plugged port that it uses.
-func (s *Preplugged) Pair(rec *attach.Record, settings *plan.Settings) (link.Pair, error) {
+func (s *Preplugged) Pair(rec *attach.Record, settings *plan.Settings) (podlink.Pair, error) {
 	pair, err := plan.Pair(rec, settings)
 	if err == nil && s.Has(rec.OFPort) {
 		pair.Preplugged = s.opts.Namespace
@@ -239,7 +240,7 @@ func (s *Preplugged) UnplugAll(ctx context.Context, recs []attach.Record) error 
 }
 
 // unplug removes a pod's interface from a pre-plugged port, unless that is done. It waits for another call for the same port. began is
-// called as in link.PodLinks.
+// called as in podlink.Links.
 func (s *Preplugged) unplug(ctx context.Context, rec *attach.Record, began func()) error {
 	defer began()
 	unlock, err := s.unplugging.Lock(ctx, rec.OFPort)

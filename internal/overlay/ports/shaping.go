@@ -10,6 +10,7 @@ import (
 	"weft.dev/weft/internal/attach"
 	"weft.dev/weft/internal/attach/plan"
 	"weft.dev/weft/internal/link"
+	"weft.dev/weft/internal/link/podlink"
 )
 
 // reshape restores traffic shaping that another program changed, and reports whether to try again.
@@ -40,7 +41,7 @@ func (e *Ends) reshape(ctx context.Context) (left bool) {
 // shaped is the desired shaping of a port.
 type shaped struct {
 	name  string
-	shape link.Shape
+	shape podlink.Shape
 }
 
 // wantedShapes returns the desired shaping of attached pods.
@@ -55,7 +56,7 @@ func (e *Ends) wantedShapes() map[attach.Key]shaped {
 }
 
 // reshapeOne restores the shaping of one pod, unless a request for it is under way, and reports whether to try again.
-func (e *Ends) reshapeOne(ctx context.Context, key attach.Key, want shaped, have link.Shape) (left bool) {
+func (e *Ends) reshapeOne(ctx context.Context, key attach.Key, want shaped, have podlink.Shape) (left bool) {
 	unlock, free := e.opts.Records.TryLock(key)
 	if !free {
 		return true

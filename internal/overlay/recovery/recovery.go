@@ -15,7 +15,7 @@ import (
 	"weft.dev/weft/internal/attach"
 	"weft.dev/weft/internal/attach/plan"
 	"weft.dev/weft/internal/cni"
-	"weft.dev/weft/internal/link"
+	"weft.dev/weft/internal/link/podlink"
 	"weft.dev/weft/internal/network"
 )
 
@@ -32,7 +32,7 @@ type Recovery struct {
 	Store   *attach.Store
 	Records network.Records
 	// Preplugged lists the pre-plugged ports whose peers are in the namespace Ports.
-	Preplugged link.PrepluggedLinks
+	Preplugged podlink.PrepluggedLinks
 	Ports      string
 	// Agrees returns an error unless the pod's interface and its port are those of the record. prePlugged says that it is on a pre-plugged
 	// port.

@@ -13,6 +13,7 @@ import (
 	"weft.dev/weft/internal/clusternetwork"
 	"weft.dev/weft/internal/ipam"
 	"weft.dev/weft/internal/link"
+	"weft.dev/weft/internal/link/podlink"
 	"weft.dev/weft/internal/nft"
 	"weft.dev/weft/internal/openflow"
 	"weft.dev/weft/internal/overlay/egress"
@@ -173,8 +174,8 @@ func (s *Settings) Choice(key attach.Key, prePlugged bool) ports.Choice {
 }
 
 // Preplugged returns the configuration of pre-plugged ports.
-func (s *Settings) Preplugged() link.Preplugged {
-	return link.Preplugged{MTU: s.MTU, HostGroup: s.Attachments.HostGroup, TxOffloadOff: s.Attachments.TxOffloadOff}
+func (s *Settings) Preplugged() podlink.Preplugged {
+	return podlink.Preplugged{MTU: s.MTU, HostGroup: s.Attachments.HostGroup, TxOffloadOff: s.Attachments.TxOffloadOff}
 }
 
 // FeatureView returns what features compile from.

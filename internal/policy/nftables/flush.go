@@ -4,16 +4,16 @@ import (
 	"net/netip"
 	"slices"
 
-	"weft.dev/weft/internal/link"
+	"weft.dev/weft/internal/link/conntrack"
 	"weft.dev/weft/internal/policy"
 )
 
-// Conntrack is the connection tracking of the node: a *link.Conntrack.
+// Conntrack is the connection tracking of the node: a *conntrack.Table.
 type Conntrack interface {
 	// Own returns the node's addresses.
 	Own() (map[netip.Addr]bool, error)
 	// Flush removes the connections for which ends returns true.
-	Flush(ends func(link.Tracked) bool) (removed int, err error)
+	Flush(ends func(conntrack.Tracked) bool) (removed int, err error)
 }
 
 // Flush removes the connections that policies no longer allow; revoked is the function of the node's enforcer. Later packets of these
@@ -25,7 +25,7 @@ func Flush(tracked Conntrack, revoked func(policy.Connection) bool, left ...neti
 		return err
 	}
 	gone := setOf(left)
-	_, err = tracked.Flush(func(t link.Tracked) bool {
+	_, err = tracked.Flush(func(t conntrack.Tracked) bool {
 		return gone[t.Source] || gone[t.Destination] || !own[t.Source] && revoked(policy.Connection{
 			Source: t.Source, Destination: t.Destination, Protocol: policy.Protocol(t.Protocol), Port: t.Port,
 		})
@@ -40,7 +40,7 @@ func FlushPods(tracked Conntrack, addresses ...netip.Addr) error {
 		return nil
 	}
 	of := setOf(addresses)
-	_, err := tracked.Flush(func(t link.Tracked) bool { return of[t.Source] || of[t.Destination] })
+	_, err := tracked.Flush(func(t conntrack.Tracked) bool { return of[t.Source] || of[t.Destination] })
 	return err
 }
 
@@ -57,7 +57,7 @@ func FlushRanges(tracked Conntrack, ranges []netip.Prefix, attached ...netip.Add
 	foreign := func(a netip.Addr) bool {
 		return !here[a] && !own[a] && slices.ContainsFunc(ranges, func(r netip.Prefix) bool { return r.Contains(a) })
 	}
-	_, err = tracked.Flush(func(t link.Tracked) bool { return foreign(t.Source) || foreign(t.Destination) })
+	_, err = tracked.Flush(func(t conntrack.Tracked) bool { return foreign(t.Source) || foreign(t.Destination) })
 	return err
 }
 

@@ -22,7 +22,7 @@ import (
 	"pgregory.net/rapid"
 
 	"weft.dev/weft/internal/attach"
-	"weft.dev/weft/internal/link"
+	"weft.dev/weft/internal/link/conntrack"
 	"weft.dev/weft/internal/link/nstest"
 	"weft.dev/weft/internal/nft/nftnl"
 	"weft.dev/weft/internal/policy"
@@ -154,7 +154,7 @@ func (n *node) table(t *testing.T, family nftnl.Family, name string, static nfta
 func (n *node) begin(t *testing.T, w oracle.World) {
 	t.Helper()
 	n.loop = n.table(t, nftnl.FamilyInet, "weft_policy", nil)
-	tracked, err := link.NewConntrack(n.space)
+	tracked, err := conntrack.New(n.space)
 	if err != nil {
 		t.Fatal(err)
 	}

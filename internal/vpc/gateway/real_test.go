@@ -19,6 +19,7 @@ import (
 	"github.com/gopacket/gopacket/layers"
 
 	"weft.dev/weft/internal/link"
+	"weft.dev/weft/internal/link/marked"
 	"weft.dev/weft/internal/nft"
 	"weft.dev/weft/internal/nft/ruleset"
 	"weft.dev/weft/internal/ovn"
@@ -40,7 +41,7 @@ func program(ctx context.Context, t *testing.T, netns ns.NetNS, state *gateway.S
 		t.Fatal(err)
 	}
 	t.Cleanup(rules.Close)
-	links, err := link.NewEngine(link.Options{Namespaces: []string{path}, Devices: []link.Key{{Netns: path, Kind: link.KindDevice, Name: gateway.Outside}}})
+	links, err := marked.New(marked.Options{Namespaces: []string{path}, Devices: []link.Key{{Netns: path, Kind: link.KindDevice, Name: gateway.Outside}}})
 	if err != nil {
 		t.Fatal(err)
 	}

@@ -22,6 +22,7 @@ import (
 	"weft.dev/weft/internal/attach/plan"
 	"weft.dev/weft/internal/cni"
 	"weft.dev/weft/internal/link"
+	"weft.dev/weft/internal/link/podlink"
 	"weft.dev/weft/internal/ovsport"
 	"weft.dev/weft/internal/placement"
 	"weft.dev/weft/internal/vpc/binding"
@@ -73,7 +74,7 @@ type Ports interface {
 // Config is the configuration of an Attacher.
 type Config struct {
 	Addresses Addresses
-	Links     link.PodLinks
+	Links     podlink.Links
 	Ports     Ports
 	// MTU is that of pods whose Subnet has none.
 	MTU int
@@ -140,7 +141,7 @@ func (a *Attacher) connect(ctx context.Context, rec *attach.Record, of steps) (*
 	if err != nil {
 		return nil, err
 	}
-	var created link.Created
+	var created podlink.Created
 	group, within := errgroup.WithContext(ctx)
 	group.Go(func() (err error) {
 		if created, err = a.config.Links.Create(within, pair); err != nil {
@@ -168,18 +169,18 @@ func (a *Attacher) connect(ctx context.Context, rec *attach.Record, of steps) (*
 }
 
 // desired returns the interface and the port that the record defines.
-func (a *Attacher) desired(ctx context.Context, rec *attach.Record) (link.Pair, ovsport.Port, error) {
+func (a *Attacher) desired(ctx context.Context, rec *attach.Record) (podlink.Pair, ovsport.Port, error) {
 	port, err := portOf(rec)
 	if err != nil {
-		return link.Pair{}, ovsport.Port{}, err
+		return podlink.Pair{}, ovsport.Port{}, err
 	}
 	datapath, err := a.config.Ports.Datapath(ctx)
 	if err != nil {
-		return link.Pair{}, ovsport.Port{}, cni.Errorf(cni.CodeTryAgainLater, "%v", err)
+		return podlink.Pair{}, ovsport.Port{}, cni.Errorf(cni.CodeTryAgainLater, "%v", err)
 	}
 	pair, err := plan.Pair(rec, &plan.Settings{HostGroup: podGroup, TxOffloadOff: datapath == ovsport.Netdev})
 	if err != nil {
-		return link.Pair{}, ovsport.Port{}, err //nolint:wrapcheck // it names the attachment
+		return podlink.Pair{}, ovsport.Port{}, err //nolint:wrapcheck // it names the attachment
 	}
 	pair.PodRoutes = nil
 	if gatewayOf(rec) != "" {

@@ -7,7 +7,7 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"weft.dev/weft/internal/link"
+	"weft.dev/weft/internal/link/conntrack"
 	"weft.dev/weft/internal/nft"
 	"weft.dev/weft/internal/vpc/gateway"
 )
@@ -21,7 +21,7 @@ type forwarded struct {
 
 // concerns returns a function that reports whether one of the elements of a gateway's maps decides, or decided, how a connection is
 // translated. It costs about the same for one element and for many, because it is called for each connection of the gateway.
-func concerns(elements []*nft.Element) func(link.Connection) bool {
+func concerns(elements []*nft.Element) func(conntrack.Connection) bool {
 	floating, ports, sources := map[netip.Addr]bool{}, map[forwarded]bool{}, map[netip.Addr]bool{}
 	var ranges []netip.Prefix
 	for _, e := range elements {
@@ -43,7 +43,7 @@ func concerns(elements []*nft.Element) func(link.Connection) bool {
 			ports[forwardedPort(to, e.Match[1], e.Match[2])] = true
 		}
 	}
-	return func(c link.Connection) bool {
+	return func(c conntrack.Connection) bool {
 		if floating[c.To] || ports[forwarded{c.To, c.Protocol, c.Port}] {
 			return true
 		}

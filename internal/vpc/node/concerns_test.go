@@ -8,7 +8,7 @@ import (
 	"golang.org/x/sys/unix"
 	"pgregory.net/rapid"
 
-	"weft.dev/weft/internal/link"
+	"weft.dev/weft/internal/link/conntrack"
 	"weft.dev/weft/internal/nft"
 	"weft.dev/weft/internal/vpc/gateway"
 )
@@ -39,7 +39,7 @@ func TestConcerns(t *testing.T) {
 				elements = append(elements, &nft.Element{Set: "outside_addresses", Match: []string{at.String()}}, &nft.Element{Set: gateway.FloatingIn}, &nft.Element{Set: gateway.FloatingIn, Match: []string{"?"}})
 			}
 		}
-		c := link.Connection{
+		c := conntrack.Connection{
 			Protocol: rapid.SampledFrom([]uint8{0, unix.IPPROTO_TCP, unix.IPPROTO_UDP}).Draw(r, "connection's protocol"), From: address("from"), To: address("to"),
 			Port: uint16(rapid.IntRange(1, 2).Draw(r, "connection's port")), By: address("by"), Back: address("back"),
 		}

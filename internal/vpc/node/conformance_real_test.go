@@ -15,6 +15,8 @@ import (
 
 	"weft.dev/weft/internal/attach"
 	"weft.dev/weft/internal/link"
+	"weft.dev/weft/internal/link/marked"
+	"weft.dev/weft/internal/link/podveth"
 	"weft.dev/weft/internal/network"
 	"weft.dev/weft/internal/network/networktest"
 	"weft.dev/weft/internal/nft"
@@ -81,14 +83,14 @@ func siteWithPorts(t *testing.T) *ovntest.Site {
 // startNode opens the engines of a chassis and runs their loops until ctx ends.
 func startNode(ctx context.Context, t *testing.T, host ns.NetNS, boot string) *weftnode.Node {
 	t.Helper()
-	var links *link.Engine
+	var links *marked.Engine
 	var rules *ruleset.Engine
-	var pods *link.Pods
+	var pods *podveth.Pods
 	must(t, host.Do(func(ns.NetNS) error {
 		var errs [3]error
-		links, errs[0] = link.NewEngine(link.Options{})
+		links, errs[0] = marked.New(marked.Options{})
 		rules, errs[1] = ruleset.NewEngine(ruleset.Options{Tables: node.Care().Tables})
-		pods, errs[2] = link.NewPods()
+		pods, errs[2] = podveth.New()
 		return errors.Join(errs[:]...)
 	}))
 	n := &weftnode.Node{

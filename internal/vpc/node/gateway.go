@@ -9,6 +9,10 @@ import (
 
 	"weft.dev/weft/internal/attach"
 	"weft.dev/weft/internal/link"
+	"weft.dev/weft/internal/link/arp"
+	"weft.dev/weft/internal/link/conntrack"
+	"weft.dev/weft/internal/link/netns"
+	"weft.dev/weft/internal/link/podlink"
 	"weft.dev/weft/internal/nft"
 	"weft.dev/weft/internal/nft/ruleset"
 	"weft.dev/weft/internal/node"
@@ -32,7 +36,7 @@ type natGateway struct {
 	// started reports that the loop has a state.
 	started bool
 	// outside is the last net1, and items the table; nil: not known yet.
-	outside *link.Macvlan
+	outside *podlink.Macvlan
 	items   map[nft.Key]nft.Item
 	// hash is that of the state in effect; empty if there is none.
 	hash string
@@ -155,7 +159,7 @@ func (g *natGateway) program(ctx context.Context, want *nat.Gateway) error {
 	if err := g.node.Links.Apply(ctx, map[reconcile.Owner]map[link.Key]link.Item{g.owner(): g.routes(want)}); err != nil {
 		return fmt.Errorf("NAT gateway %s: routes: %w", g.name, err)
 	}
-	if err := link.WriteSettings(g.rec.Netns, want.Result.State.Sysctls); err != nil {
+	if err := netns.WriteSettings(g.rec.Netns, want.Result.State.Sysctls); err != nil {
 		return fmt.Errorf("NAT gateway %s: %w", g.name, err)
 	}
 	if err := g.announce(&outside); err != nil {
@@ -236,8 +240,8 @@ func (g *natGateway) reduce(ctx context.Context, stays func(nft.Item) bool) (lef
 	return left, g.loop.Apply(ctx, g.fragment(left)) //nolint:wrapcheck // withdraw names the gateway
 }
 
-func (g *natGateway) net1(want *nat.Gateway) link.Macvlan {
-	return link.Macvlan{
+func (g *natGateway) net1(want *nat.Gateway) podlink.Macvlan {
+	return podlink.Macvlan{
 		Netns: g.rec.Netns, Name: gateway.Outside, Parent: want.Definition.Master, Mode: want.Definition.Mode, MTU: want.Definition.MTU,
 		Owner: g.rec.Key().Owner(), Addresses: append([]netip.Prefix{}, want.Result.State.Addresses...), TxOffloadOff: true,
 	}
@@ -257,7 +261,7 @@ func (g *natGateway) routes(want *nat.Gateway) map[link.Key]link.Item {
 func (g *natGateway) flush(items map[nft.Key]nft.Item) error {
 	if changed := changes(g.items, items); len(changed) > 0 {
 		concerned := concerns(changed)
-		if err := link.Inside(g.rec.Netns, func() error { return link.FlushMatching(concerned) }); err != nil {
+		if err := netns.Inside(g.rec.Netns, func() error { return conntrack.FlushMatching(concerned) }); err != nil {
 			return err //nolint:wrapcheck // the caller names the gateway
 		}
 	}
@@ -266,7 +270,7 @@ func (g *natGateway) flush(items map[nft.Key]nft.Item) error {
 }
 
 // announce announces the addresses that net1 did not have before.
-func (g *natGateway) announce(outside *link.Macvlan) error {
+func (g *natGateway) announce(outside *podlink.Macvlan) error {
 	announced := map[netip.Prefix]bool{}
 	if g.outside != nil {
 		for _, address := range g.outside.Addresses {
@@ -279,7 +283,7 @@ func (g *natGateway) announce(outside *link.Macvlan) error {
 			fresh = append(fresh, address.Addr())
 		}
 	}
-	if err := link.Inside(g.rec.Netns, func() error { return link.Announce(gateway.Outside, fresh...) }); err != nil {
+	if err := netns.Inside(g.rec.Netns, func() error { return arp.Announce(gateway.Outside, fresh...) }); err != nil {
 		return fmt.Errorf("NAT gateway %s: %w", g.name, err)
 	}
 	return nil
@@ -307,7 +311,7 @@ func (g *natGateway) stop(ctx context.Context) error {
 	defer g.unlock()
 	g.stopped = true
 	g.close()
-	m := link.Macvlan{Netns: g.rec.Netns, Name: gateway.Outside, Parent: gateway.Outside, Owner: g.rec.Key().Owner()}
+	m := podlink.Macvlan{Netns: g.rec.Netns, Name: gateway.Outside, Parent: gateway.Outside, Owner: g.rec.Key().Owner()}
 	err := g.node.Pods.DeleteMacvlan(ctx, m)
 	g.node.Links.Set(map[reconcile.Owner]map[link.Key]link.Item{g.owner(): nil})
 	if err != nil {

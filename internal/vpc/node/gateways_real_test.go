@@ -13,6 +13,8 @@ import (
 
 	"weft.dev/weft/internal/attach"
 	"weft.dev/weft/internal/link"
+	"weft.dev/weft/internal/link/marked"
+	"weft.dev/weft/internal/link/podveth"
 	"weft.dev/weft/internal/network"
 	"weft.dev/weft/internal/node"
 	"weft.dev/weft/internal/ovn/ovntest"
@@ -30,12 +32,12 @@ func (noRecords) Attached() []attach.Record { return nil }
 func TestRemovedGatewayStaysClosed(t *testing.T) {
 	ctx, cancel := context.WithCancel(t.Context())
 	defer cancel()
-	pods, err := link.NewPods()
+	pods, err := podveth.New()
 	if err != nil {
 		t.Fatal(err)
 	}
 	defer pods.Close()
-	links := reconcile.NewLoop(link.NewFake(), reconcile.Options[link.Key, link.Item]{})
+	links := reconcile.NewLoop(marked.NewFake(), reconcile.Options[link.Key, link.Item]{})
 	g := newGateways(&node.Node{Pods: pods, Links: links}, network.Deps{Records: noRecords{}})
 	defer g.closeAll()
 	rec := attach.Record{
@@ -71,7 +73,7 @@ func (noObjects) List(context.Context, client.ObjectList, ...client.ListOption) 
 func TestStuckGatewayDelaysNoOther(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
 	defer cancel()
-	pods, err := link.NewPods()
+	pods, err := podveth.New()
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -83,7 +85,7 @@ func TestStuckGatewayDelaysNoOther(t *testing.T) {
 		})
 		return &recs.recs[len(recs.recs)-1]
 	}
-	links := reconcile.NewLoop(link.NewFake(), reconcile.Options[link.Key, link.Item]{})
+	links := reconcile.NewLoop(marked.NewFake(), reconcile.Options[link.Key, link.Item]{})
 	g := newGateways(&node.Node{Pods: pods, Links: links}, network.Deps{Records: recs, Objects: noObjects{}})
 	g.watching = true
 	defer g.closeAll()

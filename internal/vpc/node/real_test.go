@@ -14,7 +14,7 @@ import (
 
 	"weft.dev/weft/internal/attach"
 	"weft.dev/weft/internal/cni"
-	"weft.dev/weft/internal/link"
+	"weft.dev/weft/internal/link/podveth"
 	"weft.dev/weft/internal/ovn"
 	"weft.dev/weft/internal/ovn/ovntest"
 	"weft.dev/weft/internal/ovsport"
@@ -77,9 +77,9 @@ func TestAttacher(t *testing.T) {
 		ports, err := ovsport.Open(t.Context(), ovsport.Config{Endpoint: "unix:" + chassis.DBSock, Bridge: "br-int"})
 		must(t, err)
 		t.Cleanup(ports.Close)
-		var links *link.Pods
+		var links *podveth.Pods
 		must(t, chassis.NetNS.Do(func(ns.NetNS) (err error) {
-			links, err = link.NewPods()
+			links, err = podveth.New()
 			return err
 		}))
 		t.Cleanup(links.Close)

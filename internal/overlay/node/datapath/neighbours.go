@@ -11,7 +11,7 @@ import (
 	"time"
 
 	"weft.dev/weft/internal/clusternetwork"
-	"weft.dev/weft/internal/link"
+	"weft.dev/weft/internal/link/arp"
 	"weft.dev/weft/internal/steps"
 )
 
@@ -77,7 +77,7 @@ func (t *Neighbours) Run(ctx context.Context) error {
 	for {
 		var retry <-chan time.Time
 		due := t.take()
-		if err := link.Resolve(due...); err != nil {
+		if err := arp.Resolve(due...); err != nil {
 			// The switch also resolves by itself, but then loses a packet.
 			t.log.Debug("resolving the neighbours of tunnels failed, trying again", "error", err)
 			t.putBack(due)

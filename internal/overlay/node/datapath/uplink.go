@@ -3,7 +3,8 @@ package datapath
 import (
 	"net/netip"
 
-	"weft.dev/weft/internal/link"
+	"weft.dev/weft/internal/link/arp"
+	"weft.dev/weft/internal/link/conntrack"
 )
 
 // Uplink implements egress.Uplink by the node's own interface and kernel.
@@ -11,8 +12,8 @@ type Uplink struct{}
 
 // Announce implements egress.Uplink.
 func (Uplink) Announce(device string, addresses ...netip.Addr) error {
-	return link.Announce(device, addresses...)
+	return arp.Announce(device, addresses...)
 }
 
 // Flush implements egress.Uplink.
-func (Uplink) Flush(addresses ...netip.Addr) error { return link.FlushSourceNAT(addresses...) }
+func (Uplink) Flush(addresses ...netip.Addr) error { return conntrack.FlushSourceNAT(addresses...) }

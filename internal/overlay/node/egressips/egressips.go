@@ -19,7 +19,8 @@ import (
 	networkv1 "weft.dev/weft/api/openshift/v1"
 	"weft.dev/weft/internal/clusternetwork"
 	"weft.dev/weft/internal/egressip"
-	"weft.dev/weft/internal/link"
+	"weft.dev/weft/internal/link/arp"
+	"weft.dev/weft/internal/link/fib"
 	"weft.dev/weft/internal/liveness"
 	"weft.dev/weft/internal/overlay"
 	"weft.dev/weft/internal/overlay/egress"
@@ -84,7 +85,7 @@ type site struct {
 func New(store cache.Cache, vnids *watch.NetNamespaces, node string, changed func()) *Follower {
 	e := &Follower{
 		spaces: watch.NewFollower(vnids, changed), cache: store, node: node, withPods: make(chan struct{}, 1),
-		refused: func(types.UID, string, netip.Addr, string) {}, others: link.OtherAddresses, gateways: link.Gateways, known: map[string]egressip.Namespace{},
+		refused: func(types.UID, string, netip.Addr, string) {}, others: fib.OtherAddresses, gateways: fib.Gateways, known: map[string]egressip.Namespace{},
 		notify: func() {},
 	}
 	e.alive = &liveness.Watcher{Changed: e.Changed}
@@ -443,7 +444,7 @@ func (e *Follower) OnChange(changed func()) { e.notify = changed }
 // Report sets the function that is called for an address that is assigned to this node and that it cannot hold, and makes the node probe
 // addresses before it holds them.
 func (e *Follower) Report(refused func(uid types.UID, version string, address netip.Addr, note string)) {
-	e.refused, e.probes.probe, e.probes.holds = refused, link.AddressConflict, link.HoldsAddress
+	e.refused, e.probes.probe, e.probes.holds = refused, arp.AddressConflict, fib.HoldsAddress
 }
 
 // Run probes the nodes through which pods leave until ctx ends.

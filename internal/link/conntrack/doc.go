@@ -1,0 +1,2 @@
+// Package conntrack flushes connections from the kernel's connection tracking.
+package conntrack

@@ -1,0 +1,2 @@
+// Package fib looks up what a network namespace routes, and the addresses it has, whichever program added them.
+package fib

@@ -1,0 +1,2 @@
+// Package netns opens network namespaces, and runs work on threads in them.
+package netns

@@ -1,0 +1,132 @@
+package netns
+
+import (
+	"errors"
+	"fmt"
+	"io/fs"
+	"os"
+	"runtime"
+	"strconv"
+
+	"golang.org/x/sys/unix"
+
+	"weft.dev/weft/internal/link"
+)
+
+// nsGetType is NS_GET_NSTYPE of linux/nsfs.h: _IO(0xb7, 0x3).
+const nsGetType = 0xb703
+
+// Namespace is an open network namespace.
+type Namespace struct {
+	path string
+	// File is the open namespace.
+	File *os.File
+}
+
+// Open opens the network namespace at path. It opens nothing but namespaces for reading: it first looks the path up with O_PATH,
+// which has no side effects on devices, pipes and sockets, and checks the file system.
+func Open(path string) (*Namespace, error) {
+	look, err := unix.Open(path, unix.O_PATH|unix.O_CLOEXEC, 0)
+	if errors.Is(err, fs.ErrNotExist) || errors.Is(err, unix.ENOTDIR) {
+		return nil, fmt.Errorf("namespace %s: %w", path, link.ErrNoNamespace)
+	}
+	if err != nil {
+		return nil, fmt.Errorf("namespace %s: %w", path, err)
+	}
+	defer unix.Close(look)
+	var stat unix.Statfs_t
+	if err := unix.Fstatfs(look, &stat); err != nil {
+		return nil, fmt.Errorf("namespace %s: %w", path, err)
+	}
+	if stat.Type != unix.NSFS_MAGIC {
+		// A namespace whose mount was unmounted leaves an empty file: the namespace does not exist any more.
+		var file unix.Stat_t
+		if unix.Fstat(look, &file) == nil && file.Mode&unix.S_IFMT == unix.S_IFREG && file.Size == 0 {
+			return nil, fmt.Errorf("namespace %s: an empty file: %w", path, errors.Join(link.ErrNoNamespace, link.ErrNotNamespace))
+		}
+		return nil, fmt.Errorf("namespace %s: %w", path, link.ErrNotNamespace)
+	}
+	file, err := os.OpenFile("/proc/thread-self/fd/"+strconv.Itoa(look), os.O_RDONLY|unix.O_CLOEXEC, 0)
+	if err != nil {
+		return nil, fmt.Errorf("namespace %s: %w", path, err)
+	}
+	if kind, err := unix.IoctlRetInt(int(file.Fd()), nsGetType); err != nil || kind != unix.CLONE_NEWNET {
+		file.Close()
+		return nil, fmt.Errorf("namespace %s: of another type: %w", path, link.ErrNotNamespace)
+	}
+	return &Namespace{path: path, File: file}, nil
+}
+
+// Home opens the namespace of the calling goroutine's thread.
+func Home() (*Namespace, error) {
+	runtime.LockOSThread()
+	defer runtime.UnlockOSThread()
+	file, err := os.Open("/proc/thread-self/ns/net")
+	if err != nil {
+		return nil, fmt.Errorf("opening the own network namespace: %w", err)
+	}
+	return &Namespace{File: file}, nil
+}
+
+// FD is the descriptor of the open namespace.
+func (n *Namespace) FD() int { return int(n.File.Fd()) }
+
+// Close closes the file. The namespace stays.
+func (n *Namespace) Close() { n.File.Close() }
+
+// Enter moves the calling thread, which must be locked, into the namespace.
+func (n *Namespace) Enter() error {
+	if err := unix.Setns(int(n.File.Fd()), unix.CLONE_NEWNET); err != nil {
+		return fmt.Errorf("entering namespace %s: %w", n.path, err)
+	}
+	return nil
+}
+
+// OnThread runs work on a thread of its own, starting in home. Work may enter other namespaces; if the thread cannot return to its
+// namespace, it ends and is not used for other goroutines.
+func OnThread(home *Namespace, work func() error) error {
+	done := make(chan error, 1)
+	go func() {
+		runtime.LockOSThread()
+		before, err := os.Open("/proc/thread-self/ns/net")
+		if err != nil {
+			runtime.UnlockOSThread()
+			done <- fmt.Errorf("opening the thread's network namespace: %w", err)
+			return
+		}
+		defer before.Close()
+		// Entering a namespace needs CAP_SYS_ADMIN, even for the thread's current one: without this check, a daemon in the node's namespace would
+		// need it too.
+		there := sameFile(before, home.File)
+		if !there {
+			err = home.Enter()
+		}
+		if err == nil {
+			err = work()
+		}
+		if there && sameNamespace(before) {
+			runtime.UnlockOSThread()
+		} else if unix.Setns(int(before.Fd()), unix.CLONE_NEWNET) == nil {
+			runtime.UnlockOSThread()
+		}
+		done <- err
+	}()
+	return <-done
+}
+
+// sameFile reports whether two files are one, such as the files of one namespace.
+func sameFile(a, b *os.File) bool {
+	one, err := a.Stat()
+	other, wrong := b.Stat()
+	return err == nil && wrong == nil && os.SameFile(one, other)
+}
+
+// sameNamespace reports whether the calling thread is in the file's network namespace.
+func sameNamespace(file *os.File) bool {
+	now, err := os.Open("/proc/thread-self/ns/net")
+	if err != nil {
+		return false
+	}
+	defer now.Close()
+	return sameFile(now, file)
+}
