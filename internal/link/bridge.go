@@ -66,4 +66,5 @@ func (p *BridgePort) String() string {
 	return text
 }
 
+// Pinned reports whether the port has only the address MAC.
 func (p *BridgePort) Pinned() bool { return p.MAC != [6]byte{} }

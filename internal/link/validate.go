@@ -6,6 +6,7 @@ import (
 	"net/netip"
 )
 
+// Validate reports whether an item can be programmed.
 func Validate(item Item) error {
 	switch item := item.(type) {
 	case *Veth:
@@ -44,6 +45,7 @@ func Validate(item Item) error {
 // OwnerMax limits an owner in bytes, so that the alias is shorter than IFALIASZ, 256 bytes.
 const OwnerMax = 200
 
+// Validate reports whether the addresses of a route are valid and of one family.
 func (r *Route) Validate() error {
 	if !r.Dst.IsValid() || r.Dst.Addr().Is4In6() {
 		return fmt.Errorf("route: invalid destination %s", r.Dst)

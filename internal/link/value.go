@@ -10,28 +10,6 @@ import (
 	"strings"
 )
 
-func (d *Device) Alias() string {
-	if d.wholeAlias {
-		return d.Owner
-	}
-	return AliasPrefix + d.Owner
-}
-
-// Restriction returns what restores d after other was programmed over it: the fields that other sets, with d's values.
-func (d *Device) Restriction(other *Device, alias string) *Device {
-	back := *d
-	back.Netns, back.Owner, back.wholeAlias = other.Netns, alias, true
-	if other.TxOffload == Leave {
-		back.TxOffload = Leave
-	}
-	for _, entry := range SysctlEntries() {
-		if *entry.Get(&other.Sysctls) == Leave {
-			*entry.Get(&back.Sysctls) = Leave
-		}
-	}
-	return &back
-}
-
 const (
 	// Protocol is Weft's number in the kernel's table of routing protocols (rtm_protocol, and the protocol of
 	// a rule): 'W'. It is free in iproute2's rt_protos and above RTPROT_STATIC, so the kernel never uses it.
@@ -407,6 +385,7 @@ type Rule struct {
 	Table int
 }
 
+// Family6 reports whether the rule is one of IPv6.
 func (r *Rule) Family6() bool {
 	return r.IPv6 || (r.Source.IsValid() && r.Source.Addr().Is6()) || (r.Destination.IsValid() && r.Destination.Addr().Is6())
 }
@@ -432,6 +411,7 @@ func (r *Rule) Key() Key {
 	return Key{Netns: r.Netns, Kind: KindRule, Name: strings.Join(words, " ")}
 }
 
+// LookupTable is the table that the rule looks up: its own, or TableMain.
 func (r *Rule) LookupTable() int {
 	if r.Table == 0 {
 		return TableMain
@@ -450,6 +430,7 @@ func (r *Rule) String() string {
 	return "rule " + r.Key().Name + " lookup " + strconv.Itoa(r.LookupTable())
 }
 
+// SortedPrefixes returns the prefixes sorted, each once.
 func SortedPrefixes(in []netip.Prefix) []netip.Prefix {
 	out := slices.Clone(in)
 	slices.SortFunc(out, func(a, b netip.Prefix) int {
@@ -459,4 +440,27 @@ func SortedPrefixes(in []netip.Prefix) []netip.Prefix {
 		return a.Bits() - b.Bits()
 	})
 	return slices.Compact(out)
+}
+
+// Alias is the device's alias.
+func (d *Device) Alias() string {
+	if d.wholeAlias {
+		return d.Owner
+	}
+	return AliasPrefix + d.Owner
+}
+
+// Restriction returns what restores d after other was programmed over it: the fields that other sets, with d's values.
+func (d *Device) Restriction(other *Device, alias string) *Device {
+	back := *d
+	back.Netns, back.Owner, back.wholeAlias = other.Netns, alias, true
+	if other.TxOffload == Leave {
+		back.TxOffload = Leave
+	}
+	for _, entry := range SysctlEntries() {
+		if *entry.Get(&other.Sysctls) == Leave {
+			*entry.Get(&back.Sysctls) = Leave
+		}
+	}
+	return &back
 }

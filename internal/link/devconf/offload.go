@@ -34,27 +34,29 @@ type ethtoolRequest struct {
 	_    [16]byte
 }
 
-// ethtool makes requests about one device of the calling thread's namespace at a time.
-type ethtool struct {
+// Ethtool makes requests about one device of the calling thread's namespace at a time.
+type Ethtool struct {
 	fd     int
 	Device string
 	// names are the kernel's features in the order of their bits, for all devices; nil before they are read.
 	names []string
 }
 
-func OpenEthtool(device string) (*ethtool, error) {
+// OpenEthtool opens a socket for requests about a device, which may be set later. The caller must close it.
+func OpenEthtool(device string) (*Ethtool, error) {
 	fd, err := unix.Socket(unix.AF_INET, unix.SOCK_DGRAM|unix.SOCK_CLOEXEC, 0)
 	if err != nil {
 		return nil, fmt.Errorf("opening a socket for ethtool: %w", err)
 	}
-	return &ethtool{fd: fd, Device: device}, nil
+	return &Ethtool{fd: fd, Device: device}, nil
 }
 
-func (e *ethtool) Close() { unix.Close(e.fd) }
+// Close closes the socket.
+func (e *Ethtool) Close() { unix.Close(e.fd) }
 
 // call makes one request; the kernel answers in the same buffer. The pointer to the buffer stays a pointer up to the system call, so that
 // the buffer can neither move nor be freed before the kernel is done with it.
-func (e *ethtool) call(buffer []byte) error {
+func (e *Ethtool) call(buffer []byte) error {
 	request := &ethtoolRequest{data: unsafe.Pointer(unsafe.SliceData(buffer))}
 	copy(request.name[:unix.IFNAMSIZ-1], e.Device)
 	_, _, errno := unix.Syscall(unix.SYS_IOCTL, uintptr(e.fd), unix.SIOCETHTOOL, uintptr(unsafe.Pointer(request)))
@@ -76,7 +78,7 @@ func words(size int, values ...uint32) []byte {
 }
 
 // features returns the names of the kernel's features in the order of their bits.
-func (e *ethtool) features() ([]string, error) {
+func (e *Ethtool) features() ([]string, error) {
 	if e.names != nil {
 		return e.names, nil
 	}
@@ -111,7 +113,7 @@ func IsTxOffload(feature string) bool {
 }
 
 // txBits returns, block by block, the transmit offloads that can be changed and those of them that are active.
-func (e *ethtool) txBits() (changeable, active []uint32, err error) {
+func (e *Ethtool) txBits() (changeable, active []uint32, err error) {
 	names, err := e.features()
 	if err != nil {
 		return nil, nil, err
@@ -148,7 +150,7 @@ func txOffload(device string) (link.Toggle, error) {
 }
 
 // TxOffload is the function of that name for the opened device.
-func (e *ethtool) TxOffload() (link.Toggle, error) {
+func (e *Ethtool) TxOffload() (link.Toggle, error) {
 	_, active, err := e.txBits()
 	if errors.Is(err, unix.EOPNOTSUPP) {
 		return link.Off, nil

@@ -8,7 +8,7 @@ import (
 	"weft.dev/weft/internal/link/rtnetlink"
 )
 
-// isItem reports whether a message about an address is about an [link.Address].
+// isItem reports whether a message about an address is about a [link.Address].
 func isItem(attributes []byte) bool {
 	if !rtnetlink.WellFormed(attributes) {
 		return false

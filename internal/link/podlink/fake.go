@@ -49,7 +49,7 @@ var (
 // firstFakeIndex is the first interface index used; 1 is lo's.
 const firstFakeIndex = 2
 
-// NewFake returns FakePods in which the given namespaces exist.
+// NewFake returns a Fake in which the given namespaces exist.
 func NewFake(namespaces ...string) *Fake {
 	p := &Fake{namespaces: map[string]bool{}, pairs: map[string]fakePair{}, preplugged: map[string]fakePreplugged{}, macvlans: map[string]Macvlan{}, nextIndex: firstFakeIndex}
 	for _, path := range namespaces {

@@ -15,17 +15,6 @@ import (
 	"weft.dev/weft/internal/link"
 )
 
-// Device returns the requested link, or ErrNoDevice.
-func (a *Answer) Device(name string) (netlink.Link, error) {
-	if errors.Is(a.Err, unix.ENODEV) {
-		return nil, fmt.Errorf("%s: %w", name, link.ErrNoDevice)
-	}
-	if a.Err != nil {
-		return nil, fmt.Errorf("looking at %s: %w", name, a.Err)
-	}
-	return a.Link, nil
-}
-
 const (
 	// ReceiveSize holds any answer to the requests made here; a link with all its attributes has about 2 kB.
 	ReceiveSize = 64 << 10
@@ -227,4 +216,15 @@ func UnlessGone(err error) error {
 		return nil
 	}
 	return err
+}
+
+// Device returns the requested link, or ErrNoDevice.
+func (a *Answer) Device(name string) (netlink.Link, error) {
+	if errors.Is(a.Err, unix.ENODEV) {
+		return nil, fmt.Errorf("%s: %w", name, link.ErrNoDevice)
+	}
+	if a.Err != nil {
+		return nil, fmt.Errorf("looking at %s: %w", name, a.Err)
+	}
+	return a.Link, nil
 }
