@@ -2,14 +2,24 @@ package networks
 
 import (
 	"context"
+	"errors"
+	"log/slog"
 	"slices"
 	"strings"
 	"testing"
+	"testing/synctest"
+	"time"
 
+	"golang.org/x/sync/errgroup"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	weftv1 "weft.dev/weft/api/weft/v1"
+	"weft.dev/weft/internal/agent/engines"
+	"weft.dev/weft/internal/attach"
 	netkind "weft.dev/weft/internal/network"
+	"weft.dev/weft/internal/node"
 	"weft.dev/weft/internal/placement"
+	"weft.dev/weft/internal/steps"
 )
 
 // decidedKind is a network whose presence is known.
@@ -166,3 +176,54 @@ func TestOnlyAChangeOfPresenceWakes(t *testing.T) {
 		}
 	}
 }
+
+// TestPresenceWhileANetworkFailsToStart: events of the objects count while a network fails to start. One that is not configured any more is
+// given up, and its presence is known.
+func TestPresenceWhileANetworkFailsToStart(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		store, err := attach.Open(t.TempDir())
+		if err != nil {
+			t.Fatal(err)
+		}
+		defer func() { _ = store.Close() }()
+		now, tries := netkind.Presence{Present: true, Cluster: true, Why: "its object"}, 0
+		k := &kind{wake: make(chan struct{}, 1)}
+		k.Kind = netkind.Kind{
+			Name:    "flat",
+			Present: func(context.Context, client.Reader) (netkind.Presence, error) { return now, nil },
+			New: func(context.Context, *node.Node, netkind.Deps) (netkind.Network, netkind.Runner, error) {
+				if tries++; tries == 2 {
+					now = netkind.Presence{Why: "there is no object"}
+					steps.Wake(k.wake)
+				}
+				return nil, nil, errors.New("its object is invalid")
+			},
+		}
+		n := &Networks{changed: make(chan struct{}, 1), kinds: []*kind{k}, options: Options{
+			Store: store, Handler: noHandler{}, Log: slog.New(slog.DiscardHandler), Report: func(string) func(weftv1.NodeNetworkSection) { return nil },
+		}}
+		if _, err := n.look(t.Context(), k); err != nil {
+			t.Fatal(err)
+		}
+		<-n.changed
+		ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
+		defer cancel()
+		at := Running{Engines: &engines.Engines{Kernel: &engines.Kernel{}, Switch: &engines.Switch{}}, Context: ctx, Group: &errgroup.Group{}}
+		if err := n.serve(ctx, at, k); err != nil || ctx.Err() != nil {
+			t.Errorf("after %d tries: %v, %v", tries, err, ctx.Err())
+		}
+		presence, running, why := k.state()
+		if presence.Present || running || why == nil || why.Error() != "there is no object" {
+			t.Errorf("presence %+v, running %v: %v", presence, running, why)
+		}
+		if name, _ := n.Default(); name != "" || len(n.changed) != 1 {
+			t.Errorf("the default network is %q; woken: %d", name, len(n.changed))
+		}
+	})
+}
+
+type noHandler struct{}
+
+func (noHandler) Serve(string, netkind.Network, <-chan struct{}) func() { return func() {} }
+
+func (noHandler) Records(string) netkind.Records { return nil }

@@ -68,7 +68,7 @@ func (n *Networks) follow(ctx context.Context, at Running, k *kind) error {
 // serve runs a network until it is not present any more and has no attachments on this node.
 func (n *Networks) serve(ctx context.Context, at Running, k *kind) error { //nolint:contextcheck // a network ends with the engines, after ctx
 	made, runner, err := n.open(ctx, at, k)
-	if err != nil {
+	if err != nil || made == nil {
 		return steps.UnlessEnded(ctx, err)
 	}
 	runCtx, stop := context.WithCancel(at.Context)
@@ -115,7 +115,8 @@ func (n *Networks) serve(ctx context.Context, at Running, k *kind) error { //nol
 	}
 }
 
-// open creates the network, and retries until what it needs of the node exists.
+// open creates the network, and retries until what it needs of the node exists. If the network is not present any more meanwhile, and has no
+// attachments on this node, it returns no network.
 func (n *Networks) open(ctx context.Context, at Running, k *kind) (network.Network, network.Runner, error) {
 	delay := steps.FirstRetry
 	for {
@@ -136,6 +137,11 @@ func (n *Networks) open(ctx context.Context, at Running, k *kind) (network.Netwo
 		case <-ctx.Done():
 			return nil, nil, ctx.Err()
 		case <-k.wake:
+			presence, err := n.look(ctx, k)
+			if err == nil && !presence.Present && !HasRecords(n.options.Store, k.Name) {
+				k.set(nil, cmp.Or(presence.Why, "it is not configured"))
+				return nil, nil, nil
+			}
 		case <-time.After(delay):
 		}
 		delay = min(2*delay, steps.LastRetry)

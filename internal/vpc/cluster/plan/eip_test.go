@@ -4,6 +4,10 @@ import (
 	"slices"
 	"strings"
 	"testing"
+	"time"
+
+	appsv1 "k8s.io/api/apps/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	kubeovn "weft.dev/weft/api/kubeovn/v1"
 	"weft.dev/weft/internal/vpc/cluster/plan"
@@ -67,5 +71,44 @@ func TestRequestedAddress(t *testing.T) {
 	}
 	if fip := w.fips["requested"].Status; fip.V4ip != address || !fip.Ready {
 		t.Errorf("the floating IP in the end: %+v", fip)
+	}
+}
+
+// A gateway's pod may run before the gateway has its finalizer. If the gateway is then deleted, it is gone while the pod still has its EIPs:
+// an EIP's address is free only once the pod is gone.
+func TestAddressOfDeletedGateway(t *testing.T) {
+	w := newWorld(t)
+	for _, make := range w.users() {
+		make()
+	}
+	w.refuses = func(o plan.Object) bool {
+		_, gateway := o.(*kubeovn.VpcNatGateway)
+		return gateway
+	}
+	for range 5 {
+		w.step(t)
+	}
+	const pod = "vpc-nat-gw-gw1-0"
+	if g := w.gateways["gw1"]; len(g.Finalizers) > 0 || g.Status.IP != "" || w.pods[pod] == nil {
+		t.Fatalf("without the gateway's finalizer: %+v, pod %v", g, w.pods[pod])
+	}
+	w.refuses = func(o plan.Object) bool {
+		_, workload := o.(*appsv1.StatefulSet)
+		return workload
+	}
+	now := metav1.NewTime(time.Unix(2000, 0))
+	delete(w.gateways, "gw1")
+	delete(w.fips, "fip01")
+	w.eips["eip3"].DeletionTimestamp = &now
+	for range 3 {
+		w.step(t)
+	}
+	if w.pods[pod] == nil || w.eips["eip3"] == nil {
+		t.Errorf("while the pod runs: pod %v, EIP %v", w.pods[pod], w.eips["eip3"])
+	}
+	w.refuses = nil
+	w.settle(t)
+	if w.pods[pod] != nil || w.eips["eip3"] != nil || len(w.workloads) > 0 {
+		t.Errorf("in the end: pod %v, EIP %v, StatefulSets %v", w.pods[pod], w.eips["eip3"], w.workloads)
 	}
 }

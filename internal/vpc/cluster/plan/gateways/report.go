@@ -73,7 +73,8 @@ func (r *reporter) eip(e *nat.EIP) eipState {
 	g, pods := r.compiled.Gateways[e.Value.Gateway], r.running[e.Value.Gateway]
 	state := eipState{running: pods, problem: r.judge.eip(e, g, pods)}
 	r.eipStatus(e, g, state.problem)
-	gone := g == nil || pods.pods == 0 || g.Hash != "" && !g.Has(e.Value.Name) && pods.has(g.Hash)
+	// A pod may outlive its gateway, which may be deleted before it has its finalizer, and keeps the addresses that it has.
+	gone := pods.pods == 0 || g != nil && g.Hash != "" && !g.Has(e.Value.Name) && pods.has(g.Hash)
 	if r.addresses.of(e) != "" || report.Held(e.Object) {
 		r.finalize(e.Object, len(e.Rules) == 0 && gone)
 	}
