@@ -57,12 +57,14 @@ func podNumber(t *testing.T, namespace string, number, life int) *attach.Record 
 
 func serviceOf(namespace, name string, port int32) (*corev1.Service, *discoveryv1.EndpointSlice) {
 	at := metav1.ObjectMeta{Namespace: namespace, Name: name, UID: types.UID(namespace + name), Labels: map[string]string{discoveryv1.LabelServiceName: name}}
-	return &corev1.Service{ObjectMeta: at, Spec: corev1.ServiceSpec{
-			ClusterIP: "10.96.0.7", Ports: []corev1.ServicePort{{Name: "http", Port: port, Protocol: corev1.ProtocolTCP}},
-		}}, &discoveryv1.EndpointSlice{
-			ObjectMeta: at, AddressType: discoveryv1.AddressTypeIPv4, Ports: []discoveryv1.EndpointPort{{Name: new("http"), Port: new(int32(8080))}},
-			Endpoints: []discoveryv1.Endpoint{{Addresses: []string{"10.244.9.9"}}},
-		}
+	service := &corev1.Service{ObjectMeta: at, Spec: corev1.ServiceSpec{
+		ClusterIP: "10.96.0.7", Ports: []corev1.ServicePort{{Name: "http", Port: port, Protocol: corev1.ProtocolTCP}},
+	}}
+	endpoints := &discoveryv1.EndpointSlice{
+		ObjectMeta: at, AddressType: discoveryv1.AddressTypeIPv4, Ports: []discoveryv1.EndpointPort{{Name: new("http"), Port: new(int32(8080))}},
+		Endpoints: []discoveryv1.Endpoint{{Addresses: []string{"10.244.9.9"}}},
+	}
+	return service, endpoints
 }
 
 func policyOf(namespace string, app string) *networkingv1.NetworkPolicy {
