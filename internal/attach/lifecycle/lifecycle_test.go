@@ -25,10 +25,7 @@ import (
 	"weft.dev/weft/internal/testwait"
 )
 
-const (
-	boot     = "boot-2"
-	patience = 20 * time.Second
-)
+const boot = "boot-2"
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
 

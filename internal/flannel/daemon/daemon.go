@@ -260,7 +260,7 @@ func (d *Daemon) prepare(ctx context.Context, config netconf.Config, view *fabri
 	return p, nil
 }
 
-// newPresence returns the state of a generation with its own lease, before any other is known.
+// newPresence returns the state of a generation with its own lease, before any other is known. prepare adds what needs the daemon.
 func newPresence(options *Options, config netconf.Config, view *fabric.View, own lease.Lease) *presence {
 	ours := lease.Own{Lease: own, Network: config.Network, Network6: config.IPv6Network}
 	return &presence{

@@ -47,7 +47,7 @@ func (s *step) String() string {
 //
 // A change that consists only of addresses, neighbours and routes fails by key: the others are in effect, and the error is a
 // *reconcile.PartialError. A change with a device, a bridge or a rule is made as a whole: when a step fails, the steps before it are undone
-// in reverse order. The error is then that of the step; if undoing failed too, it is a *RollbackError.
+// in reverse order. The error is then that of the step; if undoing failed too, it is a *link.RollbackError.
 func (e *Engine) Commit(ctx context.Context, change reconcile.Change[link.Key, link.Item]) error {
 	if change.Empty() {
 		return nil

@@ -7,3 +7,6 @@ type Difference struct {
 	// Problem is a short clause: "does not exist", "mtu is 1500, not 1450".
 	Problem string
 }
+
+// Error implements error.
+func (d *Difference) Error() string { return d.Object + ": " + d.Problem }

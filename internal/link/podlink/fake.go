@@ -87,7 +87,7 @@ func (p *Fake) RemoveNamespace(path string) {
 	}
 }
 
-// Create implements PodLinks.
+// Create implements Links.
 func (p *Fake) Create(ctx context.Context, pair Pair) (Created, error) {
 	if err := errors.Join(pair.Validate(), ctx.Err()); err != nil {
 		return Created{}, fmt.Errorf("pod link %s: %w", pair.HostName, err)
@@ -169,7 +169,7 @@ func (p *Fake) ListPreplugged(ctx context.Context, path string) (map[string]Prep
 	return found, ctx.Err()
 }
 
-// Unplug implements PodLinks.
+// Unplug implements Links.
 func (p *Fake) Unplug(ctx context.Context, pair Pair, began func()) error {
 	began()
 	p.mutex.Lock()
@@ -219,7 +219,7 @@ func fakeMAC(index int) net.HardwareAddr {
 	return net.HardwareAddr{0x02, 0, 0, byte(index >> 16), byte(index >> 8), byte(index)}
 }
 
-// Check implements PodLinks.
+// Check implements Links.
 func (p *Fake) Check(ctx context.Context, pair Pair) error {
 	if err := errors.Join(pair.Validate(), ctx.Err()); err != nil {
 		return fmt.Errorf("pod link %s: %w", pair.HostName, err)
@@ -251,7 +251,7 @@ func (p *Fake) Check(ctx context.Context, pair Pair) error {
 	return errors.Join(append(list, pair.CompareRoutes(routes)...)...)
 }
 
-// Delete implements PodLinks.
+// Delete implements Links.
 func (p *Fake) Delete(ctx context.Context, hostNames ...string) error {
 	if err := ctx.Err(); err != nil {
 		return fmt.Errorf("deleting pod links: %w", err)
@@ -265,7 +265,7 @@ func (p *Fake) Delete(ctx context.Context, hostNames ...string) error {
 	return nil
 }
 
-// List implements PodLinks.
+// List implements Links.
 func (p *Fake) List(ctx context.Context) (map[string]string, error) {
 	p.mutex.Lock()
 	defer p.mutex.Unlock()

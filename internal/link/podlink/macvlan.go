@@ -34,7 +34,7 @@ type MacvlanParent struct {
 	MTU  int
 	// Addresses are its IPv4 addresses without [link.Address] items.
 	Addresses []netip.Addr
-	// Group is its device group; Loopback reports the loopback device, and Weft that its alias is one of this package.
+	// Group is its device group; Loopback reports the loopback device, and Weft that its alias is one of Weft's.
 	Group          uint32
 	Loopback, Weft bool
 }

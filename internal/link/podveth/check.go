@@ -14,7 +14,7 @@ import (
 	"weft.dev/weft/internal/link/rtnetlink"
 )
 
-// Check implements PodLinks.
+// Check implements podlink.Links.
 func (p *Pods) Check(ctx context.Context, pair podlink.Pair) error {
 	if err := errors.Join(pair.Validate(), ctx.Err()); err != nil {
 		return fmt.Errorf("pod link %s: %w", pair.HostName, err)

@@ -189,7 +189,7 @@ var errNoEntry = errors.New("no entry")
 // unplugAtOnce is how many interfaces are removed concurrently, each by its own thread.
 const unplugAtOnce = 16
 
-// Unplug implements PodLinks. It waits about 20 ms for the kernel, concurrently with other calls.
+// Unplug implements podlink.Links. It waits about 20 ms for the kernel, concurrently with other calls.
 func (p *Pods) Unplug(ctx context.Context, pair podlink.Pair, began func()) error {
 	began = sync.OnceFunc(began)
 	defer began()

@@ -31,7 +31,7 @@ type Pods struct {
 	// reaper is for deletions: they keep a socket busy for about 20 ms, for which no creation should wait. Most of that time the kernel waits
 	// for other users to release the links, after it has released its own lock. So deletions take no turn.
 	reaper *rtnetlink.Conn
-	// handle is for requests that need a dump; see dump.
+	// handle is for requests that need a dump; see rtnetlink.Dump.
 	handle *netlink.Handle
 	lister rtnetlink.Sockets
 	turn   rtnetlink.Turn
@@ -88,7 +88,7 @@ func (p *Pods) Close() {
 	p.home.Close()
 }
 
-// Create implements PodLinks. It takes five netlink round trips: create and read the host veth; set the pod's end up; set the host veth's
+// Create implements podlink.Links. It takes five netlink round trips: create and read the host veth; set the pod's end up; set the host veth's
 // owner and set it up; read the pod's end; configure it.
 //
 // The pod's end is created in its final namespace: moving a link to another namespace takes the kernel 18 ms (rcu_barrier in

@@ -16,7 +16,7 @@ import (
 	"weft.dev/weft/internal/link/rtnetlink"
 )
 
-// Delete implements PodLinks. A removal of a device waits for all processors to pass a quiescent state (RCU), some milliseconds; a removal
+// Delete implements podlink.Links. A removal of a device waits for all processors to pass a quiescent state (RCU), some milliseconds; a removal
 // of hundreds at once takes as long. So the links are set down, moved to DeadGroup, and the group is deleted in one request. They are down
 // before they leave their group, so that rules by group match every frame of theirs.
 func (p *Pods) Delete(ctx context.Context, hostNames ...string) error {
@@ -95,7 +95,7 @@ func (p *Pods) reap(indexes []int) error {
 	return nil
 }
 
-// List implements PodLinks.
+// List implements podlink.Links.
 func (p *Pods) List(ctx context.Context) (map[string]string, error) {
 	if err := ctx.Err(); err != nil {
 		return nil, fmt.Errorf("listing pod links: %w", err)

@@ -144,7 +144,7 @@ func attributesOf(data []byte) (map[int][]byte, error) {
 // FarEnd is the veth peer of a pre-plugged port, with its shape.
 type FarEnd struct {
 	Far netlink.Link
-	// receiver is the ifb device; nil if there is none.
+	// Receiver is the ifb device; nil if there is none.
 	Receiver netlink.Link
 	Conn     *rtnetlink.Conn
 }

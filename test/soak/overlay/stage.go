@@ -53,8 +53,8 @@ func New(opts Options, to *report.Report) *Stage {
 
 // Raise starts the lab, the permanent pods and the siege.
 func (s *Stage) Raise(ctx context.Context) error {
-	err := lab.Down(ctx, s.opts.Lab, nil)
-	if err != nil { // of a killed run
+	err := lab.Down(ctx, s.opts.Lab, nil) // of a killed run
+	if err != nil {
 		return err
 	}
 	began := time.Now()

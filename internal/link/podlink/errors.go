@@ -1,4 +1,0 @@
-package podlink
-
-// Error implements error.
-func (d *Difference) Error() string { return d.Object + ": " + d.Problem }
