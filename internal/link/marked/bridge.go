@@ -50,7 +50,7 @@ func (s *session) commitBridge(bridge *link.Bridge, what *step) error {
 	}
 	var list rtnetlink.Plan
 	list.Add("setting its alias", rtnetlink.SetLink(dev.Attrs().Index, rtnetlink.AliasAttr(link.AliasPrefix+bridge.Owner)))
-	list.Add("setting it promiscuous", setPromisc(dev.Attrs().Index, bridge.Promisc))
+	list.Add("setting it promiscuous", rtnetlink.SetFlag(dev.Attrs().Index, unix.IFF_PROMISC, bridge.Promisc))
 	return list.Run(s.conn)
 }
 
@@ -84,18 +84,6 @@ func unsupported(b *link.Bridge, err error) error {
 		return fmt.Errorf("%w: %w: nf_call_iptables needs a kernel with CONFIG_BRIDGE_NETFILTER", link.ErrUnsupported, err)
 	}
 	return err
-}
-
-func setPromisc(index int, on bool) *nl.NetlinkRequest {
-	request := nl.NewNetlinkRequest(unix.RTM_SETLINK, 0)
-	header := nl.NewIfInfomsg(unix.AF_UNSPEC)
-	header.Index = int32(index)
-	header.Change = unix.IFF_PROMISC
-	if on {
-		header.Flags = unix.IFF_PROMISC
-	}
-	request.AddData(header)
-	return request
 }
 
 func (s *session) commitBridgePort(port *link.BridgePort, what *step) error {

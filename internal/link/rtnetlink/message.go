@@ -94,13 +94,16 @@ func SetUpByName(name string) *nl.NetlinkRequest {
 }
 
 // SetState sets a link up or down.
-func SetState(index int, up bool) *nl.NetlinkRequest {
+func SetState(index int, up bool) *nl.NetlinkRequest { return SetFlag(index, unix.IFF_UP, up) }
+
+// SetFlag sets or clears one flag of a link (IFF_*).
+func SetFlag(index int, flag uint32, on bool) *nl.NetlinkRequest {
 	request := nl.NewNetlinkRequest(unix.RTM_SETLINK, 0)
 	header := nl.NewIfInfomsg(unix.AF_UNSPEC)
 	header.Index = int32(index)
-	header.Change = unix.IFF_UP
-	if up {
-		header.Flags = unix.IFF_UP
+	header.Change = flag
+	if on {
+		header.Flags = flag
 	}
 	request.AddData(header)
 	return request
