@@ -15,6 +15,7 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 
@@ -173,18 +174,21 @@ func (s *egressScene) sees(t *testing.T, when string, pairs string) time.Duratio
 	t.Helper()
 	words := strings.Fields(pairs)
 	return await(t, when+": sources are "+pairs, func(ctx context.Context) error {
-		var errs []error
+		var asking errgroup.Group // all at once: an unanswered request takes long
 		for i := 0; i < len(words); i += 2 {
 			for _, protocol := range []string{"tcp", "udp"} {
 				if protocol == "udp" && words[i+1] == closed {
-					continue // one request suffices if no answer is expected: it takes long
+					continue // one request suffices if no answer is expected
 				}
-				if got := s.seen(ctx, words[i], protocol); got != words[i+1] {
-					errs = append(errs, fmt.Errorf("the source of %s by %s is %s, want %s", words[i], protocol, got, words[i+1]))
-				}
+				asking.Go(func() error {
+					if got := s.seen(ctx, words[i], protocol); got != words[i+1] {
+						return fmt.Errorf("the source of %s by %s is %s, want %s", words[i], protocol, got, words[i+1])
+					}
+					return nil
+				})
 			}
 		}
-		return errors.Join(errs...)
+		return asking.Wait()
 	})
 }
 
