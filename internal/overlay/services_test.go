@@ -270,6 +270,29 @@ func TestOneAddressOneService(t *testing.T) {
 	}
 }
 
+// The switch leaves to the host the cluster IPs of Services that another proxy serves, and of ports that it cannot serve; a Service that it
+// serves has no such flow.
+func TestClusterIPsLeftToTheHost(t *testing.T) {
+	l := start(t)
+	l.opts.ServiceWarnings = func(reconcile.Owner, []error) {}
+	left := func(owner reconcile.Owner) bool {
+		return slices.ContainsFunc(l.held(t, owner), func(flow string) bool { return strings.Contains(flow, "table=60") })
+	}
+	proxied := service.Owner("ns", "proxied")
+	l.services(t, one(proxied, Service{Host: []netip.Addr{netip.MustParseAddr("172.30.0.8")}}))
+	own, ownService := svc("own", "172.30.0.9", service.KindClusterIP, service.TCP, "172.30.0.9:80") // its endpoint is the address itself
+	l.services(t, one(own, ownService))
+	served, servedService := svc("served", "172.30.0.10", service.KindClusterIP, service.TCP, "10.128.0.5:80")
+	l.services(t, one(served, servedService))
+	if !left(proxied) || !left(own) || left(served) {
+		t.Errorf("left to the host: another proxy's %t, an endless one %t, a served one %t; want true, true, false", left(proxied), left(own), left(served))
+	}
+	l.services(t, one(proxied, Service{}))
+	if left(proxied) || l.Services.Len() != 2 {
+		t.Errorf("of a Service that is gone: %v; %d Services are kept", l.held(t, proxied), l.Services.Len())
+	}
+}
+
 // A Service that merely names an address of a node, a pod or another Service does not get it.
 func TestNamedAddressesHijackNothing(t *testing.T) {
 	warned := map[reconcile.Owner]string{}

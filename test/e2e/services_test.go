@@ -367,7 +367,7 @@ func TestServiceEndpointsOutsideThePodNetwork(t *testing.T) {
 	}
 }
 
-// The switch ignores headless Services, ExternalName Services, and those of another proxy.
+// The switch ignores headless Services and ExternalName Services, and leaves to the host the address of a Service that another proxy serves.
 func TestServicesThatAreNotServed(t *testing.T) {
 	s := newServiceScene(t, "headless")
 	watch := watchFlows(t, s.cluster.Node(1))
@@ -375,7 +375,7 @@ func TestServicesThatAreNotServed(t *testing.T) {
 	s.service(t, "named", func(o *corev1.Service) {
 		o.Spec.Type, o.Spec.ExternalName, o.Spec.Ports = corev1.ServiceTypeExternalName, "example.com", nil
 	})
-	s.service(t, "proxied", func(o *corev1.Service) {
+	proxied := s.service(t, "proxied", func(o *corev1.Service) {
 		o.Labels = map[string]string{"service.kubernetes.io/service-proxy-name": "other"}
 	})
 	for _, name := range []string{"headless", "named", "proxied"} {
@@ -392,5 +392,9 @@ func TestServicesThatAreNotServed(t *testing.T) {
 		if strings.Contains(line, "nw_dst") && !strings.Contains(line, "nw_dst=172.30.0.1,") && !strings.Contains(line, "nw_dst="+vip.Addr().String()+",") {
 			t.Errorf("a flow of an object that is not served as a Service: %s", line)
 		}
+	}
+	out = mustRun(t, s.cluster.Node(1).Enter("ovs-ofctl", "-O", "OpenFlow15", "--no-stats", "dump-flows", "br0", "table=60"))
+	if !strings.Contains(out, "nw_dst="+proxied.Spec.ClusterIP+" ") {
+		t.Errorf("no flow leaves the address of the Service of another proxy, %s, to the host:\n%s", proxied.Spec.ClusterIP, out)
 	}
 }

@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"iter"
 	"maps"
+	"net/netip"
 	"slices"
 	"sync"
 	"time"
@@ -24,13 +25,18 @@ import (
 type Service struct {
 	// Addresses are its virtual addresses, as package service compiles them.
 	Addresses []service.VirtualAddress
+	// Host are cluster IPs that another program on the host serves.
+	Host []netip.Addr
 	// Created is the object's creation time: if two Services name the same address, the older one keeps it.
 	Created time.Time
 }
 
+// none reports whether a Service has no address.
+func (s Service) none() bool { return len(s.Addresses)+len(s.Host) == 0 }
+
 // Change is a change of Services or of nodes' addresses.
 type Change struct {
-	// Services are the Services that changed, by owner (service.Owner). One without addresses is withdrawn.
+	// Services are the Services that changed, by owner (service.Owner). One without any address is withdrawn.
 	Services map[reconcile.Owner]Service
 	// Nodes are the addresses of all nodes; nil: unchanged.
 	Nodes *pipeline.NodeAddresses

@@ -103,7 +103,7 @@ func (x *table) update(change Change) map[reconcile.Owner]struct{} {
 	}
 	for owner, next := range change.Services {
 		was := x.known[owner]
-		if was == nil && len(next.Addresses) == 0 || was != nil && reflect.DeepEqual(was.Service, next) {
+		if was == nil && next.none() || was != nil && reflect.DeepEqual(was.Service, next) {
 			continue
 		}
 		if was == nil {
@@ -182,12 +182,18 @@ func (x *table) compile(c *pipeline.Config, owner reconcile.Owner) (map[openflow
 	known := x.known[owner]
 	var effective []service.VirtualAddress
 	var warnings []error
+	left := slices.Clone(known.Host)
 	for i := range known.Addresses {
-		if err := x.refused(c, &known.Addresses[i]); err != nil {
-			warnings = append(warnings, err)
+		v := &known.Addresses[i]
+		err := x.refused(c, v)
+		if err == nil {
+			effective = append(effective, *v)
 			continue
 		}
-		effective = append(effective, known.Addresses[i])
+		warnings = append(warnings, err)
+		if v.Kind == service.KindClusterIP {
+			left = append(left, v.IP)
+		}
 	}
 	x.outdate(owner, service.Outdated(known.effective, effective))
 	known.effective = effective
@@ -199,6 +205,7 @@ func (x *table) compile(c *pipeline.Config, owner reconcile.Owner) (map[openflow
 	for i := range effective {
 		known.groups[pipeline.GroupName(&effective[i])] = struct{}{}
 	}
+	rules.Rules = append(rules.Rules, pipeline.Services{Config: c}.HostRules(owner, left)...)
 	return rules.Fragment(), append(warnings, rules.Warnings...)
 }
 
@@ -252,7 +259,7 @@ func (x *table) settle(owner reconcile.Owner) {
 		}
 	}
 	known.groups = used
-	if len(known.Addresses) == 0 {
+	if known.none() {
 		delete(x.known, owner)
 	}
 }

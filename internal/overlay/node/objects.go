@@ -160,14 +160,18 @@ func newCache(opts *Options) (cache.Cache, *watch.Marks, error) {
 	mapper.Add(corev1.SchemeGroupVersion.WithKind("Pod"), meta.RESTScopeNamespace)
 	mapper.Add(corev1.SchemeGroupVersion.WithKind("Namespace"), meta.RESTScopeRoot)
 	mapper.Add(networkingv1.SchemeGroupVersion.WithKind("NetworkPolicy"), meta.RESTScopeNamespace)
-	served, err := labels.Parse(services.ServedLabels)
+	virtual, err := labels.Parse(services.ServiceLabels)
 	if err != nil {
 		return nil, nil, fmt.Errorf("labels of Services: %w", err)
+	}
+	served, err := labels.Parse(services.SliceLabels)
+	if err != nil {
+		return nil, nil, fmt.Errorf("labels of EndpointSlices: %w", err)
 	}
 	marks := watch.NewMarks()
 	store, err := cache.New(opts.Config, cache.Options{
 		Scheme: scheme, Mapper: mapper, DefaultTransform: transform(opts.Node, marks), NewInformer: informer.New(beginsWithOldList),
-		ByObject: map[client.Object]cache.ByObject{&corev1.Service{}: {Label: served}, &discoveryv1.EndpointSlice{}: {Label: served}},
+		ByObject: map[client.Object]cache.ByObject{&corev1.Service{}: {Label: virtual}, &discoveryv1.EndpointSlice{}: {Label: served}},
 	})
 	if err != nil {
 		return nil, nil, fmt.Errorf("watching the API server: %w", err)

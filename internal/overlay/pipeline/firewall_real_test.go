@@ -61,6 +61,7 @@ func startFirewalls(t *testing.T, mode pipeline.Mode) *firewallSwitch {
 func (s *firewallSwitch) follow(t *testing.T, firewalls map[string]*egressfirewall.Firewall) int {
 	t.Helper()
 	want := s.config.Static()
+	maps.Copy(want, leftToHost(s.config, "172.30.0.99"))
 	for _, p := range []struct {
 		pod       pipeline.Pod
 		namespace string

@@ -66,6 +66,7 @@ func (s *policySwitch) commit(t *testing.T, n *node, pods ...pipeline.Pod) {
 		maps.Copy(want, n.config.Pod(pod))
 	}
 	maps.Copy(want, n.config.Static())
+	maps.Copy(want, leftToHost(n.config, "172.30.0.99"))
 	for _, r := range []pipeline.Remote{remote, outside} {
 		maps.Copy(want, n.config.Remote(r))
 	}

@@ -108,6 +108,7 @@ func (c Services) Rules(list []service.VirtualAddress, ids *groupid.IDs) Service
 		if b.entries += b.cost(v); b.entries > MaxServiceEntries {
 			b.warnings = append(b.warnings, fmt.Errorf("%s: %s port %d of %s and what follows: a node takes %d flows and buckets for one Service; what is beyond is left to the host",
 				v.Owner, v.Protocol, v.Port, v.IP, MaxServiceEntries))
+			b.rules = append(b.rules, c.HostRules(v.Owner, clusterIPs(list[i:]))...)
 			break
 		}
 		b.address(v)
@@ -116,6 +117,34 @@ func (c Services) Rules(list []service.VirtualAddress, ids *groupid.IDs) Service
 		return ServiceRules{}
 	}
 	return ServiceRules{Rules: b.rules, Groups: b.groups, Warnings: b.warnings}
+}
+
+// clusterIPs returns the cluster IPs of a list of addresses.
+func clusterIPs(list []service.VirtualAddress) []netip.Addr {
+	var ips []netip.Addr
+	for i := range list {
+		if list[i].Kind == service.KindClusterIP {
+			ips = append(ips, list[i].IP)
+		}
+	}
+	return ips
+}
+
+// HostRules returns the flows that leave a Service's addresses in the Services' network to the host, which serves the ports that the switch
+// does not serve. Without connection tracking there are none: the host serves all Services.
+func (c Services) HostRules(owner reconcile.Owner, addresses []netip.Addr) []Rule {
+	if !c.Conntrack {
+		return nil
+	}
+	p := c.program(owner)
+	trusted, whose := c.trusted()
+	addresses = slices.SortedFunc(slices.Values(addresses), netip.Addr.Compare)
+	for _, addr := range slices.Compact(addresses) {
+		if c.ServiceNetwork.Contains(addr) {
+			p.output(TableHost, priorityTrusted, "to a Service that the host serves"+whose, append(slices.Clip(trusted), oxm.IPDst(host(addr))), c.toHost()...)
+		}
+	}
+	return p.rules
 }
 
 // serviceProgram collects the rules and groups of one Service.

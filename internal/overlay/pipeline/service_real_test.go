@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"weft.dev/weft/internal/openflow"
 	"weft.dev/weft/internal/overlay/pipeline"
 	"weft.dev/weft/internal/service"
 	"weft.dev/weft/internal/testwait"
@@ -220,6 +221,47 @@ func TestEndpointIsRemoved(t *testing.T) {
 	if got, err := say(kept); err != nil || got != at {
 		t.Errorf("the old TCP connection, after UDP was flushed: %q, %v", got, err)
 	}
+}
+
+// A pod's packets to a Service that the switch does not have yet are refused, although the host would already serve it: its endpoint would see
+// the node as the client. The Service works as soon as the switch has it. A Service that the switch leaves to the host is served by the host.
+func TestServiceThatTheSwitchDoesNotHave(t *testing.T) {
+	for name, mode := range map[string]pipeline.Mode{"flat": "", "policies": pipeline.ModeNetworkPolicy} {
+		t.Run(name, func(t *testing.T) {
+			n := startNode(t, 2)
+			n.config.Mode = mode
+			n.flows = n.config.Static()
+			for _, pod := range n.pods {
+				maps.Copy(n.flows, n.config.Pod(pod.Pod))
+			}
+			n.serve(n.pods["b"].space, "b", "tcp", ":8080")
+			n.serve(n.pods["b"].space, "b", "udp", ":5353")
+			n.serve(n.NetNS, "kube-proxy", "tcp", "10.128.0.1:81") // in place of a Service that the host serves
+			n.serve(n.NetNS, "kube-proxy", "udp", "10.128.0.1:81")
+			n.in(n.NetNS, "nft", "add table inet t; add chain inet t p { type filter hook prerouting priority 0; };"+
+				"add rule inet t p ether saddr "+pipeline.RejectMAC().String()+" meta l4proto tcp reject with tcp reset;"+
+				"add rule inet t p ether saddr "+pipeline.RejectMAC().String()+" reject")
+			n.in(n.NetNS, "nft", "add table ip k; add chain ip k p { type nat hook prerouting priority -100; };"+
+				"add rule ip k p ip daddr 172.30.0.77 meta l4proto { tcp, udp } ether saddr != "+pipeline.RejectMAC().String()+" dnat to 10.128.0.1:81")
+			n.apply()
+			for network, to := range map[string]string{"tcp": "172.30.0.77:80", "udp": "172.30.0.77:53"} {
+				if got, err := n.ask("a", network, to); !refused(err) {
+					t.Errorf("before the switch has the Service, by %s: %q, %v; want it refused", network, got, err)
+				}
+			}
+			n.apply(vip("new", "172.30.0.77", service.TCP, 80, "10.128.0.6:8080"), vip("newu", "172.30.0.77", service.UDP, 53, "10.128.0.6:5353"))
+			n.want("a", "tcp", "172.30.0.77:80", "b sees 10.128.0.5")
+			n.want("a", "udp", "172.30.0.77:53", "b sees 10.128.0.5")
+			maps.Copy(n.flows, leftToHost(n.config, "172.30.0.77"))
+			n.apply()
+			n.want("a", "tcp", "172.30.0.77:80", "kube-proxy sees 10.128.0.5")
+		})
+	}
+}
+
+// leftToHost returns the flows that leave a Service's address to the host.
+func leftToHost(c *pipeline.Config, address string) map[openflow.Key]openflow.Entry {
+	return pipeline.Fragment(pipeline.Services{Config: c}.HostRules(service.Owner("ns", "elsewhere"), []netip.Addr{netip.MustParseAddr(address)}))
 }
 
 // A Service that gets its first endpoint serves the client that it rejected before, from the same port.

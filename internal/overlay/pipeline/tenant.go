@@ -60,26 +60,42 @@ func (p *program) admit(pod *Pod) {
 	}
 }
 
-// hostServices sends to the host what only the host serves. The host does not pass on the sender: packets that it forwards come from the
-// gateway, which reaches all pods, and go where no egress firewall and no policy sees them. So only packets of pods of global projects,
-// without an egress firewall, and not isolated for egress, get there. The host rejects those of others.
+// hostServices is for packets to the Services' network that no table serves. The host does not pass on the sender: packets that it forwards
+// come from the gateway, which reaches all pods, and go where no egress firewall and no policy sees them. So only packets of pods that
+// nothing restricts get there, and of those only packets to Services that the switch leaves to the host (HostRules): one that the switch does
+// not have yet is refused, because a connection that the host has begun would break when the switch serves the Service.
 func (p *program) hostServices() {
-	const all, trusted, judged = 200, 210, 215
+	const all, judged = 200, 215
 	c := p.config
-	const purpose = "to Services that the host serves"
+	if !c.isolates() && (Firewalls{c}).on() {
+		p.add(TableHost, judged, "to Services that the switch does not serve, from pods isolated for egress: no policy would see the endpoint, and the host rejects",
+			match(oxm.EthType(oxm.EthTypeIPv4), flag(FlagEgress)), c.toReject()...)
+	}
+	trusted, whose := c.trusted()
+	if !c.Conntrack {
+		p.output(TableHost, priorityTrusted, "to Services, which the host serves"+whose, trusted, c.toHost()...)
+	} else {
+		p.output(TableHost, priorityTrusted, "fragments, which show no ports: the host finds the Service"+whose,
+			append(slices.Clip(trusted), match(oxm.EthType(oxm.EthTypeIPv4), oxm.IPFrag(oxm.FragYes))...), c.toHost()...)
+	}
+	// The connection is committed, so that the rejection reaches a pod that a policy isolates.
+	p.output(TableHost, all, "to Services that the switch does not serve: the host rejects", nil, c.toReject()...)
+}
+
+// priorityTrusted is the priority in table 60 of what the host serves.
+const priorityTrusted = 210
+
+// trusted matches packets in table 60 that the host may serve: of pods whose packets nobody restricts. whose says that in words.
+func (c *Config) trusted() (on conditions, whose string) {
 	unguarded := oxm.Reg(RegFirewall, 0)
 	switch {
 	case c.isolates():
-		p.output(TableHost, trusted, purpose+", from global projects", match(oxm.Reg(RegSource, 0), unguarded), c.toHost()...)
+		return match(oxm.Reg(RegSource, 0), unguarded), ", from global projects"
 	case (Firewalls{c}).on():
-		p.output(TableHost, trusted, purpose+", from pods without an egress firewall", match(unguarded), c.toHost()...)
-		p.add(TableHost, judged, "to Services that the switch does not serve, from pods isolated for egress: no policy would see the endpoint, and the host rejects",
-			match(oxm.EthType(oxm.EthTypeIPv4), flag(FlagEgress)), c.toReject()...)
+		return match(unguarded), ", from pods without an egress firewall"
 	default:
-		p.output(TableHost, all, purpose, nil, c.toHost()...)
-		return
+		return nil, ""
 	}
-	p.add(TableHost, all, "to Services that the switch does not serve: the host would hide the client, and rejects", nil, c.toReject()...)
 }
 
 // toReject returns the actions that send a packet to the host to be rejected.

@@ -161,6 +161,7 @@ func TestTenantServices(t *testing.T) {
 	n.serve(n.NetNS, "kube-proxy", "tcp", "10.128.0.1:81") // in place of a Service that the host serves
 	n.in(n.NetNS, "nft", "add table ip k; add chain ip k p { type nat hook prerouting priority -100; };"+
 		"add rule ip k p ip daddr 172.30.0.77 tcp dport 80 ether saddr != "+pipeline.RejectMAC().String()+" dnat to 10.128.0.1:81")
+	maps.Copy(n.flows, leftToHost(n.config, "172.30.0.77"))
 	n.apply(
 		vip("own", "172.30.0.10", service.TCP, 80, "10.128.0.6:8080"), vip("ownu", "172.30.0.10", service.UDP, 53, "10.128.0.6:5353"),
 		vip("self", "172.30.0.11", service.TCP, 80, "10.128.0.5:8080"),

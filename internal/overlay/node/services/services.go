@@ -225,9 +225,15 @@ func (s *Follower) compile(ctx context.Context, name types.NamespacedName) (bala
 	}
 	s.known[name] = struct{}{}
 	svc, virtual := service.FromService(&object)
-	if !virtual {
+	_, another := object.Labels[labelProxy]
+	switch {
+	case !virtual:
 		s.idling.gone(name)
 		return balancer.Service{}, nil
+	case another:
+		s.idling.gone(name)
+		return balancer.Service{Host: []netip.Addr{svc.ClusterIP}, Created: object.CreationTimestamp.Time}, nil
+	default:
 	}
 	svc.Waking = s.awaits(&object)
 	var list discoveryv1.EndpointSliceList
@@ -326,8 +332,12 @@ func (s *Follower) event(ctx context.Context, owner reconcile.Owner, warning err
 	s.Events.Service(namespace, name, string(object.UID), warning.Error())
 }
 
-// ServedLabels select the same Services and slices as kube-proxy: no headless ones, and none of another proxy.
-const ServedLabels = "!" + labelProxy + ",!" + corev1.IsHeadlessService
+// ServiceLabels and SliceLabels select what kube-proxy selects: no headless Services, and no endpoints of Services that another proxy serves.
+// These Services themselves are selected, because the switch leaves their addresses to the host.
+const (
+	ServiceLabels = "!" + corev1.IsHeadlessService
+	SliceLabels   = "!" + labelProxy + "," + ServiceLabels
+)
 
 // labelProxy names another proxy that serves the Service (k8s.io/kubernetes/pkg/proxy/apis).
 const labelProxy = "service.kubernetes.io/service-proxy-name"

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"log/slog"
+	"net/netip"
+	"slices"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -30,6 +32,22 @@ func TestEventsOfServices(t *testing.T) {
 	want := []string{"kube-system/dns uid-of-dns: port 53: affinity is not kept"}
 	if diff := cmp.Diff(want, reported.events); diff != "" {
 		t.Errorf("events (-want +got):\n%s", diff)
+	}
+}
+
+// The cluster IP of a Service that another proxy serves is left to the host, and nothing else of it.
+func TestServiceOfAnotherProxy(t *testing.T) {
+	object := &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: "shop", Name: "web", Labels: map[string]string{labelProxy: "other"}},
+		Spec: corev1.ServiceSpec{
+			ClusterIP: "172.30.0.8", ClusterIPs: []string{"172.30.0.8"}, ExternalIPs: []string{"192.0.2.9"},
+			Ports: []corev1.ServicePort{{Port: 80, Protocol: corev1.ProtocolTCP}},
+		},
+	}
+	s := New(Options{Cache: cached{from: fake.NewClientBuilder().WithObjects(object).Build()}, Node: "n1", Log: slog.New(slog.DiscardHandler)})
+	got, err := s.compile(t.Context(), client.ObjectKeyFromObject(object))
+	if err != nil || len(got.Addresses) > 0 || !slices.Equal(got.Host, []netip.Addr{netip.MustParseAddr("172.30.0.8")}) {
+		t.Errorf("%+v, %v", got, err)
 	}
 }
 
