@@ -41,18 +41,20 @@ func (l latest) ListWithContext(ctx context.Context, options metav1.ListOptions)
 	return l.lister.ListWithContext(ctx, options)
 }
 
-// Constructor returns an informer.
+// Constructor returns an informer. The informers of one constructor learn from each other that the API server answers again (outage.go).
 type Constructor = func(cache.ListerWatcher, runtime.Object, time.Duration, cache.Indexers) cache.SharedIndexInformer
 
 // New returns a constructor of informers that begin with a list: of any state that the API server has for the kinds that old reports, and of
 // the latest state for others.
 func New(old func(runtime.Object) bool) Constructor {
+	shared := newOutage()
 	return func(from cache.ListerWatcher, example runtime.Object, resync time.Duration, indexers cache.Indexers) cache.SharedIndexInformer {
 		begins := lister{from, cache.ToListerWatcherWithContext(from)}
-		if old(example) {
-			return cache.NewSharedIndexInformer(begins, example, resync, indexers)
+		var requests cache.ListerWatcherWithContext = begins
+		if !old(example) {
+			requests = latest{begins}
 		}
-		return cache.NewSharedIndexInformer(latest{begins}, example, resync, indexers)
+		return cache.NewSharedIndexInformer(&patient{lister: begins, requests: requests, shared: shared}, example, resync, indexers)
 	}
 }
 

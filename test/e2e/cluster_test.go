@@ -49,11 +49,17 @@ func await(t *testing.T, what string, f func(context.Context) error) time.Durati
 	return awaitWithin(t, patience, what, f)
 }
 
+// long is how long a wait takes at most if nothing is slow. What takes longer is logged.
+const long = 5 * time.Second
+
 func awaitWithin(t *testing.T, limit time.Duration, what string, f func(context.Context) error) time.Duration {
 	t.Helper()
 	took, err := probe.Await(t.Context(), limit, what, f)
 	if err != nil {
 		t.Fatal(err)
+	}
+	if took > long {
+		t.Logf("%s: only after %s", what, took.Round(time.Millisecond))
 	}
 	return took
 }
