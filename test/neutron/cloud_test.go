@@ -58,7 +58,7 @@ func project(ctx context.Context, t *testing.T, client *openstack.Client, name s
 }
 
 func wanted(project string) cloud.Network {
-	return cloud.Network{Owner: "test/network", Name: "kube-red-red", Project: project, Subnets: []cloud.Subnet{{
+	return cloud.Network{Owner: "test/" + project, Name: "kube-red-red", Project: project, Subnets: []cloud.Subnet{{
 		Name: "kube-red-red-subnet", CIDR: netip.MustParsePrefix("10.244.0.0/16"), Gateway: netip.MustParseAddr("10.244.0.1"),
 		DNS: []netip.Addr{netip.MustParseAddr("10.244.0.53")},
 	}}}

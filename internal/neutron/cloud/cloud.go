@@ -9,6 +9,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/http"
 	"slices"
 	"strings"
 	"sync"
@@ -114,6 +115,32 @@ func only[T any](what string, found []T, err error) (*T, error) {
 		return &found[0], nil
 	}
 	return nil, nil
+}
+
+// within returns those of the found objects that are in a project, if there are any: every user of OpenStack can write Weft's mark on an
+// object of another project. projectOf returns an object's project.
+func within[T any](project string, found []T, projectOf func(*T) string) []T {
+	elsewhere := func(one T) bool { return projectOf(&one) != project }
+	if inside := slices.DeleteFunc(slices.Clone(found), elsewhere); len(inside) > 0 {
+		return inside
+	}
+	return found
+}
+
+// keepOne deletes all but one of the objects that Weft created for the same purpose, from the last to the first, and returns it; nil if there is
+// none. There are several if OpenStack carries out a request after the time for its answer is up, and the request was sent again. OpenStack
+// answers 409 for one that is in use; it stays.
+func keepOne[T any](what string, found []T, remove func(*T) error) (*T, error) {
+	for i := len(found) - 1; i >= 0 && len(found) > 1; i-- {
+		err := gone(what, remove(&found[i]))
+		switch {
+		case err == nil:
+			found = slices.Delete(found, i, i+1)
+		case !openstack.Is(err, http.StatusConflict):
+			return nil, err
+		}
+	}
+	return only(what, found, nil)
 }
 
 // makeOnce creates what look does not find. If the outcome of the creation is unknown, it looks again before it fails, so that nothing is

@@ -4,6 +4,8 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"slices"
+	"strings"
 
 	"github.com/gophercloud/gophercloud/v2/openstack/networking/v2/extensions/security/groups"
 	"github.com/gophercloud/gophercloud/v2/openstack/networking/v2/extensions/security/rules"
@@ -46,7 +48,10 @@ func (t *tenants) EnsureGroup(ctx context.Context, want Group) (string, error) {
 	held, made, err := makeOnce(ctx, what, func(g *groups.SecGroup) string { return g.ID },
 		func(ctx context.Context) (*groups.SecGroup, error) {
 			found, err := list(ctx, groups.List(t.client.Network, groups.ListOpts{Name: DefaultGroup, ProjectID: want.Project}), groups.ExtractGroups)
-			return only(what, found, err)
+			if err != nil || len(found) == 0 {
+				return nil, err
+			}
+			return first(found, mark), nil
 		},
 		func(ctx context.Context) (*groups.SecGroup, error) {
 			return groups.Create(ctx, t.client.Network, groups.CreateOpts{Name: DefaultGroup, ProjectID: want.Project, Description: mark}).Extract()
@@ -77,6 +82,20 @@ func (t *tenants) EnsureGroup(ctx context.Context, want Group) (string, error) {
 		}
 	}
 	return held.ID, nil
+}
+
+// first returns the group that is used if there are several, which several nodes created at the same time: Neutron accepts them all. Those
+// that Weft created come first.
+func first(found []groups.SecGroup, mark string) *groups.SecGroup {
+	return new(slices.MinFunc(found, func(x, y groups.SecGroup) int {
+		if mine := x.Description == mark; mine != (y.Description == mark) {
+			if mine {
+				return -1
+			}
+			return 1
+		}
+		return strings.Compare(x.ID, y.ID)
+	}))
 }
 
 // admit adds a rule for incoming traffic. A new group already has rules for outgoing traffic; adding them again would be answered with 409.

@@ -1,6 +1,7 @@
 package cloud
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -36,6 +37,9 @@ type Network struct {
 	Name    string // of network and router
 	Project string // its id
 	Subnets []Subnet
+	// ByName uses the project's network with the name, as KubeStack does. Otherwise only one with Owner's mark counts, which is the only one
+	// in all projects.
+	ByName bool
 }
 
 // Subnet is the desired state of a subnet.
@@ -106,27 +110,67 @@ func (t *topology) subnetsOf(ctx context.Context, what, network string) ([]subne
 	return found, nil
 }
 
-// FindOwn looks up the network that Weft created for an owner, in any project. It returns ErrNotFound and ErrMultiple.
-func (t *topology) FindOwn(ctx context.Context, owner, name string) (*HeldNetwork, error) {
+// OwnNetworks lists the networks that Weft created for an owner, in any project.
+func (t *topology) OwnNetworks(ctx context.Context, owner, name string) ([]HeldNetwork, error) {
 	what := fmt.Sprintf("network %q of %s", name, owner)
-	one, err := t.lookNetwork(ctx, what, networks.ListOpts{Name: name, Description: t.mark(owner)})
-	if err != nil {
-		return nil, err
+	found, err := t.listNetworks(ctx, what, networks.ListOpts{Name: name, Description: t.mark(owner)})
+	for i := range found {
+		if err == nil {
+			found[i].Held, err = t.subnetsOf(ctx, what, found[i].ID)
+		}
 	}
-	if one == nil {
-		return nil, fmt.Errorf("%s: %w", what, ErrNotFound)
-	}
-	return t.FindNetwork(ctx, "", "", one.ID)
+	return found, err
 }
 
-func (t *topology) lookNetwork(ctx context.Context, what string, by networks.ListOpts) (*HeldNetwork, error) {
+func (t *topology) listNetworks(ctx context.Context, what string, by networks.ListOpts) ([]HeldNetwork, error) {
 	pages, err := networks.List(t.client.Network, by).AllPages(ctx)
 	if err != nil {
 		return nil, fmt.Errorf("look for %s: %w", what, openstack.Explain(err))
 	}
 	var found []HeldNetwork
-	err = networks.ExtractNetworksInto(pages, &found)
-	return only(what, found, err)
+	if err := networks.ExtractNetworksInto(pages, &found); err != nil {
+		return nil, fmt.Errorf("look for %s: %w", what, err)
+	}
+	return found, nil
+}
+
+func (t *topology) lookNetwork(ctx context.Context, what string, by networks.ListOpts) (*HeldNetwork, error) {
+	found, err := t.listNetworks(ctx, what, by)
+	if err != nil {
+		return nil, err
+	}
+	return only(what, found, nil)
+}
+
+// lookOwn looks up the network that Weft created earlier. Networks of other owners may have the same name, and one of the owner may be in
+// another project: there it stays, because pods are on it.
+func (t *topology) lookOwn(ctx context.Context, what string, want Network) (*HeldNetwork, error) {
+	by := networks.ListOpts{Name: want.Name}
+	if want.ByName {
+		by.ProjectID = want.Project
+	}
+	found, err := t.listNetworks(ctx, what, by)
+	if err != nil {
+		return nil, err
+	}
+	foreign := slices.ContainsFunc(found, func(n HeldNetwork) bool {
+		return n.ProjectID == want.Project && (want.ByName || !t.marked(n.Description))
+	})
+	own := slices.DeleteFunc(found, func(n HeldNetwork) bool { return n.Description != t.mark(want.Owner) })
+	own = within(want.Project, own, func(n *HeldNetwork) string { return n.ProjectID })
+	slices.SortFunc(own, func(x, y HeldNetwork) int {
+		return cmp.Or(cmp.Compare(len(y.Subnets), len(x.Subnets)), strings.Compare(x.ID, y.ID))
+	})
+	one, err := keepOne(what, own, func(n *HeldNetwork) error { return networks.Delete(ctx, t.client.Network, n.ID).ExtractErr() })
+	switch {
+	case err != nil:
+		return nil, err
+	case one == nil && foreign:
+		return nil, fmt.Errorf("%s of project %s: %w", what, want.Project, ErrForeign)
+	case one != nil && one.ProjectID != want.Project:
+		return nil, fmt.Errorf("%s: the project is %s, %s is wanted: %w", what, one.ProjectID, want.Project, ErrFixed)
+	}
+	return one, nil
 }
 
 // EnsureNetwork creates what is missing of a network, and updates what may change (name servers, routes). It returns the network's id. If it
@@ -193,13 +237,7 @@ func (t *topology) networkOf(want Network) *single[HeldNetwork] {
 	what := fmt.Sprintf("network %q", want.Name)
 	return &single[HeldNetwork]{
 		what: what, id: func(n *HeldNetwork) string { return n.ID },
-		look: func(ctx context.Context) (*HeldNetwork, error) {
-			held, err := t.lookNetwork(ctx, what, networks.ListOpts{Name: want.Name, ProjectID: want.Project})
-			if err == nil && held != nil && held.Description != t.mark(want.Owner) {
-				return nil, fmt.Errorf("%s of project %s: %w", what, want.Project, ErrForeign)
-			}
-			return held, err
-		},
+		look: func(ctx context.Context) (*HeldNetwork, error) { return t.lookOwn(ctx, what, want) },
 		send: func(ctx context.Context) (*HeldNetwork, error) {
 			n, err := whole(networks.Create(ctx, t.client.Network, networks.CreateOpts{
 				Name: want.Name, ProjectID: want.Project, Description: t.mark(want.Owner), AdminStateUp: yes(),
@@ -224,7 +262,11 @@ func (t *topology) routerOf(want Network) *single[routers.Router] {
 			found, err := list(ctx, routers.List(t.client.Network, routers.ListOpts{
 				Name: want.Name, ProjectID: want.Project, Description: t.mark(want.Owner),
 			}), routers.ExtractRouters)
-			return only(what, found, err)
+			if err != nil {
+				return nil, fmt.Errorf("look for %s: %w", what, err)
+			}
+			slices.SortFunc(found, func(x, y routers.Router) int { return strings.Compare(x.ID, y.ID) })
+			return keepOne(what, found, func(r *routers.Router) error { return routers.Delete(ctx, t.client.Network, r.ID).ExtractErr() })
 		},
 		send: func(ctx context.Context) (*routers.Router, error) {
 			return routers.Create(ctx, t.client.Network, opts).Extract()
@@ -393,14 +435,20 @@ func (t *topology) RemoveNetwork(ctx context.Context, held *HeldNetwork) error {
 	return gone("network "+held.Name, networks.Delete(ctx, t.client.Network, held.ID).ExtractErr())
 }
 
-// removeRouters removes routers with the network's name and project to which nothing is connected any more.
+// RemoveOwnRouters removes the routers that Weft created for an owner whose network does not exist: it was removed, or never completed.
+func (t *topology) RemoveOwnRouters(ctx context.Context, owner, name string) error {
+	return t.removeRouters(ctx, &HeldNetwork{Network: networks.Network{Name: name, Description: t.mark(owner)}}, nil)
+}
+
+// removeRouters removes routers with the network's name and project to which nothing is connected any more: those that were connected to the
+// network, and those with its mark.
 func (t *topology) removeRouters(ctx context.Context, held *HeldNetwork, connected map[string]bool) error {
 	found, err := list(ctx, routers.List(t.client.Network, routers.ListOpts{Name: held.Name, ProjectID: held.ProjectID}), routers.ExtractRouters)
 	if err != nil {
 		return fmt.Errorf("list the routers of network %q: %w", held.Name, err)
 	}
 	for _, r := range found {
-		if !connected[r.ID] && (len(found) > 1 || !t.marked(r.Description)) {
+		if !connected[r.ID] && (r.Description != held.Description || !t.marked(r.Description)) {
 			continue // another router with the same name
 		}
 		rest, err := list(ctx, ports.List(t.client.Network, ports.ListOpts{DeviceID: r.ID, DeviceOwner: routerInterfaces()[0]}), ports.ExtractPorts)

@@ -262,21 +262,24 @@ func (r *networkReconciler) removeHeld(ctx context.Context, n *stackubev1.Networ
 	if n.Spec.NetworkID != "" {
 		return "", removePorts(ctx, os, n)
 	}
-	held, err := os.FindOwn(ctx, objects.Owner(n), objects.NetworkName(n.Namespace, n.Name))
-	if errors.Is(err, cloud.ErrNotFound) {
-		return "", nil
-	}
+	owner, name := objects.Owner(n), objects.NetworkName(n.Namespace, n.Name)
+	held, err := os.OwnNetworks(ctx, owner, name)
 	if err != nil {
 		return "", err
 	}
-	others, err := os.ForeignPorts(ctx, held.ID)
-	if err != nil {
-		return "", err
+	for i := range held {
+		others, err := os.ForeignPorts(ctx, held[i].ID)
+		if err != nil {
+			return "", err
+		}
+		if others > 0 {
+			return fmt.Sprintf("%d ports of others are on the network: remove them in OpenStack", others), nil
+		}
+		if err := os.RemoveNetwork(ctx, &held[i]); err != nil {
+			return "", err
+		}
 	}
-	if others > 0 {
-		return fmt.Sprintf("%d ports of others are on the network: remove them in OpenStack", others), nil
-	}
-	return "", os.RemoveNetwork(ctx, held)
+	return "", os.RemoveOwnRouters(ctx, owner, name)
 }
 
 // removePorts removes what Weft has created on a network that stays.

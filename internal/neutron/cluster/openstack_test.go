@@ -41,6 +41,10 @@ type fakeOpenStack struct {
 	arrived func() bool
 	// provider is the provider of created load balancers; "": none is reported.
 	provider string
+	// whole is set to have load balancers refused that are created with their parts: each leaves a port in Neutron.
+	whole bool
+	// way sends the sessions' requests; nil: the default transport.
+	way http.RoundTripper
 
 	mu   sync.Mutex
 	next int
@@ -61,10 +65,11 @@ func (f *fakeOpenStack) session(t *testing.T) *session {
 	t.Cleanup(server.Close)
 	at := func(base string) *gophercloud.ServiceClient {
 		return &gophercloud.ServiceClient{
-			ProviderClient: &gophercloud.ProviderClient{TokenID: "t"}, Endpoint: server.URL + "/", ResourceBase: server.URL + "/v2.0/" + base,
+			ProviderClient: &gophercloud.ProviderClient{TokenID: "t", HTTPClient: http.Client{Transport: f.way}},
+			Endpoint:       server.URL + "/", ResourceBase: server.URL + "/v2.0/" + base,
 		}
 	}
-	client := &openstack.Client{Network: at(""), LoadBalancer: at(""), ProjectID: "admin"}
+	client := &openstack.Client{Identity: at(""), Network: at(""), LoadBalancer: at(""), ProjectID: "admin"}
 	if f.withoutOctavia {
 		client.LoadBalancer = nil
 	}
@@ -104,6 +109,13 @@ func (f *fakeOpenStack) addLocked(collection string, o object) string {
 		}
 		if f.failing {
 			o["provisioning_status"] = "ERROR"
+		}
+	case "subnets":
+		for _, n := range f.held["networks"] {
+			if n["id"] == o["network_id"] {
+				below, _ := n["subnets"].([]string)
+				n["subnets"] = append(below, id)
+			}
 		}
 	case "floatingips":
 		if o["floating_ip_address"] == nil {
@@ -274,6 +286,14 @@ func (f *fakeOpenStack) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 			return
 		}
 	}
+	if status := f.refusedLocked(req, parts, body[singular]); status != 0 {
+		w.WriteHeader(status)
+		return
+	}
+	if strings.HasSuffix(collection, "_router_interface") {
+		f.connect(w, strings.Split(collection, "/"), body)
+		return
+	}
 	if len(parts) == 2 {
 		f.serveOne(w, req, parts, singular, body)
 		return
@@ -314,6 +334,46 @@ func (f *fakeOpenStack) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 		f.addLocked(collection, o)
 		answer(w, http.StatusCreated, map[string]any{singular: o})
 	}
+}
+
+// refusedLocked returns the status with which a request is refused; 0: it is not.
+func (f *fakeOpenStack) refusedLocked(req *http.Request, parts []string, body json.RawMessage) int {
+	var o object
+	_ = json.Unmarshal(body, &o) // without a body: none
+	uses := map[string]string{"networks": "network_id", "routers": "device_id"}
+	for _, p := range f.held["ports"] {
+		if req.Method == http.MethodDelete && len(parts) == 2 && uses[parts[0]] != "" && p[uses[parts[0]]] == parts[1] {
+			return http.StatusConflict
+		}
+	}
+	for _, other := range f.held["floatingips"] { // a port has one at most
+		if parts[0] == "floatingips" && o["port_id"] != nil && other["port_id"] == o["port_id"] && (len(parts) == 1 || other["id"] != parts[1]) {
+			return http.StatusConflict
+		}
+	}
+	if f.whole && req.Method == http.MethodPost && parts[0] == "loadbalancers" && o["listeners"] != nil {
+		f.addLocked("ports", object{"name": "vip"})
+		return http.StatusForbidden
+	}
+	return 0
+}
+
+// connect connects a router to a subnet, or disconnects it.
+func (f *fakeOpenStack) connect(w http.ResponseWriter, path []string, body map[string]json.RawMessage) {
+	var subnet string
+	_ = json.Unmarshal(body["subnet_id"], &subnet)
+	at := slices.IndexFunc(f.held["subnets"], func(o object) bool { return o["id"] == subnet })
+	if path[2] == "add_router_interface" {
+		f.addLocked("ports", object{
+			"network_id": f.held["subnets"][at]["network_id"], "device_id": path[1], "device_owner": "network:router_interface",
+			"fixed_ips": []object{{"subnet_id": subnet, "ip_address": f.held["subnets"][at]["gateway_ip"]}},
+		})
+	} else {
+		f.held["ports"] = slices.DeleteFunc(f.held["ports"], func(p object) bool {
+			return p["device_id"] == path[1] && p["network_id"] == f.held["subnets"][at]["network_id"]
+		})
+	}
+	answer(w, http.StatusOK, object{"subnet_id": subnet})
 }
 
 // settleLocked advances the changes of all load balancers.

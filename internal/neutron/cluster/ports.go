@@ -225,8 +225,11 @@ func (r *portReconciler) readNetwork(ctx context.Context, os *session, v *view.V
 	if err != nil {
 		return err
 	}
-	if k.project, err = projectOf(ctx, r.client, os, v.Network); err != nil {
-		return err
+	k.project = held.ProjectID // ports stay together with the network, whatever becomes of the Tenant
+	if v.Network.Spec.NetworkID != "" {
+		if k.project, err = projectOf(ctx, r.client, os, v.Network); err != nil {
+			return err
+		}
 	}
 	if k.group, err = os.group(ctx, k.project, v.Network.Spec.IPv6CIDR != ""); err != nil {
 		return err

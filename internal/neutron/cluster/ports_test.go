@@ -43,7 +43,7 @@ func newRig(t *testing.T, there ...client.Object) *rig {
 	r := &rig{
 		cloud: &fakeOpenStack{}, open: &connection{}, events: events.NewFakeRecorder(100),
 		client: fake.NewClientBuilder().WithScheme(scheme).WithObjects(there...).
-			WithStatusSubresource(&stackubev1.Network{}, &corev1.Service{}, &weftv1.NeutronPort{}).Build(),
+			WithStatusSubresource(&stackubev1.Network{}, &stackubev1.Tenant{}, &corev1.Service{}, &weftv1.NeutronPort{}).Build(),
 	}
 	r.open.held.Store(r.cloud.session(t))
 	return r

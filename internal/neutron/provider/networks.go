@@ -110,7 +110,7 @@ func (n *networks) wanted(ctx context.Context, in *kubestack.Network) (cloud.Net
 	if err != nil {
 		return cloud.Network{}, fmt.Errorf("network.tenantID: %w", err)
 	}
-	return cloud.Network{Owner: "provider/" + in.GetName(), Name: in.GetName(), Project: project, Subnets: subnets}, nil
+	return cloud.Network{Owner: "provider/" + in.GetName(), Name: in.GetName(), Project: project, Subnets: subnets, ByName: true}, nil
 }
 
 // parseSubnets translates subnets; errors name the field.
