@@ -1,6 +1,7 @@
 package cloud
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -147,16 +148,28 @@ func (b *balancers) named(ctx context.Context, project, name string) (*loadbalan
 }
 
 // OwnBalancer looks up the load balancer that Weft created for an object, in any project, by its mark, because names are not unique. It
-// returns ErrNotFound, and ErrForeign if only one that Weft did not create has the name in the project; project "" has none.
+// returns ErrNotFound, and ErrForeign if only one that Weft did not create has the name in the project; project "" has none. Of several, it
+// deletes all but the first one that has listeners.
 func (b *balancers) OwnBalancer(ctx context.Context, project, owner, name string) (*loadbalancers.LoadBalancer, error) {
 	what := fmt.Sprintf("load balancer %q", name)
 	if b.client.LoadBalancer == nil {
 		return nil, ErrNoOctavia
 	}
 	found, err := list(ctx, loadbalancers.List(b.client.LoadBalancer, loadbalancers.ListOpts{Name: name}), loadbalancers.ExtractLoadBalancers)
-	foreign := slices.ContainsFunc(found, func(lb loadbalancers.LoadBalancer) bool { return project != "" && lb.ProjectID == project })
+	foreign := slices.ContainsFunc(found, func(lb loadbalancers.LoadBalancer) bool {
+		return project != "" && lb.ProjectID == project && !b.marked(lb.Description)
+	})
+	if err != nil {
+		return nil, fmt.Errorf("look for %s: %w", what, err)
+	}
 	own := slices.DeleteFunc(found, func(lb loadbalancers.LoadBalancer) bool { return lb.Description != b.mark(owner) })
-	one, err := only(what, own, err)
+	own = within(project, own, func(lb *loadbalancers.LoadBalancer) string { return lb.ProjectID })
+	slices.SortFunc(own, func(x, y loadbalancers.LoadBalancer) int {
+		return cmp.Or(cmp.Compare(len(y.Listeners), len(x.Listeners)), x.CreatedAt.Compare(y.CreatedAt), strings.Compare(x.ID, y.ID))
+	})
+	one, err := keepOne(what, own, func(lb *loadbalancers.LoadBalancer) error {
+		return loadbalancers.Delete(ctx, b.client.LoadBalancer, lb.ID, loadbalancers.DeleteOpts{Cascade: true}).ExtractErr()
+	})
 	switch {
 	case err != nil:
 		return nil, err
@@ -265,10 +278,18 @@ func (b *balancers) ensureBalancer(ctx context.Context, want Balancer) (*loadbal
 			return one, err
 		},
 		func(ctx context.Context) (*loadbalancers.LoadBalancer, error) {
-			return loadbalancers.Create(ctx, b.client.LoadBalancer, loadbalancers.CreateOpts{
+			opts := loadbalancers.CreateOpts{
 				Name: want.Name, Description: b.mark(want.Owner), ProjectID: want.Project, VipSubnetID: want.Subnet,
 				Provider: b.config.Provider, AdminStateUp: yes(), Listeners: b.populated(want),
-			}).Extract()
+			}
+			one, err := loadbalancers.Create(ctx, b.client.LoadBalancer, opts).Extract()
+			if err != nil && len(opts.Listeners) > 0 && !openstack.Unknown(err) {
+				// A part is refused, for instance by a quota. With each such request Octavia leaves a port in Neutron. Without parts the load
+				// balancer is created, and the part is refused alone.
+				opts.Listeners = nil
+				one, err = loadbalancers.Create(ctx, b.client.LoadBalancer, opts).Extract()
+			}
+			return one, err
 		})
 }
 

@@ -28,7 +28,7 @@ type floatingIPs struct {
 }
 
 // ensure assigns a floating IP to a load balancer's virtual address: a free one of the project. It is created only with
-// MakeFloating.
+// MakeFloating. Neutron assigns one to an address at most, so another one is released first, once this one is known to be free.
 func (ips *floatingIPs) ensure(ctx context.Context, want Balancer, port string) error {
 	if ips.external == "" {
 		return ErrNoExternal
@@ -48,6 +48,9 @@ func (ips *floatingIPs) ensure(ctx context.Context, want Balancer, port string) 
 			return held, err
 		},
 		func(ctx context.Context) (*floatingips.FloatingIP, error) {
+			if err := ips.release(ctx, port); err != nil {
+				return nil, err
+			}
 			return floatingips.Create(ctx, ips.client.Network, floatingips.CreateOpts{
 				Description: ips.mark(want.Owner), FloatingNetworkID: ips.external, FloatingIP: want.FloatingIP.String(),
 				PortID: port, ProjectID: want.Project,
@@ -65,6 +68,9 @@ func (ips *floatingIPs) ensure(ctx context.Context, want Balancer, port string) 
 	}
 	if held.ProjectID != want.Project {
 		return fmt.Errorf("%s: %w: it is of project %s", what, ErrTaken, held.ProjectID)
+	}
+	if err := ips.release(ctx, port); err != nil {
+		return err
 	}
 	if err := floatingips.Update(ctx, ips.client.Network, held.ID, floatingips.UpdateOpts{PortID: &port}).Err; err != nil {
 		return fmt.Errorf("lead %s to port %s: %w", what, port, openstack.Explain(err))

@@ -21,6 +21,14 @@ const (
 	providerOVN  = "ovn"
 )
 
+// bySource is the type of the session persistence that sends a client's connections to one member.
+const bySource = "SOURCE_IP"
+
+// SourceAffinity reports whether a listener sends a client's connections to one member.
+func (h *HeldListener) SourceAffinity() bool {
+	return h.Pool != nil && h.Pool.Persistence.Type == bySource
+}
+
 // readListeners reads a load balancer's listeners with their pools, without members.
 func (b *balancers) readListeners(ctx context.Context, held *HeldBalancer) error {
 	var below []listeners.Listener
@@ -79,6 +87,9 @@ func (b *balancers) advanceListener(ctx context.Context, want Balancer, l Listen
 	if h.Pool == nil {
 		return true, b.makePool(ctx, want, l, held, h)
 	}
+	if h.SourceAffinity() != want.SourceAffinity {
+		return true, b.setAffinity(ctx, want, l, h)
+	}
 	if b.config.CreateMonitor && l.Protocol == "TCP" && h.Pool.MonitorID == "" {
 		return true, b.makeMonitor(ctx, want, l, held, h)
 	}
@@ -131,7 +142,7 @@ func (b *balancers) poolOf(want Balancer, l Listener, provider string) pools.Cre
 		opts.LBMethod = roundRobin
 	}
 	if want.SourceAffinity {
-		opts.Persistence = &pools.SessionPersistence{Type: "SOURCE_IP"}
+		opts.Persistence = &pools.SessionPersistence{Type: bySource}
 	}
 	return opts
 }
@@ -146,6 +157,19 @@ func (b *balancers) makePool(ctx context.Context, want Balancer, l Listener, hel
 	}
 	if err != nil {
 		return fmt.Errorf("create pool %s of load balancer %q: %w", l.name(), want.Name, openstack.Explain(err))
+	}
+	return nil
+}
+
+// setAffinity sets or removes a pool's session persistence. An empty one stands for none.
+func (b *balancers) setAffinity(ctx context.Context, want Balancer, l Listener, h *HeldListener) error {
+	persistence := pools.SessionPersistence{}
+	if want.SourceAffinity {
+		persistence.Type = bySource
+	}
+	err := pools.Update(ctx, b.client.LoadBalancer, h.Pool.ID, pools.UpdateOpts{Persistence: &persistence}).Err
+	if err != nil {
+		return fmt.Errorf("set the session persistence of pool %s of load balancer %q: %w", l.name(), want.Name, openstack.Explain(err))
 	}
 	return nil
 }

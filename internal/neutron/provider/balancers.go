@@ -150,7 +150,7 @@ func floatingOf(externalIPs []string) (netip.Addr, error) {
 	return netip.Addr{}, fmt.Errorf("externalIPs: %d given, at most one is served", len(externalIPs))
 }
 
-// UpdateLoadBalancer replaces members and the floating IP.
+// UpdateLoadBalancer replaces members and the floating IP. Session affinity stays as it is: the request has none.
 func (b *balancers) UpdateLoadBalancer(
 	ctx context.Context, req *kubestack.UpdateLoadBalancerRequest,
 ) (*kubestack.UpdateLoadBalancerResponse, error) {
@@ -186,6 +186,7 @@ func (b *balancers) update(ctx context.Context, req *kubestack.UpdateLoadBalance
 	held, err = b.cloud.EnsureBalancer(ctx, cloud.Balancer{
 		Owner: "provider/" + held.Name, Name: held.Name, Project: held.ProjectID, Subnet: held.VipSubnetID,
 		Listeners: listeners, FloatingIP: floating, MakeFloating: true, ByName: true,
+		SourceAffinity: slices.ContainsFunc(held.Listeners, func(l cloud.HeldListener) bool { return l.SourceAffinity() }),
 	})
 	if err != nil {
 		return "", err
