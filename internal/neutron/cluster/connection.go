@@ -50,6 +50,8 @@ type connection struct {
 	transport http.RoundTripper
 	log       *slog.Logger
 	held      atomic.Pointer[session]
+	// lates outlive sessions.
+	lates lates
 }
 
 // get returns the session, or why there is none.

@@ -141,6 +141,7 @@ func (r *round) createSome(ctx context.Context, bulks []bulk, p *cloud.Burst) er
 	made, errs := make([][]cloud.HeldPort, len(bulks)), make([]error, len(bulks))
 	limit, done := r.calls(len(bulks))
 	defer done()
+	answered := r.cloud.lates.begin(r.v.Network.UID)
 	var calls errgroup.Group
 	calls.SetLimit(limit)
 	for i, b := range bulks {
@@ -150,6 +151,7 @@ func (r *round) createSome(ctx context.Context, bulks []bulk, p *cloud.Burst) er
 		})
 	}
 	_ = calls.Wait() // errs has what failed
+	answered(errors.Join(errs...))
 
 	nodes := map[string]string{} // by a port's id
 	for i, b := range bulks {

@@ -83,7 +83,9 @@ func (r *networkReconciler) ensure(ctx context.Context, n *stackubev1.Network) (
 	if err != nil {
 		return outcome{state: stackubev1.StatePending, reason: reasonOpenStack, message: err.Error()}, err
 	}
+	answered := r.cloud.lates.begin(n.UID)
 	done, err := r.ensureAt(ctx, os, n)
+	answered(err)
 	r.cloud.failed(os, err)
 	return done, err
 }
@@ -199,15 +201,21 @@ func (r *networkReconciler) remove(ctx context.Context, n *stackubev1.Network) (
 	if !controllerutil.ContainsFinalizer(n, Finalizer) {
 		return ctrl.Result{}, nil
 	}
+	again := r.cloud.lates.left(n.UID) // before the look
 	waits, err := r.removeHeld(ctx, n)
-	if waits != "" || err != nil {
-		if err != nil {
-			waits = err.Error()
-		}
+	switch {
+	case err != nil:
+		waits, again = err.Error(), removeAgain
+	case waits != "":
+		again = removeAgain
+	case again > 0:
+		waits = saidLate
+	}
+	if waits != "" {
 		reported := r.updateStatus(ctx, n, outcome{
 			state: stackubev1.StateTerminating, reason: "Waiting", message: waits, id: n.Status.NetworkID, mtu: int(n.Status.MTU),
 		})
-		return ctrl.Result{RequeueAfter: removeAgain}, errors.Join(err, reported)
+		return ctrl.Result{RequeueAfter: again}, errors.Join(err, reported)
 	}
 	controllerutil.RemoveFinalizer(n, Finalizer)
 	if err := client.IgnoreNotFound(r.client.Update(ctx, n)); err != nil {

@@ -130,7 +130,11 @@ func (r *serviceReconciler) ensure(ctx context.Context, s *corev1.Service, n *st
 	if err != nil {
 		return result, err
 	}
-	defer func() { r.cloud.failed(os, err) }()
+	answered := r.cloud.lates.begin(s.UID)
+	defer func() {
+		answered(err)
+		r.cloud.failed(os, err)
+	}()
 	want, err := r.wanted(ctx, os, s, n)
 	if errors.Is(err, errService) {
 		result.RequeueAfter = reread
@@ -227,6 +231,7 @@ func (r *serviceReconciler) remove(ctx context.Context, s *corev1.Service) (resu
 		return result, err
 	}
 	defer func() { r.cloud.failed(os, err) }()
+	late := r.cloud.lates.left(s.UID) // before the look
 	held, err := os.OwnBalancer(ctx, "", objects.BalancerOwner(s), objects.BalancerName(s.Namespace, s.Name))
 	// Without Octavia in the catalogue a Service that has an address keeps its finalizer: its load balancer exists, and the catalogue may have
 	// Octavia again.
@@ -246,6 +251,9 @@ func (r *serviceReconciler) remove(ctx context.Context, s *corev1.Service) (resu
 		if err := r.updateStatus(ctx, s, ""); err != nil {
 			return result, err
 		}
+	}
+	if late > 0 {
+		return ctrl.Result{RequeueAfter: late}, nil
 	}
 	before := s.DeepCopy()
 	controllerutil.RemoveFinalizer(s, Finalizer)

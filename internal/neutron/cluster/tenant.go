@@ -83,7 +83,11 @@ func (r *tenantReconciler) ensure(ctx context.Context, t *stackubev1.Tenant) (pr
 	if err != nil {
 		return "", err
 	}
-	defer func() { r.cloud.failed(os, err) }()
+	answered := r.cloud.lates.begin(t.UID)
+	defer func() {
+		answered(err)
+		r.cloud.failed(os, err)
+	}()
 	if t.Spec.TenantID != "" {
 		project, err = os.Project(ctx, t.Spec.TenantID)
 	} else {
@@ -156,16 +160,22 @@ func (r *tenantReconciler) remove(ctx context.Context, t *stackubev1.Tenant) (ct
 	if !controllerutil.ContainsFinalizer(t, Finalizer) {
 		return ctrl.Result{}, nil
 	}
+	again := r.cloud.lates.left(t.UID) // before the look
 	waits, err := r.removeBelow(ctx, t)
 	if err == nil && waits == "" {
 		err = r.removeHeld(ctx, t)
 	}
-	if err != nil {
-		waits = err.Error()
+	switch {
+	case err != nil:
+		waits, again = err.Error(), removeAgain
+	case waits != "":
+		again = removeAgain
+	case again > 0:
+		waits = saidLate
 	}
 	if waits != "" {
 		reported := r.updateStatus(ctx, t, outcome{state: stackubev1.StateTerminating, reason: "Waiting", message: waits, id: t.Status.ProjectID})
-		return ctrl.Result{RequeueAfter: removeAgain}, errors.Join(err, reported)
+		return ctrl.Result{RequeueAfter: again}, errors.Join(err, reported)
 	}
 	controllerutil.RemoveFinalizer(t, Finalizer)
 	if err := client.IgnoreNotFound(r.client.Update(ctx, t)); err != nil {

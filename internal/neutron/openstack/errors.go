@@ -1,6 +1,7 @@
 package openstack
 
 import (
+	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -89,6 +90,11 @@ func NotFound(err error) bool { return Is(err, http.StatusNotFound) }
 
 // Unauthorized reports whether OpenStack rejects the credentials, not only an expired token.
 func Unauthorized(err error) bool { return Is(err, http.StatusUnauthorized) }
+
+// Late reports whether OpenStack may still carry out a request that failed: the time for its answer was up, here or at a proxy.
+func Late(err error) bool {
+	return errors.Is(err, context.DeadlineExceeded) || Is(err, http.StatusGatewayTimeout)
+}
 
 // Unknown reports whether the outcome of a request is unknown: the connection failed, or the server did.
 func Unknown(err error) bool {

@@ -1,0 +1,123 @@
+package cluster
+
+import (
+	"context"
+	"net/http"
+	"slices"
+	"strings"
+	"sync"
+	"testing"
+	"time"
+
+	stackubev1 "weft.dev/weft/api/stackube/v1"
+	"weft.dev/weft/internal/neutron/cloud"
+)
+
+// slow ends requests that create something without an answer, and carries them out later.
+type slow struct {
+	mu    sync.Mutex
+	on    bool
+	later []func()
+}
+
+func (s *slow) RoundTrip(req *http.Request) (*http.Response, error) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if !s.on || req.Method != http.MethodPost {
+		return http.DefaultTransport.RoundTrip(req)
+	}
+	again := req.Clone(context.Background())
+	s.later = append(s.later, func() {
+		if res, err := http.DefaultTransport.RoundTrip(again); err == nil {
+			_ = res.Body.Close()
+		}
+	})
+	return nil, context.DeadlineExceeded
+}
+
+// end carries out the requests.
+func (s *slow) end() {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.on = false
+	for _, do := range s.later {
+		do()
+	}
+	s.later = nil
+}
+
+// What OpenStack creates only after its Network or Service was deleted does not stay.
+func TestCreatedAfterDeletion(t *testing.T) {
+	way := &slow{on: true}
+	there := append(slices.Concat(blue(), node("n1"), pods("n1", 3)), web(nil))
+	there[1].(*stackubev1.Network).Spec.NetworkID = "net" //nolint:forcetypeassert // it is
+	there[1].SetFinalizers([]string{Finalizer})
+	r := newRig(t, there...)
+	r.cloud.way = way
+	r.open.held.Store(r.cloud.session(t))
+	now := time.Now()
+	r.open.lates.now = func() time.Time { return now }
+	r.addBlue()
+	r.cloud.add("security-groups", object{"id": "group", "name": cloud.DefaultGroup, "project_id": "admin", "security_group_rules": []object{{"direction": "ingress", "ethertype": "IPv4"}}})
+	if _, err := r.ports(time.Now).Reconcile(t.Context(), request("blue")); err == nil {
+		t.Error("no error about ports that are not answered")
+	}
+	services := r.services()
+	if err := r.inStep(t, services); err == nil {
+		t.Error("no error about a load balancer that is not answered")
+	}
+	r.remove(t, there[1])
+	r.remove(t, web(nil))
+	networks, at := r.networks(), request("blue")
+	reconcile := func() (time.Duration, time.Duration) {
+		t.Helper()
+		at.Name = "blue"
+		ofNetwork, err := networks.Reconcile(t.Context(), at)
+		if err != nil {
+			t.Fatal(err)
+		}
+		at.Name = "web"
+		ofService, err := services.Reconcile(t.Context(), at)
+		if err != nil {
+			t.Fatal(err)
+		}
+		return ofNetwork.RequeueAfter, ofService.RequeueAfter
+	}
+	if n, s := reconcile(); n != lateLimit || s != lateLimit {
+		t.Errorf("the deletions are continued in %s and %s, want %s", n, s, lateLimit)
+	}
+	n := &stackubev1.Network{}
+	at.Name = "blue"
+	if err := r.client.Get(t.Context(), at.NamespacedName, n); err != nil || !strings.Contains(n.Status.Message, "did not answer a request about it in time") {
+		t.Errorf("network: %+v: %v", n.Status, err)
+	}
+	way.end()
+	if len(r.cloud.all("ports")) != 3 || len(r.cloud.all("loadbalancers")) != 1 {
+		t.Fatalf("created late: ports %v, load balancers %v", r.cloud.all("ports"), r.cloud.all("loadbalancers"))
+	}
+	now = now.Add(lateLimit)
+	for range 3 {
+		reconcile()
+	}
+	if err := r.client.Get(t.Context(), at.NamespacedName, n); err == nil {
+		t.Errorf("network: %+v", n)
+	}
+	r.left(t, "ports", "loadbalancers")
+	if len(r.open.lates.all) > 0 {
+		t.Errorf("objects that are still waited for: %v", r.open.lates.all)
+	}
+}
+
+// A deletion waits for requests that are under way.
+func TestDeletionAmidRequests(t *testing.T) {
+	var l lates
+	one, two := l.begin("a"), l.begin("a")
+	one(nil)
+	if left := l.left("a"); left != removeAgain {
+		t.Errorf("with a request under way: %s", left)
+	}
+	two(nil)
+	if left := l.left("a"); left != 0 || len(l.all) > 0 {
+		t.Errorf("after all were answered: %s, %v", left, l.all)
+	}
+}
