@@ -16,6 +16,10 @@ const (
 // ConditionReady says whether OpenStack has what the object asks for.
 const ConditionReady = "Ready"
 
+// ConditionUser says that a Tenant's user in OpenStack has got the password of the observed generation. It stays while the Tenant is not
+// ready: setting a password again would end the user's sessions.
+const ConditionUser = "User"
+
 // Network is a network in OpenStack, of the project of its namespace's tenant.
 //
 // +kubebuilder:object:root=true

@@ -51,6 +51,8 @@ const (
 type outcome struct {
 	state, reason, message, id string
 	mtu                        int
+	// user reports that a Tenant's user has the Tenant's password.
+	user bool
 }
 
 // Reconcile brings one Network into step.

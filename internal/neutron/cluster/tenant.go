@@ -57,31 +57,50 @@ func (r *tenantReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctr
 			return cluster.Settle(fmt.Errorf("add the finalizer to tenant %s: %w", t.Name, err))
 		}
 	}
-	project, err := r.ensure(ctx, &t)
+	done, err := r.ensure(ctx, &t)
 	if err != nil {
 		r.log.WarnContext(ctx, "tenant not in step", "tenant", t.Name, "error", err)
 	}
-	if result, err := cluster.Settle(err, r.updateStatus(ctx, &t, outcomeOf(project, err))); err != nil || result.RequeueAfter > 0 {
+	if result, err := cluster.Settle(err, r.updateStatus(ctx, &t, outcomeOf(done, err))); err != nil || result.RequeueAfter > 0 {
 		return result, err
 	}
 	return ctrl.Result{RequeueAfter: reread}, nil
 }
 
-func outcomeOf(project string, err error) outcome {
-	switch {
-	case err == nil:
-		return outcome{state: stackubev1.StateActive, reason: reasonInStep, id: project}
-	case errors.Is(err, cloud.ErrForeign), errors.Is(err, errOthers):
-		return outcome{state: stackubev1.StateFailed, reason: "Taken", message: err.Error(), id: project}
-	}
-	return outcome{state: stackubev1.StateFailed, reason: reasonOpenStack, message: err.Error(), id: project}
+// ensured is what a Tenant has in OpenStack.
+type ensured struct {
+	project string // its id
+	// user reports that the user has the Tenant's password.
+	user bool
 }
 
-// ensure creates what is missing; the project's id is returned as soon as it is known.
-func (r *tenantReconciler) ensure(ctx context.Context, t *stackubev1.Tenant) (project string, err error) {
+func outcomeOf(done ensured, err error) outcome {
+	o := outcome{state: stackubev1.StateActive, reason: reasonInStep, id: done.project, user: done.user}
+	if err != nil {
+		o.state, o.reason, o.message = stackubev1.StateFailed, reasonOpenStack, err.Error()
+	}
+	if errors.Is(err, cloud.ErrForeign) || errors.Is(err, errOthers) {
+		o.reason = "Taken"
+	}
+	return o
+}
+
+// hasPassword reports whether the Tenant's user has got the password.
+func hasPassword(t *stackubev1.Tenant) bool {
+	for _, kind := range []string{stackubev1.ConditionReady, stackubev1.ConditionUser} {
+		c := meta.FindStatusCondition(t.Status.Conditions, kind)
+		if c != nil && c.Status == metav1.ConditionTrue && c.ObservedGeneration == t.Generation {
+			return true
+		}
+	}
+	return false
+}
+
+// ensure creates what is missing; what there is, is returned with an error as well.
+func (r *tenantReconciler) ensure(ctx context.Context, t *stackubev1.Tenant) (done ensured, err error) {
 	os, err := r.cloud.get(ctx)
 	if err != nil {
-		return "", err
+		return done, err
 	}
 	answered := r.cloud.lates.begin(t.UID)
 	defer func() {
@@ -89,28 +108,27 @@ func (r *tenantReconciler) ensure(ctx context.Context, t *stackubev1.Tenant) (pr
 		r.cloud.failed(os, err)
 	}()
 	if t.Spec.TenantID != "" {
-		project, err = os.Project(ctx, t.Spec.TenantID)
+		done.project, err = os.Project(ctx, t.Spec.TenantID)
 	} else {
-		project, err = os.EnsureProject(ctx, owner(t), t.Name)
+		done.project, err = os.EnsureProject(ctx, owner(t), t.Name)
 		if errors.Is(err, cloud.ErrForeign) {
 			err = fmt.Errorf("%w: give its id in spec.tenantID to use it", err)
 		}
 	}
 	if err != nil {
-		return "", err
+		return ensured{}, err
 	}
-	ready := meta.FindStatusCondition(t.Status.Conditions, stackubev1.ConditionReady)
 	err = os.EnsureUser(ctx, cloud.User{
-		Owner: owner(t), Name: t.Spec.UserName, Password: conf.Secret(t.Spec.Password), Project: project,
-		NewPassword: ready == nil || ready.Status != metav1.ConditionTrue || ready.ObservedGeneration != t.Generation,
+		Owner: owner(t), Name: t.Spec.UserName, Password: conf.Secret(t.Spec.Password), Project: done.project, NewPassword: !hasPassword(t),
 	})
 	if err != nil {
-		return project, err
+		return done, err
 	}
+	done.user = true
 	if err := r.ensureNamespace(ctx, t); err != nil {
-		return project, err
+		return done, err
 	}
-	return project, r.ensureNetwork(ctx, t)
+	return done, r.ensureNetwork(ctx, t)
 }
 
 var errOthers = errors.New("is there and was not made for this Tenant")
@@ -238,6 +256,11 @@ func (r *tenantReconciler) updateStatus(ctx context.Context, t *stackubev1.Tenan
 		status.ProjectID = o.id
 	}
 	changed := meta.SetStatusCondition(&status.Conditions, condition(t.Generation, o))
+	if o.user {
+		changed = meta.SetStatusCondition(&status.Conditions, metav1.Condition{
+			Type: stackubev1.ConditionUser, Status: metav1.ConditionTrue, Reason: reasonInStep, ObservedGeneration: t.Generation,
+		}) || changed
+	}
 	if !changed && t.Status.State == status.State && t.Status.Message == status.Message && t.Status.ProjectID == status.ProjectID {
 		return nil
 	}
