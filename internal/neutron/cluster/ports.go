@@ -16,6 +16,7 @@ import (
 	"github.com/gophercloud/gophercloud/v2/openstack/networking/v2/ports"
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
+	"k8s.io/apimachinery/pkg/api/equality"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/types"
@@ -70,7 +71,9 @@ type known struct {
 	changed time.Time
 	// inactive has, for each of them, when a round first saw it plugged and not ACTIVE.
 	inactive map[string]time.Time
-	problem  string // that an event reported
+	// described is the read whose subnets the NeutronPorts have.
+	described time.Time
+	problem   string // that an event reported
 	// foreign is the first of the ports that have Weft's mark and that Weft did not create.
 	foreign string
 }
@@ -268,6 +271,17 @@ func (r *round) finishPort(ctx context.Context, id string) error {
 		return fmt.Errorf("remove the finalizer of NeutronPort %s: %w", id, err)
 	}
 	return nil
+}
+
+// neutrons are the ports that belong to a subnet: those of routers, and those that serve DHCP.
+func (k *known) neutrons() []cloud.HeldPort {
+	var all []cloud.HeldPort
+	for i := range k.ports {
+		if p := &k.ports[i]; p.IsRouter() || p.IsDHCP() {
+			all = append(all, *p)
+		}
+	}
+	return all
 }
 
 func (k *known) drop(id string) {
@@ -474,13 +488,14 @@ func (r *round) clashes(object *weftv1.NeutronPort) bool {
 	return false
 }
 
-// report writes to NeutronPorts whether their ports are ACTIVE. If the port does not exist in OpenStack any more, the NeutronPort is
-// deleted.
+// report writes to NeutronPorts whether their ports are ACTIVE, and what their subnets have now. If the port does not exist in OpenStack any
+// more, the NeutronPort is deleted.
 func (r *round) report(ctx context.Context) error {
 	held := map[string]*cloud.HeldPort{}
 	for i := range r.k.ports {
 		held[r.k.ports[i].ID] = &r.k.ports[i]
 	}
+	neutrons := r.k.neutrons()
 	var errs []error
 	subnet6 := objects.PodSubnet6(r.v.Network, r.k.network)
 	for i := range r.v.Ports {
@@ -496,14 +511,39 @@ func (r *round) report(ctx context.Context) error {
 			errs = append(errs, r.deleteObject(ctx, p))
 			continue
 		}
-		if active := port != nil && port.Active(); active != p.Spec.Active {
-			p.Spec.Active = active
-			if err := r.client.Update(ctx, p); client.IgnoreNotFound(err) != nil {
-				errs = append(errs, fmt.Errorf("update NeutronPort %s: %w", p.Name, err))
-			}
+		want := r.specOf(p, port, neutrons)
+		if equality.Semantic.DeepEqual(want, &p.Spec) {
+			continue
+		}
+		p.Spec = *want
+		if err := r.client.Update(ctx, p); client.IgnoreNotFound(err) != nil {
+			errs = append(errs, fmt.Errorf("update NeutronPort %s: %w", p.Name, err))
 		}
 	}
-	return errors.Join(errs...)
+	err := errors.Join(errs...)
+	if err == nil {
+		r.k.described = r.k.at
+	}
+	return err
+}
+
+// specOf returns the spec of a NeutronPort with the state of its port, and with what the port's subnets have now: gateways, name servers,
+// routes and the MTU. What cannot change in a spec stays, even if the port was changed in OpenStack. port is nil if it does not exist there.
+func (r *round) specOf(p *weftv1.NeutronPort, port *cloud.HeldPort, neutrons []cloud.HeldPort) *weftv1.NeutronPortSpec {
+	spec := p.Spec.DeepCopy()
+	spec.Active = port != nil && port.Active()
+	if port == nil || r.k.described.Equal(r.k.at) {
+		return spec
+	}
+	now, err := objects.Port(r.v.Network, r.k.network, neutrons, port, spec.Node)
+	if err != nil || now.Spec.MAC != spec.MAC || now.Spec.Network != spec.Network {
+		return spec
+	}
+	same := func(a, b weftv1.NeutronPortAddress) bool { return a.Address == b.Address }
+	if !slices.EqualFunc(now.Spec.Addresses, spec.Addresses, same) {
+		return spec
+	}
+	return &now.Spec
 }
 
 // lacksIPv6 reports whether a port was created before the network had its IPv6 subnet. Such a port is replaced once no pod is on it.

@@ -371,3 +371,40 @@ func TestPausesBetweenReads(t *testing.T) {
 		}
 	}
 }
+
+// NeutronPorts follow their subnets: pods that start later have the name servers, routes and gateways of then.
+func TestPortsFollowTheirSubnets(t *testing.T) {
+	r := newRig(t, slices.Concat(blue(), node("n1"), pods("n1", 1))...)
+	r.addBlue()
+	r.cloud.set("subnets", "subnet", "gateway_ip", "10.244.0.1")
+	now := time.Now()
+	ports := r.ports(func() time.Time { return now })
+	reconcile := func() weftv1.NeutronPort {
+		t.Helper()
+		if _, err := ports.Reconcile(t.Context(), request("blue")); err != nil {
+			t.Fatal(err)
+		}
+		return r.byNode(t)["n1"][0]
+	}
+	reconcile()
+	before := reconcile()
+	if again := reconcile(); again.ResourceVersion != before.ResourceVersion {
+		t.Errorf("a port in step was written: %+v, %+v", before, again)
+	}
+	r.cloud.set("subnets", "subnet", "dns_nameservers", []string{"192.0.2.53"})
+	r.cloud.set("subnets", "subnet", "host_routes", []object{{"destination": "192.0.2.0/24", "nexthop": "10.244.0.9"}})
+	r.cloud.set("networks", "net", "mtu", 1400)
+	r.cloud.add("ports", object{
+		"network_id": "net", "device_owner": "network:router_interface", "mac_address": "fa:16:3e:00:00:01",
+		"fixed_ips": []object{{"subnet_id": "subnet", "ip_address": "10.244.0.1"}},
+	})
+	now = now.Add(reread)
+	after := reconcile()
+	want := before.Spec.DeepCopy()
+	want.DNS, want.MTU, want.Routes = []string{"192.0.2.53"}, 1400, []weftv1.NeutronPortRoute{{Destination: "192.0.2.0/24", NextHop: "10.244.0.9"}}
+	want.Addresses[0].GatewayMAC = "fa:16:3e:00:00:01"
+	if after.Name != before.Name || len(after.Spec.Routes) != 1 || after.Spec.Routes[0] != want.Routes[0] || after.Spec.MTU != want.MTU ||
+		!slices.Equal(after.Spec.DNS, want.DNS) || after.Spec.Addresses[0] != want.Addresses[0] {
+		t.Errorf("port %s: %+v, want %+v", after.Name, after.Spec, *want)
+	}
+}
