@@ -15,6 +15,7 @@ type balancers struct {
 	kubestack.UnimplementedLoadBalancersServer
 
 	cloud *cloud.Cloud
+	names names
 }
 
 // GetLoadBalancer finds a load balancer by its name.
@@ -49,11 +50,15 @@ func (b *balancers) CreateLoadBalancer(
 	if err != nil {
 		return &kubestack.CreateLoadBalancerResponse{Error: text(err)}, nil
 	}
-	held, err := b.cloud.EnsureBalancer(ctx, want)
-	if err != nil {
-		return &kubestack.CreateLoadBalancerResponse{Error: text(err)}, nil
-	}
-	return &kubestack.CreateLoadBalancerResponse{Vip: held.VipAddress}, nil
+	vip := ""
+	err = b.names.alone(ctx, want.Name, func() error {
+		held, err := b.cloud.EnsureBalancer(ctx, want)
+		if err == nil {
+			vip = held.VipAddress
+		}
+		return err
+	})
+	return &kubestack.CreateLoadBalancerResponse{Vip: vip, Error: text(err)}, nil
 }
 
 // KubeStack's words for session affinity.
@@ -154,7 +159,11 @@ func floatingOf(externalIPs []string) (netip.Addr, error) {
 func (b *balancers) UpdateLoadBalancer(
 	ctx context.Context, req *kubestack.UpdateLoadBalancerRequest,
 ) (*kubestack.UpdateLoadBalancerResponse, error) {
-	vip, err := b.update(ctx, req)
+	vip := ""
+	err := b.names.alone(ctx, req.GetName(), func() (err error) {
+		vip, err = b.update(ctx, req)
+		return err
+	})
 	return &kubestack.UpdateLoadBalancerResponse{Vip: vip, Error: words(err)}, nil
 }
 
@@ -199,9 +208,12 @@ func (b *balancers) DeleteLoadBalancer(ctx context.Context, req *kubestack.Delet
 	if err := need([2]string{"name", req.GetName()}); err != nil {
 		return &kubestack.CommonResponse{Error: text(err)}, nil
 	}
-	held, err := b.cloud.FindBalancer(ctx, "", req.GetName())
-	if err != nil {
-		return &kubestack.CommonResponse{Error: words(err)}, nil
-	}
-	return &kubestack.CommonResponse{Error: text(b.cloud.RemoveBalancer(ctx, &held.LoadBalancer))}, nil
+	err := b.names.alone(ctx, req.GetName(), func() error {
+		held, err := b.cloud.FindBalancer(ctx, "", req.GetName())
+		if err != nil {
+			return err
+		}
+		return b.cloud.RemoveBalancer(ctx, &held.LoadBalancer)
+	})
+	return &kubestack.CommonResponse{Error: words(err)}, nil
 }

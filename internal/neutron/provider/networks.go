@@ -14,6 +14,7 @@ type networks struct {
 	kubestack.UnimplementedNetworksServer
 
 	cloud *cloud.Cloud
+	names names
 }
 
 // Active reports that the provider serves.
@@ -71,10 +72,12 @@ func state(openstack string) string {
 // CreateNetwork creates a network with its subnets and router, or completes the one it created before.
 func (n *networks) CreateNetwork(ctx context.Context, req *kubestack.CreateNetworkRequest) (*kubestack.CommonResponse, error) {
 	want, err := n.wanted(ctx, req.GetNetwork())
-	if err != nil {
-		return &kubestack.CommonResponse{Error: text(err)}, nil
+	if err == nil {
+		err = n.names.alone(ctx, want.Name, func() error {
+			_, err := n.cloud.EnsureNetwork(ctx, want)
+			return err
+		})
 	}
-	_, err = n.cloud.EnsureNetwork(ctx, want)
 	return &kubestack.CommonResponse{Error: text(err)}, nil
 }
 
@@ -84,10 +87,13 @@ func (n *networks) UpdateNetwork(ctx context.Context, req *kubestack.UpdateNetwo
 	if err != nil {
 		return &kubestack.CommonResponse{Error: text(err)}, nil
 	}
-	if _, err := n.cloud.FindNetwork(ctx, want.Project, want.Name, ""); err != nil {
-		return &kubestack.CommonResponse{Error: words(err)}, nil
-	}
-	_, err = n.cloud.EnsureNetwork(ctx, want)
+	err = n.names.alone(ctx, want.Name, func() error {
+		if _, err := n.cloud.FindNetwork(ctx, want.Project, want.Name, ""); err != nil {
+			return errors.New(words(err))
+		}
+		_, err := n.cloud.EnsureNetwork(ctx, want)
+		return err
+	})
 	return &kubestack.CommonResponse{Error: text(err)}, nil
 }
 
@@ -177,9 +183,12 @@ func (n *networks) DeleteNetwork(ctx context.Context, req *kubestack.DeleteNetwo
 	if err := need([2]string{"networkName", req.GetNetworkName()}); err != nil {
 		return &kubestack.CommonResponse{Error: text(err)}, nil
 	}
-	held, err := n.cloud.FindNetwork(ctx, "", req.GetNetworkName(), "")
-	if err != nil {
-		return &kubestack.CommonResponse{Error: words(err)}, nil
-	}
-	return &kubestack.CommonResponse{Error: text(n.cloud.RemoveNetwork(ctx, held))}, nil
+	err := n.names.alone(ctx, req.GetNetworkName(), func() error {
+		held, err := n.cloud.FindNetwork(ctx, "", req.GetNetworkName(), "")
+		if err != nil {
+			return err
+		}
+		return n.cloud.RemoveNetwork(ctx, held)
+	})
+	return &kubestack.CommonResponse{Error: words(err)}, nil
 }

@@ -8,7 +8,6 @@ import (
 	"net/netip"
 
 	"weft.dev/weft/api/kubestack"
-	"weft.dev/weft/internal/attach"
 	"weft.dev/weft/internal/neutron/cloud"
 	"weft.dev/weft/internal/neutron/plug"
 )
@@ -18,7 +17,7 @@ type pods struct {
 	Options
 
 	records *records
-	locks   *attach.Keyed[string]
+	names   names
 }
 
 // podRequest is the common part of the three requests about pods.
@@ -57,18 +56,9 @@ func portName(req podRequest, network string) string {
 func (p *pods) SetupPod(ctx context.Context, req *kubestack.SetupPodRequest) (*kubestack.CommonResponse, error) {
 	err := check(req)
 	if err == nil {
-		err = p.locked(ctx, key(req), func() error { return p.setup(ctx, req) })
+		err = p.names.alone(ctx, key(req), func() error { return p.setup(ctx, req) })
 	}
 	return &kubestack.CommonResponse{Error: words(err)}, nil
-}
-
-func (p *pods) locked(ctx context.Context, key string, do func() error) error {
-	unlock, err := p.locks.Lock(ctx, key)
-	if err != nil {
-		return fmt.Errorf("another call for pod %s is under way: %w", key, err)
-	}
-	defer unlock()
-	return do()
 }
 
 func (p *pods) setup(ctx context.Context, req podRequest) error {
@@ -82,6 +72,9 @@ func (p *pods) setup(ctx context.Context, req podRequest) error {
 	}
 	group, err := p.Cloud.EnsureGroup(ctx, cloud.Group{Project: network.ProjectID})
 	if err != nil {
+		return err
+	}
+	if err := p.leave(ctx, req, network.ID); err != nil {
 		return err
 	}
 	held, err := p.Cloud.EnsurePort(ctx, cloud.Port{
@@ -138,6 +131,20 @@ func (p *pods) connect(ctx context.Context, req podRequest, network *cloud.HeldN
 	return p.Cloud.AwaitActive(ctx, held.ID)
 }
 
+// leave removes the port that a pod of the same name had on another network, with its devices: the new record replaces the former one, from
+// which TeardownPod would find them.
+func (p *pods) leave(ctx context.Context, req podRequest, network string) error {
+	former, err := p.records.get(key(req))
+	if err != nil || former == nil {
+		return nil //nolint:nilerr // a broken record is replaced
+	}
+	held, err := p.Cloud.FindPort(ctx, network, portName(req, network))
+	if err != nil || held != nil && held.ID == former.PortID {
+		return err
+	}
+	return p.undo(ctx, req, former.PortID)
+}
+
 // portOf validates what Neutron reports of a port before it is used.
 func portOf(network *cloud.HeldNetwork, held *cloud.HeldPort) (plug.Port, error) {
 	mac, err := net.ParseMAC(held.MACAddress)
@@ -183,7 +190,7 @@ func (p *pods) undo(ctx context.Context, req podRequest, portID string) error {
 func (p *pods) TeardownPod(ctx context.Context, req *kubestack.TeardownPodRequest) (*kubestack.CommonResponse, error) {
 	err := check(req)
 	if err == nil {
-		err = p.locked(ctx, key(req), func() error { return p.teardown(ctx, req) })
+		err = p.names.alone(ctx, key(req), func() error { return p.teardown(ctx, req) })
 	}
 	return &kubestack.CommonResponse{Error: words(err)}, nil
 }

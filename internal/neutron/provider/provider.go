@@ -61,7 +61,7 @@ func Register(s *grpc.Server, opts Options) error {
 	}
 	kubestack.RegisterNetworksServer(s, &networks{cloud: opts.Cloud})
 	kubestack.RegisterLoadBalancersServer(s, &balancers{cloud: opts.Cloud})
-	kubestack.RegisterPodsServer(s, &pods{Options: opts, records: records, locks: &attach.Keyed[string]{}})
+	kubestack.RegisterPodsServer(s, &pods{Options: opts, records: records})
 	return nil
 }
 
@@ -93,6 +93,20 @@ func guard(log *slog.Logger) grpc.UnaryServerInterceptor {
 		}
 		return answer, err
 	}
+}
+
+// names keep the calls about one object apart: a client that repeats a call after its own time limit would otherwise meet the roll-back of
+// the former one. The zero value is ready.
+type names struct{ locks attach.Keyed[string] }
+
+// alone runs do while no other call for the name runs.
+func (n *names) alone(ctx context.Context, name string, do func() error) error {
+	unlock, err := n.locks.Lock(ctx, name)
+	if err != nil {
+		return fmt.Errorf("another call for %.64q is under way: %w", name, err)
+	}
+	defer unlock()
+	return do()
 }
 
 // text returns an error as the text of the field error.

@@ -10,7 +10,6 @@ import (
 	"google.golang.org/protobuf/proto"
 
 	"weft.dev/weft/api/kubestack"
-	"weft.dev/weft/internal/attach"
 	"weft.dev/weft/internal/neutron/cloud"
 	"weft.dev/weft/internal/neutron/plug"
 )
@@ -23,7 +22,7 @@ func TestEmptyMessages(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := &pods{Options: Options{Cloud: c}, records: recs, locks: &attach.Keyed[string]{}}
+	p := &pods{Options: Options{Cloud: c}, records: recs}
 	ctx := t.Context()
 	for name, c := range map[string]struct {
 		call func() (interface{ GetError() string }, error)
@@ -109,6 +108,22 @@ func TestHostileNames(t *testing.T) {
 	for _, bad := range []string{"", "../1", "a/b", "-rf", strings.Repeat("a", 129)} {
 		if _, err := (Runtimes{}).NetNS(t.Context(), "docker", bad); err == nil || !strings.Contains(err.Error(), "podInfraContainerID") {
 			t.Errorf("%q passes for a container's id: %v", bad, err)
+		}
+	}
+}
+
+// A loss of power may leave an empty record. The pod's port is then found by its name.
+func TestEmptyRecord(t *testing.T) {
+	recs, err := openRecords(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	for content, broken := range map[string]bool{"": false, "\x00\x00": false, "{": true, `{"portID": "p"}`: false} {
+		if err := os.WriteFile(recs.path("red_web"), []byte(content), 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if rec, err := recs.get("red_web"); (err != nil) != broken || (rec != nil) != (content == `{"portID": "p"}`) {
+			t.Errorf("%q: %+v, %v", content, rec, err)
 		}
 	}
 }

@@ -1,6 +1,7 @@
 package provider
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -46,6 +47,9 @@ func (r *records) get(key string) (*record, error) {
 	}
 	if err != nil {
 		return nil, fmt.Errorf("read the record of pod %s: %w", key, err)
+	}
+	if len(bytes.Trim(raw, "\x00")) == 0 {
+		return nil, nil // after a loss of power: the pod's devices were lost too
 	}
 	var rec record
 	if err := json.Unmarshal(raw, &rec); err != nil {
