@@ -43,7 +43,10 @@ const idLength = 11
 // chain has the names of a port's devices.
 type chain struct{ tap, bridge, lower, upper string }
 
-var errShortID = errors.New("the port's id is not a UUID")
+var (
+	errShortID = errors.New("the port's id is not a UUID")
+	errAlike   = errors.New("id begins alike: delete one of the two")
+)
 
 func chainOf(portID string) (chain, error) {
 	if len(portID) < idLength {
@@ -82,7 +85,7 @@ func (p *Plugin) unshared(ctx context.Context, names chain, portID string) error
 	}
 	row, ok := rows[ovsdb.PortKey(names.upper)].(*ovsdb.Port)
 	if ok && row.ExternalIDs[ifaceID] != portID {
-		return fmt.Errorf("port %s: device %s is port %s's, whose id begins alike: delete one of the two", portID, names.upper, row.ExternalIDs[ifaceID])
+		return fmt.Errorf("port %s: device %s is port %s's, whose %w", portID, names.upper, row.ExternalIDs[ifaceID], errAlike)
 	}
 	return nil
 }
@@ -197,8 +200,11 @@ func (p *Plugin) Teardown(ctx context.Context, portID string) error {
 	if err != nil {
 		return nil //nolint:nilerr // such a port never got a chain
 	}
-	if err := p.unshared(ctx, names, portID); err != nil {
-		return nil //nolint:nilerr // the devices are another port's
+	switch err := p.unshared(ctx, names, portID); {
+	case errors.Is(err, errAlike):
+		return nil // the devices are another port's
+	case err != nil:
+		return err
 	}
 	err = p.rows.Commit(ctx, reconcile.Change[ovsdb.Key, ovsdb.Row]{Delete: map[ovsdb.Key]ovsdb.Row{
 		ovsdb.PortKey(names.upper): &ovsdb.Port{Bridge: p.bridge, Name: names.upper},

@@ -3,11 +3,15 @@
 package ovs
 
 import (
+	"context"
+	"errors"
 	"fmt"
+	"maps"
 	"net"
 	"net/netip"
 	"os"
 	"runtime"
+	"slices"
 	"strings"
 	"testing"
 
@@ -69,6 +73,34 @@ func setting(t *testing.T, path string) string {
 		t.Fatal(err)
 	}
 	return strings.TrimSpace(string(raw))
+}
+
+// A sandbox in the host's network namespace is refused, and the host's eth0 stays. A teardown that cannot read Open vSwitch's database fails:
+// its caller would forget the devices otherwise.
+func TestNothingOfTheHost(t *testing.T) {
+	s := ovstest.Start(t)
+	bridge := s.Name("i")
+	s.AddBridge(bridge)
+	enter(t, s.NetNS)
+	p, err := Open(t.Context(), "unix:"+s.DBSock, bridge)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer p.Close()
+	if err := netlink.LinkAdd(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: podInterface}}); err != nil {
+		t.Fatal(err)
+	}
+	if err := p.Setup(t.Context(), testPod(t, portID, s.NetNS)); !errors.Is(err, errHost) {
+		t.Errorf("a sandbox without a network namespace of its own: %v", err)
+	}
+	if have := links(t); have[podInterface] == nil || have["qbr0a1b2c3d-4e"] != nil {
+		t.Errorf("devices: %v", slices.Sorted(maps.Keys(have)))
+	}
+	ended, cancel := context.WithCancel(t.Context())
+	cancel()
+	if err := p.Teardown(ended, portID); err == nil {
+		t.Error("a teardown that has read nothing succeeds")
+	}
 }
 
 // The chain on a real switch: Nova's settings, for a pod without an interface and for one whose runtime created an eth0; a second Setup

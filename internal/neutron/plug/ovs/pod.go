@@ -26,6 +26,9 @@ func podSide(h *netlink.Handle, names chain, pod plug.Pod, kernel bool) error {
 		return fmt.Errorf("open the network namespace of pod %s/%s: %w", pod.Namespace, pod.Name, err)
 	}
 	defer func() { _ = space.Close() }()
+	if err := foreign(space); err != nil {
+		return fmt.Errorf("network namespace of pod %s/%s: %w", pod.Namespace, pod.Name, err)
+	}
 	inside, err := netlink.NewHandleAt(space)
 	if err != nil {
 		return fmt.Errorf("open netlink in the network namespace of pod %s/%s: %w", pod.Namespace, pod.Name, err)
@@ -61,6 +64,22 @@ func podSide(h *netlink.Handle, names chain, pod plug.Pod, kernel bool) error {
 		return nil
 	}
 	return finishChecksums(pod.NetNS)
+}
+
+// errHost is returned for a sandbox without a network namespace of its own.
+var errHost = errors.New("it is the host's: the pod uses the host's network, and its eth0 may be the host's own")
+
+// foreign checks that a network namespace is not the host's.
+func foreign(space netns.NsHandle) error {
+	own, err := netns.Get()
+	if err != nil {
+		return fmt.Errorf("open the host's network namespace: %w", err)
+	}
+	defer func() { _ = own.Close() }()
+	if own.Equal(space) {
+		return errHost
+	}
+	return nil
 }
 
 // finishChecksums turns transmit offloads of the pod's interface off: the userspace datapath forwards frames as they are, and the receiver
