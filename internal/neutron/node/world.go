@@ -56,12 +56,30 @@ type subnet struct {
 	gatewayMAC net.HardwareAddr
 }
 
-// macOf returns the MAC address at which an address is reached: ports that Weft creates have one derived from their address.
-func (s *subnet) macOf(addr netip.Addr) net.HardwareAddr {
-	if addr.Is4() && slices.ContainsFunc(s.prefixes, func(p netip.Prefix) bool { return p.Contains(addr) }) {
+// macOf returns the MAC address at which an address is reached: ports that Weft creates have one derived from their address. That of a machine
+// in the subnet is not known; the router leads to it.
+func (s *subnet) macOf(addr netip.Addr, isPod bool) net.HardwareAddr {
+	inside := addr.Is4() && slices.ContainsFunc(s.prefixes, func(p netip.Prefix) bool { return p.Contains(addr) })
+	if inside && (isPod || s.gatewayMAC == nil) {
 		return append(net.HardwareAddr{0x0a, 0x58}, addr.AsSlice()...)
 	}
 	return s.gatewayMAC
+}
+
+// podsOf returns the addresses that slices name as those of pods.
+func podsOf(all []discoveryv1.EndpointSlice) map[netip.Addr]bool {
+	found := map[netip.Addr]bool{}
+	for i := range all {
+		for _, e := range all[i].Endpoints {
+			if e.TargetRef == nil || e.TargetRef.Kind != "Pod" || len(e.Addresses) == 0 {
+				continue
+			}
+			if addr, err := netip.ParseAddr(e.Addresses[0]); err == nil {
+				found[addr] = true
+			}
+		}
+	}
+	return found
 }
 
 // scope identifies a network in flows: the namespace and the name of its Network. The zero value represents the Services that the host
@@ -200,7 +218,7 @@ func (w *world) compile() (fragments, *judge, error) {
 // compileServices returns the virtual addresses of the namespace's Services, except those that the host serves.
 func (w *world) compileServices() []pipeline.Service {
 	var list []pipeline.Service
-	of := map[string][]service.Slice{}
+	of, pods := map[string][]service.Slice{}, podsOf(w.slices)
 	for i := range w.slices {
 		if slice, is := service.FromSlice(&w.slices[i]); is {
 			of[slice.Service] = append(of[slice.Service], slice)
@@ -220,7 +238,7 @@ func (w *world) compileServices() []pipeline.Service {
 				Address: va.IP, Port: pipeline.Port{Protocol: uint8(va.Protocol), Number: va.Port}, Sticky: va.Affinity > 0,
 			}
 			for _, e := range va.Endpoints {
-				if mac := w.subnet.macOf(e.Addr.Addr()); mac != nil {
+				if mac := w.subnet.macOf(e.Addr.Addr(), pods[e.Addr.Addr()]); mac != nil {
 					s.Endpoints = append(s.Endpoints, pipeline.Endpoint{Addr: e.Addr, MAC: mac})
 				}
 			}

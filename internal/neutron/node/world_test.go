@@ -4,10 +4,13 @@ import (
 	"encoding/json"
 	"errors"
 	"fmt"
+	"maps"
+	"net"
 	"net/netip"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
+	discoveryv1 "k8s.io/api/discovery/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/util/intstr"
@@ -28,6 +31,41 @@ func manyCombinations(count int) *networkingv1.NetworkPolicy {
 	return &networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: "blue", Name: "many"}, Spec: networkingv1.NetworkPolicySpec{
 		PolicyTypes: []networkingv1.PolicyType{networkingv1.PolicyTypeIngress}, Ingress: []networkingv1.NetworkPolicyIngressRule{rule},
 	}}
+}
+
+// The MAC address of a pod follows from its address. Other endpoints, such as machines in the pods' subnet, are reached by the router; without
+// one, all are tried directly.
+func TestEndpointsThatAreNotPods(t *testing.T) {
+	service, slice := serviceOf("blue", "web", 80)
+	slice.Endpoints = []discoveryv1.Endpoint{
+		{Addresses: []string{"10.244.9.9"}, TargetRef: &corev1.ObjectReference{Kind: "Pod"}}, {Addresses: []string{"10.244.9.10"}}, {Addresses: []string{"192.0.2.1"}},
+	}
+	const router = "fa:16:3e:00:00:01"
+	gateway, err := net.ParseMAC(router)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, c := range []struct {
+		gateway net.HardwareAddr
+		want    map[string]string
+	}{
+		{gateway, map[string]string{"10.244.9.9": "0a:58:0a:f4:09:09", "10.244.9.10": router, "192.0.2.1": router}},
+		{nil, map[string]string{"10.244.9.9": "0a:58:0a:f4:09:09", "10.244.9.10": "0a:58:0a:f4:09:0a"}},
+	} {
+		w := world{
+			scope: scope{"blue", "blue"}, subnet: subnet{[]netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")}, c.gateway},
+			services: []corev1.Service{*service}, slices: []discoveryv1.EndpointSlice{*slice}, number: func(groupKey) uint32 { return 1 },
+		}
+		got := map[string]string{}
+		for _, s := range w.compileServices() {
+			for _, e := range s.Endpoints {
+				got[e.Addr.Addr().String()] = e.MAC.String()
+			}
+		}
+		if !maps.Equal(got, c.want) {
+			t.Errorf("with router %q: endpoints at %v, want %v", c.gateway, got, c.want)
+		}
+	}
 }
 
 // A policy whose peers and ports combine to more flows than a node programs closes its pods, and is reported; a smaller one is in effect.
