@@ -291,6 +291,29 @@ func TestUpgradeStrategy(t *testing.T) {
 	}
 }
 
+// The controller runs without kubestack.conf, because it serves other networks too: the statuses of Networks and Tenants report what is missing.
+func TestControllerRunsWithoutOpenStack(t *testing.T) {
+	all, err := NeutronObjects()
+	if err != nil {
+		t.Fatal(err)
+	}
+	volumes := 0
+	for _, object := range all {
+		if object.GetKind() != "Deployment" || object.GetName() != "weft-controller" {
+			continue
+		}
+		for _, v := range as[appsv1.Deployment](t, object).Spec.Template.Spec.Volumes {
+			volumes++
+			if v.Secret == nil || v.Secret.Optional == nil || !*v.Secret.Optional {
+				t.Errorf("volume %s: pods without it do not start: %+v", v.Name, v.VolumeSource)
+			}
+		}
+	}
+	if volumes != 1 {
+		t.Errorf("the controller has %d volumes, want the Secret's", volumes)
+	}
+}
+
 // What takes Weft away has the agent's capabilities and no rights in the cluster.
 func TestCleanupIsTheBudget(t *testing.T) {
 	text, err := os.ReadFile("cleanup.yaml")
