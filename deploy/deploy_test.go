@@ -291,7 +291,8 @@ func TestUpgradeStrategy(t *testing.T) {
 	}
 }
 
-// The controller runs without kubestack.conf, because it serves other networks too: the statuses of Networks and Tenants report what is missing.
+// The controller runs without kubestack.conf, because it serves other networks too: the statuses of Networks and Tenants report what is
+// missing.
 func TestControllerRunsWithoutOpenStack(t *testing.T) {
 	all, err := NeutronObjects()
 	if err != nil {

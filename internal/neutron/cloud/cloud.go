@@ -127,9 +127,9 @@ func within[T any](project string, found []T, projectOf func(*T) string) []T {
 	return found
 }
 
-// keepOne deletes all but one of the objects that Weft created for the same purpose, from the last to the first, and returns it; nil if there is
-// none. There are several if OpenStack carries out a request after the time for its answer is up, and the request was sent again. OpenStack
-// answers 409 for one that is in use; it stays.
+// keepOne deletes all but one of the objects that Weft created for the same purpose, from the last to the first, and returns it; nil if there
+// is none. There are several if OpenStack carries out a request after the time for its answer is up, and the request was sent again.
+// OpenStack answers 409 for one that is in use; it stays.
 func keepOne[T any](what string, found []T, remove func(*T) error) (*T, error) {
 	for i := len(found) - 1; i >= 0 && len(found) > 1; i-- {
 		err := gone(what, remove(&found[i]))

@@ -440,8 +440,8 @@ func (t *topology) RemoveOwnRouters(ctx context.Context, owner, name string) err
 	return t.removeRouters(ctx, &HeldNetwork{Network: networks.Network{Name: name, Description: t.mark(owner)}}, nil)
 }
 
-// removeRouters removes routers with the network's name and project to which nothing is connected any more: those that were connected to the
-// network, and those with its mark.
+// removeRouters removes routers with the network's name and project to which nothing is connected any more: those that were connected to
+// the network, and those with its mark.
 func (t *topology) removeRouters(ctx context.Context, held *HeldNetwork, connected map[string]bool) error {
 	found, err := list(ctx, routers.List(t.client.Network, routers.ListOpts{Name: held.Name, ProjectID: held.ProjectID}), routers.ExtractRouters)
 	if err != nil {
