@@ -2,7 +2,11 @@ package agent
 
 import (
 	"context"
+	"maps"
+	"path/filepath"
+	"slices"
 
+	"weft.dev/weft/internal/agent/cniconf"
 	"weft.dev/weft/internal/agent/events"
 	"weft.dev/weft/internal/agent/sysctl"
 	"weft.dev/weft/internal/keep"
@@ -14,22 +18,13 @@ import (
 // keeper returns the keeper of the node's state that no engine manages: its sysctls, the agent's sockets, and, once pods are served, the
 // runtime's configuration.
 func (a *agent) keeper(sockets ...*rootsocket.Listener) *keep.Keeper {
-	conf := &a.readiness.conf
 	k := &keep.Keeper{
-		Things: []keep.Thing{
-			{Name: "sysctls", Restore: setSysctls},
-			{Name: "CNI configuration", Path: conf.Path(), Restore: func() (string, error) {
-				if !a.readiness.configured.Load() {
-					return "", nil
-				}
-				written, err := conf.Write()
-				if !written {
-					return "", err
-				}
-				return conf.Path(), err
-			}},
-		},
+		Things: []keep.Thing{{Name: "sysctls", Restore: setSysctls}, a.readiness.thing("CNI configuration", cniconf.Name)},
 		Report: a.reportKept,
+	}
+	all := a.readiness.networks.Configurations()
+	for _, network := range slices.Sorted(maps.Keys(all)) {
+		k.Things = append(k.Things, a.readiness.thing("CNI configuration of network "+network, all[network].Name))
 	}
 	for _, socket := range sockets {
 		path := socket.Addr().String()
@@ -42,6 +37,11 @@ func (a *agent) keeper(sockets ...*rootsocket.Listener) *keep.Keeper {
 		}})
 	}
 	return k
+}
+
+// thing is the runtime's configuration of one network. It is restored while it is the node's.
+func (r *readiness) thing(what, file string) keep.Thing {
+	return keep.Thing{Name: what, Path: filepath.Join(r.conf.Dir, file), Restore: func() (string, error) { return r.restore(file) }}
 }
 
 // reportKept reports what another program changed and the keeper restored, or could not restore.

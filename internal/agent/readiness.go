@@ -6,7 +6,7 @@ import (
 	"log/slog"
 	"os"
 	"path/filepath"
-	"sync/atomic"
+	"sync"
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/kubernetes"
@@ -29,8 +29,37 @@ type readiness struct {
 	// conf is the configuration of the overlay, and overlay reports whether the overlay can serve.
 	conf    cniconf.File
 	overlay func() bool
-	// configured is set while the runtime's configuration is the overlay's.
-	configured atomic.Bool
+
+	// mu is held while the runtime's configuration is written.
+	mu sync.Mutex
+	// name and data are the runtime's configuration that was written last, empty before pods are served.
+	name string
+	data []byte
+}
+
+// write writes a network's configuration as the node's. From then on, restore keeps it.
+func (r *readiness) write(name string, data []byte) error {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if _, err := cniconf.Write(filepath.Join(r.conf.Dir, name), data); err != nil {
+		return err
+	}
+	r.name, r.data = name, data
+	return nil
+}
+
+// restore writes the configuration of that name again if it is the node's and is not as it was written, and returns its path then.
+func (r *readiness) restore(name string) (put string, err error) {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	if r.name != name {
+		return "", nil
+	}
+	path := filepath.Join(r.conf.Dir, name)
+	if written, err := cniconf.Write(path, r.data); !written {
+		return "", err
+	}
+	return path, nil
 }
 
 // configure writes the runtime's configuration and the node's condition for the default network, if that is not the overlay, or
@@ -58,12 +87,9 @@ func (r *readiness) configureKind(ctx context.Context, e *engines.Engines, name 
 	if err != nil {
 		return fmt.Errorf("CNI configuration of network %s: %w", name, err)
 	}
-	if path := filepath.Join(r.conf.Dir, conf.Name); !cniconf.IsThere(path, data) {
-		if err := cniconf.WriteAtomically(path, data); err != nil {
-			return err
-		}
+	if err := r.write(conf.Name, data); err != nil {
+		return err
 	}
-	r.configured.Store(false)
 	if err := r.withdrawConf(conf.Name); err != nil {
 		return err
 	}
@@ -72,10 +98,9 @@ func (r *readiness) configureKind(ctx context.Context, e *engines.Engines, name 
 
 // configureOverlay writes the overlay's configuration as the node's.
 func (r *readiness) configureOverlay(ctx context.Context, e *engines.Engines) error {
-	if _, err := r.conf.Write(); err != nil {
+	if err := r.writeOverlay(); err != nil {
 		return err
 	}
-	r.configured.Store(true)
 	if err := r.withdrawConf(cniconf.Name); err != nil {
 		return err
 	}
@@ -84,11 +109,18 @@ func (r *readiness) configureOverlay(ctx context.Context, e *engines.Engines) er
 
 // overlayReady writes the overlay's configuration and the node's condition.
 func (r *readiness) overlayReady(ctx context.Context, warning string) error {
-	if _, err := r.conf.Write(); err != nil {
+	if err := r.writeOverlay(); err != nil {
 		return err
 	}
-	r.configured.Store(true)
 	return r.ready(ctx, warning)
+}
+
+func (r *readiness) writeOverlay() error {
+	data, err := r.conf.Content()
+	if err != nil {
+		return err
+	}
+	return r.write(cniconf.Name, data)
 }
 
 // withdrawConf removes the configurations that the agent wrote for other networks, because a node has only one. A file of the same name

@@ -79,7 +79,7 @@ type Handler interface {
 	// Status reports whether Add can be served: nil, or an *Error with CodeNotAvailable or
 	// CodeLimitedConnectivity.
 	Status(ctx context.Context, req *Request) error
-	// GC removes every attachment of the network that is not in req.NetConf.ValidAttachments.
+	// GC removes every attachment of sandboxes that have none in req.NetConf.ValidAttachments.
 	GC(ctx context.Context, req *Request) error
 }
 

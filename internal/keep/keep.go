@@ -1,8 +1,9 @@
 // Package keep restores state of the node that no engine manages: files, sockets and kernel settings. If another program changes or removes
-// one of them, it is restored after an event, and within Period in any case.
+// one of them, it is restored after an event, and within the keeper's period in any case.
 package keep
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -15,8 +16,8 @@ import (
 	"github.com/fsnotify/fsnotify"
 )
 
-// Period is the interval at which everything is compared without an event. Some changes cause no event, such as a mount over a folder.
-const Period = 5 * time.Second
+// DefaultPeriod is the interval at which everything is compared without an event. Some changes cause no event, such as a mount over a folder.
+const DefaultPeriod = 5 * time.Second
 
 // rest is the pause after something was restored. If two programs disagree about a file, each of its states lasts that long.
 const rest = time.Second
@@ -35,8 +36,10 @@ type Thing struct {
 type Keeper struct {
 	// Things are restored by the keeper.
 	Things []Thing
-	// Observed is called with what was restored, or with the error; the same error is not repeated. Nil: not called.
+	// Report is called with what was restored, or with the error; the same error is not repeated. Nil: not called.
 	Report func(thing Thing, put string, err error)
+	// Period is the interval at which everything is compared without an event. Zero: DefaultPeriod.
+	Period time.Duration
 
 	mu       sync.Mutex
 	failures map[string]error
@@ -59,12 +62,12 @@ func (k *Keeper) State() error {
 func (k *Keeper) Run(ctx context.Context, wake <-chan struct{}) error {
 	var events <-chan fsnotify.Event
 	var overflows <-chan error
-	watcher, err := fsnotify.NewWatcher()
-	if err == nil {
+	watcher := k.newWatcher()
+	if watcher != nil {
 		defer watcher.Close() //nolint:errcheck // nothing was written
 		events, overflows = watcher.Events, watcher.Errors
 	}
-	period := time.NewTicker(Period)
+	period := time.NewTicker(cmp.Or(k.Period, DefaultPeriod))
 	defer period.Stop()
 	var resting <-chan time.Time
 	due := true
@@ -90,6 +93,18 @@ func (k *Keeper) Run(ctx context.Context, wake <-chan struct{}) error {
 			resting = nil
 		}
 	}
+}
+
+// newWatcher returns a watcher; nil if there is no inotify, or nothing to watch.
+func (k *Keeper) newWatcher() *fsnotify.Watcher {
+	if !slices.ContainsFunc(k.Things, func(t Thing) bool { return t.Path != "" }) {
+		return nil
+	}
+	watcher, err := fsnotify.NewWatcher()
+	if err != nil {
+		return nil
+	}
+	return watcher
 }
 
 // concerns reports whether an event may be about a thing: about its file, or about a folder above it.

@@ -3,14 +3,18 @@ package keep
 import (
 	"context"
 	"errors"
+	"fmt"
 	"os"
 	"path/filepath"
 	"sync/atomic"
 	"testing"
+	"testing/synctest"
 	"time"
+
+	"weft.dev/weft/internal/testwait"
 )
 
-// kept returns a Keeper of a file with the content "right".
+// kept returns a Keeper of a file with the content "right". Only events make it compare: its period does not end during the test.
 func kept(t *testing.T, path string) (*Keeper, *atomic.Int32) {
 	t.Helper()
 	var reported atomic.Int32
@@ -25,6 +29,7 @@ func kept(t *testing.T, path string) (*Keeper, *atomic.Int32) {
 			return "its content", os.WriteFile(path, []byte("right"), 0o600)
 		}}},
 		Report: func(Thing, string, error) { reported.Add(1) },
+		Period: 24 * time.Hour,
 	}
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
@@ -38,22 +43,7 @@ func kept(t *testing.T, path string) (*Keeper, *atomic.Int32) {
 	return k, &reported
 }
 
-func until(t *testing.T, what string, true func() bool) {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(context.Background(), 3*Period)
-	defer cancel()
-	tick := time.NewTicker(5 * time.Millisecond)
-	defer tick.Stop()
-	for !true() {
-		select {
-		case <-ctx.Done():
-			t.Fatalf("%s: not in time", what)
-		case <-tick.C:
-		}
-	}
-}
-
-// A file that is changed or removed is restored and reported, each time.
+// A file that is changed or removed is restored by the event, and reported, each time.
 func TestKeeps(t *testing.T) {
 	dir := filepath.Join(t.TempDir(), "a", "b")
 	path := filepath.Join(dir, "file")
@@ -62,7 +52,7 @@ func TestKeeps(t *testing.T) {
 		have, err := os.ReadFile(path)
 		return err == nil && string(have) == "right"
 	}
-	until(t, "made", right)
+	testwait.Until(t, "made", right)
 	for i, damage := range []func() error{
 		func() error { return os.Remove(path) },
 		func() error { return os.WriteFile(path, []byte("wrong"), 0o600) },
@@ -73,7 +63,7 @@ func TestKeeps(t *testing.T) {
 		if err := damage(); err != nil {
 			t.Fatal(err)
 		}
-		until(t, "put back", func() bool { return right() && reported.Load() > before })
+		testwait.Until(t, fmt.Sprintf("put back after damage %d", i), func() bool { return right() && reported.Load() > before })
 		if k.State() != nil {
 			t.Errorf("damage %d: %v", i, k.State())
 		}
@@ -98,13 +88,46 @@ func TestKeepsTrying(t *testing.T) {
 	ctx, cancel := context.WithCancel(context.Background())
 	done := make(chan error, 1)
 	go func() { done <- k.Run(ctx, wake) }()
-	until(t, "failing", func() bool { return k.State() != nil })
+	testwait.Until(t, "failing", func() bool { return k.State() != nil })
 	wake <- struct{}{}
 	failing.Store(false)
 	wake <- struct{}{}
-	until(t, "well", func() bool { return k.State() == nil })
+	testwait.Until(t, "well", func() bool { return k.State() == nil })
 	cancel()
 	if err := <-done; err != nil || reported.Load() != 1 {
 		t.Errorf("%v, reported %d times", err, reported.Load())
 	}
+}
+
+// A change without an event is restored when the period ends, also while another program changes it again and again.
+func TestKeepsWithoutEvents(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		var wrong atomic.Bool
+		restored := make(chan time.Time, 1)
+		k := &Keeper{
+			Things: []Thing{{Name: "setting", Restore: func() (string, error) {
+				if !wrong.Swap(false) {
+					return "", nil
+				}
+				return "its value", nil
+			}}},
+			Report: func(Thing, string, error) { restored <- time.Now() },
+		}
+		ctx, cancel := context.WithCancel(t.Context())
+		done := make(chan error, 1)
+		go func() { done <- k.Run(ctx, nil) }()
+		synctest.Wait() // it was compared at the start
+		for i := range 4 {
+			changed := time.Now()
+			wrong.Store(true)
+			if took := (<-restored).Sub(changed); took <= 0 || took > DefaultPeriod {
+				t.Errorf("change %d: restored after %s, want at most %s", i, took, DefaultPeriod)
+			}
+			time.Sleep(time.Duration(i) * time.Second / 2) // the next change comes at another time within the period
+		}
+		cancel()
+		if err := <-done; err != nil {
+			t.Error(err)
+		}
+	})
 }

@@ -34,3 +34,25 @@ func TestRemoteHostsAreNamed(t *testing.T) {
 		}
 	}
 }
+
+// In the modes with egress firewalls, a node port at a gateway leads no pod out of the cluster, past the firewall that the switch checks.
+func TestNodePortsAtGatewaysLeadNowhere(t *testing.T) {
+	for name, c := range map[string]struct {
+		view View
+		want bool
+	}{"flat": {sample(), false}, "VNIDs": {isolated(), true}, "NetworkPolicies": {policyView(), true}} {
+		s, err := settings.New(c.view)
+		if err != nil {
+			t.Fatal(err)
+		}
+		found := false
+		for _, rules := range s.Rules() {
+			for _, item := range rules {
+				found = found || strings.Contains(item.String(), "ct original ip daddr @pods ip daddr != @pods reject")
+			}
+		}
+		if found != c.want {
+			t.Errorf("%s: the host rejects: %t, want %t", name, found, c.want)
+		}
+	}
+}

@@ -248,8 +248,8 @@ func TestRestartKeepsVNIDs(t *testing.T) {
 	}
 }
 
-// A change of the mode changes only flows: no bridge, port, link or rule. The change back restores the former state. VNIDs that change
-// meanwhile are in effect at once when they count again.
+// A change of the mode changes flows, and in one commit the host's rules: no bridge, port or link. The change back restores the former state.
+// VNIDs that change meanwhile are in effect at once when they count again.
 func TestModeChange(t *testing.T) {
 	l := start(t)
 	a, b := l.of("a", "s1"), l.of("b", "s2")
@@ -271,10 +271,12 @@ func TestModeChange(t *testing.T) {
 	if want, have := fresh(t, t.TempDir(), isolated(), l.store.List(), vnids("a", 10, "b", 20)), l.node.state(t); want != have {
 		t.Errorf("state\n%s\nwant\n%s", have, want)
 	}
+	const rules = 3
+	commits[rules]++
 	now := l.node.commits()
 	for i := 1; i < len(now); i++ {
 		if now[i] != commits[i] {
-			t.Errorf("commits %v, were %v: more than flows", now, commits)
+			t.Errorf("commits %v, want %v: more than flows and rules", now, commits)
 		}
 	}
 	l.update(t, sample())

@@ -30,7 +30,7 @@ type HostSubnet struct {
 	Host string `json:"host"`
 
 	// hostIP is the node's address on the network between the nodes: where its tunnels end. It follows the Node's
-	// first InternalIP.
+	// first IPv4 InternalIP.
 	// +kubebuilder:validation:MinLength=1
 	// +kubebuilder:validation:MaxLength=15
 	// +kubebuilder:validation:XValidation:rule="isIP(self) && ip(self).family() == 4 && ip(self).isGlobalUnicast()",message="must be an IPv4 address that other nodes can reach, such as 192.0.2.10, without leading zeros"

@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"os"
-	"path/filepath"
 
 	"weft.dev/weft/internal/cni"
 )
@@ -47,19 +46,6 @@ type File struct {
 	Socket, Records, Ports string
 }
 
-// Path returns the path of the file.
-func (f *File) Path() string { return filepath.Join(f.Dir, Name) }
-
-// Write writes the file atomically, unless it is already correct. It reports whether it was not. With this file the runtime accepts pods, so it
-// is written last.
-func (f *File) Write() (written bool, err error) {
-	data, err := f.Content()
-	if err != nil || IsThere(f.Path(), data) {
-		return false, err
-	}
-	return true, WriteAtomically(f.Path(), data)
-}
-
 // Content returns the content of the file.
 func (f *File) Content() ([]byte, error) {
 	plugin := pluginConf{Type: pluginType, Ports: f.Ports, Capabilities: map[string]bool{"portMappings": true, "bandwidth": true, "io.kubernetes.cri.pod-annotations": true}}
@@ -79,5 +65,14 @@ func (f *File) Content() ([]byte, error) {
 // IsThere reports whether path is a regular file (not a link) with this content and the mode of a configuration.
 func IsThere(path string, data []byte) bool { return isThere(path, data, Mode) }
 
-// WriteAtomically replaces whatever is at path with a configuration. A reader sees the old content or the new.
-func WriteAtomically(path string, data []byte) error { return writeAtomically(path, data, Mode) }
+// Write writes a configuration, unless it is already there, and reports whether it was not. A reader sees the old content or the new. With
+// this file the runtime accepts pods, so it is written last.
+func Write(path string, data []byte) (written bool, err error) {
+	if IsThere(path, data) {
+		return false, nil
+	}
+	if err := writeAtomically(path, data, Mode); err != nil {
+		return false, err
+	}
+	return true, nil
+}

@@ -13,10 +13,19 @@ import (
 	"weft.dev/weft/internal/cni"
 )
 
+// write writes the overlay's configuration into a directory.
+func write(dir string, f File) (written bool, err error) {
+	data, err := f.Content()
+	if err != nil {
+		return false, err
+	}
+	return Write(filepath.Join(dir, Name), data)
+}
+
 func TestWriteConf(t *testing.T) {
 	dir := t.TempDir()
 	path := filepath.Join(dir, Name)
-	if _, err := (&File{Dir: dir, Socket: cni.DefaultSocket, Records: cni.DefaultRecords, Ports: ""}).Write(); err != nil {
+	if _, err := write(dir, File{Socket: cni.DefaultSocket, Records: cni.DefaultRecords, Ports: ""}); err != nil {
 		t.Fatal(err)
 	}
 	const want = `{
@@ -41,7 +50,7 @@ func TestWriteConf(t *testing.T) {
 	if first.Mode() != 0o644 {
 		t.Errorf("mode %v", first.Mode())
 	}
-	if _, err := (&File{Dir: dir, Socket: cni.DefaultSocket, Records: cni.DefaultRecords, Ports: ""}).Write(); err != nil {
+	if _, err := write(dir, File{Socket: cni.DefaultSocket, Records: cni.DefaultRecords, Ports: ""}); err != nil {
 		t.Fatal(err)
 	}
 	if !os.SameFile(first, stat(t, path)) {
@@ -50,10 +59,10 @@ func TestWriteConf(t *testing.T) {
 	if err := os.Chmod(path, 0o666); err != nil {
 		t.Fatal(err)
 	}
-	if _, err := (&File{Dir: dir, Socket: cni.DefaultSocket, Records: cni.DefaultRecords, Ports: ""}).Write(); err != nil || stat(t, path).Mode() != 0o644 {
+	if _, err := write(dir, File{Socket: cni.DefaultSocket, Records: cni.DefaultRecords, Ports: ""}); err != nil || stat(t, path).Mode() != 0o644 {
 		t.Errorf("mode %v, error %v", stat(t, path).Mode(), err)
 	}
-	if _, err := (&File{Dir: dir, Socket: "/elsewhere/cni.sock", Records: "/elsewhere/records", Ports: "/elsewhere/ports"}).Write(); err != nil {
+	if _, err := write(dir, File{Socket: "/elsewhere/cni.sock", Records: "/elsewhere/records", Ports: "/elsewhere/ports"}); err != nil {
 		t.Fatal(err)
 	}
 	var list conflist
@@ -67,7 +76,7 @@ func TestWriteConf(t *testing.T) {
 		t.Errorf("the plugin refuses what is written: %v", err)
 	}
 	only(t, dir, Name)
-	if _, err := (&File{Dir: filepath.Join(dir, "missing"), Socket: "/s", Records: "/r", Ports: ""}).Write(); !errors.Is(err, fs.ErrNotExist) {
+	if _, err := write(filepath.Join(dir, "missing"), File{Socket: "/s", Records: "/r", Ports: ""}); !errors.Is(err, fs.ErrNotExist) {
 		t.Errorf("without its directory: %v", err)
 	}
 }

@@ -45,7 +45,7 @@ func linkWith(address netip.Addr) (netlink.Link, netip.Prefix, error) {
 			bits, _ := all[at].Mask.Size()
 			return link, netip.PrefixFrom(address, bits).Masked(), nil
 		case err == nil:
-			return nil, netip.Prefix{}, fmt.Errorf("hostIP %s: no interface of this node has it; the Node's first InternalIP must be an address of the node", address)
+			return nil, netip.Prefix{}, fmt.Errorf("hostIP %s: no interface of this node has it; the Node's first IPv4 InternalIP must be an address of the node", address)
 		case attempt == dumpAttempts:
 			return nil, netip.Prefix{}, fmt.Errorf("addresses of this node: %w", err)
 		}

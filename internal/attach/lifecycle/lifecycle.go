@@ -422,18 +422,21 @@ func (h *Handler) detachNow(ctx context.Context, s *served, rec attach.Record, w
 	return nil
 }
 
-// GC detaches the interfaces of all networks that the runtime no longer lists. It implements cni.Handler.
+// GC detaches the interfaces of all networks in sandboxes that the runtime no longer lists. It implements cni.Handler.
+//
+// A runtime lists the attachments of one configuration. Another interface of a listed sandbox may come from another one, such as a
+// NetworkAttachmentDefinition of Multus. It is detached with its sandbox.
 func (h *Handler) GC(ctx context.Context, req *cni.Request) error {
 	if err := h.board.any(); err != nil {
 		return err
 	}
-	valid := map[attach.Key]bool{}
+	alive := map[string]bool{}
 	for _, a := range req.NetConf.ValidAttachments {
-		valid[attach.Key{ContainerID: a.ContainerID, IfName: a.IfName}] = true
+		alive[a.ContainerID] = true
 	}
 	var errs []error
 	for _, rec := range h.store.List() {
-		if !valid[rec.Key()] {
+		if !alive[rec.ContainerID] {
 			errs = append(errs, h.detach(ctx, rec.Key()))
 		}
 	}

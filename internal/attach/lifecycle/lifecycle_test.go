@@ -366,7 +366,7 @@ func TestPlanAgain(t *testing.T) {
 	r.gone("c")
 }
 
-// TestCollect: GC detaches interfaces of all networks that the runtime does not list.
+// TestCollect: GC detaches interfaces of all networks in sandboxes that the runtime does not list.
 func TestCollect(t *testing.T) {
 	r := newRig(t)
 	r.placed["b"], r.placed["d"] = placement.Decision{Network: "blue"}, placement.Decision{Network: "blue"}
@@ -382,6 +382,37 @@ func TestCollect(t *testing.T) {
 	r.gone("b")
 	r.want("c", "red", true)
 	r.want("d", "blue", true)
+}
+
+// TestCollectKeepsOtherInterfaces: the runtime lists the attachments of one configuration. An interface that a listed sandbox has by another
+// one, as with Multus, stays until the sandbox is not listed any more.
+func TestCollectKeepsOtherInterfaces(t *testing.T) {
+	r := newRig(t)
+	r.add("a")
+	second := request(cni.CommandAdd, "a")
+	second.IfName = "net1"
+	if _, err := r.Add(t.Context(), second); err != nil {
+		t.Fatal(err)
+	}
+	other := attach.Key{ContainerID: "a", IfName: "net1"}
+	gc := request(cni.CommandGC, "")
+	gc.NetConf.ValidAttachments = []cni.Attachment{{ContainerID: "a", IfName: "eth0"}}
+	if err := r.GC(t.Context(), gc); err != nil {
+		t.Fatal(err)
+	}
+	rec, err := r.store.Get(other)
+	if made, open := r.kernel.has(other); err != nil || rec.State != attach.Attached || made != "red" || !open {
+		t.Errorf("the second interface of a listed sandbox: record %+v (%v), made by %q, open %t", rec, err, made, open)
+	}
+	gc.NetConf.ValidAttachments = []cni.Attachment{}
+	if err := r.GC(t.Context(), gc); err != nil {
+		t.Fatal(err)
+	}
+	r.gone("a")
+	testwait.Until(t, "nothing is left of the second interface", func() bool {
+		_, err := r.store.Get(other)
+		return errors.Is(err, attach.ErrNotFound)
+	})
 }
 
 // TestStatus: STATUS reports the default network's state, whatever the state of others.

@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -221,13 +222,19 @@ func (s *subnetReconciler) confirmNodes(ctx context.Context, nodes []plan.Node, 
 	return nodes, nil
 }
 
+// nodeValue returns what a plan needs of a Node. Its address is its first IPv4 InternalIP: in dual stack, the first of all may be IPv6. Without
+// one it is the first of all, for the message.
 func nodeValue(node *corev1.Node) plan.Node {
 	value := plan.Node{Name: node.Name, UID: node.UID, Created: node.CreationTimestamp.Time}
 	for _, address := range node.Status.Addresses {
-		if address.Type == corev1.NodeInternalIP {
+		if address.Type != corev1.NodeInternalIP {
+			continue
+		}
+		if parsed, err := netip.ParseAddr(address.Address); err == nil && parsed.Is4() {
 			value.Address = address.Address
 			break
 		}
+		value.Address = cmp.Or(value.Address, address.Address)
 	}
 	return value
 }

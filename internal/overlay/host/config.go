@@ -63,6 +63,8 @@ type Config struct {
 	// Outside is the source address, of no host, of packets to this node's pods that the host masquerades and that do not come from the node
 	// itself. By it the switch distinguishes them from the node's own packets. Invalid: they have the gateway's address.
 	Outside netip.Addr
+	// Egress says that namespaces may have egress firewalls and egress IPs.
+	Egress bool
 	// RejectMAC is the source MAC address, of no device, of packets that the switch sends to the host to be rejected; nil: none are.
 	RejectMAC net.HardwareAddr
 }

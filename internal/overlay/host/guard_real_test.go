@@ -28,10 +28,15 @@ const proxyRules = `table ip proxy { chain services { type nat hook prerouting p
 	ip daddr 192.0.2.1 tcp dport 30053 dnat to 169.254.169.254:53
 	ip daddr 192.0.2.1 tcp dport 30080 dnat to 169.254.169.254:80
 	ip daddr 192.0.2.1 tcp dport 30081 dnat to 192.0.2.9:22624
+	ip daddr 192.0.2.1 tcp dport 30082 dnat to 192.0.2.9:22625
+	ip daddr 10.128.0.1 tcp dport 30082 dnat to 192.0.2.9:22625
+	ip daddr 10.130.0.1 tcp dport 30082 dnat to 192.0.2.9:22625
+	ip daddr 10.128.0.1 tcp dport 30083 dnat to 192.0.2.1:22625
 }; }
 `
 
-// Whatever the host translates, it forwards no pod to the metadata service, except to its name server, or to the closed ports of nodes.
+// Whatever the host translates, it forwards no pod to the metadata service, except to its name server, or to the closed ports of nodes. From a
+// gateway's address, where no egress firewall was checked, it forwards no pod out of the cluster.
 func TestGuardRejects(t *testing.T) {
 	node, pod, cloud := nstest.New(t), nstest.New(t), nstest.New(t)
 	programRules(t, node, sample().Rules())
@@ -51,6 +56,7 @@ func TestGuardRejects(t *testing.T) {
 			nodeAddress + ":30053": true, nodeAddress + ":30080": false, nodeAddress + ":30081": false,
 			nodeAddress + ":22623": false, nodeAddress + ":22625": true, neighbourAddress + ":22624": false, neighbourAddress + ":22625": true,
 			"169.254.169.254:80": false, "169.254.169.254:53": true,
+			nodeAddress + ":30082": true, "10.128.0.1:30082": false, "10.130.0.1:30082": false, "10.128.0.1:30083": true,
 		} {
 			conn, err := (&net.Dialer{Timeout: 10 * time.Second}).DialContext(t.Context(), "tcp4", to)
 			if err == nil {

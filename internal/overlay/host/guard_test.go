@@ -18,6 +18,14 @@ func TestGuard(t *testing.T) {
 			t.Errorf("there is no rule %s", want)
 		}
 	}
+	const atGateway = "ct original ip daddr @pods ip daddr != @pods reject"
+	if !strings.Contains(rules, atGateway) {
+		t.Error("node ports at a gateway lead pods past egress firewalls")
+	}
+	c.Egress = false
+	if strings.Contains(lines("rules", c.Rules()), atGateway) {
+		t.Error("node ports at a gateway are closed in a network without egress firewalls")
+	}
 	c.Metadata, c.ClosedTCP = nil, nil
 	if rules := lines("rules", c.Rules()); strings.Contains(rules, "guard") {
 		t.Errorf("nothing is closed, and there are rules:\n%s", rules)

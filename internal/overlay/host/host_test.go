@@ -33,6 +33,7 @@ func sample() *host.Config {
 		Datapath:        ovsdb.DatapathNetdev,
 		RejectMAC:       net.HardwareAddr{0x0a, 0x58, 0, 0, 0, 1},
 		Outside:         netip.MustParseAddr("169.254.0.2"),
+		Egress:          true,
 	}
 }
 

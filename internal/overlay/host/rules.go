@@ -126,7 +126,8 @@ func (c *Config) guard(f fragment) {
 // forward drops packets that must not leave although the host would forward them: packets of no connection, which nothing would translate,
 // so that a pod's address would leave the cluster; and packets to the tunnel's port, which would reach a node from a known node's address.
 // The flows drop those too, except if a Service that the host serves has a node's tunnel port as an endpoint, or fragments hide the port:
-// here they are reassembled. All other packets that leave meet the administrator's own rules.
+// here they are reassembled. With egress firewalls and egress IPs, what is translated from a gateway's address is rejected. All other packets
+// that leave meet the administrator's own rules.
 func (c *Config) forward(f fragment) {
 	for _, admin := range Unmanaged() {
 		f.add(&admin)
@@ -134,6 +135,11 @@ func (c *Config) forward(f fragment) {
 	rules := []string{fmt.Sprintf(`iifname "%s" ct state invalid drop`, Tun)}
 	for _, port := range c.tunnelPorts() {
 		rules = append(rules, fmt.Sprintf(`iifname "%s" ip daddr != @%s udp dport %d drop`, Tun, podsSet, port))
+	}
+	if c.Egress {
+		// A pod's packet to a gateway, an address of the pods' networks, has passed no egress firewall and is not sent to the node with the
+		// project's egress IP. A node port there must not lead it out of the cluster. The switch serves node ports at nodes' own addresses.
+		rules = append(rules, fmt.Sprintf(`iifname "%s" ct direction original ct original ip daddr @%s ip daddr != @%s reject`, Tun, podsSet, podsSet))
 	}
 	f.chain(nft.Chain{Family: nft.FamilyInet, Name: "forward", Hook: nft.HookForward, Priority: priorityFilter}, append(rules,
 		// An address that no Service has translated by now does not exist. The host would send ARP for it, and a pod that sends to many such

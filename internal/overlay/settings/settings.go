@@ -79,6 +79,7 @@ func New(view View) (*Settings, error) {
 		VXLANPort: view.Cluster.VXLANPort, ClosedPorts: view.ClosedPorts, Metadata: view.Closed.Metadata, ClosedTCP: view.Closed.TCPPorts,
 		MTU: mtu, Datapath: view.Node.Datapath, RejectMAC: pipeline.RejectMAC(),
 	}
+	s.Host.Egress = s.HasVNIDs()
 	if s.Policies() {
 		s.Host.Outside = pipeline.OutsideSource()
 	}

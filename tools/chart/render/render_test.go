@@ -4,8 +4,11 @@ import (
 	"bytes"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
+
+	"helm.sh/helm/v3/pkg/chartutil"
 )
 
 const (
@@ -116,6 +119,185 @@ func TestValues(t *testing.T) {
 	} {
 		if _, err := Files(chartDir, values); err == nil || !strings.Contains(err.Error(), want) {
 			t.Errorf("%v: %v, want an error that names %s", values, err, want)
+		}
+	}
+}
+
+// args returns the arguments of a container in the first object of a rendered file.
+func args(t *testing.T, files map[string]string, file string) []string {
+	t.Helper()
+	first, _, _ := strings.Cut(files[file], "\n---\n")
+	object, err := chartutil.ReadValues([]byte(first))
+	if err != nil {
+		t.Fatalf("%s: %v", file, err)
+	}
+	found, err := object.PathValue("spec.template.spec.containers")
+	if err != nil {
+		t.Fatalf("%s: %v", file, err)
+	}
+	containers, _ := found.([]any)
+	if len(containers) != 1 {
+		t.Fatalf("%s: %d containers, want one", file, len(containers))
+	}
+	container, _ := containers[0].(map[string]any)
+	list, _ := container["args"].([]any)
+	var all []string
+	for _, arg := range list {
+		text, ok := arg.(string)
+		if !ok {
+			t.Errorf("%s: argument %v is no text", file, arg)
+		}
+		all = append(all, text)
+	}
+	return all
+}
+
+// change is how the arguments of a container differ from those with the chart's default values.
+type change struct{ less, more []string }
+
+func (c change) of(all []string) []string {
+	left := slices.DeleteFunc(slices.Clone(all), func(arg string) bool { return slices.Contains(c.less, arg) })
+	return append(left, c.more...)
+}
+
+// flagCase are values of the chart, and what they change of the arguments.
+type flagCase struct {
+	values            string
+	agent, controller change
+}
+
+// flagCases have every value that becomes a flag.
+func flagCases() []flagCase {
+	metadata, ports := "--metadata-addresses=169.254.169.254", "--closed-node-ports=22623,22624"
+	level, format := "--log-level=info", "--log-format=text"
+	openstack := []string{"--neutron-config=/etc/weft/neutron/kubestack.conf", "--neutron-cluster=kubernetes", "--neutron-user-cidr=10.244.0.0/16", "--neutron-user-gateway="}
+	return []flagCase{
+		{values: "agent: {datapath: system}", agent: change{[]string{"--datapath=auto"}, []string{"--datapath=system"}}},
+		{values: "agent: {sparePorts: 0}", agent: change{[]string{"--spare-ports=32"}, []string{"--spare-ports=0"}}},
+		{values: "agent: {sparePorts: 1024}", agent: change{[]string{"--spare-ports=32"}, []string{"--spare-ports=1024"}}},
+		{values: "agent: {metadataAddresses: []}", agent: change{[]string{metadata}, []string{"--metadata-addresses="}}},
+		{
+			values: "agent: {metadataAddresses: [169.254.169.254, 100.100.100.200]}",
+			agent:  change{[]string{metadata}, []string{"--metadata-addresses=169.254.169.254,100.100.100.200"}},
+		},
+		{values: "agent: {closedNodePorts: []}", agent: change{[]string{ports}, []string{"--closed-node-ports="}}},
+		{values: "agent: {closedNodePorts: [65535, 80]}", agent: change{[]string{ports}, []string{"--closed-node-ports=65535,80"}}},
+		{values: "agent: {logLevel: debug}", agent: change{[]string{level}, []string{"--log-level=debug"}}},
+		{values: "agent: {logFormat: json}", agent: change{[]string{format}, []string{"--log-format=json"}}},
+		{values: "agent: {tracing: {sampling: 1}}", agent: change{nil, []string{"--trace-sampling=1"}}},
+		{values: "agent: {tracing: {sampling: 0.001}}", agent: change{nil, []string{"--trace-sampling=0.001"}}},
+		{
+			values:     "controller: {defaultClusterNetwork: false}",
+			controller: change{[]string{"--default-cluster-network=true"}, []string{"--default-cluster-network=false"}},
+		},
+		{values: "controller: {logLevel: warn}", controller: change{[]string{level}, []string{"--log-level=warn"}}},
+		{values: "controller: {logFormat: json}", controller: change{[]string{format}, []string{"--log-format=json"}}},
+		{values: "flannel: {enabled: true}", agent: change{nil, []string{"--flannel"}}},
+		{values: "flannel: {flags: [--iface=eth1]}"},
+		{
+			values: "flannel: {enabled: true, flags: [--iface=eth1, --ip-masq]}",
+			agent:  change{nil, []string{"--flannel", "--", "--iface=eth1", "--ip-masq"}},
+		},
+		{
+			values: "vpc: {enabled: true}", agent: change{nil, []string{"--vpc", "--ovn-namespace=weft"}},
+			controller: change{nil, []string{"--ovn-northbound=configmap"}},
+		},
+		{values: "neutron: {enabled: true}", agent: change{nil, []string{"--neutron"}}, controller: change{nil, openstack}},
+		{values: "neutron: {cluster: blue, userCIDR: 10.9.0.0/16, userGateway: 10.9.0.9, ranges: [10.8.0.0/16], reserved: [10.7.0.0/16]}"},
+		{
+			values: "neutron: {enabled: true, cluster: blue, userCIDR: 10.9.0.0/16, userGateway: 10.9.0.9, ranges: [10.8.0.0/16, 10.9.0.0/16], reserved: [10.6.0.0/16, 10.7.0.0/16]}",
+			agent:  change{nil, []string{"--neutron"}},
+			controller: change{nil, []string{
+				openstack[0], "--neutron-cluster=blue", "--neutron-user-cidr=10.9.0.0/16", "--neutron-user-gateway=10.9.0.9",
+				"--neutron-ranges=10.8.0.0/16,10.9.0.0/16", "--neutron-reserved=10.6.0.0/16,10.7.0.0/16",
+			}},
+		},
+	}
+}
+
+// Each value that becomes a flag reaches the flags of the agent or of the controller as it was set, and changes no other flag. What follows --
+// is last: it is flanneld's.
+func TestFlags(t *testing.T) {
+	files, err := Files(chartDir, nil)
+	if err != nil {
+		t.Fatal(err)
+	}
+	standard := map[string][]string{
+		"agent.yaml": {
+			"--proc-sys=/host/proc/sys", "--datapath=auto", "--spare-ports=32", "--metadata-addresses=169.254.169.254",
+			"--closed-node-ports=22623,22624", "--log-level=info", "--log-format=text",
+		},
+		"controller.yaml": {
+			"--namespace=weft", "--health-address=127.0.0.1:9479", "--default-cluster-network=true", "--log-level=info", "--log-format=text",
+		},
+	}
+	for file, want := range standard {
+		if have := args(t, files, file); !slices.Equal(have, want) {
+			t.Errorf("%s by default: %q, want %q", file, have, want)
+		}
+	}
+	for _, c := range flagCases() {
+		values, err := chartutil.ReadValues([]byte(c.values))
+		if err != nil {
+			t.Fatalf("%s: %v", c.values, err)
+		}
+		files, err := Files(chartDir, values)
+		if err != nil {
+			t.Errorf("%s: %v", c.values, err)
+			continue
+		}
+		for file, changed := range map[string]change{"agent.yaml": c.agent, "controller.yaml": c.controller} {
+			have, want := args(t, files, file), changed.of(standard[file])
+			at := slices.Index(want, "--")
+			if at >= 0 && (len(have) < len(want)-at || !slices.Equal(have[len(have)-len(want)+at:], want[at:])) {
+				t.Errorf("%s: %s: %q, want %q at the end", c.values, file, have, want[at:])
+			}
+			slices.Sort(have)
+			slices.Sort(want)
+			if !slices.Equal(have, want) {
+				t.Errorf("%s: %s: %q, want %q", c.values, file, have, want)
+			}
+		}
+	}
+}
+
+// Every value of the chart that belongs to a program of the nodes or of the cluster is in flagCases, or is here because it becomes no flag.
+func TestEveryFlagIsTested(t *testing.T) {
+	covered := map[string]bool{}
+	for _, name := range []string{
+		"agent.resources", "agent.tolerations", "controller.replicas", "controller.resources", "controller.nodeSelector", "controller.tolerations",
+		"neutron.secret", "vpc.ovn",
+	} {
+		covered[name] = true
+	}
+	for _, c := range flagCases() {
+		values, err := chartutil.ReadValues([]byte(c.values))
+		if err != nil {
+			t.Fatal(err)
+		}
+		for part := range values {
+			table, err := values.Table(part)
+			if err != nil {
+				t.Fatal(err)
+			}
+			for name := range table {
+				covered[part+"."+name] = true
+			}
+		}
+	}
+	c, err := Load(chartDir)
+	if err != nil {
+		t.Fatal(err)
+	}
+	for _, part := range []string{"agent", "controller", "flannel", "neutron", "vpc"} {
+		values, err := chartutil.Values(c.Values).Table(part)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for name := range values {
+			if !covered[part+"."+name] {
+				t.Errorf("value %s.%s: no test says which flag it becomes", part, name)
+			}
 		}
 	}
 }

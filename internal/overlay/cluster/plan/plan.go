@@ -49,7 +49,7 @@ type Node struct {
 	// Name and UID are the Node's.
 	Name string
 	UID  types.UID
-	// Address is its first InternalIP as written in the Node; empty if it has none.
+	// Address is its first IPv4 InternalIP as written in the Node, else its first InternalIP; empty if it has none.
 	Address string
 	// Created is its creation time.
 	Created time.Time

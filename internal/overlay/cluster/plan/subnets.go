@@ -164,7 +164,7 @@ func (p *subnetPlanner) address(node Node) (netip.Addr, error) {
 	}
 	address, err := netip.ParseAddr(node.Address)
 	if err != nil || !address.Is4() || !address.IsGlobalUnicast() {
-		return netip.Addr{}, fmt.Errorf("its first InternalIP, %.64q, is no IPv4 address that other nodes can reach: set the kubelet's --node-ip", node.Address)
+		return netip.Addr{}, fmt.Errorf("its InternalIP, %.64q, is no IPv4 address that other nodes can reach: set the kubelet's --node-ip", node.Address)
 	}
 	if p.state.Config != nil {
 		if err := p.state.Config.CheckNode(address); err != nil {
