@@ -43,12 +43,11 @@ type addresser struct {
 func (a *addresser) keep(uid string) {
 	s := a.network.SubnetOf(uid)
 	for _, ip := range slices.SortedFunc(maps.Values(a.assigned.ipsIn[uid]), objects.CompareIPs) {
-		addr, err := netip.ParseAddr(ip.Spec.V4IPAddress)
-		if s != nil && s.Pool != nil && err == nil && s.Pool.Use(addr, objects.HolderOf(ip)) == nil {
-			s.Holders++
-			s.MACs[ip.Spec.MacAddress] = objects.HolderOf(ip)
+		pod := a.assigned.podOfIP(ip)
+		if s != nil && s.Pool != nil {
+			s.Keep(ip, pod != nil)
 		}
-		if a.assigned.podOfIP(ip) == nil {
+		if pod == nil {
 			a.removed = append(a.removed, ip)
 			continue
 		}
