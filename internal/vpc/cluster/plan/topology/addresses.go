@@ -38,7 +38,8 @@ func (s *Subnet) Keep(ip *kubeovn.IP, exists bool) {
 	if !exists || ip.Spec.NATGateway != "" { // the gateway itself reports its lanIp
 		return
 	}
-	field, why := "spec.gateway", ""
+	field := "spec.gateway"
+	var why string
 	switch {
 	case refused != nil && addr != s.Value.Gateway:
 		field, why = "spec.cidrBlock", refused.Error()
