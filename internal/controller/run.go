@@ -197,6 +197,9 @@ func newManager(options Options) (manager.Manager, error) {
 		return nil, fmt.Errorf("register the kinds of objects: %w", err)
 	}
 	cached, err := shared.Cached(parts(options), scheme)
+	if err == nil {
+		err = shared.OnlyServed(options.Config, cached)
+	}
 	if err != nil {
 		return nil, err
 	}

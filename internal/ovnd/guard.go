@@ -54,6 +54,8 @@ type Guard struct {
 	wake    chan struct{}
 	// synced are the sessions in which northd was found to have computed everything.
 	synced [2]*session.Session
+	// retired is when chassis were removed, by their names.
+	retired map[string]time.Time
 }
 
 type globalRow struct {
@@ -64,6 +66,11 @@ type globalRow struct {
 type southboundGlobalRow struct {
 	UUID        string   `ovsdb:"_uuid"`
 	Connections []string `ovsdb:"connections"`
+}
+
+type chassisRow struct {
+	UUID string `ovsdb:"_uuid"`
+	Name string `ovsdb:"name"`
 }
 
 type connectionRow struct {
@@ -89,7 +96,7 @@ func NewGuard(options GuardOptions) (*Guard, error) {
 	if err != nil {
 		return nil, fmt.Errorf("connect to the API server: %w", err)
 	}
-	g := &Guard{options: options, client: api, wake: make(chan struct{}, 1)}
+	g := &Guard{options: options, client: api, wake: make(chan struct{}, 1), retired: map[string]time.Time{}}
 	if g.cache, err = configMapCache(options.Options, scheme, ClientsConfigMap); err != nil || !options.clustered() {
 		return g, err
 	}
@@ -147,7 +154,7 @@ func (g *Guard) Run(ctx context.Context) error {
 	}
 	defer northbound.Close()
 	southbound, err := g.keep(ctx, SouthboundDB, "OVN_Southbound",
-		map[string]model.Model{"SB_Global": &southboundGlobalRow{}, "Connection": &connectionRow{}})
+		map[string]model.Model{"SB_Global": &southboundGlobalRow{}, "Connection": &connectionRow{}, chassisTable: &chassisRow{}})
 	if err != nil {
 		return err
 	}
@@ -229,7 +236,7 @@ func (g *Guard) step(ctx context.Context, northbound, southbound *session.Keeper
 	}
 	ctx, cancel := context.WithTimeout(ctx, requestTimeout)
 	defer cancel()
-	return errors.Join(relayErr, gateErr, g.trust(ctx, own), o.publish(ctx, g.client, published))
+	return errors.Join(relayErr, gateErr, g.trust(ctx, own), g.retire(ctx, southbound.Current()), o.publish(ctx, g.client, published))
 }
 
 // trust writes the lists of certificates that the servers trust. The servers read changed lists again.

@@ -245,6 +245,45 @@ func (s *stage) complete(keeper *session.Keeper, term string) {
 	})
 }
 
+// replaceNode deletes a node whose chassis is registered. Its chassis is removed, and a new node registers the same address. A chassis whose
+// NodeNetwork alone is missing stays.
+func (s *stage) replaceNode(t *testing.T, other Keys) {
+	t.Helper()
+	const kept, former, next = "kept", "former", "next"
+	keys := map[string]Keys{}
+	for _, name := range []string{kept, former, next} {
+		made, err := NewKeys(name, time.Now())
+		if err != nil {
+			t.Fatal(err)
+		}
+		keys[name] = made
+		s.show(name, made.Certificate)
+	}
+	register := func(name, address string) {
+		t.Helper()
+		eventually(t, "chassis "+name+" is registered", func() error {
+			_, err := s.southbound(keys[name], "--may-exist", "chassis-add", name, "geneve", address)
+			return err
+		})
+	}
+	register(kept, "192.0.2.20")
+	register(former, "192.0.2.21")
+	object := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: kept}}
+	if _, err := s.api.CoreV1().Nodes().Create(t.Context(), object, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	for _, name := range []string{kept, former} {
+		if err := s.objects.Delete(t.Context(), &weftv1.NodeNetwork{ObjectMeta: metav1.ObjectMeta{Name: name}}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	register(next, "192.0.2.21")
+	left, err := s.southbound(other, "--bare", "--columns=name", "list", "Chassis")
+	if err != nil || !strings.Contains(left, kept) || !strings.Contains(left, next) || strings.Contains(left, former) {
+		t.Errorf("chassis: %q, %v", left, err)
+	}
+}
+
 // TestCentral runs the pod's four programs, a controller and nodes: certificates decide which connections are possible, the role decides
 // what nodes may write, and the gate is open only while the databases are complete.
 func TestCentral(t *testing.T) {
@@ -340,6 +379,7 @@ func TestCentral(t *testing.T) {
 		}
 	}
 
+	t.Run("a node is deleted, and another one has its address", func(t *testing.T) { s.replaceNode(t, node) })
 	t.Run("the southbound server restarts", func(t *testing.T) {
 		s.stop(string(SouthboundDB))
 		s.serve(SouthboundDB)

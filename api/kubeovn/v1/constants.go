@@ -27,8 +27,8 @@ const (
 	AnnotationIPAddress = "ovn.kubernetes.io/ip_address"
 	// AnnotationMACAddress asks for a fixed MAC address.
 	AnnotationMACAddress = "ovn.kubernetes.io/mac_address"
-	// AnnotationIPPool lists the addresses, separated by commas, that a workload's pods may have. The pods of a StatefulSet
-	// get the address at the place of their ordinal.
+	// AnnotationIPPool lists the addresses, separated by commas or semicolons, that a workload's pods may have. The pods of a
+	// StatefulSet get the address at the place of their ordinal.
 	AnnotationIPPool = "ovn.kubernetes.io/ip_pool"
 	// AnnotationNATGateway is on a NAT gateway's pod and names its VpcNatGateway.
 	AnnotationNATGateway = "ovn.kubernetes.io/vpc_nat_gw"

@@ -248,6 +248,9 @@ func (h *Handler) plan(ctx context.Context, s *served, req *cni.Request, at plac
 		rec, err := s.network.Plan(planned, req, at, h.store.InUse())
 		done(err)
 		if err != nil {
+			if superseded(ctx, h, req, err) {
+				continue
+			}
 			return rec, codeOf(err)
 		}
 		if network.KindOf(rec.Network) != s.name {

@@ -59,6 +59,8 @@ type memory struct {
 	calls    []string
 	// chosen is called in Plan, before the network chooses.
 	chosen func()
+	// fixed is an address that all pods must have; 0: they have any.
+	fixed byte
 }
 
 func (m *memory) call(method string, key attach.Key) error {
@@ -81,7 +83,12 @@ func (m *memory) Plan(_ context.Context, req *cni.Request, at placement.Decision
 	for i := 2; i < 10; i++ {
 		address := netip.AddrFrom4([4]byte{10, 0, 0, byte(i)})
 		claim := "address " + m.name + " " + address.String()
-		if _, taken := inUse.Claims[claim]; taken {
+		if m.fixed != 0 && m.fixed != byte(i) {
+			continue
+		}
+		if holder, taken := inUse.Claims[claim]; taken && m.fixed != 0 {
+			return attach.Record{}, cni.Errorf(cni.CodeTryAgainLater, "%w", &attach.ConflictError{What: claim, Holder: holder})
+		} else if taken {
 			continue
 		}
 		if m.chosen != nil {
@@ -322,6 +329,39 @@ func TestConflictPlansAgain(t *testing.T) {
 	if rec, err := r.store.Get(key("a")); err != nil || rec.Addresses[0].Addr().String() != "10.0.0.3" {
 		t.Errorf("record %+v, %v", rec, err)
 	}
+}
+
+// TestFormerSandbox: a pod whose address another sandbox has gets it at once if that one is a former sandbox of the pod, which the runtime has
+// not detached, or if it is being removed. Otherwise it waits.
+func TestFormerSandbox(t *testing.T) {
+	r := newRig(t)
+	r.red.fixed = 7
+	add := func(container, uid string) error {
+		t.Helper()
+		req := request(cni.CommandAdd, container)
+		req.Args.PodUID = uid
+		_, err := r.Add(t.Context(), req)
+		return err
+	}
+	if err := add("a", "uid-1"); err != nil {
+		t.Fatal(err)
+	}
+	wantCode(t, add("b", "uid-2"), cni.CodeTryAgainLater, "belongs to attachment")
+	wantCode(t, add("b", ""), cni.CodeTryAgainLater, "belongs to attachment")
+	r.want("a", "red", true)
+	if err := add("c", "uid-1"); err != nil {
+		t.Fatalf("the next sandbox of the pod: %v", err)
+	}
+	r.gone("a")
+	r.want("c", "red", true)
+	r.del("a") // late
+	r.want("c", "red", true)
+	r.del("c")
+	if err := add("d", "uid-3"); err != nil { // whether or not c is removed by then
+		t.Errorf("the pod after one that was detached: %v", err)
+	}
+	r.gone("c")
+	r.want("d", "red", true)
 }
 
 // TestFailedAddIsUndone: nothing of a failed ADD remains, at once, or soon if the removal fails as well.

@@ -132,8 +132,9 @@ func (l *Links) CreateMacvlan(ctx context.Context, m podlink.Macvlan) (net.Hardw
 		if err != nil {
 			return err
 		}
+		mtu := cmp.Or(m.MTU, parent.Attrs().MTU)
 		wanted := &netlink.Macvlan{Mode: modeOf(&m), LinkAttrs: netlink.LinkAttrs{
-			Name: m.Name, MTU: cmp.Or(m.MTU, parent.Attrs().MTU), ParentIndex: parent.Attrs().Index, Namespace: netlink.NsFd(pod.FD()), TxQLen: -1,
+			Name: m.Name, MTU: mtu, ParentIndex: parent.Attrs().Index, Namespace: netlink.NsFd(pod.FD()), TxQLen: -1,
 		}}
 		if err := netlink.LinkAdd(wanted); err != nil && !errors.Is(err, unix.EEXIST) {
 			return fmt.Errorf("making it: %w", err)
@@ -149,6 +150,11 @@ func (l *Links) CreateMacvlan(ctx context.Context, m podlink.Macvlan) (net.Hardw
 			return fmt.Errorf("%s (%s, alias %q) in the pod: %w", m.Name, have.Type(), alias, link.ErrForeign)
 		}
 		mac = have.Attrs().HardwareAddr
+		if have.Attrs().MTU != mtu {
+			if err := netlink.LinkSetMTU(have, mtu); err != nil {
+				return fmt.Errorf("setting its MTU: %w", err)
+			}
+		}
 		return configureMacvlan(&m, have)
 	})
 	return mac, err

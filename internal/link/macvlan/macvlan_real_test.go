@@ -3,6 +3,7 @@
 package macvlan_test
 
 import (
+	"cmp"
 	"errors"
 	"net"
 	"net/netip"
@@ -126,6 +127,20 @@ func TestMacvlan(t *testing.T) {
 	}
 	if err := pods.CheckMacvlan(ctx, of(first, "a")); err != nil {
 		t.Errorf("another's deletion, or none that is completed: %v", err)
+	}
+	for _, mtu := range []int{1300, 0} {
+		m := of(first, "a")
+		m.MTU = mtu
+		if _, err := pods.CreateMacvlan(ctx, m); err != nil {
+			t.Error(err)
+		}
+		nstest.Do(t, first, func() error {
+			have, err := netlink.LinkByName("macvlan0")
+			if want := cmp.Or(mtu, 1400); err == nil && have.Attrs().MTU != want {
+				t.Errorf("MTU %d, want %d", have.Attrs().MTU, want)
+			}
+			return err
+		})
 	}
 	for range 2 {
 		if err := pods.DeleteMacvlan(ctx, of(first, "a")); err != nil {

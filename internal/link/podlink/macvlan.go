@@ -44,7 +44,7 @@ type Macvlans interface {
 	// MacvlanParent returns the device of that name, or, if the name is empty, that of the node's IPv4 default route. Without such a device
 	// the error is ErrNoDevice.
 	MacvlanParent(ctx context.Context, name string) (MacvlanParent, error)
-	// CreateMacvlan creates a macvlan with the MTU of its parent, sets it up, and returns its MAC address. An existing one is completed.
+	// CreateMacvlan creates a macvlan, sets it up, and returns its MAC address. An existing one is completed, also in its MTU.
 	// ErrForeign names a conflicting interface, ErrNoDevice and ErrNoNamespace what is missing.
 	CreateMacvlan(ctx context.Context, m Macvlan) (net.HardwareAddr, error)
 	// CheckMacvlan returns nil if the macvlan is as CreateMacvlan leaves it, else a *Difference.

@@ -150,12 +150,25 @@ func Listed(annotations map[string]string) []string {
 	return names
 }
 
+// elsewhere reports whether the annotations name another network, which then takes precedence over Subnets (package placement).
+func elsewhere(annotations map[string]string) bool {
+	value, named := annotations[placement.AnnotationNetwork]
+	network, _, _ := strings.Cut(value, "/")
+	return named && network != Network
+}
+
 // Of returns the pod's binding; ok is false if there is none.
 func (s *Subnets) Of(pod placement.Pod, namespace placement.Namespace) (b Bound, ok bool) {
+	if elsewhere(pod.Annotations) {
+		return Bound{}, false
+	}
 	if name := Asked(pod.Annotations); name != "" {
 		b = Bound{Level: placement.ByPod, Reason: fmt.Sprintf("annotation %s of the pod is %.64q", kubeovn.AnnotationLogicalSwitch, name)}
 		s.choose(&b, pod, namespace, name)
 		return b, true
+	}
+	if elsewhere(namespace.Annotations) {
+		return Bound{}, false
 	}
 	if list := strings.TrimSpace(namespace.Annotations[kubeovn.AnnotationLogicalSwitch]); list != "" {
 		b = Bound{

@@ -80,3 +80,34 @@ func TestOf(t *testing.T) {
 		})
 	}
 }
+
+// A pod that an annotation puts on another network is bound to no Subnet, so that it is assigned no address. An annotation of the namespace
+// yields to a Subnet that the pod names.
+func TestOtherNetwork(t *testing.T) {
+	all := binding.NewSubnets()
+	all.Set(subnet("shop", 1, func(s *binding.Subnet) { s.Namespaces = []string{"shop"} }))
+	at := func(network string) map[string]string { return map[string]string{placement.AnnotationNetwork: network} }
+	asks := map[string]string{"ovn.kubernetes.io/logical_switch": "shop"}
+	for name, c := range map[string]struct {
+		pod, space map[string]string
+		bound      bool
+	}{
+		"no annotation":                    {bound: true},
+		"the pod's":                        {pod: at("flannel")},
+		"the pod's, with a part":           {pod: at("neutron/blue")},
+		"the pod's, for VPCs":              {pod: at("vpc"), bound: true},
+		"the namespace's":                  {space: at("flannel")},
+		"the namespace's, and a Subnet's":  {pod: asks, space: at("flannel"), bound: true},
+		"the namespace's, and for VPCs":    {pod: asks, space: at("vpc"), bound: true},
+		"an invalid one, which is refused": {pod: at("")},
+	} {
+		pod, namespace := placement.Pod{Namespace: "shop", Name: "web", Annotations: c.pod}, placement.Namespace{Name: "shop", Annotations: c.space}
+		_, bound := all.Of(pod, namespace)
+		decision := placement.Decide(pod, namespace, placement.Cluster{
+			Default: "overlay", Known: []string{"overlay", "flannel", "neutron", binding.Network}, Binders: []placement.Binder{all.Bind},
+		})
+		if onVPC := decision.Network == binding.Network && decision.Refuse == ""; bound != c.bound || onVPC != c.bound {
+			t.Errorf("%s: bound %t, placed on a VPC %t, want %t", name, bound, onVPC, c.bound)
+		}
+	}
+}

@@ -19,7 +19,6 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/controller"
@@ -29,6 +28,7 @@ import (
 	kubeovn "weft.dev/weft/api/kubeovn/v1"
 	"weft.dev/weft/internal/cluster"
 	"weft.dev/weft/internal/ovn"
+	"weft.dev/weft/internal/placement"
 	"weft.dev/weft/internal/reconcile"
 	"weft.dev/weft/internal/vpc/cluster/plan"
 	"weft.dev/weft/internal/vpc/nat"
@@ -101,7 +101,7 @@ func podFields() *cluster.PodFields {
 	return &cluster.PodFields{
 		Annotations: []string{
 			kubeovn.AnnotationLogicalSwitch, kubeovn.AnnotationIPAddress, kubeovn.AnnotationMACAddress, kubeovn.AnnotationIPPool,
-			kubeovn.AnnotationNATGateway,
+			kubeovn.AnnotationNATGateway, placement.AnnotationNetwork,
 		},
 		Conditions: []corev1.PodConditionType{nat.Condition},
 	}
@@ -133,7 +133,7 @@ func setUp(tools cluster.Tools, options Options) error {
 		watch[*kubeovn.IptablesSnatRule](r, c, "iptables-snat-rules", &kubeovn.IptablesSnatRule{}),
 		watch[*kubeovn.IptablesDnatRule](r, c, "iptables-dnat-rules", &kubeovn.IptablesDnatRule{}),
 		watch[*kubeovn.IptablesFIPRule](r, c, "iptables-fip-rules", &kubeovn.IptablesFIPRule{}),
-		watch[*unstructured.Unstructured](r, c, "network-attachment-definitions", nat.Definition()),
+		r.watchDefinitions(c),
 		watch[*appsv1.StatefulSet](r, c, "statefulsets", &appsv1.StatefulSet{}),
 		watch[*corev1.ConfigMap](r, c, "configmaps", &corev1.ConfigMap{}),
 		watch[*corev1.Pod](r, c, "pods", &corev1.Pod{}),

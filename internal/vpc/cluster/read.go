@@ -12,6 +12,7 @@ import (
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/runtime"
@@ -248,7 +249,11 @@ func (r *reconciler) load(ctx context.Context) error {
 		}
 	}
 	for _, list := range []client.ObjectList{&appsv1.StatefulSetList{}, &corev1.ConfigMapList{}, nat.DefinitionList()} {
-		if err := loadList(ctx, r.tools.Client, list, func(object client.Object) { r.handOver(object, false) }); err != nil {
+		err := loadList(ctx, r.tools.Client, list, func(object client.Object) { r.handOver(object, false) })
+		if meta.IsNoMatchError(err) || apierrors.IsNotFound(err) {
+			continue // the definition of NetworkAttachmentDefinition is not installed
+		}
+		if err != nil {
 			return err
 		}
 	}

@@ -15,7 +15,6 @@ import (
 
 	coordinationv1 "k8s.io/api/coordination/v1"
 	corev1 "k8s.io/api/core/v1"
-	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -28,7 +27,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/config"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
-	"sigs.k8s.io/yaml"
 
 	kubeovn "weft.dev/weft/api/kubeovn/v1"
 	"weft.dev/weft/deploy/crds"
@@ -49,12 +47,8 @@ func TestMain(m *testing.M) {
 		if err != nil {
 			return err
 		}
-		text, err := os.ReadFile("../../../deploy/third-party/k8s.cni.cncf.io_network-attachment-definitions.yaml")
+		definitions, err := attachmentDefinitions()
 		if err != nil {
-			return err
-		}
-		definitions := &apiextensionsv1.CustomResourceDefinition{}
-		if err := yaml.Unmarshal(text, definitions); err != nil {
 			return err
 		}
 		return s.InstallCRDs(context.Background(), append(all, definitions))
@@ -111,6 +105,7 @@ func startWith(t *testing.T, central *ovntest.Central, options cluster.Options, 
 	must(t, errors.Join(clientgoscheme.AddToScheme(scheme), shared.AddToScheme(parts, scheme)))
 	cached, err := shared.Cached(parts, scheme)
 	must(t, err)
+	must(t, shared.OnlyServed(api, cached))
 	for object, by := range cached {
 		if _, pods := object.(*corev1.Pod); pods {
 			for _, name := range hidden {

@@ -115,8 +115,8 @@ func (a *Attacher) Plan(ctx context.Context, req *cni.Request, at placement.Deci
 		rec.MTU = a.config.MTU
 	}
 	if holder, taken := inUse.Claims[rec.Claims[0]]; taken {
-		return attach.Record{}, cni.Errorf(cni.CodeTryAgainLater, "pod %s/%s: attachment %s, which is being removed, still has the address %s",
-			namespace, pod, holder, address.Prefix.Addr())
+		return attach.Record{}, cni.Errorf(cni.CodeTryAgainLater, "pod %s/%s: another sandbox of this node still has the address %s: %w",
+			namespace, pod, address.Prefix.Addr(), &attach.ConflictError{What: rec.Claims[0], Holder: holder})
 	}
 	return rec, nil
 }

@@ -2,6 +2,7 @@ package node
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"maps"
 	"net/netip"
@@ -148,12 +149,7 @@ func (g *natGateway) program(ctx context.Context, want *nat.Gateway) error {
 		return err
 	}
 	outside := g.net1(want)
-	if g.outside != nil && (g.outside.Parent != outside.Parent || g.outside.Mode != outside.Mode) {
-		if err := g.node.Pods.DeleteMacvlan(ctx, *g.outside); err != nil {
-			return fmt.Errorf("NAT gateway %s: %w", g.name, err)
-		}
-	}
-	if _, err := g.node.Pods.CreateMacvlan(ctx, outside); err != nil {
+	if err := g.create(ctx, outside); err != nil {
 		return fmt.Errorf("NAT gateway %s: interface %s: %w", g.name, gateway.Outside, err)
 	}
 	if err := g.node.Links.Apply(ctx, map[reconcile.Owner]map[link.Key]link.Item{g.owner(): g.routes(want)}); err != nil {
@@ -167,6 +163,25 @@ func (g *natGateway) program(ctx context.Context, want *nat.Gateway) error {
 	}
 	g.outside, g.hash = &outside, want.Hash
 	return nil
+}
+
+// create creates net1, or completes it. One on another device, or of another mode, is replaced, also a former agent's. Its routes are withdrawn
+// before, because the loop would not notice that the kernel removes them with it, and all addresses are announced again, because the new one
+// has another MAC address.
+func (g *natGateway) create(ctx context.Context, outside podlink.Macvlan) error {
+	_, err := g.node.Pods.CreateMacvlan(ctx, outside)
+	if !errors.Is(err, link.ErrForeign) {
+		return err //nolint:wrapcheck // program names the gateway and the interface
+	}
+	g.outside = nil
+	if err := g.node.Links.Apply(ctx, map[reconcile.Owner]map[link.Key]link.Item{g.owner(): nil}); err != nil {
+		return fmt.Errorf("withdraw its routes: %w", err)
+	}
+	if err := g.node.Pods.DeleteMacvlan(ctx, outside); err != nil {
+		return err //nolint:wrapcheck // program names the gateway and the interface
+	}
+	_, err = g.node.Pods.CreateMacvlan(ctx, outside)
+	return err //nolint:wrapcheck // program names the gateway and the interface
 }
 
 // load brings the table into effect, and removes the connections of what has changed.

@@ -297,6 +297,36 @@ func withoutDefinition(n *nodeUnderTest, before, after func()) {
 	}
 }
 
+// changedDefinition changes the interface that the gateway's NetworkAttachmentDefinition configures: with an agent that has programmed the
+// gateway, and with one that has not. Traffic goes on, by a new interface with the same addresses and routes.
+func changedDefinition(n *nodeUnderTest, gate *ovntest.Pod, works func()) {
+	ctx, t := n.t.Context(), n.t
+	change := func(config string) {
+		definition := nat.Definition()
+		must(t, n.Get(ctx, client.ObjectKey{Namespace: "kube-system", Name: "ovn-vpc-external-network"}, definition))
+		must(t, unstructured.SetNestedField(definition.Object, config, "spec", "config"))
+		must(t, n.Update(ctx, definition))
+	}
+	becomes := func(want string) {
+		ovntest.Eventually(t, "net1: "+want, func() bool {
+			have, err := ovntest.Try(gate.NetNS, "ip", "-d", "link", "show", "net1")
+			return err == nil && strings.Contains(have, want)
+		})
+	}
+	change(`{"type":"macvlan","master":"ens37","mode":"private"}`)
+	becomes("mode private")
+	works()
+	n.stop()
+	change(`{"type":"macvlan","master":"ens37","mode":"bridge","mtu":1300}`)
+	n.start()
+	becomes("mode bridge")
+	becomes("mtu 1300")
+	works()
+	change(`{"type":"macvlan","master":"ens37","mode":"bridge"}`)
+	becomes("mtu 1500")
+	works()
+}
+
 // newGateways applies the users' manifests, and further ones, on a site with a controller and an agent. The test acts as StatefulSet
 // controller, kubelet and runtime. It returns two hosts outside, too.
 func newGateways(t *testing.T, further string) (n *nodeUnderTest, host, router *ovntest.Pod) {
@@ -411,6 +441,10 @@ func TestGatewayOfUsers(t *testing.T) {
 		t.Errorf("the table was made anew: %s, was %s", after, before)
 	}
 	ovntest.Eventually(t, "CHECK", func() bool { return n.network.Check(ctx, recGate) == nil })
+	changedDefinition(n, gate, func() {
+		expect("the floating IP of a changed definition", host, "192.168.100.232:7000", "one 192.168.100.10")
+		expect("SNAT of a changed definition", floating, "1.1.1.1:7000", "router 192.168.100.231")
+	})
 	withoutDefinition(n, func() {
 		expect("the floating IP without a definition", host, "192.168.100.232:7000", "one 192.168.100.10")
 		expect("SNAT without a definition", floating, "1.1.1.1:7000", "router 192.168.100.231")

@@ -278,3 +278,39 @@ func TestManyRoutes(t *testing.T) {
 		t.Errorf("%d rows", n)
 	}
 }
+
+// A policy of whose next hops one is not reached drops the packets that match, and a problem names the next hop. OVN would ignore the policy.
+func TestUnreachedNextHopOfPolicy(t *testing.T) {
+	at := netip.MustParseAddr
+	reroute := func(priority int, hops ...netip.Addr) objects.Policy {
+		return objects.Policy{Priority: priority, Match: "ip4", Action: objects.Reroute, NextHops: hops}
+	}
+	c := &cluster{
+		vpcs: []objects.VPC{
+			{
+				Meta: meta("Vpc", "vpc1"), Peerings: []objects.Peering{{Remote: "vpc2", Local: netip.MustParsePrefix("169.254.0.1/30")}},
+				Policies: []objects.Policy{
+					reroute(10, at("10.0.1.9"), at("10.0.1.8")), reroute(20, at("10.0.1.9"), at("10.9.9.9")), reroute(30, at("169.254.0.2")), reroute(40, at("169.254.1.2")),
+				},
+			},
+			{Meta: meta("Vpc", "vpc2"), Peerings: []objects.Peering{{Remote: "vpc1", Local: netip.MustParsePrefix("169.254.0.2/30")}}},
+		},
+		subnets: []objects.Subnet{subnet("s1", "vpc1", "10.0.1.0/24")},
+	}
+	have := map[int]string{}
+	for key, row := range c.compile(t) {
+		if key.Table == ovn.Policy {
+			have[row.Number["priority"]] = row.Text["action"] + " " + strings.Join(row.Set["nexthops"], ",")
+		}
+	}
+	want := map[int]string{12: "reroute 10.0.1.8,10.0.1.9", 22: "drop ", 32: "reroute 169.254.0.2", 42: "drop "}
+	if !maps.Equal(have, want) {
+		t.Errorf("policies %v, want %v", have, want)
+	}
+	problems := c.problems["vpc1"].Error()
+	for _, words := range []string{"spec.policyRoutes[1].nextHopIP: 10.9.9.9 is in no subnet", "spec.policyRoutes[3].nextHopIP: 169.254.1.2"} {
+		if !strings.Contains(problems, words) {
+			t.Errorf("problems %q, want %q in them", problems, words)
+		}
+	}
+}

@@ -219,17 +219,26 @@ func TestSourceRoutePackets(t *testing.T) {
 		Priority: 0, Match: "ip4.src == 10.0.1.11 && ip4.dst == 8.8.8.0/24", Action: objects.Reroute, NextHops: []netip.Addr{netip.MustParseAddr("10.0.1.253")},
 	}}
 	c.ports["s1"] = append(c.ports["s1"], gateways...)
-	rows := c.compile(t)
-	maps.Copy(rows, change.Set)
-	have, err := l.engine.Read(t.Context())
-	if err != nil {
-		t.Fatal(err)
+	program := func() {
+		t.Helper()
+		rows := c.compile(t)
+		maps.Copy(rows, change.Set)
+		have, err := l.engine.Read(t.Context())
+		if err != nil {
+			t.Fatal(err)
+		}
+		if err := l.engine.Commit(t.Context(), reconcile.Diff(rows, have)); err != nil {
+			t.Fatal(err)
+		}
+		l.Nbctl("--wait=hv", "--timeout=20", "sync")
 	}
-	if err := l.engine.Commit(t.Context(), reconcile.Diff(rows, have)); err != nil {
-		t.Fatal(err)
-	}
-	l.Nbctl("--wait=hv", "--timeout=20", "sync")
+	program()
 	if !reachesTTL(a, "8.8.8.8", "153") {
 		t.Error("a policy of priority 0 does not decide")
+	}
+	c.vpcs[0].Policies[0].NextHops[0] = netip.MustParseAddr("10.9.9.9")
+	program()
+	if a.Ping("8.8.8.8", "") {
+		t.Error("the packets of a policy whose next hop is not reached take another way")
 	}
 }

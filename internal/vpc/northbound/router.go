@@ -53,12 +53,9 @@ func Router(n *Network) Result {
 		Owner: c.owner, Text: map[string]string{"name": n.VPC.Name}, Map: map[string]map[string]string{"options": options},
 	}
 	c.peerings()
+	c.connect()
 	c.routes()
-	for _, policy := range n.VPC.Policies {
-		hops := texts(policy.NextHops)
-		name := fmt.Sprintf("user/%d/%s/%s/%s", policy.Priority, policy.Action, policy.Match, strings.Join(hops, ","))
-		c.policy(name, policy.Priority+userPriority, policy.Match, string(policy.Action), hops)
-	}
+	c.policies()
 	return c.result
 }
 
@@ -67,8 +64,8 @@ type compiler struct {
 	result Result
 	owner  string
 	key    ovn.Key
-	// links are the ranges of the router's ports to peers.
-	links []netip.Prefix
+	// links are the ranges of the router's ports to peers, and connected those of all of its ports.
+	links, connected []netip.Prefix
 }
 
 func (c *compiler) problem(field, format string, args ...any) {
@@ -124,16 +121,40 @@ func (c *compiler) overlap(link netip.Prefix) string {
 	return ""
 }
 
+// connect collects the ranges of the router's ports.
+func (c *compiler) connect() {
+	c.connected = slices.Clone(c.links)
+	for i := range c.Subnets {
+		c.connected = append(c.connected, c.Subnets[i].Prefix)
+	}
+}
+
+// reaches reports whether an address is in one of the ranges of the router's ports.
+func (c *compiler) reaches(hop netip.Addr) bool {
+	return slices.ContainsFunc(c.connected, func(p netip.Prefix) bool { return p.Contains(hop) })
+}
+
+// policies creates the user's policies. OVN has no flow for a reroute of which it does not reach a next hop, so that its packets would take
+// another way: such a policy drops, as one with an invalid field does.
+func (c *compiler) policies() {
+	for i, policy := range c.VPC.Policies {
+		if at := slices.IndexFunc(policy.NextHops, func(hop netip.Addr) bool { return !c.reaches(hop) }); at >= 0 {
+			c.problem(fmt.Sprintf("spec.policyRoutes[%d].nextHopIP", i),
+				"%s is in no subnet of the VPC and in no peering; the packets that match are dropped until it is", policy.NextHops[at])
+			policy.Action, policy.NextHops = objects.Drop, nil
+		}
+		hops := texts(policy.NextHops)
+		name := fmt.Sprintf("user/%d/%s/%s/%s", policy.Priority, policy.Action, policy.Match, strings.Join(hops, ","))
+		c.policy(name, policy.Priority+userPriority, policy.Match, string(policy.Action), hops)
+	}
+}
+
 // routes creates the static routes of each table.
 func (c *compiler) routes() {
-	connected := slices.Clone(c.links)
-	for i := range c.Subnets {
-		connected = append(connected, c.Subnets[i].Prefix)
-	}
 	sources := map[string][]objects.Route{}
 	known := map[string][]netip.Prefix{}
 	for _, route := range c.VPC.Routes {
-		if !slices.ContainsFunc(connected, func(p netip.Prefix) bool { return p.Contains(route.NextHop) }) {
+		if !c.reaches(route.NextHop) {
 			c.problem(route.Field+".nextHopIP", "%s is in no subnet of the VPC and in no peering; the route has no effect", route.NextHop)
 			continue
 		}
@@ -149,7 +170,7 @@ func (c *compiler) routes() {
 		if slices.Contains(known[table], base) {
 			continue
 		}
-		c.sourceRoutes(table, routes, append(known[table], connected...))
+		c.sourceRoutes(table, routes, append(known[table], c.connected...))
 	}
 	for _, route := range c.VPC.Routes {
 		if route.Source && slices.Contains(known[route.Table], base) {

@@ -31,6 +31,10 @@ type Gateway struct {
 	Unsupported []string
 }
 
+// maxGatewayName is the length of a gateway's name with which the pods of its StatefulSet vpc-nat-gw-NAME can be created: the value of their
+// label controller-revision-hash, at most 63 characters, is the StatefulSet's name, a hyphen and up to ten digits. Kube-OVN has the same limit.
+const maxGatewayName = 63 - len("vpc-nat-gw-") - len("-0123456789")
+
 // ParseGateway reads a VpcNatGateway. ok is false if nothing of it can be used.
 func ParseGateway(gateway *kubeovn.VpcNatGateway) (g Gateway, problems Problems, ok bool) {
 	spec := &gateway.Spec
@@ -43,6 +47,11 @@ func ParseGateway(gateway *kubeovn.VpcNatGateway) (g Gateway, problems Problems,
 		g.External = spec.ExternalSubnets[0]
 	}
 	ok = true
+	if len(gateway.Name) > maxGatewayName || strings.Contains(gateway.Name, ".") {
+		problems.add("metadata.name", "%s is part of the name of a pod, which has no dots and a limited length; use a name without dots of at most %d characters",
+			quote(gateway.Name), maxGatewayName)
+		ok = false
+	}
 	if spec.Vpc == "" || spec.Vpc == kubeovn.DefaultVpc {
 		problems.add("spec.vpc", "is Kube-OVN's default VPC, whose place the overlay takes; name a Vpc")
 		ok = false

@@ -144,11 +144,16 @@ func TestParseSubnet(t *testing.T) {
 		"too long":             {func(s *kubeovn.SubnetSpec) { s.CIDRBlock = "10.0.0.0/31" }, "/30", false},
 		"IPv6":                 {func(s *kubeovn.SubnetSpec) { s.CIDRBlock = "fd00::/64" }, "spec.cidrBlock", false},
 		"two families":         {func(s *kubeovn.SubnetSpec) { s.CIDRBlock, s.Gateway = "fd00::/64,10.0.1.0/24", "fd00::1,10.0.1.2" }, "", true},
-		"reversed exclude":     {func(s *kubeovn.SubnetSpec) { s.ExcludeIps = []string{"10.0.1.9..10.0.1.2"} }, "spec.excludeIps[0]", false},
-		"exclude of a name":    {func(s *kubeovn.SubnetSpec) { s.ExcludeIps = []string{"10.0.1.9", "x..y"} }, "spec.excludeIps[1]", false},
-		"table":                {func(s *kubeovn.SubnetSpec) { s.RouteTable = `a" || 1` }, "spec.routeTable", false},
-		"small MTU":            {func(s *kubeovn.SubnetSpec) { s.Mtu = 68 }, "spec.mtu", true},
-		"external":             {func(s *kubeovn.SubnetSpec) { s.Provider, s.Vpc = "ext.kube-system", "" }, "", true},
+		"ranges of two families": {func(s *kubeovn.SubnetSpec) {
+			s.CIDRBlock, s.ExcludeIps = "10.0.1.0/24,fd00::/64", []string{"fd00::1..fd00::9", "10.0.1.9"}
+			s.Private, s.AllowSubnets = true, []string{"10.0.2.0/24", "fd00:2::/64"}
+		}, "", true},
+		"allowed range of IPv6": {func(s *kubeovn.SubnetSpec) { s.AllowSubnets = []string{"fd00:2::/64"} }, "spec.allowSubnets[0]", true},
+		"reversed exclude":      {func(s *kubeovn.SubnetSpec) { s.ExcludeIps = []string{"10.0.1.9..10.0.1.2"} }, "spec.excludeIps[0]", false},
+		"exclude of a name":     {func(s *kubeovn.SubnetSpec) { s.ExcludeIps = []string{"10.0.1.9", "x..y"} }, "spec.excludeIps[1]", false},
+		"table":                 {func(s *kubeovn.SubnetSpec) { s.RouteTable = `a" || 1` }, "spec.routeTable", false},
+		"small MTU":             {func(s *kubeovn.SubnetSpec) { s.Mtu = 68 }, "spec.mtu", true},
+		"external":              {func(s *kubeovn.SubnetSpec) { s.Provider, s.Vpc = "ext.kube-system", "" }, "", true},
 		"hostile ACL": {func(s *kubeovn.SubnetSpec) {
 			s.Acls = []kubeovn.ACL{{Direction: "to-lport", Priority: 7, Match: "1) || (1", Action: "drop"}}
 		}, "spec.acls[0].match", true},

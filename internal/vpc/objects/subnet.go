@@ -81,6 +81,9 @@ func ParseSubnet(subnet *kubeovn.Subnet) (s Subnet, problems Problems, ok bool) 
 		return s, problems, false
 	}
 	for i, text := range spec.AllowSubnets {
+		if strings.Contains(text, ":") && strings.Contains(spec.CIDRBlock, ":") {
+			continue // the IPv6 side of a subnet of two families, which is not served
+		}
 		if prefix, ok := problems.prefix4(fmt.Sprintf("spec.allowSubnets[%d]", i), text, "10.0.2.0/24"); ok {
 			s.Allow = append(s.Allow, prefix)
 		}
@@ -93,7 +96,7 @@ func ParseSubnet(subnet *kubeovn.Subnet) (s Subnet, problems Problems, ok bool) 
 
 // addressing reads the range and the fields that depend on it. False: the subnet cannot be used.
 func (p *Problems) addressing(s *Subnet, spec *kubeovn.SubnetSpec) bool {
-	block := firstIPv4(spec.CIDRBlock)
+	block := FirstIPv4(spec.CIDRBlock)
 	prefix, err := netip.ParsePrefix(block)
 	switch {
 	case err != nil || !prefix.Addr().Is4():
@@ -110,7 +113,7 @@ func (p *Problems) addressing(s *Subnet, spec *kubeovn.SubnetSpec) bool {
 	}
 	s.Gateway = s.Prefix.Addr().Next()
 	if spec.Gateway != "" {
-		gateway, ok := p.addr4("spec.gateway", firstIPv4(spec.Gateway), s.Gateway.String())
+		gateway, ok := p.addr4("spec.gateway", FirstIPv4(spec.Gateway), s.Gateway.String())
 		if !ok {
 			return false
 		}
@@ -241,8 +244,8 @@ func unsupportedSubnet(spec *kubeovn.SubnetSpec) []string {
 	return fields
 }
 
-// firstIPv4 returns the IPv4 side of "a,b", or the text itself.
-func firstIPv4(text string) string {
+// FirstIPv4 returns the IPv4 side of "a,b", or the text itself.
+func FirstIPv4(text string) string {
 	for word := range strings.SplitSeq(text, ",") {
 		if word = strings.TrimSpace(word); !strings.Contains(word, ":") {
 			return word

@@ -53,7 +53,8 @@ func (p *pending) done() { p.all, p.changed = false, fresh(p.changed) }
 func (p *pending) setNamespace(name string, o *corev1.Namespace) {
 	before := p.namespaces[name]
 	same := before != nil && o != nil && maps.Equal(before.Labels, o.Labels) &&
-		before.Annotations[kubeovn.AnnotationLogicalSwitch] == o.Annotations[kubeovn.AnnotationLogicalSwitch]
+		before.Annotations[kubeovn.AnnotationLogicalSwitch] == o.Annotations[kubeovn.AnnotationLogicalSwitch] &&
+		before.Annotations[placement.AnnotationNetwork] == o.Annotations[placement.AnnotationNetwork]
 	if before != nil {
 		for _, subnet := range binding.Listed(before.Annotations) {
 			p.choosing.Remove(subnet, name)

@@ -43,12 +43,11 @@ type addresser struct {
 func (a *addresser) keep(uid string) {
 	s := a.network.SubnetOf(uid)
 	for _, ip := range slices.SortedFunc(maps.Values(a.assigned.ipsIn[uid]), objects.CompareIPs) {
-		addr, err := netip.ParseAddr(ip.Spec.V4IPAddress)
-		if s != nil && s.Pool != nil && err == nil && s.Pool.Use(addr, objects.HolderOf(ip)) == nil {
-			s.Holders++
-			s.MACs[ip.Spec.MacAddress] = objects.HolderOf(ip)
+		pod := a.assigned.podOfIP(ip)
+		if s != nil && s.Pool != nil {
+			s.Keep(ip, pod != nil)
 		}
-		if a.assigned.podOfIP(ip) == nil {
+		if pod == nil {
 			a.removed = append(a.removed, ip)
 			continue
 		}
@@ -129,23 +128,38 @@ func address(pod *corev1.Pod, s *topology.Subnet, owner string) (netip.Addr, err
 		}
 		return addr, nil
 	}
-	count := strings.Count(list, ",") + 1
+	separator := separatorOf(list)
+	count := strings.Count(list, separator) + 1
 	if ordinal, ok := ordinalOf(pod); ok {
 		if ordinal >= count {
 			return netip.Addr{}, fmt.Errorf("annotation %s has %d addresses, and none for ordinal %d", kubeovn.AnnotationIPPool, count, ordinal)
 		}
-		return fixed(s, owner, kubeovn.AnnotationIPPool, word(list, ordinal))
+		return fixed(s, owner, kubeovn.AnnotationIPPool, word(list, separator, ordinal))
 	}
 	if count > maxPool {
 		return netip.Addr{}, fmt.Errorf("annotation %s has %d addresses; write %d at most", kubeovn.AnnotationIPPool, count, maxPool)
 	}
-	return oneOf(s, owner, list, count)
+	return oneOf(s, owner, list, separator)
+}
+
+// separatorOf returns what separates the addresses of an annotation ip_pool, as in Kube-OVN: semicolons if there is one, because the two
+// families of an address are separated by a comma; else commas, unless there is only one address of two families.
+func separatorOf(list string) string {
+	const semicolon, comma = ";", ","
+	first, second, pair := strings.Cut(list, comma)
+	if strings.Contains(list, semicolon) ||
+		pair && !strings.Contains(second, comma) && strings.Contains(first, ":") != strings.Contains(second, ":") {
+		return semicolon
+	}
+	return comma
 }
 
 // oneOf assigns the first free address of a list.
-func oneOf(s *topology.Subnet, owner, list string, count int) (netip.Addr, error) {
+func oneOf(s *topology.Subnet, owner, list, separator string) (netip.Addr, error) {
 	var first error
-	for word := range strings.SplitSeq(list, ",") {
+	count := 0
+	for word := range strings.SplitSeq(list, separator) {
+		count++
 		addr, err := fixed(s, owner, kubeovn.AnnotationIPPool, word)
 		if err == nil {
 			return addr, nil
@@ -159,16 +173,17 @@ func oneOf(s *topology.Subnet, owner, list string, count int) (netip.Addr, error
 }
 
 // word returns a word of a list by its index.
-func word(list string, at int) string {
+func word(list, separator string, at int) string {
 	for range at {
-		_, list, _ = strings.Cut(list, ",")
+		_, list, _ = strings.Cut(list, separator)
 	}
-	found, _, _ := strings.Cut(list, ",")
+	found, _, _ := strings.Cut(list, separator)
 	return found
 }
 
+// fixed assigns an address that an annotation requests: the IPv4 side of one of two families.
 func fixed(s *topology.Subnet, owner, annotation, text string) (netip.Addr, error) {
-	addr, err := netip.ParseAddr(strings.TrimSpace(text))
+	addr, err := netip.ParseAddr(strings.TrimSpace(objects.FirstIPv4(text)))
 	if err != nil {
 		return addr, fmt.Errorf("annotation %s: %.64q is not an address; write one of %s", annotation, text, s.Value.Prefix)
 	}

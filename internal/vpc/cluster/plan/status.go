@@ -106,7 +106,7 @@ func (r *reporter) subnetStatus(object *kubeovn.Subnet, s *topology.Subnet) {
 	}
 	var problems objects.Problems
 	if s.Reason == "" {
-		problems = s.Problems
+		problems = slices.Concat(s.Problems, s.Outdated)
 	}
 	switch {
 	case s.Reason != "":

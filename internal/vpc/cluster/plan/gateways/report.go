@@ -92,6 +92,8 @@ func (r *reporter) gatewayStatus(g *nat.Gateway, pods running) {
 	}
 	if address := r.addresses.given[g.Value.Owner()]; address != "" {
 		s.IP = address
+	} else if g.Value.NoOwn && (pods.pods == 0 || g.Hash != "" && pods.has(g.Hash)) {
+		s.IP = "" // no pod has it any more
 	}
 	problem := r.judge.gateway(g, pods)
 	if problem == (nat.Problem{}) {

@@ -68,6 +68,8 @@ func Workload(g *nat.Gateway, image string) *appsv1.StatefulSet {
 		ObjectMeta: metav1.ObjectMeta{Namespace: kubeovn.ConfigNamespace, Name: name, Labels: labels, Annotations: map[string]string{}},
 		Spec: appsv1.StatefulSetSpec{
 			Replicas: new(int32(1)), Selector: &metav1.LabelSelector{MatchLabels: labels},
+			// With the other policy, a pod that does not become ready would not be replaced when its image, node selector or lanIp is corrected.
+			PodManagementPolicy: appsv1.ParallelPodManagement,
 			Template: corev1.PodTemplateSpec{
 				ObjectMeta: metav1.ObjectMeta{Labels: labels, Annotations: map[string]string{
 					kubeovn.AnnotationNATGateway: g.Value.Name, kubeovn.AnnotationLogicalSwitch: g.Value.Subnet,

@@ -1,9 +1,12 @@
 package topology
 
 import (
+	"fmt"
 	"net/netip"
 
+	kubeovn "weft.dev/weft/api/kubeovn/v1"
 	"weft.dev/weft/internal/ipam"
+	"weft.dev/weft/internal/vpc/objects"
 )
 
 // Addresses are the addresses of a Subnet that a plan computes, and what has them. The zero value has none.
@@ -15,6 +18,42 @@ type Addresses struct {
 	Holders int
 	// LanIPs are the addresses of NAT gateways in the VPC.
 	LanIPs []netip.Addr
+	// Outdated are the problems of pods that started with another range or gateway of the Subnet.
+	Outdated objects.Problems
+}
+
+// Keep records the address of an IP object. If its pod exists, the Subnet stays, even if the address is not one of its range any more: pods
+// keep the address and the gateway with which they started.
+func (s *Subnet) Keep(ip *kubeovn.IP, exists bool) {
+	addr, err := netip.ParseAddr(ip.Spec.V4IPAddress)
+	if err != nil {
+		return
+	}
+	holder := objects.HolderOf(ip)
+	refused := s.Pool.Use(addr, holder)
+	if refused == nil || exists {
+		s.Holders++
+		s.MACs[ip.Spec.MacAddress] = holder
+	}
+	if !exists || ip.Spec.NATGateway != "" { // the gateway itself reports its lanIp
+		return
+	}
+	field := "spec.gateway"
+	var why string
+	switch {
+	case refused != nil && addr != s.Value.Gateway:
+		field, why = "spec.cidrBlock", refused.Error()
+	case refused != nil:
+		why = refused.Error()
+	case ip.Spec.Gateway != s.Value.Gateway.String():
+		why = "it uses the former gateway " + ip.Spec.Gateway
+	default:
+		return
+	}
+	s.Outdated = append(s.Outdated, objects.Problem{
+		Field: field, Text: fmt.Sprintf("pod %s/%s started before the change, and keeps %s: %s; recreate the pod, or undo the change",
+			ip.Spec.Namespace, ip.Spec.PodName, addr, why),
+	})
 }
 
 // Open creates the Subnet's pool of addresses, which continues after the last assigned address.

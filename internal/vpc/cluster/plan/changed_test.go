@@ -1,0 +1,68 @@
+package plan_test
+
+import (
+	"strings"
+	"testing"
+
+	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+
+	kubeovn "weft.dev/weft/api/kubeovn/v1"
+)
+
+// A Subnet whose range or gateway is changed names the pods that keep the former one, until they are recreated. It stays while such pods exist.
+func TestChangedSubnet(t *testing.T) {
+	w := newWorld(t)
+	w.vpc("v", 1, kubeovn.VpcSpec{})
+	s := w.subnet("s", 2, "v", "10.0.1.0/24")
+	w.pod("a", "s", "10.0.1.5")
+	w.pod("b", "s", "10.0.1.200")
+	w.settle(t)
+	settle := func() {
+		t.Helper()
+		for range 20 {
+			if !w.step(t) {
+				return
+			}
+		}
+		t.Fatal("plans go on without end")
+	}
+	ready := func() *metav1.Condition {
+		t.Helper()
+		return meta.FindStatusCondition(w.subnets["s"].Status.Conditions, kubeovn.ConditionReady)
+	}
+	change := func(cidr, gateway string, want ...string) {
+		t.Helper()
+		s.Spec.CIDRBlock, s.Spec.Gateway = cidr, gateway
+		s.Generation++
+		settle()
+		c := ready()
+		if len(want) == 0 != (c.Status == metav1.ConditionTrue) {
+			t.Errorf("range %s, gateway %q: %+v", cidr, gateway, c)
+		}
+		for _, words := range want {
+			if !strings.Contains(c.Message, words) {
+				t.Errorf("range %s, gateway %q: condition %q, want %q in it", cidr, gateway, c.Message, words)
+			}
+		}
+	}
+	change("10.0.0.0/23", "10.0.1.1") // a larger range, with the same gateway
+	change("10.0.1.0/24", "10.0.1.9", "spec.gateway: pod ns1/a", "pod ns1/b", "10.0.1.1", "recreate")
+	change("10.0.1.0/24", "10.0.1.5", "pod ns1/a", "10.0.1.5 is the gateway")
+	change("10.0.1.0/25", "10.0.1.1", "spec.cidrBlock: pod ns1/b", "10.0.1.200")
+	if c := ready(); strings.Contains(c.Message, "ns1/a") {
+		t.Errorf("a pod that fits: %s", c.Message)
+	}
+	now := metav1.Now()
+	delete(w.pods, "a")
+	s.DeletionTimestamp = &now
+	settle()
+	if w.subnets["s"] == nil || !strings.Contains(w.ports(), "s/10.0.1.200") {
+		t.Errorf("the Subnet of a pod outside its range is gone: %s", w.ports())
+	}
+	delete(w.pods, "b")
+	w.settle(t)
+	if len(w.subnets)+len(w.ips) != 0 {
+		t.Errorf("left: %v %v", w.subnets, w.ips)
+	}
+}
