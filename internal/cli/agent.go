@@ -187,7 +187,7 @@ func flannelFlags(serve bool, args []string, environment Environment, usage io.W
 	case !serve:
 		return nil, nil //nolint:nilnil // no flags is how the agent is told not to serve flannel
 	case len(args) == 0:
-		return netconf.Defaults(), nil
+		args = []string{"--ip-masq"}
 	}
 	getenv := environment.Getenv
 	if getenv == nil {

@@ -71,8 +71,18 @@ func flanneldCommand(common *commonFlags, environment Environment) *cobra.Comman
 			if getenv("GOGC") == "" {
 				collectLittle()
 			}
-			return runFlanneld(cmd.Context(), daemon.New(daemon.Options{Flags: flags, Store: store, Open: true, Log: log}))
+			options := daemon.Options{Flags: flags, Store: store, Open: true, Established: notifySystemd(getenv, log), Log: log}
+			return runFlanneld(cmd.Context(), daemon.New(options))
 		},
+	}
+}
+
+// notifySystemd returns a function that reports to systemd that the daemon has started.
+func notifySystemd(getenv func(string) string, log *slog.Logger) func(daemon.State) {
+	return func(daemon.State) {
+		if err := daemon.NotifyReady(getenv("NOTIFY_SOCKET")); err != nil {
+			log.Warn("systemd was not notified that the daemon has started", "error", err)
+		}
 	}
 }
 

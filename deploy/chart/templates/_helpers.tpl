@@ -40,3 +40,15 @@ volumeMounts:
   - {name: database, mountPath: /var/lib/ovn}
   - {name: tmp, mountPath: /tmp}
 {{- end }}
+
+{{- /* What the keys of a node's lease in a flannel network begin with: the agent derives it in the same way from --kube-annotation-prefix. */}}
+{{- define "weft.flannelAnnotations" -}}
+{{- $prefix := "flannel.alpha.coreos.com" }}
+{{- range .Values.flannel.flags }}
+{{- if regexMatch "^--?kube-annotation-prefix=" . }}
+{{- $prefix = regexReplaceAll "^--?kube-annotation-prefix=" . "" }}
+{{- end }}
+{{- end }}
+{{- $parts := splitList "/" $prefix }}
+{{- first $parts }}/{{ with trimSuffix "-" (join "/" (rest $parts)) }}{{ . }}-{{ end }}
+{{- end }}

@@ -11,6 +11,7 @@ import (
 	"strings"
 
 	"github.com/vishvananda/netlink"
+	"golang.org/x/sys/unix"
 
 	"weft.dev/weft/internal/cleanup"
 	"weft.dev/weft/internal/flannel/handover"
@@ -18,6 +19,8 @@ import (
 	"weft.dev/weft/internal/flannel/node"
 	"weft.dev/weft/internal/flannel/subnetenv"
 	"weft.dev/weft/internal/link"
+	"weft.dev/weft/internal/link/rtnetlink"
+	"weft.dev/weft/internal/link/whole"
 	"weft.dev/weft/internal/nft"
 	"weft.dev/weft/internal/nft/ruleset"
 	"weft.dev/weft/internal/reconcile"
@@ -46,6 +49,7 @@ func remove(ctx context.Context, o cleanup.Options) error {
 		}
 		o.Report("link " + device.Attrs().Name)
 	}
+	errs = append(errs, routes(o))
 	return errors.Join(append(errs, o.Remove(filepath.Join(o.CNIConfDir, node.ConflistName)), o.Remove(subnetenv.DefaultPath))...)
 }
 
@@ -59,9 +63,9 @@ func giveBack(ctx context.Context, o cleanup.Options) error {
 	if err != nil {
 		return err
 	}
-	all, err := netlink.LinkList()
+	all, err := links(func(netlink.Link) bool { return true })
 	if err != nil {
-		return fmt.Errorf("list links: %w", err)
+		return err
 	}
 	var errs []error
 	for _, l := range all {
@@ -120,8 +124,30 @@ func devices() ([]netlink.Link, error) {
 	})
 }
 
+// routes removes the routes to other nodes' pods that are on no tunnel device, by the number of their protocol.
+func routes(o cleanup.Options) error {
+	var errs []error
+	for _, family := range []int{netlink.FAMILY_V4, netlink.FAMILY_V6} {
+		list, err := rtnetlink.Dump(func() ([]netlink.Route, error) {
+			return netlink.RouteListFiltered(family, &netlink.Route{Protocol: whole.Protocol}, netlink.RT_FILTER_PROTOCOL)
+		})
+		if err != nil {
+			errs = append(errs, fmt.Errorf("list routes: %w", err))
+			continue
+		}
+		for i := range list {
+			if err := netlink.RouteDel(&list[i]); err != nil && !errors.Is(err, unix.ESRCH) {
+				errs = append(errs, fmt.Errorf("route to %s: %w", list[i].Dst, err))
+				continue
+			}
+			o.Report(fmt.Sprintf("route to %s", list[i].Dst))
+		}
+	}
+	return errors.Join(errs...)
+}
+
 func links(want func(netlink.Link) bool) ([]netlink.Link, error) {
-	all, err := netlink.LinkList()
+	all, err := rtnetlink.Dump(netlink.LinkList)
 	if err != nil {
 		return nil, fmt.Errorf("list links: %w", err)
 	}

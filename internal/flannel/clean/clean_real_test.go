@@ -123,8 +123,18 @@ func TestGiveBackRefused(t *testing.T) {
 // TestRemove: everything of the agent is removed, and what flanneld or other programs have created stays.
 func TestRemove(t *testing.T) {
 	o, run := node(t)
+	for _, line := range []string{
+		"ip link add eth0 type veth peer name eth8", "ip link set eth8 up", "ip link set eth0 up", "ip addr add 192.0.2.1/24 dev eth0", "ip addr add 2001:db8::1/64 dev eth0 nodad",
+		"ip route add 10.244.2.0/24 via 192.0.2.2 dev eth0 proto 88", "ip route add fd00:244:0:2::/64 via 2001:db8::2 dev eth0 proto 88",
+		"ip route add 198.51.100.0/24 via 192.0.2.2 dev eth0",
+	} {
+		run(line)
+	}
 	if err := cleanup.Run(t.Context(), o); err != nil {
 		t.Fatal(err)
+	}
+	if routes := run("ip route") + run("ip -6 route"); strings.Contains(routes, "244") || !strings.Contains(routes, "198.51.100.0/24") {
+		t.Errorf("routes %s", routes)
 	}
 	links := run("ip -o link show")
 	if strings.Contains(links, "cni0") || strings.Contains(links, "veth1") || strings.Contains(links, "flannel.1") || !strings.Contains(links, "docker0") {

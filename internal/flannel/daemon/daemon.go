@@ -77,6 +77,8 @@ type Daemon struct {
 	peers   *peers
 	rival   *rival
 	served  atomic.Bool // a lease has been in effect
+	// inUse are the uplink's addresses that the last generation uses, at first those of existing devices to other nodes. Nil: not known.
+	inUse []netip.Addr
 }
 
 // presence is the state of one generation.

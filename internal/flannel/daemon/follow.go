@@ -65,6 +65,7 @@ func (d *Daemon) follow(ctx context.Context, p *presence, failed <-chan error) e
 func (d *Daemon) verify(ctx context.Context, p *presence) {
 	d.engines.links.Resync()
 	d.engines.rules.Resync()
+	d.relink(p)
 	p.offload.due()
 	if d.engines.firewall.concerned(&nft.Drift{}) {
 		d.engines.firewall.look(ctx)
@@ -77,7 +78,20 @@ func (d *Daemon) linksChanged(p *presence) error {
 	if err := d.moved(p); err != nil {
 		return &restartError{reason: err}
 	}
+	d.relink(p)
 	return nil
+}
+
+// relink follows the ranges that the uplink reaches without a gateway, if the way to other nodes depends on them.
+func (d *Daemon) relink(p *presence) {
+	if !p.view.Direct() {
+		return
+	}
+	links, err := linkRanges(p.view.Uplink.Index)
+	if err != nil { // the uplink is gone at the moment
+		return
+	}
+	d.peers.relink(p, links)
 }
 
 // drifted repairs the rules if a drift concerns them.

@@ -99,6 +99,70 @@ func TestUplinkMadeAnew(t *testing.T) {
 	}
 }
 
+// TestAddressAdded: an address that the interface gets besides the one in use changes nothing, even if flanneld would prefer it at its start;
+// nor does a restart.
+func TestAddressAdded(t *testing.T) {
+	u := flanneltest.NewUnderlay(t)
+	etcd := u.Etcd()
+	etcd.Put(configKey, `{"Network":"10.5.0.0/16","EnableIPv6":true,"IPv6Network":"fd00:5::/48","Backend":{"Type":"vxlan"}}`)
+	n := u.Node()
+	p := startWeft(n, binary, etcd)
+	n.Subnet("FLANNEL_SUBNET")
+	n.IP("addr change " + n.Address() + "/24 dev eth0 valid_lft 3600 preferred_lft 3600") // as from DHCP
+	n.IP("addr add 192.0.2.99/24 dev eth0")
+	n.IP("-6 addr add 2001:db8::99/64 dev eth0 nodad")
+	for range 2 { // when the device is up the second time, the events before the first have been handled
+		n.IP("link set flannel.1 down")
+		flanneltest.Eventually(t, "the device is repaired", func() error {
+			if out := n.IP("-o link show up dev flannel.1"); out == "" {
+				return errors.New("it is down")
+			}
+			return nil
+		})
+	}
+	if strings.Contains(p.Log(), "starting anew") {
+		t.Error("the daemon has started anew")
+	}
+	before := etcd.List(subnetsPrefix)
+	p.Stop()
+	logs(t, startWeft(n, binary, etcd), "msg=ready")
+	after := etcd.List(subnetsPrefix)
+	if len(before) != 1 || len(after) != 1 || before[0].Key != after[0].Key || before[0].Value != after[0].Value ||
+		!strings.Contains(after[0].Value, n.Address()+`"`) || !strings.Contains(after[0].Value, `"2001:db8::1"`) {
+		t.Errorf("leases %v, and after a restart %v", before, after)
+	}
+}
+
+// TestDirectRoutingFollowsLinks: a peer is reached without a tunnel while the uplink reaches its address without a gateway, also if that changes
+// while the daemon runs. flanneld decides it when the peer's lease comes.
+func TestDirectRoutingFollowsLinks(t *testing.T) {
+	u := flanneltest.NewUnderlay(t)
+	etcd := u.Etcd()
+	etcd.Put(configKey, `{"Network":"10.5.0.0/16",`+below+`"Backend":{"Type":"vxlan","DirectRouting":true}}`)
+	n1, n2 := u.Node(), u.Node()
+	startWeft(n1, binary, etcd)
+	startWeft(n2, binary, etcd)
+	p1, p2 := n1.Pod(), n2.Pod()
+	way := func(want string) {
+		t.Helper()
+		flanneltest.Eventually(t, "the way to the other node's pods has "+want, func() error {
+			if out := n1.IP("route get " + p2.Address); !strings.Contains(out, want) {
+				return errors.New(out)
+			}
+			return nil
+		})
+		p1.Ping(t, p2.Address)
+	}
+	way("via " + n2.Address() + " dev eth0")
+	if _, err := u.Space.Run("sysctl", "-qw", "net.ipv4.ip_forward=1"); err != nil { // the gateway of the nodes
+		t.Fatal(err)
+	}
+	n1.IP("route del 192.0.2.0/24 dev eth0")
+	way("dev flannel.1")
+	n1.IP("route add 192.0.2.0/24 dev eth0")
+	way("via " + n2.Address() + " dev eth0")
+}
+
 // TestPeerThatCannotBeProgrammed: such a peer does not delay others; with flanneld, its retries delay everything after it for a minute.
 func TestPeerThatCannotBeProgrammed(t *testing.T) {
 	weft, _ := programs(t)

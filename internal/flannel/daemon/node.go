@@ -18,6 +18,7 @@ import (
 	"weft.dev/weft/internal/flannel/lease"
 	"weft.dev/weft/internal/flannel/netconf"
 	"weft.dev/weft/internal/flannel/uplink"
+	"weft.dev/weft/internal/link/rtnetlink"
 	"weft.dev/weft/internal/nft/nfnetlink"
 )
 
@@ -40,11 +41,19 @@ func (d *Daemon) view(ctx context.Context, config netconf.Config) (*fabric.View,
 			*to = public[i]
 		}
 	}
+	if d.inUse == nil { // this process has used none yet
+		if d.inUse, err = tunnelAddresses(); err != nil {
+			return nil, options, err
+		}
+	}
+	options.InUse = d.inUse
 	d.wait("waiting for an interface")
 	last := ""
 	for {
 		view, err := look(config, options)
 		if err == nil {
+			d.inUse = []netip.Addr{view.Uplink.Addr, view.Uplink.Addr6}
+			options.InUse = d.inUse
 			return view, options, view.Check()
 		}
 		if !errors.Is(err, uplink.ErrNone) {
@@ -81,11 +90,33 @@ func look(config netconf.Config, options uplink.Options) (*fabric.View, error) {
 
 // hasTunnel reports whether there is a device to other nodes, of whichever network configuration.
 func hasTunnel() (bool, error) {
-	links, err := netlink.LinkList()
+	links, err := listLinks()
 	if err != nil {
-		return false, fmt.Errorf("list interfaces: %w", err)
+		return false, err
 	}
 	return slices.ContainsFunc(links, func(link netlink.Link) bool { return fabric.Owns(link.Attrs().Name) }), nil
+}
+
+// tunnelAddresses returns the addresses from which existing devices send to other nodes: an earlier process, or flanneld, has made them.
+func tunnelAddresses() ([]netip.Addr, error) {
+	links, err := listLinks()
+	if err != nil {
+		return nil, err
+	}
+	out := []netip.Addr{}
+	for _, link := range links {
+		var local net.IP
+		switch link := link.(type) {
+		case *netlink.Vxlan:
+			local = link.SrcAddr
+		case *netlink.Iptun:
+			local = link.Local
+		}
+		if addr, ok := netip.AddrFromSlice(local); ok && fabric.Owns(link.Attrs().Name) {
+			out = append(out, addr.Unmap())
+		}
+	}
+	return out, nil
 }
 
 // hasRules reports whether there are rules of an earlier process.
@@ -99,19 +130,27 @@ func hasRules() (bool, error) {
 
 func readNode(options uplink.Options) (uplink.Node, error) {
 	var node uplink.Node
-	links, err := netlink.LinkList()
+	links, err := listLinks()
 	if err != nil {
-		return node, fmt.Errorf("list interfaces: %w", err)
+		return node, err
+	}
+	// All at once: the kernel has no list of one device's addresses, and a node has hundreds of devices.
+	addresses, err := rtnetlink.Dump(func() ([]netlink.Addr, error) { return netlink.AddrList(nil, netlink.FAMILY_ALL) })
+	if err != nil {
+		return node, fmt.Errorf("list addresses: %w", err)
+	}
+	on := map[int][]uplink.Address{}
+	for i := range addresses {
+		if addr, ok := addressOf(&addresses[i]); ok {
+			on[addresses[i].LinkIndex] = append(on[addresses[i].LinkIndex], addr)
+		}
 	}
 	for _, link := range links {
-		i, err := readInterface(link)
-		if err != nil {
-			return node, err
-		}
-		node.Interfaces = append(node.Interfaces, i)
+		attrs := link.Attrs()
+		node.Interfaces = append(node.Interfaces, uplink.Interface{Name: attrs.Name, Index: attrs.Index, MTU: attrs.MTU, Addresses: on[attrs.Index]})
 	}
 	for family, to := range map[int]*[]int{netlink.FAMILY_V4: &node.Default4, netlink.FAMILY_V6: &node.Default6} {
-		routes, err := netlink.RouteList(nil, family)
+		routes, err := rtnetlink.Dump(func() ([]netlink.Route, error) { return netlink.RouteList(nil, family) })
 		if err != nil {
 			return node, fmt.Errorf("list routes: %w", err)
 		}
@@ -131,26 +170,23 @@ func readNode(options uplink.Options) (uplink.Node, error) {
 	return node, nil
 }
 
-func readInterface(link netlink.Link) (uplink.Interface, error) {
-	attrs := link.Attrs()
-	i := uplink.Interface{Name: attrs.Name, Index: attrs.Index, MTU: attrs.MTU}
-	addresses, err := netlink.AddrList(link, netlink.FAMILY_ALL)
+func addressOf(a *netlink.Addr) (uplink.Address, bool) {
+	addr, ok := netip.AddrFromSlice(a.IP)
+	addr = addr.Unmap()
+	return uplink.Address{
+		// IFA_F_TEMPORARY is IFA_F_SECONDARY in IPv4.
+		Addr: addr, Dynamic: a.Flags&unix.IFA_F_PERMANENT == 0, Temporary: a.Flags&unix.IFA_F_TEMPORARY != 0 && addr.Is6(),
+		Deprecated: a.Flags&unix.IFA_F_DEPRECATED != 0,
+	}, ok
+}
+
+// listLinks lists the node's links, although pods' links change all the time: an interrupted list is requested again.
+func listLinks() ([]netlink.Link, error) {
+	links, err := rtnetlink.Dump(netlink.LinkList)
 	if err != nil {
-		return i, fmt.Errorf("list addresses of %s: %w", attrs.Name, err)
+		return nil, fmt.Errorf("list interfaces: %w", err)
 	}
-	for _, a := range addresses {
-		addr, ok := netip.AddrFromSlice(a.IP)
-		if !ok {
-			continue
-		}
-		addr = addr.Unmap()
-		i.Addresses = append(i.Addresses, uplink.Address{
-			// IFA_F_TEMPORARY is IFA_F_SECONDARY in IPv4.
-			Addr: addr, Dynamic: a.Flags&unix.IFA_F_PERMANENT == 0, Temporary: a.Flags&unix.IFA_F_TEMPORARY != 0 && addr.Is6(),
-			Deprecated: a.Flags&unix.IFA_F_DEPRECATED != 0,
-		})
-	}
-	return i, nil
+	return links, nil
 }
 
 func maskSize(n *net.IPNet) (int, int) {
@@ -171,13 +207,13 @@ func outDevices(r *netlink.Route) []int {
 	return out
 }
 
-// linkRanges returns the ranges that an interface reaches without a gateway.
+// linkRanges returns, sorted, the ranges that an interface reaches without a gateway.
 func linkRanges(index int) ([]netip.Prefix, error) {
 	link, err := netlink.LinkByIndex(index)
 	if err != nil {
 		return nil, fmt.Errorf("find interface %d: %w", index, err)
 	}
-	routes, err := netlink.RouteList(link, netlink.FAMILY_ALL)
+	routes, err := rtnetlink.Dump(func() ([]netlink.Route, error) { return netlink.RouteList(link, netlink.FAMILY_ALL) })
 	if err != nil {
 		return nil, fmt.Errorf("list routes of %s: %w", link.Attrs().Name, err)
 	}
@@ -192,7 +228,8 @@ func linkRanges(index int) ([]netip.Prefix, error) {
 			out = append(out, netip.PrefixFrom(addr.Unmap(), bits))
 		}
 	}
-	return out, nil
+	slices.SortFunc(out, netip.Prefix.Compare)
+	return slices.Compact(out), nil
 }
 
 // chooseMACs sets the MAC addresses of the VXLAN devices: those of the former lease, which other nodes have, else the devices' current

@@ -99,6 +99,18 @@ func (n *peers) apply(p *presence, verdict *lease.Verdict) map[string]error {
 	return problems
 }
 
+// relink compiles all leases again if the uplink's ranges have changed.
+func (n *peers) relink(p *presence, links []netip.Prefix) {
+	n.mu.Lock()
+	defer n.mu.Unlock()
+	if n.present != p || slices.Equal(p.view.Links, links) {
+		return
+	}
+	n.log.Info("the ranges that the interface to other nodes reaches without a gateway changed", "interface", p.view.Uplink.Name, "ranges", links)
+	p.view.Links = links
+	n.apply(p, &lease.Verdict{Accepted: p.leases.Accepted()}) // problems of leases do not depend on it
+}
+
 // hand sets the fragments of changed leases in the engines.
 func (n *peers) hand(
 	fragments map[reconcile.Owner]fabric.Fragment, commands map[reconcile.Owner]map[extension.Key]extension.Item,

@@ -33,7 +33,8 @@ const (
 // Options of a Store.
 type Options struct {
 	Flags netconf.EtcdFlags
-	// Former and Former6 are the node's former subnets, from subnet.env: they are acquired again if they are free.
+	// Former and Former6 are the node's former subnets, from subnet.env: they are acquired again if they are free. The subnets that the store
+	// acquires replace them.
 	Former, Former6 netip.Prefix
 	Log             *slog.Logger
 }
@@ -150,7 +151,7 @@ func (s *Store) Former(ctx context.Context, l lease.Lease) (lease.Lease, error) 
 		if s.listed, err = s.list(ctx); err != nil {
 			return err
 		}
-		if r, ok := mine(s.listed.records, l); ok {
+		if r, ok := s.mine(s.listed.records, l); ok {
 			out = r.lease
 		}
 		return nil
@@ -158,8 +159,14 @@ func (s *Store) Former(ctx context.Context, l lease.Lease) (lease.Lease, error) 
 	return out, err
 }
 
-// mine returns the node's record: the one with its public address, of either family.
-func mine(records []record, l lease.Lease) (record, bool) {
+// mine returns the node's record: the one that the store has acquired, also after the node's address changed; else the one with its public
+// address, of either family.
+func (s *Store) mine(records []record, l lease.Lease) (record, bool) {
+	for _, r := range records {
+		if s.subnetsPrefix()+r.key == s.own.key && r.etcd == s.own.lease {
+			return r, true
+		}
+	}
 	for _, r := range records {
 		if (l.PublicIP.IsValid() && r.public[0] == l.PublicIP) || (l.PublicIP6.IsValid() && r.public[1] == l.PublicIP6) {
 			return r, true
@@ -178,7 +185,7 @@ func (s *Store) Acquire(ctx context.Context, l lease.Lease) (lease.Lease, error)
 		for ; tries < acquireTries; tries++ {
 			taken, err := s.acquire(ctx, l)
 			if err == nil {
-				l = taken
+				l, s.options.Former, s.options.Former6 = taken, taken.Subnet, taken.Subnet6
 				return nil
 			}
 			if !errors.Is(err, errTaken) {
@@ -199,7 +206,7 @@ func (s *Store) acquire(ctx context.Context, l lease.Lease) (lease.Lease, error)
 		return lease.Lease{}, err
 	}
 	pools := s.pools()
-	if r, ok := mine(all.records, l); ok {
+	if r, ok := s.mine(all.records, l); ok {
 		if pools.fit(r.subnets) {
 			l.Subnet, l.Subnet6 = r.subnets[0], r.subnets[1]
 			if err = s.put(ctx, l, &r, all.revision); err == nil {

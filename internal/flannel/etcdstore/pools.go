@@ -11,7 +11,7 @@ import (
 // pools are the subnets from which nodes get theirs, IPv4 first.
 type pools [2]pool
 
-// pool is that of one family. former is the subnet that the node had; invalid if there is none.
+// pool is that of one family. former is the subnet that the node had; invalid if there is none. The node's pods may have addresses of it.
 type pool struct {
 	netconf.Subnets
 	wanted bool
@@ -21,19 +21,21 @@ type pool struct {
 // fit reports whether the configuration allows these subnets.
 func (p *pools) fit(subnets [2]netip.Prefix) bool {
 	for i, f := range p {
-		if f.wanted != subnets[i].IsValid() {
-			return false
-		}
-		if f.wanted && (subnets[i].Bits() != f.Len || subnets[i].Addr().Less(f.Min) || f.Max.Less(subnets[i].Addr())) {
+		if f.wanted != subnets[i].IsValid() || f.wanted && !f.fits(subnets[i]) {
 			return false
 		}
 	}
 	return true
 }
 
-// choose returns free subnets: the node's former ones, or random ones.
+// fits reports whether a subnet is one of the pool.
+func (p *pool) fits(subnet netip.Prefix) bool {
+	return subnet.IsValid() && subnet.Bits() == p.Len && !subnet.Addr().Less(p.Min) && !p.Max.Less(subnet.Addr())
+}
+
+// choose returns free subnets: of each family the node's former one, or a random one.
 func (p *pools) choose(records []record) ([2]netip.Prefix, error) {
-	var former, out [2]netip.Prefix
+	var out [2]netip.Prefix
 	free := func(subnet netip.Prefix) bool {
 		for _, r := range records {
 			if r.subnets[0].Overlaps(subnet) || r.subnets[1].Overlaps(subnet) {
@@ -42,18 +44,12 @@ func (p *pools) choose(records []record) ([2]netip.Prefix, error) {
 		}
 		return true
 	}
-	usable := true
-	for i, one := range p {
-		if one.wanted {
-			former[i] = one.former
-			usable = usable && one.former.IsValid() && free(one.former)
-		}
-	}
-	if usable && p.fit(former) {
-		return former, nil
-	}
 	for i := range p {
 		if !p[i].wanted {
+			continue
+		}
+		if former := p[i].former; p[i].fits(former) && free(former) {
+			out[i] = former
 			continue
 		}
 		subnet, err := p[i].pick(free)

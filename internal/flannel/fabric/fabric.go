@@ -62,6 +62,9 @@ func Owns(name string) bool {
 	return name == wireguardDevice || name == wireguardDeviceSix || name == ipipDevice
 }
 
+// longestName is the maximum length of a device's name (IFNAMSIZ-1 of linux/if.h).
+const longestName = 15
+
 // ErrBackend is returned for a backend that cannot serve the configured network.
 var ErrBackend = errors.New("backend does not fit the network")
 
@@ -71,6 +74,13 @@ func (v *View) Check() error {
 	case netconf.HostGW:
 		if (v.V4 && v.Uplink.Addr != v.Uplink.Public) || (v.V6 && v.Uplink.Addr6 != v.Uplink.Public6) {
 			return fmt.Errorf("backend host-gw: the public address must be the interface's own (%s on %s): leave out --public-ip", v.Uplink.Addr, v.Uplink.Name)
+		}
+	case netconf.VXLAN:
+		for i, wanted := range []bool{v.V4, v.V6} {
+			if name := Devices(b)[i]; wanted && len(name) > longestName {
+				return fmt.Errorf("%w: VNI %d: %s would be its device's name, and names have %d characters at most: use a VNI below 10000",
+					ErrBackend, b.VNI, name, longestName)
+			}
 		}
 	case netconf.IPIP:
 		if v.V6 {
@@ -220,18 +230,15 @@ func (v *View) Peer(l lease.Lease) (Fragment, error) {
 // way returns the items that reach a peer's subnet in one family.
 func (v *View) way(subnet netip.Prefix, public netip.Addr, data lease.Data, six int) []whole.Item {
 	direct := &whole.Route{Dst: subnet, Gateway: public, Device: v.Uplink.Name}
+	if v.Direct() && v.linked(public) {
+		return []whole.Item{direct}
+	}
 	switch b := v.Backend.(type) {
 	case netconf.HostGW:
 		return []whole.Item{direct}
 	case netconf.IPIP:
-		if b.DirectRouting && v.linked(public) {
-			return []whole.Item{direct}
-		}
 		return []whole.Item{&whole.Route{Dst: subnet, Gateway: public, Device: ipipDevice, OnLink: true}}
 	case netconf.VXLAN:
-		if b.DirectRouting && v.linked(public) {
-			return []whole.Item{direct}
-		}
 		vtep, ok := data.(lease.VXLAN)
 		if !ok {
 			return nil
@@ -244,6 +251,17 @@ func (v *View) way(subnet netip.Prefix, public netip.Addr, data lease.Data, six 
 		}
 	}
 	return nil
+}
+
+// Direct reports whether peers are reached without a tunnel that are on one of the uplink's links.
+func (v *View) Direct() bool {
+	switch b := v.Backend.(type) {
+	case netconf.VXLAN:
+		return b.DirectRouting
+	case netconf.IPIP:
+		return b.DirectRouting
+	}
+	return false
 }
 
 // linked reports whether an address is reached on the uplink without a gateway.

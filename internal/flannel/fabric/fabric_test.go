@@ -1,6 +1,7 @@
 package fabric_test
 
 import (
+	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
@@ -131,6 +132,17 @@ func TestCheck(t *testing.T) {
 	}
 	if err := view(netconf.IPIP{}).Check(); err == nil || !strings.Contains(err.Error(), "ipip carries IPv4 only") {
 		t.Error(err)
+	}
+	for vni, want := range map[uint32][2]string{ // with IPv4 alone, and with IPv6
+		9999: {"", ""}, 10000: {"", "VNI 10000: flannel-v6.10000"}, 9999999: {"", "flannel-v6.9999999"}, 10000000: {"VNI 10000000: flannel.10000000", "VNI"},
+	} {
+		v := view(netconf.VXLAN{VNI: vni})
+		for i, six := range []bool{false, true} {
+			v.V6 = six
+			if got := fmt.Sprint(v.Check()); got != "<nil>" && want[i] == "" || !strings.Contains(got, want[i]) {
+				t.Errorf("VNI %d, IPv6 %t: %s, want %q", vni, six, got, want[i])
+			}
+		}
 	}
 	v = view(netconf.WireGuard{Mode: netconf.ModeIPv6})
 	v.V6 = false

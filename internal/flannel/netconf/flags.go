@@ -129,15 +129,6 @@ func ParseFlags(args []string, getenv func(string) string, usage io.Writer) (*Fl
 	return f, nil
 }
 
-// Defaults returns an agent's configuration without flags: leases in Kubernetes, and --ip-masq.
-func Defaults() *Flags {
-	f := &Flags{}
-	set := flag.NewFlagSet("flanneld", flag.ContinueOnError)
-	f.define(set)
-	f.Kube.Enabled, f.Masq = true, true
-	return f
-}
-
 func (f *Flags) define(set *flag.FlagSet) {
 	e, k := &f.Etcd, &f.Kube
 	set.StringVar(&e.endpoints, "etcd-endpoints", "http://127.0.0.1:4001,http://127.0.0.1:2379", "etcd's endpoints, separated by commas")

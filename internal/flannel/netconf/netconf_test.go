@@ -43,7 +43,7 @@ func TestParse(t *testing.T) {
 			netconf.Config{EnableIPv4: true, Network: network, Backend: netconf.WireGuard{ListenPort: 51820, ListenPort6: 51821, Mode: netconf.ModeSeparate}},
 		},
 		{
-			"extension", `{"Network":"10.244.0.0/16","Backend":{"Type":"extension","SubnetAddCommand":"/opt/add $SUBNET"}}`,
+			"extension", `{"Network":"10.244.0.0/16","Backend":{"Type":"extension","SubnetAddCommand":"/opt/add $SUBNET ","PreStartupCommand":" "}}`,
 			netconf.Config{EnableIPv4: true, Network: network, Backend: netconf.Extension{SubnetAdd: "/opt/add $SUBNET"}},
 		},
 		{

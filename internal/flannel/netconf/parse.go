@@ -135,6 +135,7 @@ func (o *object) extension() Extension {
 		{"SubnetRemoveCommand", &b.SubnetRemove},
 	} {
 		o.text(command.key, command.to)
+		*command.to = strings.TrimSpace(*command.to) // white space alone is no command
 		if i := strings.IndexAny(*command.to, shellWords); i >= 0 {
 			o.fail(command.key, fmt.Sprintf("%q needs a shell, and commands run without one: put them into a script and name it here",
 				(*command.to)[i:i+1]))

@@ -8,12 +8,14 @@ import (
 	"fmt"
 	"maps"
 	"net/netip"
+	"slices"
 
 	"weft.dev/weft/internal/flannel/address"
 	"weft.dev/weft/internal/flannel/daemon"
 	"weft.dev/weft/internal/flannel/delegate"
 	"weft.dev/weft/internal/flannel/handover"
 	"weft.dev/weft/internal/flannel/subnetenv"
+	"weft.dev/weft/internal/link"
 	"weft.dev/weft/internal/nft"
 )
 
@@ -77,6 +79,9 @@ func parseConf(text []byte) (*conf, error) {
 	}
 	if c.plugin.Name == "" {
 		return nil, errors.New("cni-conf.json: name is missing: a text such as \"cbr0\"")
+	}
+	if err := link.ValidateName(c.bridgeName()); err != nil {
+		return nil, fmt.Errorf("cni-conf.json: delegate.bridge: %w", err)
 	}
 	return c, nil
 }
@@ -208,6 +213,8 @@ const (
 	defaultBridge = "cni0"
 	// defaultDataDir is the directory in which host-local stores the addresses in use, with a directory for each network.
 	defaultDataDir = "/var/lib/cni/networks"
+	// minMTU and maxMTU bound the MTU of the kernel's bridges and veths (ETH_MIN_MTU and ETH_MAX_MTU of linux/if_ether.h).
+	minMTU, maxMTU = 68, 65535
 )
 
 // bridge returns the meaning of the configuration with the node's lease. A delegate that needs more than a bridge and host-local is
@@ -240,6 +247,8 @@ func (c *conf) bridge(state *daemon.State) (*bridge, error) {
 	case d.IPMasq:
 		return nil, errors.New("cni-conf.json: delegate.ipMasq true is not served by the agent: have the node masquerade (--ip-masq), " +
 			"or set delegate.ipMasq to false")
+	case d.MTU != 0 && (d.MTU < minMTU || d.MTU > maxMTU):
+		return nil, fmt.Errorf("cni-conf.json: delegate.mtu: %d is not from %d to %d; leave it out for the MTU of the node's lease", d.MTU, minMTU, maxMTU)
 	}
 	b := &bridge{
 		Name: cmp.Or(d.Bridge, defaultBridge), Gateway: d.IsGateway || d.IsDefaultGateway, Default: d.IsDefaultGateway, Hairpin: d.HairpinMode,
@@ -263,6 +272,11 @@ func (c *conf) bridge(state *daemon.State) (*bridge, error) {
 		b.Routes = append(b.Routes, route{Dst: r.Dst.Masked(), GW: r.GW})
 	}
 	return b, nil
+}
+
+// six reports whether pods have IPv6 addresses.
+func (b *bridge) six() bool {
+	return slices.ContainsFunc(b.Ranges, func(r netip.Prefix) bool { return r.Addr().Is6() })
 }
 
 // gateways returns the bridge's addresses, with the prefix lengths of their ranges.

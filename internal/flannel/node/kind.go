@@ -210,11 +210,10 @@ func bridgeMAC(name string) ([]byte, error) {
 type daemonLeases struct {
 	flags   *netconf.Flags
 	log     *slog.Logger
-	client  kubernetes.Interface
-	objects ctrlcache.Cache
-	node    string
-	keys    lease.Keys
+	objects client.Reader
 	pods    host.Pods
+	// store is that of all daemons: it has the last valid configuration.
+	store   *kubestore.Store
 	changed chan struct{}
 
 	mu     sync.Mutex
@@ -231,10 +230,8 @@ func newDaemonLeases(ctx context.Context, deps network.Deps, opts KindOptions, p
 	if err != nil {
 		return nil, fmt.Errorf("API server: %w", err)
 	}
-	l := &daemonLeases{
-		flags: opts.Flags, log: deps.Log, client: clients, objects: deps.Objects, node: opts.Node, keys: keys, pods: pods,
-		changed: make(chan struct{}, 1),
-	}
+	l := &daemonLeases{flags: opts.Flags, log: deps.Log, objects: deps.Objects, pods: pods, changed: make(chan struct{}, 1)}
+	l.store = l.newStore(clients, opts.Node, keys)
 	informer, err := deps.Objects.GetInformer(ctx, &corev1.ConfigMap{}, ctrlcache.BlockUntilSynced(false))
 	if err != nil {
 		return nil, fmt.Errorf("watching the API server: %w", err)
@@ -247,6 +244,17 @@ func newDaemonLeases(ctx context.Context, deps network.Deps, opts KindOptions, p
 	}
 	_, err = informer.AddEventHandler(cache.ResourceEventHandlerFuncs{AddFunc: wake, UpdateFunc: func(_, now any) { wake(now) }, DeleteFunc: wake})
 	return l, err
+}
+
+// newStore returns the store of the node's lease.
+func (l *daemonLeases) newStore(clients kubernetes.Interface, node string, keys lease.Keys) *kubestore.Store {
+	return kubestore.New(kubestore.Options{
+		Client: clients, Node: node, Keys: keys, ConfigPath: "ConfigMap " + cluster.ConfigMap, Log: l.log,
+		ReadConfig: func(ctx context.Context) ([]byte, error) {
+			text, _, err := l.text(ctx)
+			return []byte(text), err
+		},
+	})
 }
 
 // text returns the configurations on which the daemon and the pods depend.
@@ -286,14 +294,7 @@ func (l *daemonLeases) Run(ctx context.Context, established func(daemon.State)) 
 func (l *daemonLeases) serve(ctx context.Context, used string, established func(daemon.State)) error {
 	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	store := kubestore.New(kubestore.Options{
-		Client: l.client, Node: l.node, Keys: l.keys, ConfigPath: "ConfigMap " + cluster.ConfigMap, Log: l.log,
-		ReadConfig: func(ctx context.Context) ([]byte, error) {
-			text, _, err := l.text(ctx)
-			return []byte(text), err
-		},
-	})
-	d := daemon.New(daemon.Options{Flags: l.flags, Store: store, Pods: l.pods, Established: established, Log: l.log})
+	d := daemon.New(daemon.Options{Flags: l.flags, Store: l.store, Pods: l.pods, Established: established, Log: l.log})
 	l.set(d, nil)
 	ended := make(chan error, 1)
 	go func() { ended <- d.Run(ctx) }()

@@ -103,6 +103,8 @@ type Network struct {
 	ends      *ends
 	tracked   *conntrack.Table
 	hostPorts *publish.Publisher
+	// forwarding is on while the node's pods have IPv6 addresses.
+	forwarding forwarding
 
 	// mu guards what follows. It is not held across I/O.
 	mu     sync.Mutex
@@ -138,7 +140,7 @@ func New(opts Options) (*Network, error) {
 		return nil, err
 	}
 	return &Network{
-		opts: opts, engine: engine, tracked: tracked, handed: make(chan struct{}), ends: newEnds(), why: errors.New("starting"), shut: map[attach.Key]bool{},
+		opts: opts, engine: engine, tracked: tracked, forwarding: openForwarding(), handed: make(chan struct{}), ends: newEnds(), why: errors.New("starting"), shut: map[attach.Key]bool{},
 		addresses: newAddresses(&opts), hostPorts: publish.New(publish.Options{
 			Rules: opts.Node.Rules, Compile: published.Elements, IPv6: true, Reserved: opts.Node.Reserved, Tracked: tracked, BootID: opts.Node.BootID,
 			Attached: opts.Records.Attached, Conflict: opts.Conflict, Log: opts.Log,

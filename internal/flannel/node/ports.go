@@ -56,7 +56,8 @@ func portRules() items {
 			toLoopback(loopback6),
 			fromRouter(routerAdvertisement),
 			fromRouter(redirect),
-			foreignAdvertisement(),
+			foreignAddress("advertises another's address", neighbourAdvertisement),
+			foreignAddress("claims another's address", neighbourSolicitation, nftnl.Is(nftnl.IP6Source, nftnl.Addr(netip.IPv6Unspecified()))),
 			pass(nftnl.In(setPods6, ofPod6...)),
 			pass(nftnl.In(setARP, ofARP...)),
 			{Counter: true, Verdict: nftnl.Drop(), Owner: "not the MAC and address of the port"},
@@ -92,18 +93,22 @@ func fromRouter(kind uint16) nftnl.Rule {
 	}
 }
 
-// neighbourAdvertisement is the ICMPv6 type of the message that announces the MAC of an IPv6 address.
-const neighbourAdvertisement = 136
+// ICMPv6 types of the message that announces the MAC of an IPv6 address, and of the one that asks for it. Without a source address, the latter
+// asks whether another host has the address (duplicate address detection, RFC 4862, 5.4.3): a host that is about to use it gives it up. Without its
+// link-local address, the bridge could not resolve the addresses of pods for other nodes.
+const (
+	neighbourSolicitation  = 135
+	neighbourAdvertisement = 136
+)
 
-// foreignAdvertisement drops a neighbour advertisement for an address that is not the pod's own.
-func foreignAdvertisement() nftnl.Rule {
+// foreignAddress drops a type of neighbour discovery's messages whose target is not the pod's own address.
+func foreignAddress(owner string, kind uint8, more ...nftnl.Match) nftnl.Rule {
+	matches := append([]nftnl.Match{
+		nftnl.Is(nftnl.EtherType, nftnl.Port(etherIPv6)), nftnl.Is(nftnl.L4Proto, nftnl.Proto(icmpv6)), nftnl.Is(nftnl.ICMPType, nftnl.Byte(kind)),
+	}, more...)
 	return nftnl.Rule{
-		Matches: []nftnl.Match{
-			nftnl.Is(nftnl.EtherType, nftnl.Port(etherIPv6)), nftnl.Is(nftnl.L4Proto, nftnl.Proto(icmpv6)),
-			nftnl.Is(nftnl.ICMPType, nftnl.Byte(neighbourAdvertisement)),
-			nftnl.Not(nftnl.In(setPods6, nftnl.InDevice, nftnl.EtherSource, nftnl.NDTarget)),
-		},
-		Counter: true, Verdict: nftnl.Drop(), Owner: "advertises another's address",
+		Matches: append(matches, nftnl.Not(nftnl.In(setPods6, nftnl.InDevice, nftnl.EtherSource, nftnl.NDTarget))),
+		Counter: true, Verdict: nftnl.Drop(), Owner: owner,
 	}
 }
 

@@ -25,6 +25,7 @@ import (
 func (n *Network) Run(ctx context.Context) error {
 	defer n.engine.Close()
 	defer n.tracked.Close()
+	defer n.forwarding.close()
 	group, ctx := errgroup.WithContext(ctx)
 	states := make(chan daemon.State, 1)
 	n.say(nil, nil)
@@ -32,6 +33,7 @@ func (n *Network) Run(ctx context.Context) error {
 	group.Go(func() error { return n.opts.Judge.Run(ctx) })
 	group.Go(func() error { return n.watchPorts(ctx) })
 	group.Go(func() error { return n.watchEnds(ctx) })
+	group.Go(func() error { return n.keepForwarding(ctx) })
 	group.Go(func() error {
 		return n.opts.Leases.Run(ctx, func(state daemon.State) {
 			select { // only the last one counts
@@ -189,6 +191,11 @@ func (n *Network) establish(ctx context.Context, b *bridge, again bool) error {
 	}
 	if err := node.Links.Start(ctx, map[reconcile.Owner]map[link.Key]link.Item{owner: n.bridgeItems(b)}); err != nil {
 		return fmt.Errorf("program bridge %s: %w", b.Name, err)
+	}
+	if b.six() {
+		if _, err := n.forwarding.turnOn(); err != nil {
+			return err
+		}
 	}
 	node.Links.Set(links) // a pod without its interface fails alone, and CHECK reports it
 	return nil

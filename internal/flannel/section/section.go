@@ -122,13 +122,17 @@ func nodeProblem(keys *lease.Keys, node *corev1.Node, conf *netconf.Config) stri
 	if len(cidrs) == 0 {
 		return "network flannel: spec.podCIDRs is empty, so that the node has no subnet: run kube-controller-manager with --allocate-node-cidrs"
 	}
+	backend := conf.Backend.Type()
+	if _, alloc := conf.Backend.(netconf.Alloc); alloc {
+		backend = "" // in leases, as fabric.View.Lease has it
+	}
 	found, managed, err := keys.FromNode(lease.Node{Annotations: node.Annotations, PodCIDRs: cidrs}, lease.Families{V4: conf.EnableIPv4, V6: conf.EnableIPv6})
 	switch {
 	case err != nil:
 		return "network flannel: " + err.Error()
 	case !managed:
 		return "network flannel: the node has no lease: neither an agent nor flanneld has annotated it"
-	case found.Backend != conf.Backend.Type():
+	case found.Backend != backend:
 		return fmt.Sprintf("network flannel: its lease is of backend %q, that of the configuration is %s: its pods and those of other nodes do not reach each other",
 			found.Backend, conf.Backend.Type())
 	}

@@ -74,6 +74,12 @@ func TestJudge(t *testing.T) {
 	if len(found) != 1 || found[0].Object != "node/torn" || !strings.Contains(found[0].What, lacks.Message) {
 		t.Errorf("problems of host ports %v", found)
 	}
+	leased := node("good", "10.244.0.0/24", "vxlan", "null")
+	leased.Annotations["flannel.alpha.coreos.com/backend-type"] = ""
+	report = judge(config(`{"Network":"10.244.0.0/16","Backend":{"Type":"alloc"}}`), &status.Facts{Nodes: []corev1.Node{leased}})
+	if len(report.Problems) != 0 || !strings.Contains(report.Line, "backend alloc; nodes with a lease: 1 of 1") {
+		t.Errorf("with backend alloc: %+v", report)
+	}
 	report = judge(config(`{"Network":"10.244"}`), all)
 	if len(report.Problems) != 1 || report.Problems[0].Object != "configmap/kube-flannel-cfg" || !strings.Contains(report.Problems[0].What, "Network") {
 		t.Errorf("problems of a broken configuration %v", report.Problems)

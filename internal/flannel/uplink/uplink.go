@@ -49,6 +49,8 @@ type Options struct {
 	CanReach netip.Addr
 	// Public and Public6 are advertised instead of the interface's addresses (--public-ip, --public-ipv6).
 	Public, Public6 netip.Addr
+	// InUse are the addresses that the node uses already. The interface's other addresses of the same scope are not better.
+	InUse []netip.Addr
 	// V4 and V6 are the families of the network.
 	V4, V6 bool
 }
@@ -160,7 +162,7 @@ func byPattern(node Node, o Options, pattern string) (Uplink, error) {
 		return Uplink{}, fmt.Errorf("--iface-regex=%s: %w", pattern, err)
 	}
 	match := func(i Interface, v4 bool) netip.Addr {
-		for _, addr := range usable(i, v4) {
+		for _, addr := range usable(i, v4, o.InUse) {
 			if re.MatchString(addr.String()) {
 				return addr
 			}
@@ -257,7 +259,7 @@ func complete(node Node, o Options, u Uplink) (Uplink, error) {
 			continue
 		}
 		if !f.addr.IsValid() {
-			addresses := usable(i, f.v4)
+			addresses := usable(i, f.v4, o.InUse)
 			if len(addresses) == 0 {
 				return Uplink{}, fmt.Errorf("interface %s has no usable IPv%d address", i.Name, map[bool]int{true: 4, false: 6}[f.v4])
 			}
@@ -271,13 +273,16 @@ func complete(node Node, o Options, u Uplink) (Uplink, error) {
 	return u, nil
 }
 
-// usable returns an interface's addresses of one family, best first: global before link-local, permanent before dynamic, other before
-// temporary. Deprecated ones are left out.
-func usable(i Interface, v4 bool) []netip.Addr {
+// usable returns an interface's addresses of one family, best first: global before link-local, those in use before others, permanent before
+// dynamic, other before temporary. Deprecated ones are left out.
+//
+// Without those in use, an address that is added later, such as one that several nodes share, would replace the node's: it may be permanent
+// where the node's is dynamic, and the kernel lists the newest IPv6 address first.
+func usable(i Interface, v4 bool, inUse []netip.Addr) []netip.Addr {
 	addresses := slices.DeleteFunc(slices.Clone(i.Addresses), func(a Address) bool { return a.Deprecated || a.Addr.Is4() != v4 })
 	rank := func(a Address) int {
 		r := 0
-		for _, worse := range []bool{a.Addr.IsLinkLocalUnicast(), a.Dynamic, a.Temporary} {
+		for _, worse := range []bool{a.Addr.IsLinkLocalUnicast(), !slices.Contains(inUse, a.Addr), a.Dynamic, a.Temporary} {
 			r *= 2
 			if worse {
 				r++

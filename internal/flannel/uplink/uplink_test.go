@@ -107,3 +107,35 @@ func TestOrderOfAddresses(t *testing.T) {
 		t.Error("a deprecated address was chosen")
 	}
 }
+
+// TestAddressesInUse: an address in use stays the node's while its interface has it and it is not deprecated, whichever are added; a
+// link-local one is replaced by the first global one.
+func TestAddressesInUse(t *testing.T) {
+	shared4, shared6 := netip.MustParseAddr("192.0.2.100"), netip.MustParseAddr("2001:db8::100")
+	for name, c := range map[string]struct {
+		has   []uplink.Address
+		inUse []string
+		want  string
+	}{
+		"a permanent address beside one of DHCP": {[]uplink.Address{{Addr: netip.MustParseAddr("192.0.2.2"), Dynamic: true}, {Addr: shared4}}, []string{"192.0.2.2"}, "192.0.2.2"},
+		"a newer IPv6 address":                   {append([]uplink.Address{{Addr: shared6}}, addresses("2001:db8::2")...), []string{"2001:db8::2"}, "2001:db8::2"},
+		"the address is gone":                    {addresses("192.0.2.100"), []string{"192.0.2.2"}, "192.0.2.100"},
+		"it is deprecated": {
+			append([]uplink.Address{{Addr: netip.MustParseAddr("2001:db8::2"), Deprecated: true}}, addresses("2001:db8::3")...), []string{"2001:db8::2"}, "2001:db8::3",
+		},
+		"a global address comes later": {append(addresses("fe80::2"), uplink.Address{Addr: shared6, Dynamic: true}), []string{"fe80::2"}, "2001:db8::100"},
+		"none is in use":               {[]uplink.Address{{Addr: netip.MustParseAddr("192.0.2.2"), Dynamic: true}, {Addr: shared4}}, nil, "192.0.2.100"},
+	} {
+		for _, patterns := range [][]string{nil, {"."}} {
+			o := uplink.Options{V4: c.has[0].Addr.Is4(), V6: c.has[0].Addr.Is6(), Patterns: patterns}
+			for _, text := range c.inUse {
+				o.InUse = append(o.InUse, netip.MustParseAddr(text))
+			}
+			n := uplink.Node{Default4: []int{2}, Default6: []int{2}, Interfaces: []uplink.Interface{{Name: "eth0", Index: 2, MTU: 1500, Addresses: c.has}}}
+			u, err := uplink.Choose(n, o)
+			if got := max(text(u.Addr), text(u.Addr6)); err != nil || got != c.want {
+				t.Errorf("%s, patterns %v: %s, %v; want %s", name, patterns, got, err, c.want)
+			}
+		}
+	}
+}

@@ -136,7 +136,7 @@ func (e *Engine) setAddress(link netlink.Link, want netip.Prefix) error {
 	if !want.IsValid() {
 		return nil
 	}
-	addresses, err := e.handle.AddrList(link, family(want.Addr()))
+	addresses, err := dump(func() ([]netlink.Addr, error) { return e.handle.AddrList(link, family(want.Addr())) })
 	if err != nil {
 		return fmt.Errorf("list addresses: %w", err)
 	}

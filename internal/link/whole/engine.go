@@ -24,8 +24,8 @@ import (
 type Options struct {
 	// Owns reports whether the engine manages a VXLAN, IPIP or WireGuard device of that name, also if it is not desired. Nil: none.
 	Owns func(name string) bool
-	// Ranges are the ranges into which the engine manages routes through gateways, and blackholes, that have Weft's protocol or that of ip(8)
-	// and flannel (boot). SetRanges changes them.
+	// Ranges are the ranges into which the engine manages routes through gateways, and blackholes, that have the protocol of ip(8) and flannel
+	// (boot). SetRanges changes them. Those with Weft's protocol are managed in all ranges: they may be of a former process, with other ranges.
 	Ranges []netip.Prefix
 	// Log gets messages that are not errors. Default: discarded.
 	Log *slog.Logger

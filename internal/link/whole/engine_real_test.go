@@ -184,12 +184,16 @@ func TestOthersAreLeftAlone(t *testing.T) {
 	}
 }
 
-// TestRanges: routes into ranges that are set later are managed, and with ownOnly only those with Weft's protocol.
+// TestRanges: routes with Weft's protocol are managed in all ranges, so that those of a former process are removed. Other routes into ranges
+// that are set later are managed, unless with ownOnly.
 func TestRanges(t *testing.T) {
 	space(t)
 	e := engine(t)
 	ip(t, "route add 10.9.1.0/24 via 192.0.2.9 dev eth0")
 	ip(t, "route add 10.9.2.0/24 via 192.0.2.9 dev eth0 proto 88")
+	if got := read(t, e); len(got) != 1 {
+		t.Errorf("before: %v", got)
+	}
 	for _, c := range []struct {
 		ownOnly bool
 		want    int

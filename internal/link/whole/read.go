@@ -225,11 +225,12 @@ func (e *Engine) route(r *netlink.Route, names, mine map[int]string) (*Route, bo
 	return &Route{Dst: dst, Gateway: gateway.Unmap(), Device: names[r.LinkIndex], OnLink: r.Flags&int(netlink.FLAG_ONLINK) != 0}, true
 }
 
+// inRanges reports whether routes of a protocol to a destination are managed on all devices.
 func (e *Engine) inRanges(dst netip.Prefix, protocol int) bool {
 	e.mu.Lock()
 	defer e.mu.Unlock()
-	if e.ownOnly && protocol != Protocol {
-		return false
+	if protocol == Protocol || e.ownOnly {
+		return protocol == Protocol
 	}
 	for _, r := range e.ranges {
 		if r.Contains(dst.Addr()) && r.Bits() <= dst.Bits() {

@@ -92,6 +92,15 @@ func TestValues(t *testing.T) {
 			"agent.yaml", `{name: OTEL_EXPORTER_OTLP_ENDPOINT, value: "http://192.0.2.1:4318"}`,
 		},
 		{"folders", map[string]any{"cni": map[string]any{"binDir": "/var/lib/cni/bin"}}, "agent.yaml", "{path: /var/lib/cni/bin, type"},
+		{
+			"flannel's annotations", map[string]any{"flannel": map[string]any{"enabled": true, "flags": []any{"--ip-masq"}}},
+			"admission.yaml", `"flannel.alpha.coreos.com/" + k`,
+		},
+		{
+			"flannel's annotations of another prefix",
+			map[string]any{"flannel": map[string]any{"enabled": true, "flags": []any{"--kube-annotation-prefix=net.example.com/blue", "--ip-masq"}}},
+			"admission.yaml", `"net.example.com/blue-" + k`,
+		},
 		{"switches on all nodes", map[string]any{"ovs": map[string]any{"nodeSelector": map[string]any{"weft.dev/open-vswitch": nil}}}, "openvswitch.yaml", "tolerations"},
 	} {
 		files, err := Files(chartDir, c.values)
