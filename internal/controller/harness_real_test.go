@@ -131,7 +131,9 @@ func (c *cluster) address(node *corev1.Node, address string) {
 	node.Status.Addresses = []corev1.NodeAddress{
 		{Type: corev1.NodeHostName, Address: node.Name},
 		{Type: corev1.NodeInternalIP, Address: address},
-		{Type: corev1.NodeInternalIP, Address: "198.51.100.1"},
+	}
+	if strings.Contains(address, ".") { // of IPv4 addresses, the first counts
+		node.Status.Addresses = append(node.Status.Addresses, corev1.NodeAddress{Type: corev1.NodeInternalIP, Address: "198.51.100.1"})
 	}
 	c.must(c.Status().Update(c.t.Context(), node))
 }

@@ -482,7 +482,8 @@ func TestCompaction(t *testing.T) {
 	weft, _ := programs(t)
 	u := flanneltest.NewUnderlay(t)
 	etcd := u.Etcd()
-	etcd.Put(configKey, `{"Network":"10.5.0.0/16","Backend":{"Type":"vxlan"}}`)
+	// The node's own subnet is none of those below.
+	etcd.Put(configKey, `{"Network":"10.5.0.0/16","SubnetMin":"10.5.100.0","Backend":{"Type":"vxlan"}}`)
 	n1 := u.Node()
 	p := startWeft(n1, weft, etcd)
 	data := func(n int) string {
@@ -509,7 +510,7 @@ func TestCompaction(t *testing.T) {
 	if ended, err := p.Ended(); ended {
 		t.Errorf("the daemon ended: %v", err)
 	}
-	etcd.Put(configKey, `{"Network":"10.5.0.0/16","Backend":{"Type":"host-gw"}}`) // takes effect at once, and the device is removed
+	etcd.Put(configKey, `{"Network":"10.5.0.0/16","SubnetMin":"10.5.100.0","Backend":{"Type":"host-gw"}}`) // takes effect at once, and the device is removed
 	flanneltest.Eventually(t, "the change of the backend", func() error {
 		if _, err := n1.Run("ip", "link", "show", "flannel.1"); err == nil {
 			return errors.New("flannel.1 is there")
