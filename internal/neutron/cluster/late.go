@@ -80,3 +80,18 @@ func (l *lates) left(uid types.UID) time.Duration {
 	}
 	return max(left, 0)
 }
+
+// waiting returns why a deletion waits, and after what time it is tried again; "" if it is complete. waits and err are the outcome of the try,
+// late is what left returned before it.
+func waiting(waits string, err error, late time.Duration) (why string, again time.Duration) {
+	switch {
+	case err != nil:
+		return err.Error(), removeAgain
+	case waits != "":
+		return waits, removeAgain
+	case late > 0:
+		return saidLate, late
+	default:
+		return "", 0
+	}
+}

@@ -203,19 +203,12 @@ func (r *networkReconciler) remove(ctx context.Context, n *stackubev1.Network) (
 	if !controllerutil.ContainsFinalizer(n, Finalizer) {
 		return ctrl.Result{}, nil
 	}
-	again := r.cloud.lates.left(n.UID) // before the look
+	late := r.cloud.lates.left(n.UID) // before the look
 	waits, err := r.removeHeld(ctx, n)
-	switch {
-	case err != nil:
-		waits, again = err.Error(), removeAgain
-	case waits != "":
-		again = removeAgain
-	case again > 0:
-		waits = saidLate
-	}
-	if waits != "" {
+	why, again := waiting(waits, err, late)
+	if why != "" {
 		reported := r.updateStatus(ctx, n, outcome{
-			state: stackubev1.StateTerminating, reason: "Waiting", message: waits, id: n.Status.NetworkID, mtu: int(n.Status.MTU),
+			state: stackubev1.StateTerminating, reason: "Waiting", message: why, id: n.Status.NetworkID, mtu: int(n.Status.MTU),
 		})
 		return ctrl.Result{RequeueAfter: again}, errors.Join(err, reported)
 	}

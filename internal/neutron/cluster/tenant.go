@@ -178,21 +178,14 @@ func (r *tenantReconciler) remove(ctx context.Context, t *stackubev1.Tenant) (ct
 	if !controllerutil.ContainsFinalizer(t, Finalizer) {
 		return ctrl.Result{}, nil
 	}
-	again := r.cloud.lates.left(t.UID) // before the look
+	late := r.cloud.lates.left(t.UID) // before the look
 	waits, err := r.removeBelow(ctx, t)
 	if err == nil && waits == "" {
 		err = r.removeHeld(ctx, t)
 	}
-	switch {
-	case err != nil:
-		waits, again = err.Error(), removeAgain
-	case waits != "":
-		again = removeAgain
-	case again > 0:
-		waits = saidLate
-	}
-	if waits != "" {
-		reported := r.updateStatus(ctx, t, outcome{state: stackubev1.StateTerminating, reason: "Waiting", message: waits, id: t.Status.ProjectID})
+	why, again := waiting(waits, err, late)
+	if why != "" {
+		reported := r.updateStatus(ctx, t, outcome{state: stackubev1.StateTerminating, reason: "Waiting", message: why, id: t.Status.ProjectID})
 		return ctrl.Result{RequeueAfter: again}, errors.Join(err, reported)
 	}
 	controllerutil.RemoveFinalizer(t, Finalizer)

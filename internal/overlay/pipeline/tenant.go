@@ -62,8 +62,8 @@ func (p *program) admit(pod *Pod) {
 
 // hostServices is for packets to the Services' network that no table serves. The host does not pass on the sender: packets that it forwards
 // come from the gateway, which reaches all pods, and go where no egress firewall and no policy sees them. So only packets of pods that
-// nothing restricts get there, and of those only packets to Services that the switch leaves to the host (HostRules): one that the switch does
-// not have yet is refused, because a connection that the host has begun would break when the switch serves the Service.
+// nothing restricts get there, and of those only packets to Services that the switch leaves to the host (HostRules). A Service that the switch
+// does not have yet is refused: a connection that the host begins stays with the host, and its endpoint sees the node as the client.
 func (p *program) hostServices() {
 	const all, judged = 200, 215
 	c := p.config
@@ -85,7 +85,8 @@ func (p *program) hostServices() {
 // priorityTrusted is the priority in table 60 of what the host serves.
 const priorityTrusted = 210
 
-// trusted matches packets in table 60 that the host may serve: of pods whose packets nobody restricts. whose says that in words.
+// trusted matches the packets in table 60 that the host may serve: those of pods without any restriction. whose describes these pods, for a
+// flow's purpose.
 func (c *Config) trusted() (on conditions, whose string) {
 	unguarded := oxm.Reg(RegFirewall, 0)
 	switch {
