@@ -3,13 +3,11 @@
 package nodenetwork
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"log/slog"
 	"os"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -23,6 +21,7 @@ import (
 	"weft.dev/weft/deploy"
 	"weft.dev/weft/deploy/crds"
 	"weft.dev/weft/internal/apiservertest"
+	"weft.dev/weft/internal/testwait"
 )
 
 var server *apiservertest.Server //nolint:gochecknoglobals // set once, by TestMain
@@ -54,24 +53,6 @@ func TestMain(m *testing.M) {
 	}))
 }
 
-// log is a buffer that may be read while it is written to.
-type log struct {
-	mu   sync.Mutex
-	text bytes.Buffer
-}
-
-func (l *log) Write(p []byte) (int, error) {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.Write(p)
-}
-
-func (l *log) String() string {
-	l.mu.Lock()
-	defer l.mu.Unlock()
-	return l.text.String()
-}
-
 // fixture is a node with a running writer that has an agent's rights.
 type fixture struct {
 	*Writer
@@ -79,7 +60,7 @@ type fixture struct {
 
 	t    *testing.T
 	node string
-	log  *log
+	log  *testwait.Log
 }
 
 func asAgent(node string) *rest.Config {
@@ -98,7 +79,7 @@ func start(t *testing.T, node string) *fixture {
 	if err != nil {
 		t.Fatal(err)
 	}
-	f := &fixture{Client: admin, t: t, node: node, log: &log{}}
+	f := &fixture{Client: admin, t: t, node: node, log: &testwait.Log{}}
 	f.Writer, err = New(Options{
 		Config: asAgent(node), Node: node, Gather: 10 * time.Millisecond, Rest: 50 * time.Millisecond,
 		Log: slog.New(slog.NewTextHandler(f.log, nil)),

@@ -3,7 +3,6 @@
 package flanneltest
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"fmt"
@@ -14,12 +13,12 @@ import (
 	"path/filepath"
 	"strconv"
 	"strings"
-	"sync"
 	"syscall"
 	"testing"
 	"time"
 
 	"weft.dev/weft/internal/child"
+	"weft.dev/weft/internal/testwait"
 	"weft.dev/weft/lab/flannelbuild"
 )
 
@@ -225,30 +224,13 @@ func (n *Node) SubnetFile() string { return filepath.Join(n.Dir, "subnet.env") }
 type Process struct {
 	*child.Process
 	t   *testing.T
-	log *buffer
-}
-
-type buffer struct {
-	mu sync.Mutex
-	b  bytes.Buffer
-}
-
-func (b *buffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.b.Write(p)
-}
-
-func (b *buffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.b.String()
+	log *testwait.Log
 }
 
 // Start starts a program in the namespace, to the end of the test at most. If the test fails, it shows the program's output and result.
 func (s *Space) Start(env []string, argv ...string) *Process {
 	s.t.Helper()
-	p := &Process{t: s.t, log: &buffer{}}
+	p := &Process{t: s.t, log: &testwait.Log{}}
 	cmd := exec.Command(argv[0], argv[1:]...)
 	cmd.Env = append(os.Environ(), env...)
 	cmd.Stdout, cmd.Stderr = p.log, p.log

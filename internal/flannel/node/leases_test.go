@@ -1,12 +1,10 @@
 package node
 
 import (
-	"bytes"
 	"context"
 	"errors"
 	"log/slog"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -22,24 +20,6 @@ import (
 	"weft.dev/weft/internal/testwait"
 )
 
-// output collects a log.
-type output struct {
-	mu  sync.Mutex
-	all bytes.Buffer
-}
-
-func (o *output) Write(p []byte) (int, error) {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.all.Write(p)
-}
-
-func (o *output) text() string {
-	o.mu.Lock()
-	defer o.mu.Unlock()
-	return o.all.String()
-}
-
 // TestInvalidConfigurationLater: when a valid net-conf.json is replaced by an invalid one, the daemon goes on with the valid one, so that other
 // nodes' leases are followed.
 func TestInvalidConfigurationLater(t *testing.T) {
@@ -52,7 +32,7 @@ func TestInvalidConfigurationLater(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	log := &output{}
+	log := &testwait.Log{}
 	l := &daemonLeases{flags: &netconf.Flags{}, log: slog.New(slog.NewTextHandler(log, nil)), objects: objects, changed: make(chan struct{}, 1)}
 	l.store = l.newStore(clientset.NewClientset(), "n1", keys)
 	ctx, cancel := context.WithCancel(t.Context())
@@ -67,7 +47,7 @@ func TestInvalidConfigurationLater(t *testing.T) {
 	// There is no Node: a daemon that has its configuration waits for it.
 	waits := func(daemons int) func() error {
 		return func() error {
-			if text := log.text(); strings.Count(text, "waiting for this node's object") < daemons {
+			if text := log.String(); strings.Count(text, "waiting for this node's object") < daemons {
 				return errors.New(text)
 			}
 			return nil
@@ -80,7 +60,7 @@ func TestInvalidConfigurationLater(t *testing.T) {
 	}
 	l.changed <- struct{}{}
 	testwait.Within(t, time.Minute, "the daemon goes on with the former configuration", waits(2))
-	if text := log.text(); !strings.Contains(text, "the former one stays in effect") || strings.Contains(text, "no lease of this node is in effect") {
+	if text := log.String(); !strings.Contains(text, "the former one stays in effect") || strings.Contains(text, "no lease of this node is in effect") {
 		t.Error(text)
 	}
 }

@@ -3,7 +3,6 @@
 package networktest_test
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -15,7 +14,6 @@ import (
 	"os/exec"
 	"path/filepath"
 	"strings"
-	"sync"
 	"testing"
 	"time"
 
@@ -136,24 +134,7 @@ type machine struct {
 	space     ns.NetNS
 	proxy     string
 	command   *exec.Cmd
-	log       *buffer
-}
-
-type buffer struct {
-	mu   sync.Mutex
-	text bytes.Buffer
-}
-
-func (b *buffer) Write(p []byte) (int, error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.text.Write(p)
-}
-
-func (b *buffer) String() string {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	return b.text.String()
+	log       *testwait.Log
 }
 
 // newMachine creates a node whose agent does not run yet. ovsRunDir is the switch's directory; if it does not exist, the node has no
@@ -223,7 +204,7 @@ func (m *machine) start() {
 	if err != nil {
 		m.t.Fatal(err)
 	}
-	m.log = &buffer{}
+	m.log = &testwait.Log{}
 	m.command = exec.Command("nsenter", "--net="+m.space.Path(), os.Args[0]) //nolint:gosec // this program
 	m.command.Env = append(os.Environ(), agentEnvironment+"="+string(options))
 	m.command.Stdout, m.command.Stderr = m.log, m.log
