@@ -247,6 +247,7 @@ func (a *agent) run(ctx context.Context, opened *engines.Engines) error {
 	serving.Go(func() error { return a.status.Run(serveCtx) })
 	serving.Go(func() error { return a.nodeNetwork.Run(serveCtx) })
 	serving.Go(func() error { return a.objects.Run(serveCtx) })
+	serving.Go(a.readiness.lookAhead(serveCtx))
 	opened.Run(engineGroupCtx, loops)
 	a.reports.engines.Store(opened)
 	loops.Go(func() error { return a.handler.Run(engineGroupCtx) })

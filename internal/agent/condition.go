@@ -19,12 +19,19 @@ const (
 	reasonNotReady = "WeftIsNotReady"
 )
 
+// readyCondition is the node's condition NetworkUnavailable while its pods are served. They are served whatever the host's firewalls do; the
+// message has their warning.
+func readyCondition(warning string) corev1.NodeCondition {
+	message := "Weft's agent serves this node's pods"
+	if warning != "" {
+		message += "; host firewall: " + warning[:min(len(warning), warningMax)]
+	}
+	return corev1.NodeCondition{Type: corev1.NodeNetworkUnavailable, Status: corev1.ConditionFalse, Reason: reasonReady, Message: message}
+}
+
 // reportReady sets the node's condition NetworkUnavailable to False. It writes nothing if the condition is already so.
 func reportReady(ctx context.Context, clients kubernetes.Interface, node string) error {
-	return report(ctx, clients, node, corev1.NodeCondition{
-		Type: corev1.NodeNetworkUnavailable, Status: corev1.ConditionFalse,
-		Reason: reasonReady, Message: "Weft's agent serves this node's pods",
-	})
+	return report(ctx, clients, node, readyCondition(""))
 }
 
 // reportNotReady sets the node's condition NetworkUnavailable to True, with the reason as its message.
@@ -44,10 +51,7 @@ func report(ctx context.Context, clients kubernetes.Interface, node string, want
 	if err != nil {
 		return fmt.Errorf("condition of node %s: %w", node, err)
 	}
-	same := func(c corev1.NodeCondition) bool {
-		return c.Type == want.Type && c.Status == want.Status && c.Reason == want.Reason && c.Message == want.Message
-	}
-	if slices.ContainsFunc(have.Status.Conditions, same) {
+	if hasCondition(have, want) {
 		return nil
 	}
 	now := metav1.NewTime(time.Now())
@@ -66,6 +70,13 @@ func report(ctx context.Context, clients kubernetes.Interface, node string, want
 		return fmt.Errorf("condition of node %s: %w", node, err)
 	}
 	return nil
+}
+
+// hasCondition reports whether a node has a condition with the same content; its times do not matter.
+func hasCondition(node *corev1.Node, want corev1.NodeCondition) bool {
+	return slices.ContainsFunc(node.Status.Conditions, func(c corev1.NodeCondition) bool {
+		return c.Type == want.Type && c.Status == want.Status && c.Reason == want.Reason && c.Message == want.Message
+	})
 }
 
 // warningMax bounds the warnings in a node's condition, in bytes. The log has all of them.

@@ -9,6 +9,7 @@ import (
 	"sync"
 
 	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
 
 	"weft.dev/weft/internal/agent/cniconf"
@@ -30,11 +31,13 @@ type readiness struct {
 	conf    cniconf.File
 	overlay func() bool
 
-	// mu is held while the runtime's configuration is written.
+	// mu guards what follows. It is held while the runtime's configuration is written.
 	mu sync.Mutex
 	// name and data are the runtime's configuration that was written last, empty before pods are served.
 	name string
 	data []byte
+	// early is the node as read at the start; nil: it is not read.
+	early <-chan *corev1.Node
 }
 
 // write writes a network's configuration as the node's. From then on, restore keeps it.
@@ -148,21 +151,48 @@ func (r *readiness) withdrawConf(now string) error {
 	return nil
 }
 
-// ready sets the node's condition to ready. The node serves pods whatever the host's firewalls do; the condition's message has their
-// warning.
+// ready sets the node's condition to ready.
 func (r *readiness) ready(ctx context.Context, warning string) error {
-	if warning == "" {
-		return reportReady(ctx, r.clients, r.node)
+	want := readyCondition(warning)
+	if early := r.takeEarly(); early != nil {
+		if node := <-early; node != nil && hasCondition(node, want) {
+			return nil
+		}
 	}
-	return report(ctx, r.clients, r.node, corev1.NodeCondition{
-		Type: corev1.NodeNetworkUnavailable, Status: corev1.ConditionFalse, Reason: reasonReady,
-		Message: "Weft's agent serves this node's pods; host firewall: " + warning[:min(len(warning), warningMax)],
-	})
+	return report(ctx, r.clients, r.node, want)
+}
+
+// lookAhead returns the program that reads the node while the agent starts, for the first report: after a restart the condition is already so,
+// and the agent is ready without another request.
+func (r *readiness) lookAhead(ctx context.Context) func() error {
+	early := make(chan *corev1.Node, 1)
+	r.mu.Lock()
+	r.early = early
+	r.mu.Unlock()
+	return func() error {
+		defer close(early)
+		ctx, cancel := context.WithTimeout(ctx, reportTimeout)
+		defer cancel()
+		if node, err := r.clients.CoreV1().Nodes().Get(ctx, r.node, metav1.GetOptions{}); err == nil { // the report returns the error
+			early <- node
+		}
+		return nil
+	}
+}
+
+// takeEarly returns what lookAhead reads, once: any report outdates it.
+func (r *readiness) takeEarly() <-chan *corev1.Node {
+	r.mu.Lock()
+	defer r.mu.Unlock()
+	early := r.early
+	r.early = nil
+	return early
 }
 
 // notReady sets the node's condition while nothing is served yet, and reports whether that worked. A node that already serves pods continues
 // with its state.
 func (r *readiness) notReady(ctx context.Context, why error) bool {
+	r.takeEarly()
 	err := reportNotReady(ctx, r.clients, r.node, why)
 	if err != nil && ctx.Err() == nil {
 		r.log.Warn("reporting to the API server failed", "error", err)
