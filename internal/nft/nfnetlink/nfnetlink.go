@@ -1,4 +1,4 @@
-// Package nfnetlink reads nftables' generation, tables and chains by netlink. nft(8) prints the same, but each listing is a process, which takes
+// Package nfnetlink reads nftables' generation, tables, chains and rules by netlink. nft(8) prints the same, but each listing is a process, which takes
 // milliseconds of processor time.
 //
 // Its functions read the network namespace of the calling thread. They need CAP_NET_ADMIN there, as nft does.
@@ -8,6 +8,7 @@ import (
 	"encoding/binary"
 	"errors"
 	"fmt"
+	"syscall"
 
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
@@ -15,6 +16,7 @@ import (
 
 // From linux/netfilter/nf_tables.h; golang.org/x/sys/unix does not have them.
 const (
+	attributeTable      = 1  // NFTA_RULE_TABLE, NFTA_SET_TABLE
 	attributeChainFlags = 10 // NFTA_CHAIN_FLAGS
 	attributeHookDevs   = 4  // NFTA_HOOK_DEVS
 	attributeDeviceName = 1  // NFTA_DEVICE_NAME
@@ -56,7 +58,7 @@ type Hook struct {
 
 // Generation returns the generation of nftables, which every transaction increments by one.
 func Generation() (uint32, error) {
-	messages, err := request(unix.NFT_MSG_GETGEN, unix.NFT_MSG_NEWGEN, 0)
+	messages, err := request(question{kind: unix.NFT_MSG_GETGEN, answer: unix.NFT_MSG_NEWGEN}, 0)
 	if err != nil {
 		return 0, fmt.Errorf("asking for the generation of nftables: %w", err)
 	}
@@ -69,6 +71,24 @@ func Generation() (uint32, error) {
 	return 0, errors.New("asking for the generation of nftables: the answer has no generation")
 }
 
+// Port returns the port of a netlink socket, by which events name the sender of a transaction.
+func Port(socket syscall.Conn) (uint32, error) {
+	raw, err := socket.SyscallConn()
+	if err != nil {
+		return 0, fmt.Errorf("netlink socket: %w", err)
+	}
+	var address unix.Sockaddr
+	controlErr := raw.Control(func(fd uintptr) { address, err = unix.Getsockname(int(fd)) })
+	if err := errors.Join(controlErr, err); err != nil {
+		return 0, fmt.Errorf("port of the netlink socket: %w", err)
+	}
+	bound, ok := address.(*unix.SockaddrNetlink)
+	if !ok {
+		return 0, fmt.Errorf("port of the netlink socket: %w: a socket of type %T", unix.EINVAL, address)
+	}
+	return bound.Pid, nil
+}
+
 // Table is a table.
 type Table struct {
 	// Family is an NFPROTO number.
@@ -78,7 +98,7 @@ type Table struct {
 
 // Tables returns all tables.
 func Tables() ([]Table, error) {
-	messages, err := dump(unix.NFT_MSG_GETTABLE, unix.NFT_MSG_NEWTABLE)
+	messages, err := dump(question{kind: unix.NFT_MSG_GETTABLE, answer: unix.NFT_MSG_NEWTABLE})
 	if err != nil {
 		return nil, fmt.Errorf("listing the tables of nftables: %w", err)
 	}
@@ -93,9 +113,10 @@ func Tables() ([]Table, error) {
 	return tables, nil
 }
 
-// Chains returns all chains of all tables, without the nameless ones that rules contain, like "nft list chains".
-func Chains() ([]Chain, error) {
-	messages, err := dump(unix.NFT_MSG_GETCHAIN, unix.NFT_MSG_NEWCHAIN)
+// Chains returns all chains of a family's tables, without the nameless ones that rules contain, like "nft list chains". Family NFPROTO_UNSPEC
+// means all families.
+func Chains(family byte) ([]Chain, error) {
+	messages, err := dump(question{kind: unix.NFT_MSG_GETCHAIN, answer: unix.NFT_MSG_NEWCHAIN, family: family})
 	if err != nil {
 		return nil, fmt.Errorf("listing the chains of nftables: %w", err)
 	}
@@ -112,11 +133,18 @@ func Chains() ([]Chain, error) {
 	return chains, nil
 }
 
+// question is a request for objects of a kind: of one table, or of all.
+type question struct {
+	kind, answer uint16
+	family       byte
+	table        string // "": all tables
+}
+
 // dump lists all objects of a kind. After several interruptions, it returns the last listing.
-func dump(kind, answer uint16) ([][]byte, error) {
-	messages, err := request(kind, answer, unix.NLM_F_DUMP)
+func dump(q question) ([][]byte, error) {
+	messages, err := request(q, unix.NLM_F_DUMP)
 	for attempt := 1; errors.Is(err, nl.ErrDumpInterrupted) && attempt < dumpAttempts; attempt++ {
-		messages, err = request(kind, answer, unix.NLM_F_DUMP)
+		messages, err = request(q, unix.NLM_F_DUMP)
 	}
 	if errors.Is(err, nl.ErrDumpInterrupted) {
 		err = nil
@@ -124,11 +152,15 @@ func dump(kind, answer uint16) ([][]byte, error) {
 	return messages, err
 }
 
-func request(kind, answer uint16, flags int) ([][]byte, error) {
+func request(q question, flags int) ([][]byte, error) {
 	const subsystem = unix.NFNL_SUBSYS_NFTABLES << 8
-	r := nl.NewNetlinkRequest(subsystem|int(kind), flags)
-	r.AddRawData([]byte{unix.AF_UNSPEC, unix.NFNETLINK_V0, 0, 0})
-	return r.Execute(unix.NETLINK_NETFILTER, subsystem|answer)
+	r := nl.NewNetlinkRequest(subsystem|int(q.kind), flags)
+	data := []byte{q.family, unix.NFNETLINK_V0, 0, 0}
+	if q.table != "" {
+		data = append(data, nl.NewRtAttr(attributeTable, nl.ZeroTerminated(q.table)).Serialize()...)
+	}
+	r.AddRawData(data)
+	return r.Execute(unix.NETLINK_NETFILTER, subsystem|q.answer)
 }
 
 // parseChain reads one chain; binding reports that a rule contains it.

@@ -17,6 +17,7 @@ import (
 	"github.com/mdlayher/netlink"
 	"golang.org/x/sys/unix"
 
+	"weft.dev/weft/internal/nft/nfnetlink"
 	"weft.dev/weft/internal/reconcile"
 )
 
@@ -100,18 +101,11 @@ func (e *Engine) prepare(conn *netlink.Conn) error {
 	if err := errors.Join(conn.SetReadBuffer(bufferSize), conn.SetWriteBuffer(bufferSize)); err != nil {
 		return fmt.Errorf("buffers of the nftables socket: %w", err)
 	}
-	raw, err := conn.SyscallConn()
+	port, err := nfnetlink.Port(conn)
 	if err != nil {
-		return fmt.Errorf("nftables socket: %w", err)
+		return err //nolint:wrapcheck // it names the socket
 	}
-	var address unix.Sockaddr
-	controlErr := raw.Control(func(fd uintptr) { address, err = unix.Getsockname(int(fd)) })
-	if err := errors.Join(controlErr, err); err != nil {
-		return fmt.Errorf("port of the nftables socket: %w", err)
-	}
-	if own, ok := address.(*unix.SockaddrNetlink); ok {
-		e.port.Store(own.Pid)
-	}
+	e.port.Store(port)
 	return nil
 }
 

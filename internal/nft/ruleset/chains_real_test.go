@@ -10,6 +10,8 @@ import (
 	"strings"
 	"testing"
 
+	"golang.org/x/sys/unix"
+
 	"weft.dev/weft/internal/link/nstest"
 	"weft.dev/weft/internal/nft"
 	"weft.dev/weft/internal/nft/nfnetlink"
@@ -78,7 +80,7 @@ func TestRealChainsAreNftsListing(t *testing.T) {
 	}
 	var read []nfnetlink.Chain
 	nstest.Do(t, netns, func() (err error) {
-		read, err = nfnetlink.Chains()
+		read, err = nfnetlink.Chains(unix.NFPROTO_UNSPEC)
 		return err
 	})
 	devices := map[nft.Key][]string{}

@@ -20,7 +20,7 @@ import (
 // is to be recorded. If all attempts fail, the chain stays without a valid record, and the next verification writes it.
 const recordAttempts = 3
 
-// Commit implements reconcile.Engine. It is one nft transaction; a second one writes the records of the changed chains. An error names the
+// Commit implements reconcile.Engine. It is one transaction of nft; a second one, by netlink, writes the records of the changed chains. An error names the
 // item that nft rejected, and wraps ErrRefused, and also ErrMissing if a referenced object does not exist. What should be removed but is
 // used by rules of an unmanaged chain is left, and reported in a PartialError.
 func (e *Engine) Commit(ctx context.Context, change reconcile.Change[nft.Key, nft.Item]) error {
@@ -109,7 +109,8 @@ func (e *Engine) commit(ctx context.Context, change reconcile.Change[nft.Key, nf
 		if err != nil {
 			return err
 		}
-		if err := e.write(ctx, change); err != nil {
+		rules := e.changedRules(change)
+		if err := e.write(ctx, change, rules); err != nil {
 			return err
 		}
 		for key := range change.Delete {
@@ -117,11 +118,10 @@ func (e *Engine) commit(ctx context.Context, change reconcile.Change[nft.Key, nf
 		}
 		maps.Copy(e.known, change.Set)
 		e.forgetTables(change)
-		rules := changedRules(change)
 		if len(rules) == 0 {
 			return nil
 		}
-		undisturbed, err := e.record(ctx, rules, before)
+		undisturbed, err := e.record(rules, before)
 		if err != nil {
 			return fmt.Errorf("recording the rules: %w", err)
 		}
@@ -142,12 +142,12 @@ func (e *Engine) forgetTables(change reconcile.Change[nft.Key, nft.Item]) {
 }
 
 // write builds the transaction and runs it.
-func (e *Engine) write(ctx context.Context, change reconcile.Change[nft.Key, nft.Item]) error {
+func (e *Engine) write(ctx context.Context, change reconcile.Change[nft.Key, nft.Item], rules changedRules) error {
 	tx, err := e.transaction()
 	if err != nil {
 		return err
 	}
-	b := &build{engine: e, ctx: ctx, change: change, tx: tx}
+	b := &build{engine: e, ctx: ctx, change: change, rules: rules, tx: tx}
 	if err := b.all(); err != nil {
 		return err
 	}
@@ -184,6 +184,7 @@ type build struct {
 	engine *Engine
 	ctx    context.Context //nolint:containedctx // lives as long as the call that made it
 	change reconcile.Change[nft.Key, nft.Item]
+	rules  changedRules
 	tx     *knftables.Transaction
 	lines  []nft.Key
 }
@@ -208,6 +209,9 @@ func (b *build) remove(key nft.Key, object knftables.Object) {
 func (b *build) all() error {
 	for key := range ofKind[*nft.Table](b.change.Set) {
 		b.add(key, &knftables.Table{Family: knftables.Family(key.Family), Name: key.Table})
+	}
+	for table := range b.rules {
+		b.add(table.object(nft.KindTable, ""), stateSet(table))
 	}
 	rebuilt, err := b.chains()
 	if err != nil {
@@ -279,7 +283,7 @@ func (b *build) chains() (map[nft.Key][]string, error) {
 	rebuilt := map[nft.Key][]string{}
 	for key, chain := range ofKind[*nft.Chain](b.change.Set) {
 		want := chain.Normalised()
-		if b.reshapes(key, want) {
+		if b.engine.reshapes(key, want) {
 			rulesKey := key.Sibling(nft.KindRules, key.Name)
 			if _, ok := b.change.Set[rulesKey]; !ok {
 				lines, err := b.engine.chainLines(b.ctx, key)
@@ -297,8 +301,8 @@ func (b *build) chains() (map[nft.Key][]string, error) {
 }
 
 // reshapes reports whether a chain exists with another hook than desired.
-func (b *build) reshapes(key nft.Key, want nft.Chain) bool {
-	have, ok := b.engine.known[key].(*nft.Chain)
+func (e *Engine) reshapes(key nft.Key, want nft.Chain) bool {
+	have, ok := e.known[key].(*nft.Chain)
 	if !ok {
 		return false
 	}
@@ -492,9 +496,13 @@ func (b *build) removals() {
 	}
 }
 
-// changedRules returns the chains whose records a change makes obsolete, by table.
-func changedRules(change reconcile.Change[nft.Key, nft.Item]) map[tableKey]map[string]*nft.ChainRules {
-	found := map[tableKey]map[string]*nft.ChainRules{}
+// changedRules are the chains of tables whose records a change makes obsolete, with their rules; nil: they are removed.
+type changedRules map[tableKey]map[string]*nft.ChainRules
+
+// changedRules returns the chains whose rules change, and those that are created again with the rules that they have. Rules that another
+// program has changed get no new record.
+func (e *Engine) changedRules(change reconcile.Change[nft.Key, nft.Item]) changedRules {
+	found := changedRules{}
 	note := func(key nft.Key, rules *nft.ChainRules) {
 		if _, goes := change.Delete[key.Sibling(nft.KindTable, "")]; goes {
 			return
@@ -504,6 +512,12 @@ func changedRules(change reconcile.Change[nft.Key, nft.Item]) map[tableKey]map[s
 		}
 		found[tableOf(key)][key.Name] = rules
 	}
+	for key, chain := range ofKind[*nft.Chain](change.Set) {
+		rules, there := e.known[key.Sibling(nft.KindRules, key.Name)].(*nft.ChainRules)
+		if there && !rules.Altered() && e.reshapes(key, chain.Normalised()) {
+			note(key, rules)
+		}
+	}
 	for key := range ofKind[*nft.ChainRules](change.Delete) {
 		note(key, nil)
 	}
@@ -511,55 +525,4 @@ func changedRules(change reconcile.Change[nft.Key, nft.Item]) map[tableKey]map[s
 		note(key, rules)
 	}
 	return found
-}
-
-// record writes the records of changed chains. It reports whether there was no other transaction since the generation before the commit, so
-// that the listing shows what was committed; otherwise it writes none.
-func (e *Engine) record(ctx context.Context, rules map[tableKey]map[string]*nft.ChainRules, before uint32) (bool, error) {
-	listings := map[tableKey]map[blockKey][]string{}
-	for table := range rules {
-		blocks, err := e.listText(ctx, table)
-		if errors.Is(err, nft.ErrMissing) {
-			return false, nil
-		}
-		if err != nil {
-			return false, err
-		}
-		listings[table] = blocks
-	}
-	after, err := e.namespace.Generation()
-	if err != nil || after != nextGeneration(before) {
-		return false, err
-	}
-	tx, err := e.transaction()
-	if err != nil {
-		return false, err
-	}
-	for table, chains := range rules {
-		next := maps.Clone(e.records[table])
-		if next == nil {
-			next = map[string]record{}
-		}
-		for chain, rules := range chains {
-			delete(next, recordKey(chain))
-			if rules != nil {
-				lines := ruleLines(listings[table][blockKey{"chain", chain}])
-				next[recordKey(chain)] = record{desired: rules.Digest(), listed: digestLines(lines)}
-			}
-		}
-		e.records[table] = next
-		writeRecords(tx, table, next)
-	}
-	return true, e.change(ctx, tx.String())
-}
-
-func writeRecords(tx *knftables.Transaction, table tableKey, records map[string]record) {
-	family := knftables.Family(table.family)
-	set := &knftables.Set{Family: family, Table: table.name, Name: nft.StateSet, Type: "ipv6_addr"}
-	tx.Add(set)
-	tx.Flush(set)
-	for _, key := range slices.Sorted(maps.Keys(records)) {
-		comment := records[key].String()
-		tx.Add(&knftables.Element{Family: family, Table: table.name, Set: nft.StateSet, Key: []string{key}, Comment: &comment})
-	}
 }

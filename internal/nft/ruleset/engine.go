@@ -194,40 +194,20 @@ func (e *Engine) Read(ctx context.Context) (map[nft.Key]nft.Item, error) {
 	return state, nil
 }
 
-// list reads a table in both formats concurrently: JSON for the objects, text for the rules, their order and what JSON omits.
+// list reads a table by netlink. It runs nft only for objects that it cannot decode, and to show rules that another program has changed.
 func (e *Engine) list(ctx context.Context, table tableKey) (*listing, error) {
 	found := &listing{table: table}
-	group, ctx := errgroup.WithContext(ctx)
-	group.Go(func() error {
-		structured, err := e.ask(ctx, "-j", "list", "table", string(table.family), table.name)
-		if err == nil {
+	err := e.namespace.Inside(func() error { return found.read() })
+	if errors.Is(err, nfnetlink.ErrUndecoded) {
+		var structured []byte
+		if structured, err = e.ask(ctx, "-j", "list", "table", string(table.family), table.name); err == nil {
 			found.objects, err = parseObjects(structured)
 		}
-		return err
-	})
-	group.Go(func() (err error) {
-		var text []byte
-		if text, err = e.ask(ctx, textListing(table)...); err == nil {
-			found.blocks = parseBlocks(string(text))
-		}
-		return err
-	})
-	if err := group.Wait(); err != nil {
-		return nil, err
 	}
-	return found, nil
-}
-
-// textListing returns nft's arguments that list a table without counters' values and sets' elements, with numbers for names.
-func textListing(table tableKey) []string {
-	return []string{"-s", "-t", "-n", "list", "table", string(table.family), table.name}
-}
-
-// listText lists a table with textListing.
-func (e *Engine) listText(ctx context.Context, table tableKey) (map[blockKey][]string, error) {
-	text, err := e.namespace.Run(ctx, textListing(table)...)
-	if err != nil {
-		return nil, err
+	if err != nil || !found.altered() {
+		return found, err
 	}
-	return parseBlocks(string(text)), nil
+	text, err := e.ask(ctx, "-s", "-t", "-n", "list", "table", string(table.family), table.name)
+	found.blocks = parseBlocks(string(text))
+	return found, err
 }

@@ -9,6 +9,7 @@ import (
 	"strconv"
 	"strings"
 
+	"golang.org/x/sys/unix"
 	"sigs.k8s.io/knftables"
 
 	"weft.dev/weft/internal/nft"
@@ -71,7 +72,7 @@ func (b *build) foreign() {
 func (e *Engine) foreignChains() (bases []chainObject, chains map[tableKey]int, err error) {
 	var all []nfnetlink.Chain
 	err = e.namespace.Inside(func() (err error) {
-		all, err = nfnetlink.Chains()
+		all, err = nfnetlink.Chains(unix.NFPROTO_UNSPEC)
 		return err
 	})
 	if err != nil {

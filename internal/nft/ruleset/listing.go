@@ -3,11 +3,11 @@ package ruleset
 import (
 	"bytes"
 	"crypto/sha256"
-	"encoding/hex"
 	"encoding/json"
 	"fmt"
 	"net/netip"
 	"regexp"
+	"slices"
 	"strconv"
 	"strings"
 
@@ -58,6 +58,16 @@ type setObject struct {
 	Flags  json.RawMessage `json:"flags"` // a string, or a list of strings
 	Size   uint64          `json:"size"`
 	Elem   json.RawMessage `json:"elem"`
+	// elements are the set's, if it was not read from JSON.
+	elements []*nft.Element
+}
+
+// list returns the elements of the set, or the pairs of the map.
+func (s *setObject) list(isMap bool) []*nft.Element {
+	if s.elements != nil {
+		return s.elements
+	}
+	return parseElements(s.Elem, isMap)
 }
 
 // parseObjects reads nft's JSON listing. It ignores unknown objects.
@@ -147,7 +157,8 @@ func parseBlocks(text string) map[blockKey][]string {
 type listing struct {
 	table   tableKey
 	objects *objects
-	blocks  map[blockKey][]string
+	kernel  kernelTable
+	blocks  map[blockKey][]string // nil: no chain is altered
 }
 
 // ruleLines returns the lines of a chain's rules, in order.
@@ -158,19 +169,20 @@ func ruleLines(block []string) []string {
 	return block
 }
 
-// digestLines is the digest of a chain's listing.
-func digestLines(lines []string) string {
-	hash := sha256.Sum256([]byte(strings.Join(lines, "\n")))
-	return hex.EncodeToString(hash[:16])
-}
+// record is the content of the state set for a chain: the digest of the desired rules, and that of the rules that the kernel has for them.
+type record struct{ desired, rules string }
 
-// record is the content of the state set for a chain.
-type record struct{ desired, listed string }
+//nolint:gochecknoglobals // constant patterns
+var (
+	recordPattern = regexp.MustCompile(`^desired ([0-9a-f]{32}) rules ([0-9a-f]{32})$`)
+	// formerPattern is a record of a release that compared listings of nft.
+	formerPattern = regexp.MustCompile(`^desired [0-9a-f]{32} listed [0-9a-f]{32}$`)
+)
 
-//nolint:gochecknoglobals // a constant pattern
-var recordPattern = regexp.MustCompile(`^desired ([0-9a-f]{32}) listed ([0-9a-f]{32})$`)
+func (r record) String() string { return "desired " + r.desired + " rules " + r.rules }
 
-func (r record) String() string { return "desired " + r.desired + " listed " + r.listed }
+// former is the record of a chain that a former release has written. It equals no desired state, so the chain is written again.
+func former() record { return record{desired: "of a former release"} }
 
 // recordKey is a chain's element in the state set: its name's digest in the form of an IPv6 address, the only type of element that is long
 // enough and needs no other object.
@@ -186,10 +198,14 @@ func (l *listing) records() map[string]record {
 		if set.Name != nft.StateSet {
 			continue
 		}
-		for _, element := range parseElements(set.Elem, false) {
-			match := recordPattern.FindStringSubmatch(element.Owner)
-			if match != nil && len(element.Match) == 1 {
+		for _, element := range set.list(false) {
+			if len(element.Match) != 1 {
+				continue
+			}
+			if match := recordPattern.FindStringSubmatch(element.Owner); match != nil {
 				found[element.Match[0]] = record{match[1], match[2]}
+			} else if formerPattern.MatchString(element.Owner) {
+				found[element.Match[0]] = former()
 			}
 		}
 	}
@@ -214,12 +230,12 @@ func (l *listing) items() map[nft.Key]nft.Item {
 		if set.Name == nft.StateSet {
 			continue
 		}
-		flags := l.flags("set", set)
+		flags := l.flags(set)
 		add(&nft.Set{Family: set.Family, Table: set.Table, Name: set.Name, Type: strings.Join(words(set.Type), " . "), Flags: flags, Size: set.Size})
 		l.addElements(set, flags, false, add)
 	}
 	for _, set := range l.objects.maps {
-		flags := l.flags("map", set)
+		flags := l.flags(set)
 		add(&nft.Map{
 			Family: set.Family, Table: set.Table, Name: set.Name, Type: strings.Join(words(set.Type), " . "),
 			Value: strings.Join(words(set.Map), " . "), Flags: flags, Size: set.Size,
@@ -229,49 +245,54 @@ func (l *listing) items() map[nft.Key]nft.Item {
 	return found
 }
 
-//nolint:gochecknoglobals // a constant pattern
-var devicePattern = regexp.MustCompile(`hook \S+ device "?([^" ]+)"? priority`)
-
 // chain returns a chain with its device, which nft 1.0.6 omits in the JSON.
 func (l *listing) chain(object chainObject) *nft.Chain {
-	chain := &nft.Chain{
+	return &nft.Chain{
 		Family: object.Family, Table: object.Table, Name: object.Name, Type: object.Type, Hook: object.Hook,
-		Priority: object.Priority, Policy: object.Policy,
+		Priority: object.Priority, Policy: object.Policy, Device: l.kernel.devices[object.Name],
 	}
-	if block := l.blocks[blockKey{"chain", object.Name}]; len(block) > 0 {
-		if match := devicePattern.FindStringSubmatch(block[0]); match != nil {
-			chain.Device = match[1]
-		}
-	}
-	return chain
 }
 
 // chainRules compares a chain with its record. A chain without rules and record has no item.
 func (l *listing) chainRules(chain string, records map[string]record) *nft.ChainRules {
-	lines := ruleLines(l.blocks[blockKey{"chain", chain}])
 	recorded, ok := records[recordKey(chain)]
-	if !ok && len(lines) == 0 {
+	if !ok && !l.kernel.rules.Any(chain) {
 		return nil
 	}
 	var altered string
-	if !ok || recorded.listed != digestLines(lines) {
-		altered = "now { " + strings.Join(lines, "; ") + " }"
+	if l.differs(chain, records) {
+		altered = "now { " + strings.Join(ruleLines(l.blocks[blockKey{"chain", chain}]), "; ") + " }"
 	}
 	return nft.ListedRules(l.table.object(nft.KindRules, chain), recorded.desired, altered)
 }
 
-// flags returns a set's flags from the text; nft 1.0.6 omits "dynamic" in the JSON.
-func (l *listing) flags(kind string, object setObject) []nft.SetFlag {
-	list := words(object.Flags)
-	for _, line := range l.blocks[blockKey{kind, object.Name}] {
-		if text, ok := strings.CutPrefix(line, "flags "); ok {
-			list = strings.Split(text, ",")
+// differs reports whether another program has changed a chain's rules.
+func (l *listing) differs(chain string, records map[string]record) bool {
+	recorded, ok := records[recordKey(chain)]
+	if !ok {
+		return l.kernel.rules.Any(chain)
+	}
+	return recorded != former() && recorded.rules != l.kernel.rules.Of(chain)
+}
+
+// altered reports whether another program has changed rules.
+func (l *listing) altered() bool {
+	records := l.records()
+	return slices.ContainsFunc(l.objects.chains, func(chain chainObject) bool { return l.differs(chain.Name, records) })
+}
+
+// flags returns a set's flags; nft 1.0.6 omits "dynamic" in the JSON.
+func (l *listing) flags(object setObject) []nft.SetFlag {
+	var flags []nft.SetFlag
+	if l.kernel.dynamic[object.Name] {
+		flags = append(flags, nft.FlagDynamic)
+	}
+	for _, word := range words(object.Flags) {
+		if flag := nft.SetFlag(word); !slices.Contains(flags, flag) {
+			flags = append(flags, flag)
 		}
 	}
-	flags := make([]nft.SetFlag, 0, len(list))
-	for _, flag := range list {
-		flags = append(flags, nft.SetFlag(flag))
-	}
+	slices.Sort(flags)
 	return flags
 }
 
@@ -283,7 +304,7 @@ func (l *listing) addElements(set setObject, flags []nft.SetFlag, isMap bool, ad
 		}
 	}
 	types := words(set.Type)
-	for _, element := range parseElements(set.Elem, isMap) {
+	for _, element := range set.list(isMap) {
 		element.Family, element.Table, element.Set = set.Family, set.Table, set.Name
 		for i, text := range element.Match {
 			if i < len(types) && types[i] == "inet_proto" {

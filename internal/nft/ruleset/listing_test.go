@@ -1,6 +1,7 @@
 package ruleset
 
 import (
+	"crypto/sha256"
 	"encoding/json"
 	"os"
 	"path/filepath"
@@ -9,6 +10,7 @@ import (
 	"testing"
 
 	"weft.dev/weft/internal/nft"
+	"weft.dev/weft/internal/nft/nfnetlink"
 )
 
 func TestListingOfEverything(t *testing.T) {
@@ -24,7 +26,9 @@ func TestListingOfEverything(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	list := &listing{table: tableKey{"inet", "wt"}, objects: objects, blocks: parseBlocks(string(plain))}
+	list := &listing{table: tableKey{"inet", "wt"}, objects: objects, blocks: parseBlocks(string(plain)), kernel: kernelTable{
+		rules: nfnetlink.Digests{"c1": sha256.New()}, dynamic: map[string]bool{"dy": true}, devices: map[string]string{"ing": "lo"},
+	}}
 	var lines []string
 	for _, item := range list.items() {
 		lines = append(lines, item.String())
@@ -111,4 +115,19 @@ func FuzzValue(f *testing.F) {
 		f.Add([]byte(seed))
 	}
 	f.Fuzz(func(_ *testing.T, raw []byte) { values(json.RawMessage(raw)) })
+}
+
+// A chain whose record a former release has written is written again, and does not count as changed by another program.
+func TestRecordOfFormerRelease(t *testing.T) {
+	digest := strings.Repeat("0", nfnetlink.DigestSize)
+	for comment, altered := range map[string]bool{"desired " + digest + " listed " + digest: false, "other words": true} {
+		l := &listing{table: tableKey{"inet", "wt"}, kernel: kernelTable{rules: nfnetlink.Digests{"c": sha256.New()}}, objects: &objects{
+			chains: []chainObject{{Family: "inet", Table: "wt", Name: "c"}},
+			sets:   []setObject{{Name: nft.StateSet, elements: []*nft.Element{{Match: []string{recordKey("c")}, Owner: comment}}}},
+		}}
+		rules, ok := l.items()[l.table.object(nft.KindRules, "c")].(*nft.ChainRules)
+		if !ok || rules.Altered() != altered || l.altered() != altered || rules.Equal(&nft.ChainRules{Family: "inet", Table: "wt", Chain: "c"}) {
+			t.Errorf("record %q: the rules are %v", comment, rules)
+		}
+	}
 }

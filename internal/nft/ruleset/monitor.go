@@ -191,6 +191,16 @@ func familyOf(number byte) nft.Family {
 	return ""
 }
 
+// numberOf returns the NFPROTO number of a family.
+func numberOf(family nft.Family) byte {
+	for number := range byte(unix.NFPROTO_NUMPROTO) {
+		if familyOf(number) == family {
+			return number
+		}
+	}
+	return unix.NFPROTO_UNSPEC
+}
+
 // send never blocks: if the buffer is full, its content and the new event are replaced by one All. There is no other sender.
 func (m *monitor) send(drift nft.Drift) {
 	select {

@@ -41,7 +41,7 @@ func FuzzEvents(f *testing.F) {
 func TestMine(t *testing.T) {
 	e := &Engine{}
 	note := func(pid int, generation uint32) {
-		own := e.own.began(pid)
+		own := e.own.began(uint32(pid))
 		own.generation = generation
 		close(own.ended)
 	}

@@ -5,6 +5,8 @@ import (
 	"os/exec"
 	"slices"
 	"sync"
+
+	"weft.dev/weft/internal/nft/nftcli"
 )
 
 // ownKept is how many of the engine's own transactions are kept, to distinguish its changes from other programs'. Events come within
@@ -12,7 +14,7 @@ import (
 const ownKept = 64
 
 // ownChange is a transaction of the engine. Its generation proves that: the kernel counts every transaction of the namespace. The netlink
-// port proves nothing: it is the process's number in its own pid namespace, and a process in another pid namespace may have the same. But
+// port proves nothing: nft's is the process's number in its own pid namespace, and a process in another pid namespace may have the same. But
 // another port shows at once that the transaction is not the engine's, without waiting for the generation. (The pid that the kernel reports
 // with a generation is the one in the first pid namespace: a containerised engine does not know its own.)
 type ownChange struct {
@@ -45,12 +47,12 @@ func (o *ownChanges) start(command *exec.Cmd) (*ownChange, error) {
 	if err := command.Start(); err != nil {
 		return nil, err
 	}
-	return o.began(command.Process.Pid), nil
+	return o.began(uint32(command.Process.Pid)), nil //nolint:gosec // pids are positive
 }
 
-// began records a transaction whose process has just been started; mutex is held.
-func (o *ownChanges) began(pid int) *ownChange {
-	own := &ownChange{port: uint32(pid), ended: make(chan struct{})} //nolint:gosec // pids are positive
+// began records a transaction before its events come; mutex is held.
+func (o *ownChanges) began(port uint32) *ownChange {
+	own := &ownChange{port: port, ended: make(chan struct{})}
 	o.recent = append(o.recent, own)
 	if len(o.recent) > ownKept {
 		o.recent = slices.Delete(o.recent, 0, len(o.recent)-ownKept)
@@ -58,18 +60,26 @@ func (o *ownChanges) began(pid int) *ownChange {
 	return own
 }
 
-// change runs nft with an input that changes something, as one transaction, and records its generation for Monitor.
+// change runs nft with an input that changes something, as one transaction.
 func (e *Engine) change(ctx context.Context, input string) error {
-	before, err := e.namespace.Generation()
+	return e.own.transact(e.namespace, func(began **ownChange) error {
+		start := func(command *exec.Cmd) (err error) {
+			*began, err = e.own.start(command)
+			return err
+		}
+		_, err := e.namespace.RunStarted(ctx, start, input, "-f", "-")
+		return err
+	})
+}
+
+// transact makes a transaction, and records its generation for Monitor. run sets began as soon as the transaction's port is known.
+func (o *ownChanges) transact(namespace nftcli.Namespace, run func(began **ownChange) error) error {
+	before, err := namespace.Generation()
 	if err != nil {
 		return err
 	}
 	var own *ownChange
-	start := func(command *exec.Cmd) (err error) {
-		own, err = e.own.start(command)
-		return err
-	}
-	_, err = e.namespace.RunStarted(ctx, start, input, "-f", "-")
+	err = run(&own)
 	if own == nil {
 		return err
 	}
@@ -79,7 +89,7 @@ func (e *Engine) change(ctx context.Context, input string) error {
 	}
 	// If there was more than one transaction meanwhile, their senders are unknown, and all count as another program's. The same holds if the
 	// generation cannot be read: what was written is in effect in any case.
-	if after, err := e.namespace.Generation(); err == nil && after == nextGeneration(before) {
+	if after, err := namespace.Generation(); err == nil && after == nextGeneration(before) {
 		own.generation = after
 	}
 	return nil

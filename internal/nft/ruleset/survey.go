@@ -43,12 +43,8 @@ func (e *Engine) Survey(ctx context.Context, traffic ...nft.Traffic) (*nft.Surve
 				survey.Counts[key.object(nft.KindChain, chain)] = len(rules)
 			}
 		}
-		for _, kind := range traffic {
-			if !base.meets(kind) {
-				continue
-			}
-			search := &dropSearch{table: table, base: base, kind: kind, survey: survey, walked: map[string]walked{}}
-			search.look()
+		if err := table.search(ctx, e, base, traffic, survey); err != nil {
+			return nil, fmt.Errorf("looking for dropping rules: %w", err)
 		}
 	}
 	return survey, nil
@@ -56,8 +52,35 @@ func (e *Engine) Survey(ctx context.Context, traffic ...nft.Traffic) (*nft.Surve
 
 // foreignListing is another table, or one base chain of it.
 type foreignListing struct {
+	what  []string // nft's arguments that list it
 	rules map[string][]ruleObject
-	words map[int]string // of the rules, by handle; empty if no rule drops
+	words map[int]string // of the rules, by handle; nil if they were not needed yet
+}
+
+// search adds what drops packets of the kinds of traffic in a base chain to the survey. The words of a rule need a text listing, which is another
+// process: most tables have no rule that drops.
+func (l *foreignListing) search(ctx context.Context, e *Engine, base chainObject, traffic []nft.Traffic, survey *nft.Survey) error {
+	before := len(survey.Drops)
+	for _, kind := range traffic {
+		if base.meets(kind) {
+			(&dropSearch{table: l, base: base, kind: kind, survey: survey, walked: map[string]walked{}}).look()
+		}
+	}
+	drops := survey.Drops[before:]
+	for i := range drops {
+		if drops[i].Handle == 0 {
+			continue // the chain's policy
+		}
+		if l.words == nil {
+			text, err := e.ask(ctx, append([]string{"-s", "-a", "-t"}, l.what...)...)
+			if err != nil && !errors.Is(err, nft.ErrMissing) { // a table that was deleted meanwhile; an event reports it
+				return err
+			}
+			l.addWords(string(text))
+		}
+		drops[i].Rule = l.words[drops[i].Handle]
+	}
+	return nil
 }
 
 // meets reports whether packets of a kind of traffic traverse a base chain.
@@ -75,6 +98,7 @@ func (c *chainObject) meets(kind nft.Traffic) bool {
 
 // addWords reads the rules' words from a text listing.
 func (l *foreignListing) addWords(text string) {
+	l.words = map[int]string{}
 	for line := range strings.Lines(text) {
 		rule, number, found := strings.Cut(strings.TrimSpace(line), " # handle ")
 		if handle, err := strconv.Atoi(number); found && err == nil && !strings.HasSuffix(rule, "{") {
@@ -83,8 +107,7 @@ func (l *foreignListing) addWords(text string) {
 	}
 }
 
-// foreignListing lists the table of a base chain, or the chain alone. Only dropping rules are reported with their words: without any, the
-// text listing, which is another process, is not needed.
+// foreignListing lists the table of a base chain, or the chain alone.
 func (e *Engine) foreignListing(ctx context.Context, base chainObject, whole bool) (*foreignListing, error) {
 	what := listingOf(base, whole)
 	structured, err := e.ask(ctx, append([]string{"-j", "-t"}, what...)...)
@@ -96,24 +119,12 @@ func (e *Engine) foreignListing(ctx context.Context, base chainObject, whole boo
 		return nil, err
 	}
 	table := newForeignListing(objects)
-	if slices.ContainsFunc(objects.rules, func(rule ruleObject) bool { return drops(&rule) }) {
-		text, err := e.ask(ctx, append([]string{"-s", "-a", "-t"}, what...)...)
-		if err != nil {
-			return nil, err
-		}
-		table.addWords(string(text))
-	}
+	table.what = what
 	return table, nil
 }
 
-// drops reports whether a rule's own verdict is to drop.
-func drops(rule *ruleObject) bool {
-	verdict, _ := ruleVerdict(rule)
-	return verdict == "drop" || verdict == "reject"
-}
-
 func newForeignListing(objects *objects) *foreignListing {
-	table := &foreignListing{rules: map[string][]ruleObject{}, words: map[int]string{}}
+	table := &foreignListing{rules: map[string][]ruleObject{}}
 	for _, rule := range objects.rules {
 		table.rules[rule.Chain] = append(table.rules[rule.Chain], rule)
 	}
@@ -172,7 +183,7 @@ func (s *dropSearch) walkRules(chain string, way reach) (ended bool) {
 		narrowed := way.and(reach)
 		switch verdict, target := ruleVerdict(rule); verdict {
 		case "drop", "reject":
-			s.found(chain, s.table.words[rule.Handle], rule.Handle, narrowed)
+			s.found(chain, "", rule.Handle, narrowed)
 			ended = !reach.conditional
 		case "accept":
 			ended = !reach.conditional

@@ -180,8 +180,7 @@ func (c *compiler) chain(chain nft.Chain, rules ...string) {
 	c.add(&chain, list)
 }
 
-// private drops packets that leave with another source than an address of net1. Only the first packet of a connection passes a chain of type
-// nat: the rule costs nothing for the others, which a chain of type filter after the translation would do.
+// private drops packets that leave with another source than an address of net1.
 const private = `oifname "net1" ip saddr != @` + outside + " counter drop"
 
 // table creates the chains, which are the same for every gateway: rules are elements of maps.
@@ -202,20 +201,20 @@ func (c *compiler) table() {
 	c.chain(nft.Chain{Name: "prerouting", Type: nft.TypeNAT, Hook: nft.HookPrerouting, Priority: -100},
 		"dnat to ip daddr map @"+FloatingIn,
 		"dnat ip to ip daddr . meta l4proto . th dport map @"+Ports)
-	// Most packets are accepted by the third rule. A connection becomes established once its first packet has passed all chains. Packets of one
-	// whose internal address has no route any more are routed to net1, with the internal address; the first two rules drop them: those from
-	// outside, and those to a forwarded address from inside.
+	// Each packet passes this chain, and almost each is accepted by one of the first two rules: what a connection's first packet shows is
+	// judged in postrouting. An established connection may be routed to net1 although it must not: after the route to its internal address
+	// was removed, it follows the default route. So packets from net1 have to leave by eth0, and so do those of a connection from inside to a
+	// forwarded address, which has the mark.
 	c.chain(nft.Chain{Name: "forward", Type: nft.TypeFilter, Hook: nft.HookForward, Policy: nft.PolicyDrop},
-		`iifname "net1" oifname "net1" counter drop`,
-		`oifname "net1" ct direction original ct status dnat counter drop`,
-		"ct state established,related accept",
-		"ct state invalid,untracked counter drop",
-		"meta l4proto udp th dport 6081 counter drop", // Geneve of the nodes
-		`iifname "net1" oifname "eth0" ct status dnat accept`,
-		`iifname "eth0" oifname "net1" accept`,
-		`iifname "eth0" oifname "eth0" ct status dnat accept`,
+		`iifname "eth0" oifname "net1" ct mark 0 ct state new,established,related accept`,
+		`oifname "eth0" ct state established,related accept`,
+		`iifname "net1" oifname "eth0" ct state new ct status dnat accept`,
+		`iifname "eth0" oifname "eth0" ct state new ct status dnat ct mark set 1 accept`,
 		"counter drop")
+	// Only the first packet of a connection passes a chain of type nat, and one that is dropped here makes no connection.
 	c.chain(nft.Chain{Name: "postrouting", Type: nft.TypeNAT, Hook: nft.HookPostrouting, Priority: 100},
+		"meta l4proto udp th dport 6081 counter drop", // Geneve of the nodes
+		`oifname "net1" ct status dnat counter drop`,  // forwarded to an internal address without a route
 		`iifname "eth0" oifname "eth0" ct status dnat masquerade`,
 		`oifname "net1" snat to ip saddr map @`+FloatingOut,
 		`oifname "net1" snat to ip saddr map @`+Sources+" fully-random",

@@ -137,7 +137,7 @@ func TestGateway(t *testing.T) {
 		}
 	}
 	expect("a source that no rule matches", a1.NetNS, "tcp4", "1.1.1.1:7000", "")
-	if out := ovntest.Run(t, gw.NetNS, "nft", "list", "chain", "ip", gateway.Table, "postrouting"); strings.Contains(out, "packets 0 ") {
+	if out := ovntest.Run(t, gw.NetNS, "nft", "list", "chain", "ip", gateway.Table, "postrouting"); strings.Contains(out, "_addresses counter packets 0 ") {
 		t.Errorf("no packet was counted: %s", out)
 	}
 	in.SNATs[0].Prefix = prefix("10.0.1.0/24") // the corrected rule
@@ -179,7 +179,7 @@ func TestGateway(t *testing.T) {
 		{"10.0.1.254", layers.TCP{DstPort: 40000, ACK: true}},
 	}})
 	testICMP(t, host, a1, a2)
-	testRemovedRoute(t, gw, host, a3)
+	testRemovedRoute(t, gw, host, a1, a3)
 }
 
 // segment is a TCP segment to an address.
@@ -291,11 +291,11 @@ func testICMP(t *testing.T, host, translated, floating *ovntest.Pod) {
 	}
 }
 
-// The connections of an internal address that has no route any more do not leave by net1, where the default route leads: neither one from
-// outside to a forwarded address, nor the answers to one that the gateway translated.
-func testRemovedRoute(t *testing.T, gw, host, inside *ovntest.Pod) {
+// The connections of an internal address that has no route any more do not leave by net1, where the default route leads: neither those to a
+// forwarded address, from outside and from inside, nor the answers to one that the gateway translated.
+func testRemovedRoute(t *testing.T, gw, host, neighbour, inside *ovntest.Pod) {
 	t.Helper()
-	forwarded := dial(t, host, "192.168.100.231:8080")
+	forwarded, hairpin := dial(t, host, "192.168.100.231:8080"), dial(t, neighbour, "192.168.100.231:8080")
 	var answers net.PacketConn
 	err := host.Do(func(ns.NetNS) (err error) {
 		answers, err = net.ListenPacket("udp4", "192.168.100.10:7001") //nolint:noctx // on this thread, which is in the namespace
@@ -307,13 +307,17 @@ func testRemovedRoute(t *testing.T, gw, host, inside *ovntest.Pod) {
 	t.Cleanup(func() { _ = answers.Close() })
 	translated := dial(t, inside, "192.168.100.10:7001")
 	deadline := time.Now().Add(time.Minute)
-	for _, err := range []error{forwarded.SetReadDeadline(deadline), answers.SetReadDeadline(deadline), send(forwarded), send(translated)} {
+	for _, err := range []error{
+		forwarded.SetReadDeadline(deadline), hairpin.SetReadDeadline(deadline), answers.SetReadDeadline(deadline), send(forwarded), send(hairpin), send(translated),
+	} {
 		if err != nil {
 			t.Fatal(err)
 		}
 	}
-	if _, err := forwarded.Read(make([]byte, 64)); err != nil {
-		t.Fatalf("the port forward for UDP does not answer: %v", err)
+	for _, conn := range []net.Conn{forwarded, hairpin} {
+		if _, err := conn.Read(make([]byte, 64)); err != nil {
+			t.Fatalf("the port forward for UDP does not answer: %v", err)
+		}
 	}
 	_, client, err := answers.ReadFrom(make([]byte, 64))
 	if err != nil {
@@ -328,24 +332,39 @@ func testRemovedRoute(t *testing.T, gw, host, inside *ovntest.Pod) {
 	if _, err := translated.Read(make([]byte, 64)); err != nil {
 		t.Fatalf("no answer on the translated connection: %v", err)
 	}
-	dropped := func(packets int) func() bool {
-		return func() bool {
-			out := ovntest.Run(t, gw.NetNS, "nft", "list", "chain", "ip", gateway.Table, "forward")
-			return strings.Contains(out, fmt.Sprintf(`oifname "net1" counter packets %d `, packets))
+	dropped := func() (packets int) {
+		out := ovntest.Run(t, gw.NetNS, "nft", "list", "chain", "ip", gateway.Table, "forward")
+		_, counter, _ := strings.Cut(out, "\tcounter packets ")
+		if _, err := fmt.Sscanf(counter, "%d", &packets); err != nil {
+			t.Fatalf("no counter at the end of the chain: %v\n%s", err, out)
 		}
+		return packets
 	}
-	if !dropped(0)() {
-		t.Error("a packet was dropped before the route was removed")
-	}
+	before := dropped()
 	gw.IP("route", "del", "10.0.2.0/24")
-	if err := send(forwarded); err != nil {
+	for i, c := range []struct {
+		what string
+		send func() error
+	}{
+		{"a packet from outside to the forwarded address", func() error { return send(forwarded) }},
+		{"a packet from inside to the forwarded address", func() error { return send(hairpin) }},
+		{"the answer", func() error {
+			_, err := answers.WriteTo([]byte("\n"), client)
+			return err
+		}},
+	} {
+		if err := c.send(); err != nil {
+			t.Fatal(err)
+		}
+		ovntest.Eventually(t, c.what+" is dropped", func() bool { return dropped() == before+i+1 })
+	}
+	if err := send(dial(t, neighbour, "192.168.100.231:8080")); err != nil {
 		t.Fatal(err)
 	}
-	ovntest.Eventually(t, "the packet to the forwarded address is dropped", dropped(1))
-	if _, err := answers.WriteTo([]byte("\n"), client); err != nil {
-		t.Fatal(err)
-	}
-	ovntest.Eventually(t, "the answer is dropped", dropped(2))
+	ovntest.Eventually(t, "a new connection to the forwarded address is dropped", func() bool {
+		out := ovntest.Run(t, gw.NetNS, "nft", "list", "chain", "ip", gateway.Table, "postrouting")
+		return strings.Contains(out, "status dnat counter packets 1 ")
+	})
 }
 
 // dial returns a UDP connection from a pod to an address.
