@@ -110,7 +110,7 @@ type Chain struct {
 // node itself match: a port of another machine with the same number is not the node's (CVE-2025-67499). Packets to the tunnels' UDP ports are
 // not translated, and neither are those that a rule of except, for both chains, returns. Chains have no table.
 func Chains(families []Family, tunnels []uint16, except ...string) (received, own Chain) {
-	var rules []string
+	var rules []string // behind the two that begin a chain
 	for _, port := range tunnels {
 		rules = append(rules, fmt.Sprintf("udp dport %d return", port))
 	}
@@ -120,14 +120,14 @@ func Chains(families []Family, tunnels []uint16, except ...string) (received, ow
 			rules = append(rules, condition+" return")
 		}
 		rules = append(rules,
-			fmt.Sprintf("meta nfproto %s fib daddr type local dnat %s to %s daddr . meta l4proto . th dport map @%s", f.proto, f.l3, f.l3, f.atOne),
-			fmt.Sprintf("meta nfproto %s fib daddr type local dnat %s to meta l4proto . th dport map @%s", f.proto, f.l3, f.atAll),
+			fmt.Sprintf("meta nfproto %s dnat %s to %s daddr . meta l4proto . th dport map @%s", f.proto, f.l3, f.l3, f.atOne),
+			fmt.Sprintf("meta nfproto %s dnat %s to meta l4proto . th dport map @%s", f.proto, f.l3, f.atAll),
 		)
 	}
 	chain := func(name string, hook nft.Hook, first string) Chain {
 		return Chain{
 			Chain: nft.Chain{Family: nft.FamilyInet, Name: name, Type: nft.TypeNAT, Hook: hook, Priority: priority},
-			Rules: append([]string{first}, rules...),
+			Rules: append([]string{"fib daddr type != local return", first}, rules...), // most packets cross the first rule only
 		}
 	}
 	// The node drops packets from outside to the loopback range. Translated before, they would not be dropped.

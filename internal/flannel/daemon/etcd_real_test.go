@@ -301,6 +301,34 @@ func TestReservation(t *testing.T) {
 	}
 }
 
+// TestLeaseIsKeptAlive: the etcd lease of the node's key is extended long before it expires, also one that another program has granted. flanneld
+// writes the key with another lease, an hour before the former one expires.
+func TestLeaseIsKeptAlive(t *testing.T) {
+	u := flanneltest.NewUnderlay(t)
+	etcd := u.Etcd()
+	etcd.Put(configKey, `{"Network":"10.5.0.0/16","Backend":{"Type":"host-gw"}}`)
+	n := u.Node()
+	lease := etcd.PutFor(subnetsPrefix+"10.5.77.0-24", `{"PublicIP":"`+n.Address()+`","BackendType":"host-gw"}`, 20)
+	startWeft(n, binary, etcd)
+	if subnet := n.Subnet("FLANNEL_SUBNET"); subnet != "10.5.77.1/24" {
+		t.Errorf("subnet %s", subnet)
+	}
+	least := etcd.Left(lease)
+	flanneltest.Eventually(t, "the lease is extended", func() error {
+		left := etcd.Left(lease)
+		if left > least {
+			return nil
+		}
+		least = left
+		return fmt.Errorf("%d seconds are left", left)
+	})
+	for _, kv := range etcd.List(subnetsPrefix) {
+		if kv.Lease != lease {
+			t.Errorf("%s has the lease %s, want %s", kv.Key, kv.Lease, lease)
+		}
+	}
+}
+
 // TestMasquerade: in each direction the source address is the one that flannel's iptables rules result in.
 func TestMasquerade(t *testing.T) {
 	weft, flanneld := programs(t)
@@ -395,6 +423,51 @@ func TestTakeover(t *testing.T) {
 	}
 	there.Stop(t)
 	back.Stop(t)
+}
+
+// TestTakeoverOfIPTables: a node whose flanneld has made iptables rules, as it does by default, switches to Weft's daemon and back. The rules stay
+// meanwhile, and change nothing.
+func TestTakeoverOfIPTables(t *testing.T) {
+	weft, flanneld := programs(t)
+	u := flanneltest.NewUnderlay(t)
+	etcd := u.Etcd()
+	etcd.Put(configKey, `{"Network":"10.5.0.0/16","Backend":{"Type":"vxlan"}}`)
+	n1, n2 := u.Node(), u.Node()
+	theirs := startFlanneld(n1, flanneld, etcd)
+	startWeft(n2, weft, etcd)
+	p1, p2 := n1.Pod(), n2.Pod()
+	u.Space.IP("route add 10.5.0.0/16 via " + n1.Address())
+	tunnel := strings.TrimSuffix(n1.Subnet("FLANNEL_SUBNET"), "1/24") + "0"
+	works := func(with string) {
+		t.Helper()
+		p1.Reach(t, p2.Address)
+		p2.Reach(t, p1.Address)
+		for _, c := range []struct {
+			name          string
+			from, to      *flanneltest.Space
+			address, want string
+		}{
+			{"pod to outside", p1.Space, u.Space, "192.0.2.254", n1.Address()},
+			{"pod to pod", p1.Space, p2.Space, p2.Address, p1.Address},
+			{"outside to this node's pod", u.Space, p1.Space, p1.Address, "192.0.2.254"},
+			{"outside through this node to another's pod", u.Space, p2.Space, p2.Address, tunnel},
+		} {
+			if got := flanneltest.Source(t, c.from, c.to, c.address); got != c.want {
+				t.Errorf("with %s, %s: the source is %s, want %s", with, c.name, got, c.want)
+			}
+		}
+		if out, err := n1.Run("iptables", "-t", "nat", "-S", "FLANNEL-POSTRTG"); err != nil {
+			t.Errorf("with %s: flanneld's rules: %s %v", with, out, err)
+		}
+	}
+	works("flanneld")
+	theirs.Stop()
+	ours := startWeft(n1, weft, etcd)
+	logs(t, ours, "msg=ready")
+	works("Weft's daemon")
+	ours.Stop()
+	startFlanneld(n1, flanneld, etcd)
+	works("flanneld again")
 }
 
 // TestIPv6Only: two nodes get two subnets; with flanneld the second takes the first's.

@@ -34,7 +34,7 @@ func gone(t *testing.T, n *flanneltest.Node, device string) {
 }
 
 // TestConfigurationChanges: another backend and another network take effect at once, and what the former one created is removed. An invalid
-// configuration changes nothing. flanneld keeps devices and routes of the former backend.
+// configuration, and one that no node can serve, change nothing. flanneld keeps devices and routes of the former backend.
 func TestConfigurationChanges(t *testing.T) {
 	weft, _ := programs(t)
 	u := flanneltest.NewUnderlay(t)
@@ -47,6 +47,8 @@ func TestConfigurationChanges(t *testing.T) {
 
 	etcd.Put(configKey, `{"Network":"10.5.0.0/16","Backend":{"Type":"ipsec"}}`)
 	logs(t, ours, `use wireguard, which encrypts as well`)
+	etcd.Put(configKey, `{"Network":"10.5.0.0/16","EnableIPv6":true,"IPv6Network":"fd00:5::/48","Backend":{"Type":"ipip"}}`)
+	logs(t, ours, `ipip carries IPv4 only`)
 	p1.Reach(t, p2.Address)
 
 	etcd.Put(configKey, `{"Network":"10.5.0.0/16","Backend":{"Type":"host-gw"}}`)

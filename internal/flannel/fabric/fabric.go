@@ -3,7 +3,6 @@
 package fabric
 
 import (
-	"errors"
 	"fmt"
 	"net/netip"
 	"strconv"
@@ -62,34 +61,11 @@ func Owns(name string) bool {
 	return name == wireguardDevice || name == wireguardDeviceSix || name == ipipDevice
 }
 
-// longestName is the maximum length of a device's name (IFNAMSIZ-1 of linux/if.h).
-const longestName = 15
-
-// ErrBackend is returned for a backend that cannot serve the configured network.
-var ErrBackend = errors.New("backend does not fit the network")
-
-// Check returns why a view cannot be compiled, nil if it can.
+// Check returns why this node cannot serve a view, nil if it can. Package netconf has checked whether the backend fits the families.
 func (v *View) Check() error {
-	switch b := v.Backend.(type) {
-	case netconf.HostGW:
-		if (v.V4 && v.Uplink.Addr != v.Uplink.Public) || (v.V6 && v.Uplink.Addr6 != v.Uplink.Public6) {
-			return fmt.Errorf("backend host-gw: the public address must be the interface's own (%s on %s): leave out --public-ip", v.Uplink.Addr, v.Uplink.Name)
-		}
-	case netconf.VXLAN:
-		for i, wanted := range []bool{v.V4, v.V6} {
-			if name := Devices(b)[i]; wanted && len(name) > longestName {
-				return fmt.Errorf("%w: VNI %d: %s would be its device's name, and names have %d characters at most: use a VNI below 10000",
-					ErrBackend, b.VNI, name, longestName)
-			}
-		}
-	case netconf.IPIP:
-		if v.V6 {
-			return fmt.Errorf("%w: ipip carries IPv4 only: set EnableIPv6 to false, or use vxlan or wireguard", ErrBackend)
-		}
-	case netconf.WireGuard:
-		if (b.Mode == netconf.ModeIPv4 && !v.V4) || (b.Mode == netconf.ModeIPv6 && !v.V6) {
-			return fmt.Errorf("%w: wireguard's Mode %q needs that family to be enabled: use Mode %q", ErrBackend, b.Mode, netconf.ModeSeparate)
-		}
+	_, direct := v.Backend.(netconf.HostGW)
+	if direct && ((v.V4 && v.Uplink.Addr != v.Uplink.Public) || (v.V6 && v.Uplink.Addr6 != v.Uplink.Public6)) {
+		return fmt.Errorf("backend host-gw: the public address must be the interface's own (%s on %s): leave out --public-ip", v.Uplink.Addr, v.Uplink.Name)
 	}
 	return nil
 }

@@ -1,7 +1,6 @@
 package fabric_test
 
 import (
-	"fmt"
 	"net/netip"
 	"slices"
 	"strings"
@@ -130,23 +129,18 @@ func TestCheck(t *testing.T) {
 	if err := v.Check(); err == nil || !strings.Contains(err.Error(), "leave out --public-ip") {
 		t.Error(err)
 	}
-	if err := view(netconf.IPIP{}).Check(); err == nil || !strings.Contains(err.Error(), "ipip carries IPv4 only") {
-		t.Error(err)
-	}
-	for vni, want := range map[uint32][2]string{ // with IPv4 alone, and with IPv6
-		9999: {"", ""}, 10000: {"", "VNI 10000: flannel-v6.10000"}, 9999999: {"", "flannel-v6.9999999"}, 10000000: {"VNI 10000000: flannel.10000000", "VNI"},
-	} {
-		v := view(netconf.VXLAN{VNI: vni})
-		for i, six := range []bool{false, true} {
-			v.V6 = six
-			if got := fmt.Sprint(v.Check()); got != "<nil>" && want[i] == "" || !strings.Contains(got, want[i]) {
-				t.Errorf("VNI %d, IPv6 %t: %s, want %q", vni, six, got, want[i])
-			}
+}
+
+// TestLongestNames: the largest VNI that a configuration may have fills the names of the devices.
+func TestLongestNames(t *testing.T) {
+	const longest = 15 // IFNAMSIZ-1 of linux/if.h
+	for i, text := range []string{`{"Backend":{"Type":"vxlan","VNI":9999999}}`, `{"EnableIPv6":true,"Backend":{"Type":"vxlan","VNI":9999}}`} {
+		config, err := netconf.Parse([]byte(text))
+		if err != nil {
+			t.Fatal(err)
 		}
-	}
-	v = view(netconf.WireGuard{Mode: netconf.ModeIPv6})
-	v.V6 = false
-	if err := v.Check(); err == nil || !strings.Contains(err.Error(), `Mode "ipv6" needs that family`) {
-		t.Error(err)
+		if name := fabric.Devices(config.Backend.(netconf.VXLAN))[i]; len(name) != longest { //nolint:forcetypeassert // it says vxlan
+			t.Errorf("device %s has a name of %d characters, want %d", name, len(name), longest)
+		}
 	}
 }

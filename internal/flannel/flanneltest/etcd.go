@@ -129,6 +129,25 @@ func (e *Etcd) Put(key, value string) {
 	e.ask("put", map[string]string{"key": encode(key), "value": encode(value)}, &struct{}{})
 }
 
+// PutFor sets a key with an etcd lease of that many seconds, and returns the lease.
+func (e *Etcd) PutFor(key, value string, seconds int) (lease string) {
+	e.u.t.Helper()
+	var granted struct{ ID string }
+	e.post("/v3/lease/grant", map[string]int{"TTL": seconds}, &granted)
+	e.ask("put", map[string]string{"key": encode(key), "value": encode(value), "lease": granted.ID}, &struct{}{})
+	return granted.ID
+}
+
+// Left returns the seconds that an etcd lease has left: -1 if it has expired.
+func (e *Etcd) Left(lease string) int {
+	e.u.t.Helper()
+	var answer struct {
+		TTL int `json:",string"`
+	}
+	e.post("/v3/lease/timetolive", map[string]string{"ID": lease}, &answer)
+	return answer.TTL
+}
+
 // Delete removes a key.
 func (e *Etcd) Delete(key string) {
 	e.u.t.Helper()

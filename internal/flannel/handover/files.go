@@ -1,6 +1,7 @@
 package handover
 
 import (
+	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -8,6 +9,7 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"weft.dev/weft/internal/attach"
@@ -76,8 +78,15 @@ func (f *Files) Write(rec *attach.Record) error {
 			return err
 		}
 	}
-	return os.WriteFile(f.cacheFile(rec), f.Delegate, fileMode)
+	return os.WriteFile(f.cacheFile(rec), CacheFile(f.Delegate), fileMode)
 }
+
+// CacheFile returns the content of the plugin's file for a delegate's configuration. Its end distinguishes it from a file of flannel's plugin,
+// which may be that of any interface of its container.
+func CacheFile(delegate []byte) []byte { return append(slices.Clone(bytes.TrimSpace(delegate)), '\n') }
+
+// OfWeft reports whether CacheFile has made this content of a file.
+func OfWeft(content []byte) bool { return bytes.HasSuffix(content, []byte("\n")) }
 
 func (f *Files) reserve(path, content string) error {
 	file, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, fileMode)

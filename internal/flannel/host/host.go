@@ -11,6 +11,8 @@ import (
 	"fmt"
 	"maps"
 	"net/netip"
+	"slices"
+	"strings"
 
 	"weft.dev/weft/internal/nft"
 )
@@ -200,13 +202,10 @@ func (c *Config) closeTunnels(f Family, l3 string, add func(chain nft.Chain, tex
 			tunnel = append(tunnel, c.strangers(f, l3))
 		}
 	}
-	base := []string{"meta l4proto tcp accept"} // no tunnel is TCP: most packets skip the other rules
-	for _, match := range c.Tunnel.Matches() {
-		base = append(base, match+" goto "+first)
-	}
+	closed := map[uint16]string{} // the chain of each UDP port
 	if c.Pods.Bridge != "" {
 		for _, port := range c.Pods.Closed {
-			base = append(base, fmt.Sprintf("udp dport %d goto %s", port, chainPods))
+			closed[port] = chainPods
 		}
 		tunnel = append(tunnel, "goto "+chainPods)
 		add(nft.Chain{Name: chainPods}, []string{
@@ -219,9 +218,32 @@ func (c *Config) closeTunnels(f Family, l3 string, add func(chain nft.Chain, tex
 	if c.toNodes(f) {
 		add(nft.Chain{Name: chainTunnel}, tunnel)
 	}
-	if c.toNodes(f) || c.Pods.Bridge != "" && len(base) > 1 {
+	if c.Tunnel.Port != 0 {
+		closed[c.Tunnel.Port] = first
+	}
+	base := byPort(closed)
+	if c.Tunnel.IPIP {
+		base = append(base, fmt.Sprintf("meta l4proto %d goto %s", protocolIPIP, first))
+	}
+	if len(base) > 0 && (c.toNodes(f) || c.Pods.Bridge != "") {
 		add(nft.Chain{Name: chainTunnels, Type: nft.TypeFilter, Hook: nft.HookPrerouting, Priority: priorityFilter}, base)
 	}
+}
+
+// byPort returns the rule that sends packets to the chain of their UDP port, if there are ports. All packets of pods cross it: it is one rule
+// for all ports, and packets of TCP leave it first.
+func byPort(chains map[uint16]string) []string {
+	var verdicts []string
+	for _, port := range slices.Sorted(maps.Keys(chains)) {
+		verdicts = append(verdicts, fmt.Sprintf("%d : goto %s", port, chains[port]))
+	}
+	switch len(verdicts) {
+	case 0:
+		return nil
+	case 1:
+		return []string{"udp dport " + strings.Replace(verdicts[0], " : ", " ", 1)}
+	}
+	return []string{"udp dport vmap { " + strings.Join(verdicts, ", ") + " }"}
 }
 
 // strangers drops packets to nodes with another source than this node's.

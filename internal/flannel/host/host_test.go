@@ -29,7 +29,6 @@ ip tunnel: ct status dnat fib daddr type != unicast counter drop
 ip tunnel: ip daddr @nodes ip saddr != 192.0.2.1 counter drop
 ip tunnel-output: udp dport 8472 ip saddr 192.0.2.1 ip daddr @nodes notrack accept
 ip tunnel-output: udp dport 8472 ip daddr @nodes ip saddr != 192.0.2.1 counter drop
-ip tunnels: meta l4proto tcp accept
 ip tunnels: udp dport 8472 goto tunnel
 ip6 postrouting: meta mark & 0x4000 == 0x4000 return
 ip6 postrouting: ip6 saddr 2001:db8:0:1::/64 ip6 daddr 2001:db8::/48 return
@@ -39,7 +38,6 @@ ip6 postrouting: ip6 saddr 2001:db8::/48 ip6 daddr != ff00::/8 masquerade fully-
 ip6 postrouting: ip6 saddr != 2001:db8::/48 ip6 daddr 2001:db8::/48 masquerade fully-random
 ip6 tunnel: ip6 saddr != @nodes fib daddr type != unicast counter drop
 ip6 tunnel: ct status dnat fib daddr type != unicast counter drop
-ip6 tunnels: meta l4proto tcp accept
 ip6 tunnels: udp dport 8472 goto tunnel`
 	if got := text(c.Rules()); got != want {
 		t.Errorf("got\n%s", got)
@@ -60,8 +58,7 @@ func TestPods(t *testing.T) {
 	c := host.Config{Families: [2]host.Family{v4}, Tunnel: host.Tunnel{Port: 8472}, Pods: host.Pods{Bridge: "cni0", Closed: []uint16{4789}}}
 	const pods = `tunnel-pods: iifname "cni0" ct direction reply accept
 %[1]s tunnel-pods: iifname "cni0" counter drop
-%[1]s tunnels: meta l4proto tcp accept
-%[1]s tunnels: `
+%[1]s tunnels: udp dport `
 	closed := func(family string) string { return family + " " + fmt.Sprintf(pods, family) }
 	want := `ip raw: iifgroup 78 drop
 ip raw: udp dport 8472 ip daddr 192.0.2.1 iifname != "cni0" notrack
@@ -72,16 +69,14 @@ ip tunnel: ip daddr @nodes ip saddr != 192.0.2.1 counter drop
 ip tunnel: goto tunnel-pods
 ip tunnel-output: udp dport 8472 ip saddr 192.0.2.1 ip daddr @nodes notrack accept
 ip tunnel-output: udp dport 8472 ip daddr @nodes ip saddr != 192.0.2.1 counter drop
-` + closed("ip") + `udp dport 8472 goto tunnel
-ip tunnels: udp dport 4789 goto tunnel-pods
+` + closed("ip") + `vmap { 4789 : goto tunnel-pods, 8472 : goto tunnel }
 ip6 raw: iifgroup 78 drop
-` + closed("ip6") + `udp dport 8472 goto tunnel-pods
-ip6 tunnels: udp dport 4789 goto tunnel-pods`
+` + closed("ip6") + `vmap { 4789 : goto tunnel-pods, 8472 : goto tunnel-pods }`
 	if got := text(c.Rules()); got != want {
 		t.Errorf("got\n%s", got)
 	}
 	c.Tunnel = host.Tunnel{}
-	want = "ip raw: iifgroup 78 drop\n" + closed("ip") + "udp dport 4789 goto tunnel-pods\nip6 raw: iifgroup 78 drop\n" + closed("ip6") + "udp dport 4789 goto tunnel-pods"
+	want = "ip raw: iifgroup 78 drop\n" + closed("ip") + "4789 goto tunnel-pods\nip6 raw: iifgroup 78 drop\n" + closed("ip6") + "4789 goto tunnel-pods"
 	if got := text(c.Rules()); got != want {
 		t.Errorf("without tunnels between nodes\n%s", got)
 	}

@@ -55,6 +55,13 @@ func TestConfigurationChanges(t *testing.T) {
 		}
 		return nil
 	})
+	write(`{"Network":"10.5.0.0/16","EnableIPv6":true,"IPv6Network":"fd00:5::/48","Backend":{"Type":"ipip"}}`)
+	flanneltest.Eventually(t, "a configuration that no node can serve is reported", func() error {
+		if !strings.Contains(p.Log(), "ipip carries IPv4 only") {
+			return errors.New(p.Log())
+		}
+		return nil
+	})
 	shows(t, n1, "ip link", "flannel.1", true)
 	write(fmt.Sprintf(network, "host-gw"))
 	shows(t, n1, "ip link", "flannel.1", false)

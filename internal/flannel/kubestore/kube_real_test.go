@@ -245,8 +245,11 @@ func TestOwnNode(t *testing.T) {
 		}
 		return nil
 	})
-	if out, err := n1.Run("curl", "-s", "http://127.0.0.1:8081/readyz"); err != nil || !strings.Contains(out, "waiting for a subnet") {
-		t.Errorf("%q, %v", out, err)
+	for path, want := range map[string][]string{"readyz": {"flanneld is not ready: waiting for a subnet", "503"}, "healthz": {"flanneld is running", "200"}} {
+		out, err := n1.Run("curl", "-s", "-w", " %{http_code}", "http://127.0.0.1:8081/"+path)
+		if err != nil || !strings.HasPrefix(out, want[0]) || !strings.HasSuffix(out, want[1]) {
+			t.Errorf("%s: %q, %v; want %s", path, out, err, want)
+		}
 	}
 	for _, condition := range c.get("n1").Status.Conditions {
 		if condition.Reason == "FlannelIsUp" {

@@ -83,6 +83,11 @@ func TestParseRefuses(t *testing.T) {
 		{`{"Backend":{"Type":"vxlan","Port":-1}}`, "Backend.Port: -1 is not"},
 		{`{"Backend":{"Type":"vxlan","MTU":100}}`, "Backend.MTU: 100 is too small"},
 		{`{"Backend":{"Type":"wireguard","Mode":"both"}}`, `Backend.Mode: "both" is unknown`},
+		{`{"Backend":{"Type":"wireguard","Mode":"ipv6"}}`, `Backend.Mode: "ipv6" needs that family to be enabled: use "separate"`},
+		{`{"EnableIPv4":false,"EnableIPv6":true,"Backend":{"Type":"wireguard","Mode":"ipv4"}}`, `Backend.Mode: "ipv4" needs`},
+		{`{"EnableIPv6":true,"Backend":{"Type":"ipip"}}`, "Backend.Type: ipip carries IPv4 only: set EnableIPv6 to false"},
+		{`{"EnableIPv6":true,"Backend":{"Type":"vxlan","VNI":10000}}`, "Backend.VNI: 10000: the name of its device would be too long: at most 9999"},
+		{`{"Backend":{"Type":"vxlan","VNI":10000000}}`, "Backend.VNI: 10000000: the name of its device would be too long: at most 9999999"},
 		{`{"Backend":{"Type":"wireguard","PSK":"c2VjcmV0"}}`, "Backend.PSK: not a key"},
 		{`{"Backend":{"Type":"extension","SubnetAddCommand":"ip route add $SUBNET | tee /tmp/x"}}`, "Backend.SubnetAddCommand: \"|\" needs a shell"},
 	} {

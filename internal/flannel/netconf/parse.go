@@ -37,11 +37,38 @@ func Parse(text []byte) (Config, error) {
 		c.Backend, c.BackendDefaulted = VXLAN{VNI: defaultVNI}, true
 	} else if c.Backend, err = parseBackend(raw); err != nil {
 		o.errs = append(o.errs, err)
+	} else if err := c.fits(); err != nil {
+		o.errs = append(o.errs, err)
 	}
 	if err := errors.Join(o.errs...); err != nil {
 		return Config{}, err
 	}
 	return c, nil
+}
+
+// Devices of VXLAN have names of at most 15 characters (IFNAMSIZ-1 of linux/if.h): flannel.9999999, and with IPv6 flannel-v6.9999.
+const (
+	maxNamedVNI  = 9_999_999
+	maxNamedVNI6 = 9_999
+)
+
+// fits returns an error if the backend cannot serve the network's families.
+func (c *Config) fits() error {
+	switch b := c.Backend.(type) {
+	case VXLAN:
+		if most := map[bool]uint32{false: maxNamedVNI, true: maxNamedVNI6}[c.EnableIPv6]; b.VNI > most {
+			return fmt.Errorf("Backend.VNI: %d: the name of its device would be too long: at most %d with these families", b.VNI, most) //nolint:revive,staticcheck // begins with a key
+		}
+	case IPIP:
+		if c.EnableIPv6 {
+			return errors.New("Backend.Type: ipip carries IPv4 only: set EnableIPv6 to false, or use vxlan or wireguard") //nolint:revive,staticcheck // begins with a key
+		}
+	case WireGuard:
+		if b.Mode == ModeIPv4 && !c.EnableIPv4 || b.Mode == ModeIPv6 && !c.EnableIPv6 {
+			return fmt.Errorf("Backend.Mode: %q needs that family to be enabled: use %q", b.Mode, ModeSeparate) //nolint:revive,staticcheck // begins with a key
+		}
+	}
+	return nil
 }
 
 func parseBackend(raw json.RawMessage) (Backend, error) {

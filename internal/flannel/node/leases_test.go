@@ -54,13 +54,18 @@ func TestInvalidConfigurationLater(t *testing.T) {
 		}
 	}
 	testwait.Within(t, time.Minute, "the daemon has the configuration", waits(1))
-	config.Data[cluster.KeyNet] = `{"Network":"10.244.0.0/16","Backend":{"Type":"vxlam"}}`
-	if err := objects.Update(ctx, config); err != nil {
-		t.Fatal(err)
+	for i, invalid := range []string{
+		`{"Network":"10.244.0.0/16","Backend":{"Type":"vxlam"}}`,
+		`{"Network":"10.244.0.0/16","EnableIPv6":true,"IPv6Network":"fd00:244::/48","Backend":{"Type":"ipip"}}`, // no node can serve it
+	} {
+		config.Data[cluster.KeyNet] = invalid
+		if err := objects.Update(ctx, config); err != nil {
+			t.Fatal(err)
+		}
+		l.changed <- struct{}{}
+		testwait.Within(t, time.Minute, "the daemon goes on with the former configuration", waits(2+i))
 	}
-	l.changed <- struct{}{}
-	testwait.Within(t, time.Minute, "the daemon goes on with the former configuration", waits(2))
-	if text := log.String(); !strings.Contains(text, "the former one stays in effect") || strings.Contains(text, "no lease of this node is in effect") {
+	if text := log.String(); strings.Count(text, "the former one stays in effect") < 2 || strings.Contains(text, "no lease of this node is in effect") {
 		t.Error(text)
 	}
 }

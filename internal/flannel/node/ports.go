@@ -56,6 +56,7 @@ func portRules() items {
 			toLoopback(loopback6),
 			fromRouter(routerAdvertisement),
 			fromRouter(redirect),
+			fromRouter(listenerQuery),
 			foreignAddress("advertises another's address", neighbourAdvertisement),
 			foreignAddress("claims another's address", neighbourSolicitation, nftnl.Is(nftnl.IP6Source, nftnl.Addr(netip.IPv6Unspecified()))),
 			pass(nftnl.In(setPods6, ofPod6...)),
@@ -73,8 +74,11 @@ func toLoopback(loopback nftnl.Match) nftnl.Rule {
 	return nftnl.Rule{Matches: []nftnl.Match{loopback}, Counter: true, Verdict: nftnl.Drop(), Owner: "for a loopback address"}
 }
 
-// Types of ICMPv6 messages that only a router sends (RFC 4861).
+// Types of ICMPv6 messages that only a router sends (RFC 4861, and RFC 3810 for queries about multicast listeners). Once its port has received a
+// query, the bridge sends solicitations for neighbours only to ports with listeners that it knows, and those expire: pods do not see the
+// query, and do not report theirs again.
 const (
+	listenerQuery       = 130
 	routerAdvertisement = 134
 	redirect            = 137
 	icmpv6              = 58

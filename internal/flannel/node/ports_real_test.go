@@ -8,7 +8,9 @@ import (
 	"fmt"
 	"net"
 	"net/netip"
+	"os/exec"
 	"path/filepath"
+	"strings"
 	"sync"
 	"testing"
 	"time"
@@ -199,6 +201,40 @@ func TestInterfaceGone(t *testing.T) {
 	if err := h.Check(t.Context(), check); err == nil {
 		t.Error("CHECK finds nothing wrong with the pod that has no interface")
 	}
+}
+
+// TestBridgeIsFull: a pod that the bridge has no port for is refused, and the error names the limit. The next pod gets the port of one that ends.
+func TestBridgeIsFull(t *testing.T) {
+	s := newStage(t)
+	h := serve(t, s)
+	if _, err := add(t, h, "last", space(t)); err != nil {
+		t.Fatal(err)
+	}
+	const most = 1023 // the kernel's ports of a bridge (BR_MAX_PORTS of net/bridge/br_private.h, without number 0)
+	var lines strings.Builder
+	for i := range (most - 1) / 2 {
+		fmt.Fprintf(&lines, "link add a%d type veth peer name b%d\nlink set a%d master cni0\nlink set b%d master cni0\n", i, i, i, i)
+	}
+	if err := s.space.Do(func(ns.NetNS) error {
+		cmd := exec.Command("ip", "-batch", "-")
+		cmd.Stdin = strings.NewReader(lines.String())
+		out, err := cmd.CombinedOutput()
+		if err != nil {
+			err = fmt.Errorf("ip: %w: %s", err, out)
+		}
+		return err
+	}); err != nil {
+		t.Fatal(err)
+	}
+	pod := space(t)
+	if _, err := add(t, h, "one-more", pod); err == nil || !strings.Contains(err.Error(), "bridge cni0 is full: the kernel's bridges have 1,023 ports") {
+		t.Errorf("one pod more: %v", err)
+	}
+	del(t, h, "last")
+	eventually(t, "the next pod gets the port", func() error {
+		_, err := add(t, h, "one-more", pod)
+		return err
+	})
 }
 
 // TestNewSubnet: with another podCIDR the bridge gets the new gateway's address, and keeps the former one while pods of the former subnet

@@ -56,6 +56,57 @@ func TestSolicitations(t *testing.T) {
 	}
 }
 
+// TestListenerQueries: a pod cannot make the bridge take it for the router that asks for multicast listeners. The bridge would then stop sending
+// solicitations for addresses whose pods have not answered it.
+func TestListenerQueries(t *testing.T) {
+	s := newStage(t)
+	h := serve(t, s)
+	pod := space(t)
+	result, err := add(t, h, "pod", pod)
+	if err != nil {
+		t.Fatal(err)
+	}
+	mac, err := net.ParseMAC(result.Interfaces[2].Mac)
+	if err != nil {
+		t.Fatal(err)
+	}
+	own, _ := netip.AddrFromSlice(result.IPs[1].Address.IP)
+	bridge, eth := packets(t, s.space, "cni0"), packets(t, pod, "eth0")
+	for _, frame := range [][]byte{listenerQuery(t, mac), solicitation(t, mac, own)} {
+		if _, err := unix.Write(eth, frame); err != nil {
+			t.Fatal(err)
+		}
+	}
+	const header, hopByHop = 14 + 40, 8
+	for frame := make([]byte, 2000); ; {
+		size, err := unix.Read(bridge, frame)
+		if err != nil {
+			t.Fatalf("the bridge has not got the pod's solicitation: %v", err)
+		}
+		if size > header+hopByHop && frame[14+6] == 0 && frame[header+hopByHop] == byte(ipv6.ICMPTypeMulticastListenerQuery) {
+			t.Error("the bridge has got the pod's query")
+		}
+		if size > header && frame[header] == byte(ipv6.ICMPTypeNeighborSolicitation) && slices.Max(frame[14+8:14+24]) == 0 {
+			return // what was sent before it has arrived
+		}
+	}
+}
+
+// listenerQuery is the frame by which a router with a MAC asks for all multicast listeners (RFC 2710, 3).
+func listenerQuery(t *testing.T, mac net.HardwareAddr) []byte {
+	t.Helper()
+	from := net.IP{0xfe, 0x80, 8: mac[0] ^ 2, 9: mac[1], 10: mac[2], 11: 0xff, 12: 0xfe, 13: mac[3], 14: mac[4], 15: mac[5]}
+	const delay, address = 4, 16
+	message := icmp.Message{Type: ipv6.ICMPTypeMulticastListenerQuery, Body: &icmp.RawBody{Data: make([]byte, delay+address)}}
+	body, err := message.Marshal(icmp.IPv6PseudoHeader(from, net.IPv6linklocalallnodes))
+	if err != nil {
+		t.Fatal(err)
+	}
+	alert := []byte{58, 0, 5, 2, 0, 0, 1, 0} // ICMPv6 follows; the option router alert, padded
+	frame := slices.Concat(net.HardwareAddr{0x33, 0x33, 0, 0, 0, 1}, mac, []byte{0x86, 0xdd, 0x60, 0, 0, 0, 0, byte(len(alert) + len(body)), 0, 1})
+	return slices.Concat(frame, []byte(from), []byte(net.IPv6linklocalallnodes), alert, body)
+}
+
 // packets returns a socket for IPv6 packets of a device, with a time limit for reading.
 func packets(t *testing.T, at ns.NetNS, device string) int {
 	t.Helper()

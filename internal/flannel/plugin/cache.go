@@ -7,27 +7,31 @@ import (
 	"io/fs"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 
 	"github.com/containernetworking/cni/pkg/skel"
 
 	"weft.dev/weft/internal/flannel/delegate"
+	"weft.dev/weft/internal/flannel/handover"
 )
 
 // cache is the file with the configuration that was passed on for one attachment.
 //
 // flannel's own plugin names the file after the container alone, so that a second interface's file replaces the first's. Here the name also
 // has the interface, after an @, which a container's name cannot contain. The file of eth0 is named as flannel's: so either plugin removes
-// what the other has created.
+// what the other has created. It ends with a line break, and flannel's does not: that may be any interface's.
 type cache struct {
 	dir, container, ifName, network string
+	// unnamed reports that the file is known to be flannel's plugin's: ifName is a guess.
+	unnamed bool
 }
 
 // usual is the interface whose file is named as flannel's.
 const usual = "eth0"
 
 func cacheOf(conf *delegate.Config, args *skel.CmdArgs) cache {
-	return cache{conf.DataDir, args.ContainerID, args.IfName, conf.Name}
+	return cache{dir: conf.DataDir, container: args.ContainerID, ifName: args.IfName, network: conf.Name}
 }
 
 func (c cache) path() string {
@@ -49,7 +53,7 @@ func (c cache) write(config []byte) error {
 	if err != nil {
 		return err
 	}
-	_, err = temporary.Write(config)
+	_, err = temporary.Write(handover.CacheFile(config))
 	if err = errors.Join(err, temporary.Sync(), temporary.Close()); err == nil {
 		err = os.Rename(temporary.Name(), c.path())
 	}
@@ -72,14 +76,15 @@ func (c cache) read() (config []byte, kind string, err error) {
 	return config, kind, err
 }
 
-// readLegacy returns what flannel's plugin stored for the container, if it is of this network.
+// readLegacy returns what flannel's plugin stored for the container, if it is of this network. A file of Weft's is that of eth0: it stays,
+// however often the DEL of another interface is repeated.
 func (c cache) readLegacy() ([]byte, string, error) {
 	config, err := os.ReadFile(c.legacy())
 	if err != nil {
 		return nil, "", err
 	}
 	network, kind, err := identify(c.legacy(), config)
-	if err == nil && network != c.network {
+	if err == nil && (network != c.network || handover.OfWeft(config)) {
 		err = fs.ErrNotExist
 	}
 	return config, kind, err
@@ -103,6 +108,15 @@ func (c cache) remove() {
 	}
 }
 
+// needed reports whether a file is that of a valid attachment. One of flannel's plugin may be that of any interface of its container without a
+// file of its own.
+func (c cache) needed(valid []delegate.Attachment, files map[delegate.Attachment]cache) bool {
+	return slices.ContainsFunc(valid, func(v delegate.Attachment) bool {
+		_, own := files[v]
+		return v.ContainerID == c.container && (v.IfName == c.ifName || c.unnamed && !own)
+	})
+}
+
 // caches returns a network's files, by attachment.
 func caches(conf *delegate.Config) (map[delegate.Attachment]cache, error) {
 	entries, err := os.ReadDir(conf.DataDir)
@@ -121,7 +135,7 @@ func caches(conf *delegate.Config) (map[delegate.Attachment]cache, error) {
 		if !named {
 			ifName = usual
 		}
-		c := cache{conf.DataDir, container, ifName, conf.Name}
+		c := cache{dir: conf.DataDir, container: container, ifName: ifName, network: conf.Name}
 		config, err := os.ReadFile(c.path())
 		if err != nil {
 			continue // removed meanwhile
@@ -129,6 +143,7 @@ func caches(conf *delegate.Config) (map[delegate.Attachment]cache, error) {
 		if network, _, err := identify(c.path(), config); err != nil || network != conf.Name {
 			continue
 		}
+		c.unnamed = !named && !handover.OfWeft(config)
 		out[delegate.Attachment{ContainerID: container, IfName: ifName}] = c
 	}
 	return out, nil

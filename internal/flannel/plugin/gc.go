@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"errors"
 	"path/filepath"
-	"slices"
 
 	"github.com/containernetworking/cni/pkg/invoke"
 	"github.com/containernetworking/cni/pkg/skel"
@@ -34,8 +33,8 @@ func (p *plugin) gc(args *skel.CmdArgs) error {
 		return types.NewError(types.ErrIOFailure, "listing "+conf.DataDir, err.Error())
 	}
 	var errs []error
-	for attachment, c := range kept {
-		if slices.Contains(conf.ValidAttachments, attachment) {
+	for _, c := range kept {
+		if c.needed(conf.ValidAttachments, kept) {
 			continue
 		}
 		if err := c.collect(ctx, args.Path); err != nil {

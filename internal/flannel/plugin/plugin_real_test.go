@@ -8,6 +8,7 @@ import (
 	"os"
 	"path/filepath"
 	"regexp"
+	"slices"
 	"strings"
 	"testing"
 
@@ -141,6 +142,39 @@ func neutral(result string) string {
 	return string(out)
 }
 
+// TestVersions: every version of CNI is served, and the result is in the version of the configuration, whichever of them the delegate has.
+func TestVersions(t *testing.T) {
+	ours, r := program, newRig(t)
+	var versions struct{ SupportedVersions []string }
+	if err := json.Unmarshal([]byte(r.must(call{program: ours, command: "VERSION"}, `{"cniVersion":"1.1.0"}`)), &versions); err != nil {
+		t.Fatal(err)
+	}
+	all := []string{"0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"}
+	if !slices.Equal(versions.SupportedVersions, all) {
+		t.Errorf("versions %q, want %q", versions.SupportedVersions, all)
+	}
+	newest := t.TempDir() // Debian's delegates end at 1.0.0
+	const delegate = "#!/bin/sh\n[ \"$CNI_COMMAND\" != ADD ] || echo '{\"cniVersion\":\"1.1.0\",\"ips\":[{\"address\":\"10.5.9.9/24\"}]}'\n"
+	if err := os.WriteFile(filepath.Join(newest, "bridge"), []byte(delegate), 0o700); err != nil { //nolint:gosec // a program
+		t.Fatal(err)
+	}
+	for i, version := range all {
+		space := r.node.Sandbox(fmt.Sprint("s", i))
+		if version == "1.1.0" {
+			r.path = newest
+		}
+		conf := r.conf(fmt.Sprintf(`"cniVersion":%q,`, version))
+		var result struct{ CNIVersion string }
+		if err := json.Unmarshal([]byte(r.must(call{ours, "ADD", "c", "eth0", space.Path()}, conf)), &result); err != nil || result.CNIVersion != version {
+			t.Errorf("version %s: the result has version %q, %v", version, result.CNIVersion, err)
+		}
+		r.must(call{ours, "DEL", "c", "eth0", space.Path()}, conf)
+		if len(r.held())+len(r.files()) > 0 {
+			t.Errorf("version %s leaves %v %v", version, r.held(), r.files())
+		}
+	}
+}
+
 // TestTwoInterfaces: both of a container's interfaces are removed; flannel's plugin loses the first and leaks its address.
 func TestTwoInterfaces(t *testing.T) {
 	ours, r := program, newRig(t)
@@ -152,9 +186,13 @@ func TestTwoInterfaces(t *testing.T) {
 		t.Errorf("%v %v", r.held(), r.files())
 	}
 	for range 2 { // the second finds nothing, and succeeds
-		for _, ifName := range []string{"net1", "eth0"} {
-			r.must(call{ours, "DEL", "c", ifName, space.Path()}, r.conf(kube))
+		r.must(call{ours, "DEL", "c", "net1", space.Path()}, r.conf(kube))
+		if len(r.held()) != 1 || len(r.files()) != 1 {
+			t.Errorf("after the DEL of net1: %v %v", r.held(), r.files())
 		}
+	}
+	for range 2 {
+		r.must(call{ours, "DEL", "c", "eth0", space.Path()}, r.conf(kube))
 	}
 	if len(r.held())+len(r.files()) > 0 {
 		t.Errorf("left: %v %v", r.held(), r.files())
@@ -239,6 +277,30 @@ func TestGC(t *testing.T) {
 	r.must(call{ours, "GC", "", "", ""}, r.conf(`"cniVersion":"1.1.0","cni.dev/valid-attachments":[],`))
 	if len(r.files())+len(r.held()) > 0 {
 		t.Errorf("with an empty list: %v %v", r.files(), r.held())
+	}
+}
+
+// TestGCOfFlannelsFile: the file of flannel's plugin does not name the interface. It stays while an interface of the container is valid that has
+// no file of its own, so that the DEL of that interface finds it.
+func TestGCOfFlannelsFile(t *testing.T) {
+	ours, theirs, r := program, flanneltest.Plugin(t), newRig(t)
+	space := r.node.Sandbox("s")
+	r.must(call{theirs, "ADD", "c", "net1", space.Path()}, r.conf(kube))
+	r.must(call{ours, "ADD", "c", "net2", space.Path()}, r.conf(kube))
+	collect := func(valid string) {
+		r.must(call{ours, "GC", "", "", ""}, r.conf(`"cniVersion":"1.1.0","cni.dev/valid-attachments":[`+valid+`],`))
+	}
+	collect(`{"containerID":"c","ifname":"net1"},{"containerID":"c","ifname":"net2"}`)
+	if len(r.held()) != 2 || len(r.files()) != 2 {
+		t.Errorf("both are valid: %v %v", r.held(), r.files())
+	}
+	r.must(call{ours, "DEL", "c", "net1", space.Path()}, r.conf(kube))
+	if files := r.files(); len(r.held()) != 1 || len(files) != 1 || files[0] != "c@net2" {
+		t.Errorf("after the DEL of net1: %v %v", r.held(), files)
+	}
+	collect("")
+	if len(r.held())+len(r.files()) > 0 {
+		t.Errorf("none is valid: %v %v", r.held(), r.files())
 	}
 }
 

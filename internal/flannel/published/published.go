@@ -41,11 +41,12 @@ func Static(bridge string, tunnels []uint16) Items {
 	add(&nft.Set{Family: nft.FamilyInet, Table: Table, Name: setSelf4, Type: "ipv4_addr . ipv4_addr"},
 		&nft.Set{Family: nft.FamilyInet, Table: Table, Name: setSelf6, Type: "ipv6_addr . ipv6_addr"})
 	received, own := hostport.Chains(families(), tunnels)
-	sources := nft.Chain{Family: nft.FamilyInet, Name: "hostports-from", Type: nft.TypeNAT, Hook: nft.HookPostrouting, Priority: priorityFirst}
-	for _, c := range []hostport.Chain{received, own, {Chain: sources, Rules: []string{
-		fmt.Sprintf("oifname %q ip saddr 127.0.0.0/8 ct status dnat masquerade", bridge),
-		"ct status dnat ip saddr . ip daddr @" + setSelf4 + " masquerade",
-		"ct status dnat ip6 saddr . ip6 daddr @" + setSelf6 + " masquerade",
+	from := nft.Chain{Family: nft.FamilyInet, Name: "hostports-from", Type: nft.TypeNAT, Hook: nft.HookPostrouting, Priority: priorityFirst}
+	sources := nft.Chain{Family: nft.FamilyInet, Name: "hostports-sources"}
+	for _, c := range []hostport.Chain{received, own, {Chain: from, Rules: []string{"ct status dnat goto " + sources.Name}}, {Chain: sources, Rules: []string{
+		fmt.Sprintf("oifname %q ip saddr 127.0.0.0/8 masquerade", bridge),
+		"ip saddr . ip daddr @" + setSelf4 + " masquerade",
+		"ip6 saddr . ip6 daddr @" + setSelf6 + " masquerade",
 	}}} {
 		c.Table = Table
 		rules := &nft.ChainRules{Family: nft.FamilyInet, Table: Table, Chain: c.Name}

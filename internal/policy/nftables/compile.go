@@ -42,6 +42,7 @@ const (
 	chainOutput  = "output"
 	chainEgress  = "egress"
 	chainIngress = "ingress"
+	chainMid     = "midstream"
 	chainFrom    = "midstream-from"
 	chainTo      = "midstream-to"
 	chainGuard   = "guard"
@@ -83,6 +84,9 @@ func Static(config Config) Items {
 		&nftnl.Chain{Name: chainOutput, Hook: nftnl.HookOutput, Priority: config.Priority},
 		&nftnl.Chain{Name: chainEgress},
 		&nftnl.Chain{Name: chainIngress},
+		&nftnl.Chain{Name: alwaysChain(policy.Egress)},
+		&nftnl.Chain{Name: alwaysChain(policy.Ingress)},
+		&nftnl.Chain{Name: chainMid},
 		&nftnl.Chain{Name: chainFrom},
 		&nftnl.Chain{Name: chainTo},
 	}
@@ -102,18 +106,24 @@ func Static(config Config) Items {
 	passed.Mark, passed.MarkMask = Judged, Judged
 	// A packet that is dropped later has the bit in vain, so that setting it needs no rule of its own behind the others.
 	mark := nftnl.Rule{Matches: []nftnl.Match{in, out}, Mark: Judged, MarkMask: Judged}
-	to := nftnl.Rule{Matches: append([]nftnl.Match{out}, midstream()...), Verdict: nftnl.Jump(chainTo)}
-	from := nftnl.Rule{Matches: append([]nftnl.Match{in}, midstream()...), Verdict: nftnl.Jump(chainFrom)}
+	mid := nftnl.Rule{Matches: midstream(), Verdict: nftnl.Jump(chainMid)}
+	from := nftnl.Rule{Matches: []nftnl.Match{in}, Verdict: nftnl.Jump(chainFrom)}
+	to := nftnl.Rule{Matches: []nftnl.Match{out}, Verdict: nftnl.Jump(chainTo)}
+	others := nftnl.Rule{Matches: []nftnl.Match{nftnl.Not(in)}, Verdict: nftnl.Accept()} // among them tunnels' packets
 	egress := nftnl.Rule{Matches: []nftnl.Match{in}, Verdict: nftnl.Jump(chainEgress)}
 	ingress := nftnl.Rule{Matches: []nftnl.Match{out}, Verdict: nftnl.Goto(chainIngress)}
 	for chain, rules := range map[string][]nftnl.Rule{
-		chainForward: {passed, mark, from, to, egress, ingress},
-		chainInput:   {established, egress},
+		chainForward: {passed, mark, mid, egress, ingress},
+		chainInput:   {others, established, {Verdict: nftnl.Jump(chainEgress)}},
 		chainEgress:  judged(policy.Egress),
 		chainIngress: judged(policy.Ingress),
-		chainOutput:  {to},
+		chainOutput:  {{Matches: append([]nftnl.Match{out}, midstream()...), Verdict: nftnl.Jump(chainTo)}},
+		chainMid:     {from, to},
 		chainFrom:    lookup(mapIngress, family.from),
 		chainTo:      lookup(mapEgress, family.to),
+
+		alwaysChain(policy.Egress):  always(policy.Egress),
+		alwaysChain(policy.Ingress): always(policy.Ingress),
 	} {
 		items = append(items, &nftnl.Rules{Chain: chain, Rules: rules})
 	}
@@ -174,28 +184,14 @@ const (
 
 // judged returns the rules of the chain of a direction. A packet that is allowed returns to the base chain.
 //
-// The elements of isolated pods jump, so that a chain that ends without a verdict leads to the last rule, which drops. The kernel reads the
-// generation of rules when a packet enters a base chain, and the generation of elements at each lookup: during a commit, a packet may find
-// a new element, and its new chain still without rules.
+// The verdict maps come first: they end the chain for packets of pods that no policy isolates. The elements of isolated pods jump, so that a
+// chain that ends without a verdict leads to the last rule, which drops. The kernel reads the generation of rules when a packet enters a base
+// chain, and the generation of elements at each lookup: during a commit, a packet may find a new element, and its new chain still without
+// rules.
 func judged(direction policy.Direction) []nftnl.Rule {
 	var rules []nftnl.Rule
 	if direction == policy.Egress {
 		rules = append(rules, nftnl.Rule{MarkMask: allowed})
-	}
-	// As with ARP, the owner of an address is not secret. RFC 4861, 7.1: neighbour discovery has a hop limit of 255. A forwarded packet has
-	// less, so a pod cannot send data beyond its bridge in the form of a neighbour solicitation.
-	for _, kind := range []uint8{neighborSolicitation, neighborAdvertisement} {
-		rules = append(rules, nftnl.Rule{Matches: []nftnl.Match{
-			nftnl.Is(nftnl.IP6HopLimit, nftnl.Byte(wholeHopLimit)),
-			nftnl.Is(nftnl.L4Proto, nftnl.Proto(protocolICMPv6)), nftnl.Is(nftnl.ICMPType, nftnl.Byte(kind)),
-		}, Verdict: nftnl.Return()})
-	}
-	for _, f := range families() {
-		rules = append(rules, nftnl.Rule{
-			Matches: []nftnl.Match{nftnl.In(setSelf+f.suffix, f.source, f.destination)}, Verdict: nftnl.Return(),
-		})
-	}
-	if direction == policy.Egress {
 		rules = append(rules, lookup(mapEgress, family.from)...)
 		rules = append(rules, nftnl.Rule{
 			Matches: []nftnl.Match{nftnl.AnyBit(nftnl.Mark, allowed)}, MarkMask: allowed, Verdict: nftnl.Return(),
@@ -203,7 +199,48 @@ func judged(direction policy.Direction) []nftnl.Rule {
 	} else {
 		rules = append(rules, lookup(mapIngress, family.to)...)
 	}
+	for _, matches := range discovery() { // from link-local addresses, and to groups, which have no elements
+		rules = append(rules, nftnl.Rule{Matches: matches, Verdict: nftnl.Return()})
+	}
 	return append(rules, nftnl.Rule{Counter: true, Verdict: nftnl.Drop(), Owner: "no pod with this address is attached"})
+}
+
+// discovery returns the matches of neighbour discovery. As with ARP, the owner of an address is not secret. RFC 4861, 7.1: it has a hop limit of
+// 255. A forwarded packet has less, so a pod cannot send data beyond its bridge in the form of a neighbour solicitation.
+func discovery() [][]nftnl.Match {
+	var out [][]nftnl.Match
+	for _, kind := range []uint8{neighborSolicitation, neighborAdvertisement} {
+		out = append(out, []nftnl.Match{
+			nftnl.Is(nftnl.IP6HopLimit, nftnl.Byte(wholeHopLimit)),
+			nftnl.Is(nftnl.L4Proto, nftnl.Proto(protocolICMPv6)), nftnl.Is(nftnl.ICMPType, nftnl.Byte(kind)),
+		})
+	}
+	return out
+}
+
+// alwaysChain returns the name of the chain of what isolated pods may always do, in a direction.
+func alwaysChain(direction policy.Direction) string { return "always-" + direction.String() }
+
+// always returns the rules of that chain. They allow as the rules of a policy do.
+func always(direction policy.Direction) []nftnl.Rule {
+	var rules []nftnl.Rule
+	all := discovery()
+	for _, f := range families() {
+		all = append(all, []nftnl.Match{nftnl.In(setSelf+f.suffix, f.source, f.destination)})
+	}
+	for _, matches := range all {
+		rules = append(rules, allow(direction, nftnl.Rule{Matches: matches}))
+	}
+	return rules
+}
+
+// allow returns the rule with the verdict that a packet is allowed in a direction.
+func allow(direction policy.Direction, rule nftnl.Rule) nftnl.Rule {
+	rule.Verdict = nftnl.Accept()
+	if direction == policy.Egress { // ingress follows
+		rule.Mark, rule.MarkMask, rule.Verdict = allowed, allowed, nftnl.Return()
+	}
+	return rule
 }
 
 // hashed returns a name that depends on the text only, so that it is the same on every node.
@@ -253,8 +290,9 @@ func Pod(index *policy.Index, key policy.Key, addresses []netip.Addr) Items {
 // combination compiles the chain for pods with these policies.
 func combination(policies []policy.Key, direction policy.Direction) (string, []nftnl.Item) {
 	names := make([]string, len(policies))
-	rules := make([]nftnl.Rule, 0, len(policies)+3)
-	rules = append(rules, nftnl.Rule{Matches: midstream(), Counter: true, Verdict: nftnl.Drop(), Owner: "connection unknown or revoked"})
+	rules := make([]nftnl.Rule, 0, len(policies)+4)
+	rules = append(rules, nftnl.Rule{Matches: midstream(), Counter: true, Verdict: nftnl.Drop(), Owner: "connection unknown or revoked"},
+		nftnl.Rule{Verdict: nftnl.Jump(alwaysChain(direction))})
 	for i, key := range policies {
 		names[i] = key.String()
 		rules = append(rules, nftnl.Rule{Verdict: nftnl.Jump(policyChain(key, direction))})
@@ -331,11 +369,7 @@ func compileRule(rule *policy.Rule) (rules []nftnl.Rule, items []nftnl.Item) {
 		if len(owner) > ownerMax {
 			owner = owner[:ownerMax]
 		}
-		allow := nftnl.Rule{Matches: slices.Concat(matches, services), Verdict: nftnl.Accept(), Owner: owner}
-		if rule.Direction == policy.Egress { // ingress follows
-			allow.Mark, allow.MarkMask, allow.Verdict = allowed, allowed, nftnl.Return()
-		}
-		rules = append(rules, allow)
+		rules = append(rules, allow(rule.Direction, nftnl.Rule{Matches: slices.Concat(matches, services), Owner: owner}))
 	}
 	for _, f := range families() {
 		peer, subject := f.source, f.destination

@@ -8,14 +8,15 @@
 // # Path of a packet
 //
 //	forward         base chain:    established -> set the bit [Judged] of the mark, accept; between ports of the bridge: set it, which is
-//	                               in vain where a rule drops; chains midstream-from, midstream-to; chain egress; chain ingress
-//	input           base chain:    established -> accept; chain egress
+//	                               in vain where a rule drops; chain midstream; chain egress; chain ingress
+//	input           base chain:    not from the bridge -> accept; established -> accept; chain egress
 //	output          base chain:    chain midstream-to
 //	midstream       TCP in the middle of a connection without a conntrack entry, from or to an isolated pod -> drop
-//	egress          neighbour discovery -> return; pod to itself -> return; map of source addresses; drop
+//	egress          map of source addresses; neighbour discovery -> return; drop
 //	ingress         the same, with the map of destination addresses
 //	map             not isolated -> return; isolated -> chain of the pod's policies
-//	policies        jump to the chain of each policy; for egress, what one of them allowed returns; drop
+//	policies        chain always; chain of each policy; for egress, what one of them allowed returns; drop
+//	always          neighbour discovery, and a pod to itself, are allowed as by a policy
 //	policy          what a rule allows: for egress, set a bit of the mark and return, since ingress follows; for ingress, accept
 //	bridge forward  chain guard:   from a pod's port without the bit Judged -> drop
 //

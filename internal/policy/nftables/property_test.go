@@ -335,6 +335,53 @@ func TestClosed(t *testing.T) {
 	}
 }
 
+// Isolated pods resolve each other's IPv6 addresses, and nothing else of ICMPv6 passes in that form: not beyond the bridge, where a packet's hop
+// limit is lower.
+func TestNeighbourDiscovery(t *testing.T) {
+	w := oracle.World{Namespaces: []*corev1.Namespace{{ObjectMeta: metav1.ObjectMeta{Name: "a"}}}}
+	for i := range 2 {
+		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "a", Name: fmt.Sprint("p", i)}}
+		pod.Spec.NodeName = "n1"
+		pod.Status.PodIPs = []corev1.PodIP{{IP: fmt.Sprint("fd00::", i+1)}}
+		pod.Status.PodIP = pod.Status.PodIPs[0].IP
+		w.Pods = append(w.Pods, pod)
+	}
+	np := &networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: "a", Name: "none"}}
+	np.Spec.PolicyTypes = []networkingv1.PolicyType{networkingv1.PolicyTypeIngress, networkingv1.PolicyTypeEgress}
+	w.Policies = append(w.Policies, np)
+	fake := nftnl.NewFake()
+	if err := fake.Commit(t.Context(), reconcile.Change[nftnl.Key, nftnl.Item]{Set: compile(t, w)}); err != nil {
+		t.Fatal(err)
+	}
+	const solicitation, advertisement, redirect, echo, whole = 135, 136, 137, 128, 255
+	for _, c := range []struct {
+		from, to    string
+		kind, limit uint8
+		passes      bool
+	}{
+		{"fd00::1", "fd00::2", solicitation, whole, true},
+		{"fd00::1", "fd00::2", advertisement, whole, true},
+		{"fe80::1", "ff02::1:ff00:2", solicitation, whole, true},
+		{"fe80::1", "fd00::2", advertisement, whole, true},
+		{"::", "ff02::1:ff00:2", solicitation, whole, true},
+		{"fd00::1", "fd00::2", solicitation, whole - 1, false},
+		{"fe80::1", "ff02::1:ff00:2", solicitation, whole - 1, false},
+		{"fd00::1", "fd00::2", redirect, whole, false},
+		{"fe80::1", "fd00::2", redirect, whole, false},
+		{"fd00::1", "fd00::2", echo, whole, false},
+		{"fd00::1", "fd00::1", echo, whole, true}, // to itself
+	} {
+		device := nftnl.Name(bridge)
+		got, left := fake.Judge(nftnl.HookForward, nftnl.Packet{
+			nftnl.InDevice: device, nftnl.OutDevice: device, nftnl.L4Proto: nftnl.Proto(58), nftnl.ICMPType: nftnl.Byte(c.kind), nftnl.IP6HopLimit: nftnl.Byte(c.limit),
+			nftnl.IP6Source: nftnl.Addr(netip.MustParseAddr(c.from)), nftnl.IP6Destination: nftnl.Addr(netip.MustParseAddr(c.to)),
+		})
+		if c.passes != (got == nftnl.Accept()) || c.passes && left[nftnl.Mark] != nftnl.Bits(nftables.Judged) {
+			t.Errorf("%+v: %v, mark %x", c, got, left[nftnl.Mark].From)
+		}
+	}
+}
+
 // The cost of a policy: 200 pods to 200 pods on one port.
 func TestCost(t *testing.T) {
 	w := oracle.World{Namespaces: []*corev1.Namespace{{ObjectMeta: metav1.ObjectMeta{Name: "a"}}}}

@@ -21,6 +21,8 @@ const (
 	ThroughputNode  = "throughput-node"
 	LatencyNodes    = "latency-nodes"
 	LatencyNode     = "latency-node"
+	RoundTripNodes  = "round-trip-nodes"
+	RoundTripNode   = "round-trip-node"
 	PacketNodes     = "packet-nodes"
 	PacketNode      = "packet-node"
 	TransferNodes   = "transfer-nodes"
@@ -87,8 +89,8 @@ func (s *Scene) Close() error {
 // Measure is a round.
 func (s *Scene) Measure(ctx context.Context) (measure.Figures, error) {
 	figures := measure.Figures{}
-	for where, names := range map[string]struct{ throughput, transfer, packet string }{
-		LatencyNodes: {ThroughputNodes, TransferNodes, PacketNodes}, LatencyNode: {ThroughputNode, TransferNode, PacketNode},
+	for where, names := range map[string]struct{ throughput, transfer, packet, roundTrip string }{
+		LatencyNodes: {ThroughputNodes, TransferNodes, PacketNodes, RoundTripNodes}, LatencyNode: {ThroughputNode, TransferNode, PacketNode, RoundTripNode},
 	} {
 		to := s.to[where]
 		transferred, used, err := transfer(s.from.Netns, netip.AddrPortFrom(to, sinkPort))
@@ -97,6 +99,9 @@ func (s *Scene) Measure(ctx context.Context) (measure.Figures, error) {
 		}
 		figures[names.throughput], figures[names.transfer] = transferBytes/1e6/transferred.Seconds(), float64(used)/float64(time.Millisecond)
 		if figures[where], err = s.latency(ctx, to); err != nil {
+			return nil, err
+		}
+		if figures[names.roundTrip], err = s.roundTrip(to); err != nil {
 			return nil, err
 		}
 		used, err = packetTime(s.from.Netns, s.netns[where], to)
@@ -108,7 +113,7 @@ func (s *Scene) Measure(ctx context.Context) (measure.Figures, error) {
 	return figures, nil
 }
 
-// latency returns the median time until a datagram is answered, in microseconds.
+// latency returns the median time until a datagram is answered that begins a connection, in microseconds.
 func (s *Scene) latency(ctx context.Context, to netip.Addr) (float64, error) {
 	var took []float64
 	for range pings {
@@ -117,6 +122,30 @@ func (s *Scene) latency(ctx context.Context, to netip.Addr) (float64, error) {
 			return 0, err
 		}
 		took = append(took, float64(d)/float64(time.Microsecond))
+	}
+	return measure.Median(took), nil
+}
+
+// roundTrip returns the median time until a datagram of an established connection is answered, in microseconds.
+func (s *Scene) roundTrip(to netip.Addr) (float64, error) {
+	conn, err := traffic.ListenUDP(s.from.Netns, netip.AddrPort{})
+	if err != nil {
+		return 0, err
+	}
+	defer func() { _ = conn.Close() }()
+	err = conn.SetDeadline(time.Now().Add(transferLimit))
+	took, data := make([]float64, 0, pings), make([]byte, 1)
+	for i := 0; err == nil && i <= pings; i++ {
+		began := time.Now()
+		if _, err = conn.WriteToUDPAddrPort(data, netip.AddrPortFrom(to, flannelPort)); err == nil {
+			_, err = conn.Read(data)
+		}
+		if i > 0 { // the first one begins the connection
+			took = append(took, float64(time.Since(began))/float64(time.Microsecond))
+		}
+	}
+	if err != nil {
+		return 0, fmt.Errorf("exchange datagrams with %s: %w", to, err)
 	}
 	return measure.Median(took), nil
 }

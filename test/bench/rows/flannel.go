@@ -59,6 +59,8 @@ func flannelTraffic() Group {
 			{Name: "flannel/throughput/node", Metric: flannel.ThroughputNode, Unit: "MB/s (more is better)", Target: measure.RatioAtLeast(0.98)},
 			{Name: "flannel/latency/nodes", Metric: flannel.LatencyNodes, Unit: "us, p50", Target: measure.RatioAtMost(1.02)},
 			{Name: "flannel/latency/node", Metric: flannel.LatencyNode, Unit: "us, p50", Target: measure.RatioAtMost(1.02)},
+			{Name: "flannel/round-trip/nodes", Metric: flannel.RoundTripNodes, Unit: "us, p50"},
+			{Name: "flannel/round-trip/node", Metric: flannel.RoundTripNode, Unit: "us, p50"},
 			{Name: "flannel/packet-cpu/nodes", Metric: flannel.PacketNodes, Unit: "ns of CPU a packet", Target: measure.RatioAtMost(1.02)},
 			{Name: "flannel/packet-cpu/node", Metric: flannel.PacketNode, Unit: "ns of CPU a packet", Target: measure.RatioAtMost(1.02)},
 			{Name: "flannel/transfer-cpu/nodes", Metric: flannel.TransferNodes, Unit: "ms of CPU for 512 MB"},
