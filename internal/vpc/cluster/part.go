@@ -57,6 +57,8 @@ type Options struct {
 	Term func(ctx context.Context, live client.Reader) (uint64, error)
 	// Loaded is called when a plan of all objects was executed: after the start, and after each resync. It must not block. Nil: not called.
 	Loaded func()
+	// Inspector is set to the northbound database while the replica leads. Nil: none.
+	Inspector *Inspector
 }
 
 // Part returns the part of the controller for VPCs.
@@ -110,6 +112,9 @@ func podFields() *cluster.PodFields {
 func setUp(tools cluster.Tools, options Options) error {
 	if options.Loaded == nil {
 		options.Loaded = func() {}
+	}
+	if options.Inspector == nil {
+		options.Inspector = &Inspector{}
 	}
 	r := &reconciler{
 		tools: tools, options: options, log: tools.Log.With("network", name), reported: map[string]string{}, closed: map[string]northbound.Closed{}, planner: plan.NewPlanner(),
@@ -180,6 +185,8 @@ type reconciler struct {
 
 // run keeps the northbound database in step while the replica leads.
 func (r *reconciler) run(ctx context.Context) error {
+	r.options.Inspector.loop.Store(r.loop)
+	defer r.options.Inspector.loop.Store(nil)
 	go func() {
 		for {
 			select {
