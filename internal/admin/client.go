@@ -17,10 +17,25 @@ import (
 // maxAnswer is the maximum size of a response, in bytes: the differences of a node whose 100,000 flows all differ are some 50 MB.
 const maxAnswer = 256 << 20
 
-// Client sends requests to the agent of this node.
+// Client sends requests to the agent of this node, or to a controller, which serves Diff only.
 type Client struct {
 	// Socket is the path of the agent's admin socket; DefaultSocket when empty.
 	Socket string
+	// Controller is the controller's health address, host:port. Empty: the agent is asked.
+	Controller string
+}
+
+// server is where a program answers.
+type server struct{ network, address string }
+
+func (c *Client) server() server {
+	switch {
+	case c.Controller != "":
+		return server{"tcp", c.Controller}
+	case c.Socket != "":
+		return server{"unix", c.Socket}
+	}
+	return server{"unix", DefaultSocket}
 }
 
 // State returns the state of the agent.
@@ -33,7 +48,7 @@ func (c *Client) State(ctx context.Context) (State, error) {
 // Diff lets the agent read back what is programmed, and returns the differences.
 func (c *Client) Diff(ctx context.Context) (Diff, error) {
 	var diff Diff
-	err := c.do(ctx, http.MethodGet, "/v1/diff", nil, &diff)
+	err := c.do(ctx, http.MethodGet, DiffPath, nil, &diff)
 	return diff, err
 }
 
@@ -60,10 +75,7 @@ func (c *Client) SetLogLevel(ctx context.Context, level string) (string, error) 
 
 // do sends a request and decodes the response. Only ctx bounds its duration.
 func (c *Client) do(ctx context.Context, method, path string, body, into any) error {
-	socket := c.Socket
-	if socket == "" {
-		socket = DefaultSocket
-	}
+	at := c.server()
 	var content []byte
 	if body != nil {
 		var err error
@@ -76,25 +88,25 @@ func (c *Client) do(ctx context.Context, method, path string, body, into any) er
 		return fmt.Errorf("writing the request: %w", err)
 	}
 	transport := &http.Transport{DisableKeepAlives: true, DialContext: func(ctx context.Context, _, _ string) (net.Conn, error) {
-		return (&net.Dialer{}).DialContext(ctx, "unix", socket)
+		return (&net.Dialer{}).DialContext(ctx, at.network, at.address)
 	}}
 	defer transport.CloseIdleConnections()
 	answer, err := transport.RoundTrip(request)
 	if err != nil {
-		return explain(socket, err)
+		return at.explain(err)
 	}
 	defer answer.Body.Close() //nolint:errcheck // it has been read, or the error is returned already
 	content, err = io.ReadAll(io.LimitReader(answer.Body, maxAnswer+1))
 	switch {
 	case err != nil:
-		return explain(socket, err)
+		return at.explain(err)
 	case len(content) > maxAnswer:
-		return fmt.Errorf("the agent's answer is larger than %d bytes", maxAnswer)
+		return fmt.Errorf("the answer is larger than %d bytes", maxAnswer)
 	case answer.StatusCode != http.StatusOK:
-		return refused(socket, answer.StatusCode, content)
+		return refused(at.address, answer.StatusCode, content)
 	}
 	if err := json.Unmarshal(content, into); err != nil {
-		return fmt.Errorf("the program on %s is not an agent of this release: compare the versions with weft version: %w", socket, err)
+		return fmt.Errorf("the program on %s is not an agent of this release: compare the versions with weft version: %w", at.address, err)
 	}
 	return nil
 }
@@ -107,9 +119,12 @@ func refused(socket string, status int, content []byte) error {
 	return errors.New(said.Error)
 }
 
-// explain adds to the error what to do about an agent that does not answer.
-func explain(socket string, err error) error {
+// explain adds to the error what to do about a program that does not answer.
+func (s server) explain(err error) error {
+	socket := s.address
 	switch {
+	case s.network != "unix":
+		return fmt.Errorf("no controller answers at %s: run this in its pod: kubectl -n weft exec POD -- /weft diff --controller: %w", s.address, err)
 	case errors.Is(err, syscall.ENOENT), errors.Is(err, syscall.ECONNREFUSED):
 		return fmt.Errorf("no agent runs here (socket %s): run this on the node, or in its agent's pod: kubectl -n weft exec ds/weft-agent -- ...: %w", socket, err)
 	case errors.Is(err, os.ErrPermission):

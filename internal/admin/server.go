@@ -9,6 +9,7 @@ import (
 	"net"
 	"net/http"
 	"runtime/debug"
+	"sync"
 	"time"
 
 	"weft.dev/weft/internal/rootsocket"
@@ -88,10 +89,27 @@ func (s *Server) Serve(ctx context.Context, listener net.Listener) error {
 	return nil
 }
 
+// DiffPath is the path of the differences between programmed and desired state.
+const DiffPath = "/v1/diff"
+
+// DiffHandler serves the differences alone, for a controller, whose address others than root may reach. It makes one comparison at a time.
+func DiffHandler(diff func(context.Context) (Diff, error)) http.Handler {
+	s := &Server{Diff: diff, Logger: slog.New(slog.DiscardHandler)}
+	var comparing sync.Mutex
+	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
+		if !comparing.TryLock() {
+			s.refuse(w, http.StatusServiceUnavailable, errors.New("another comparison is not complete yet: try again"))
+			return
+		}
+		defer comparing.Unlock()
+		s.diff(w, r)
+	})
+}
+
 func (s *Server) routes() http.Handler {
 	mux := http.NewServeMux()
 	mux.HandleFunc("GET /v1/state", func(w http.ResponseWriter, _ *http.Request) { s.answer(w, s.State(), nil) })
-	mux.HandleFunc("GET /v1/diff", s.diff)
+	mux.HandleFunc("GET "+DiffPath, s.diff)
 	mux.HandleFunc("GET /v1/owners", s.owners)
 	mux.HandleFunc("GET /v1/log-level", func(w http.ResponseWriter, _ *http.Request) { s.answer(w, s.level(), nil) })
 	mux.HandleFunc("PUT /v1/log-level", s.setLevel)

@@ -13,9 +13,12 @@ import (
 	"weft.dev/weft/internal/command"
 )
 
-func diffCommand() *cobra.Command {
+// controllerAddress is the controller's health address in the chart.
+const controllerAddress = "127.0.0.1:9479"
+
+func diffCommand(uid int) *cobra.Command {
 	var flags adminFlags
-	var output string
+	var output, controller string
 	var timeout time.Duration
 	cmd := &cobra.Command{
 		Use:   "diff",
@@ -24,10 +27,13 @@ func diffCommand() *cobra.Command {
 			"different, by the object that it comes from. Nothing is changed. The agent reverts foreign changes within\n" +
 			"milliseconds, so a difference is what cannot be programmed, with the reason. For what a start of the agent would\n" +
 			"change, before an upgrade or while no agent runs: weft agent --dry-run.\n\n" +
-			"It needs root on the node, or in the agent's pod. It ends with 0 when nothing differs, 1 when something does, 2 when\n" +
-			"that is not known.",
+			"With --controller it asks the controller that leads to compare OVN's northbound database with the objects of VPCs.\n\n" +
+			"It needs root on the node, or in the agent's pod; in the controller's pod it does not. It ends with 0 when nothing\n" +
+			"differs, 1 when something does, 2 when that is not known.",
 		Example: "  # On the node\n  weft diff\n\n" +
 			"  # In the agent's pod\n  kubectl -n weft exec weft-agent-x7k2p -- /weft diff\n\n" +
+			"  # OVN's northbound database, in the pod of the controller that leads\n" +
+			"  kubectl -n weft exec weft-controller-5d9c7 -- /weft diff --controller\n\n" +
 			"  # The objects that are not programmed, and why\n  weft diff -o json | jq -r '.engines[].differences[]? | .owner + \": \" + .why'",
 		Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -36,7 +42,9 @@ func diffCommand() *cobra.Command {
 			}
 			ctx, cancel := context.WithTimeout(cmd.Context(), timeout)
 			defer cancel()
-			diff, err := flags.client().Diff(ctx)
+			client := flags.client()
+			client.Controller = controller
+			diff, err := client.Diff(ctx)
 			if err != nil {
 				return &command.Exit{Code: command.Unknown, Err: err}
 			}
@@ -45,7 +53,11 @@ func diffCommand() *cobra.Command {
 	}
 	flags.register(cmd)
 	cmd.Flags().StringVarP(&output, "output", "o", outputText, "format: text, json or yaml")
-	cmd.Flags().DurationVar(&timeout, "timeout", time.Minute, "time limit for the agent's answer")
+	cmd.Flags().DurationVar(&timeout, "timeout", time.Minute, "time limit for the answer")
+	cmd.Flags().StringVar(&controller, "controller", "",
+		"compare OVN's northbound database, by the controller that has this health address, host:port")
+	cmd.Flags().Lookup("controller").NoOptDefVal = controllerAddress
+	command.AsRoot(uid, func() bool { return controller != "" }, cmd)
 	return cmd
 }
 

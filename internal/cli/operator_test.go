@@ -113,6 +113,7 @@ func TestExitCodes(t *testing.T) {
 		part string
 	}{
 		{[]string{"diff", "--socket", nowhere}, 2, "no agent runs here"},
+		{[]string{"diff", "--controller=127.0.0.1:1"}, 2, "no controller answers at 127.0.0.1:1"},
 		{[]string{"diff", "--colour"}, 2, "unknown flag"},
 		{[]string{"diff", "-o", "xml"}, 2, "text, json, yaml"},
 		{[]string{"status", "-o", "xml"}, 2, "text, json, yaml"},

@@ -107,7 +107,7 @@ func TestUsersThatAreNotRoot(t *testing.T) {
 			t.Errorf("weft %s: %d %v %q", args, code, err, out)
 		}
 	}
-	for _, args := range []string{"version", "status --kubeconfig=/nope", "flows --node n1 --kubectl /nope", "controller --help", "agent --help", "tenant isolate a --kubeconfig=/nope"} {
+	for _, args := range []string{"version", "status --kubeconfig=/nope", "flows --node n1 --kubectl /nope", "diff --controller=127.0.0.1:1", "controller --help", "agent --help", "tenant isolate a --kubeconfig=/nope"} {
 		if out, _, err := weft(t, user, strings.Fields(args)...); err != nil && strings.Contains(err.Error(), "root") {
 			t.Errorf("weft %s: %v %q", args, err, out)
 		}

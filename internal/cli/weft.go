@@ -53,9 +53,9 @@ func Weft(environment Environment) *cobra.Command {
 	common := &commonFlags{kubeconfig: environment.Kubeconfig, environment: environment.Kubeconfig}
 	common.register(root)
 	agents, plugin, ovs, clean, diff, level := agentCommand(common, environment), installPluginCommand(), openvswitchCommand(environment.Node),
-		cleanupCommand(), diffCommand(), logLevelCommand()
+		cleanupCommand(), diffCommand(environment.UID), logLevelCommand()
 	provider, ovnDaemons := providerCommand(), ovnCommand(common, environment.Node)
-	command.AsRoot(environment.UID, nil, agents, plugin, clean, diff, level, provider)
+	command.AsRoot(environment.UID, nil, agents, plugin, clean, level, provider)
 	command.AsRoot(environment.UID, nil, append(ovs.Commands(), ovnDaemons.Commands()...)...)
 	root.AddCommand(agents, controllerCommand(common, environment), plugin, ovs, ovnDaemons, clean, statusCommand(common), tenantCommand(common), diff,
 		flowsCommand(common, environment.UID), realisedCommand(common), level, versionCommand(), provider, flanneldCommand(common, environment))

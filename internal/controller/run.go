@@ -66,7 +66,7 @@ type Options struct {
 	// LeaseDuration is how long the other replicas wait for a leader that does not renew the lease. Zero: 15 s. A leader that cannot renew
 	// gives up after two thirds of it. It renews about every seventh part of it, as Kubernetes' own controllers do.
 	LeaseDuration time.Duration
-	// HealthAddress is where /healthz, /readyz and /metrics are served, as host:port. Empty: nowhere.
+	// HealthAddress is where /healthz, /readyz, /metrics, and /v1/diff for weft diff are served, as host:port. Empty: nowhere.
 	HealthAddress string
 	// MetricsAddress is an additional address that serves only /metrics, as host:port. Empty: none.
 	MetricsAddress string
@@ -150,7 +150,9 @@ func Run(ctx context.Context, options Options) error {
 		return err
 	}
 	group, ctx := errgroup.WithContext(ctx)
-	group.Go(func() error { return health.Serve(ctx, options.HealthAddress, ready.Server().Handler()) })
+	group.Go(func() error {
+		return health.Serve(ctx, options.HealthAddress, withDiff(ready.Server().Handler(), &options))
+	})
 	group.Go(func() error {
 		mux := http.NewServeMux()
 		mux.Handle("GET /metrics", counters.Handler())

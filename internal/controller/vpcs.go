@@ -28,7 +28,7 @@ func openVPCs(ctx context.Context, options *Options) (closeVPCs func(), err erro
 	}
 	options.vpcs = &vpccluster.Options{
 		Northbound: engine, Drift: drift, Term: vpccluster.LeaseTerm(options.LeaseNamespace, options.LeaseName, options.identity),
-		Loaded: options.Loaded,
+		Loaded: options.Loaded, Inspector: &vpccluster.Inspector{},
 	}
 	return engine.Close, nil
 }

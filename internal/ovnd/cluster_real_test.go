@@ -331,6 +331,7 @@ func TestCluster(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+		stall(t, c.pods[1])
 		if err := relayed(t, c.pods[1], own); err != nil {
 			t.Errorf("the relay refuses a server: %v", err)
 		}
@@ -368,6 +369,31 @@ func (p *pod) unserved() error {
 		err = errors.New("the southbound database is served before it is complete")
 	}
 	return err
+}
+
+// stall opens connections to a guard and begins no handshake, until the guard has ended some of them: as many as it holds of one address are
+// left, which is also that of a server.
+func stall(t *testing.T, p *pod) {
+	t.Helper()
+	ended := make(chan struct{}, 2*handshakesEach)
+	for range 2 * handshakesEach {
+		conn, err := net.Dial("tcp4", netip.AddrPortFrom(p.options.Address, p.options.RelayPort).String())
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { _ = conn.Close() })
+		go func() {
+			_, _ = conn.Read(make([]byte, 1)) // ends when the guard, or the test, closes the connection
+			ended <- struct{}{}
+		}()
+	}
+	for range handshakesEach {
+		select {
+		case <-ended:
+		case <-time.After(time.Minute):
+			t.Fatal("the guard holds all connections that begin no handshake")
+		}
+	}
 }
 
 // relayed asks a server for its list of databases, through its guard.

@@ -73,6 +73,12 @@ type chassisRow struct {
 	Name string `ovsdb:"name"`
 }
 
+type encapRow struct {
+	UUID    string `ovsdb:"_uuid"`
+	IP      string `ovsdb:"ip"`
+	Chassis string `ovsdb:"chassis_name"`
+}
+
 type connectionRow struct {
 	UUID   string `ovsdb:"_uuid"`
 	Target string `ovsdb:"target"`
@@ -154,7 +160,7 @@ func (g *Guard) Run(ctx context.Context) error {
 	}
 	defer northbound.Close()
 	southbound, err := g.keep(ctx, SouthboundDB, "OVN_Southbound",
-		map[string]model.Model{"SB_Global": &southboundGlobalRow{}, "Connection": &connectionRow{}, chassisTable: &chassisRow{}})
+		map[string]model.Model{"SB_Global": &southboundGlobalRow{}, "Connection": &connectionRow{}, chassisTable: &chassisRow{}, encapTable: &encapRow{}})
 	if err != nil {
 		return err
 	}

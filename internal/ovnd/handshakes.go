@@ -3,25 +3,32 @@ package ovnd
 import (
 	"net"
 	"net/netip"
+	"slices"
 	"sync"
 	"time"
 )
 
 // Limits of connections whose handshake is not complete. Pods can connect to the relay's port, and only the handshake distinguishes them from
-// servers: without limits, their connections would take all of the guard's file descriptors. One address cannot keep the others out.
+// servers: without limits, their connections would take all of the guard's file descriptors.
 const (
 	handshakesAll  = 256
 	handshakesEach = 16
 )
 
-// handshakes counts connections whose handshake is not complete.
+// handshakes are the connections whose handshake is not complete. One beyond the limits ends the oldest one, instead of being refused: a pod's
+// connections have the address of its node, which may be that of a server, and a server completes its handshake long before it is the oldest.
 type handshakes struct {
-	mu   sync.Mutex
-	all  int
-	each map[netip.Addr]int
+	mu  sync.Mutex
+	all []*handshake // the oldest first
 	// refused counts the connections refused since the last message, which was at said.
 	refused int
 	said    time.Time
+}
+
+// handshake is one of them.
+type handshake struct {
+	client netip.Addr
+	stop   func()
 }
 
 // sayAgain is the least time between messages about refused connections: strangers must not fill the log.
@@ -40,28 +47,39 @@ func (h *handshakes) refuse(now time.Time) int {
 	return count
 }
 
-// begin reports whether a handshake with a client may begin. Then the caller has to call end.
-func (h *handshakes) begin(client netip.Addr) bool {
+// begin adds a handshake with a client. If there are too many of this client, or of all, it stops the oldest one. The caller has to call end.
+// stop must not block.
+func (h *handshakes) begin(client netip.Addr, stop func()) *handshake {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	if h.all >= handshakesAll || h.each[client] >= handshakesEach {
-		return false
+	each := 0
+	for _, other := range h.all {
+		if other.client == client {
+			each++
+		}
 	}
-	if h.each == nil {
-		h.each = map[netip.Addr]int{}
+	switch {
+	case each >= handshakesEach:
+		h.stop(slices.IndexFunc(h.all, func(other *handshake) bool { return other.client == client }))
+	case len(h.all) >= handshakesAll:
+		h.stop(0)
 	}
-	h.all++
-	h.each[client]++
-	return true
+	begun := &handshake{client, stop}
+	h.all = append(h.all, begun)
+	return begun
 }
 
-func (h *handshakes) end(client netip.Addr) {
+// stop stops a handshake. The caller holds mu.
+func (h *handshakes) stop(at int) {
+	h.all[at].stop()
+	h.all = slices.Delete(h.all, at, at+1)
+}
+
+// end removes a handshake that is complete, or has failed.
+func (h *handshakes) end(of *handshake) {
 	h.mu.Lock()
 	defer h.mu.Unlock()
-	h.all--
-	if h.each[client]--; h.each[client] == 0 {
-		delete(h.each, client)
-	}
+	h.all = slices.DeleteFunc(h.all, func(other *handshake) bool { return other == of })
 }
 
 // clientOf returns the address of a connection's client; the zero value if it has none.

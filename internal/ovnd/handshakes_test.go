@@ -1,44 +1,51 @@
 package ovnd
 
 import (
+	"fmt"
 	"net/netip"
+	"slices"
 	"testing"
 	"time"
 )
 
-// One client's unfinished handshakes leave room for others, and all clients' together are limited.
+// A handshake beyond a client's limit stops the client's oldest one, and one beyond the limit of all, the oldest of all: unfinished handshakes
+// keep out neither other clients nor a server that has the same address, as one on the node of a pod has.
 func TestHandshakes(t *testing.T) {
 	var h handshakes
-	one, other := netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.0.0.2")
-	for range handshakesEach {
-		if !h.begin(one) {
-			t.Fatal("refused below the limit of a client")
+	var stopped []string
+	begin := func(client netip.Addr, name string) *handshake {
+		return h.begin(client, func() { stopped = append(stopped, name) })
+	}
+	expect := func(what string, want ...string) {
+		t.Helper()
+		if !slices.Equal(stopped, want) {
+			t.Errorf("%s stops %q, want %q", what, stopped, want)
 		}
+		stopped = nil
 	}
-	if h.begin(one) {
-		t.Error("one client has no limit")
+	one, other := netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("10.0.0.2")
+	begin(other, "other")
+	var ofOne []*handshake
+	for i := range handshakesEach {
+		ofOne = append(ofOne, begin(one, fmt.Sprint(i)))
 	}
-	if !h.begin(other) {
-		t.Error("one client keeps another out")
-	}
-	h.end(one)
-	if !h.begin(one) {
-		t.Error("a complete handshake still counts")
-	}
+	expect("a handshake below the limits")
+	begin(one, "last")
+	expect("one beyond the limit of a client", "0")
+	h.end(ofOne[1])
+	h.end(ofOne[0]) // was stopped, and counts no more
+	begin(one, "after one that is complete")
+	expect("one after a complete one")
 	client := netip.MustParseAddr("10.1.0.0")
 	for range handshakesAll - handshakesEach - 1 {
-		if client = client.Next(); !h.begin(client) {
-			t.Fatal("refused below the limit of all")
-		}
+		client = client.Next()
+		begin(client, "")
 	}
-	if h.begin(client.Next()) {
-		t.Error("all clients together have no limit")
-	}
-	for range handshakesEach {
-		h.end(one)
-	}
-	if _, is := h.each[one]; is {
-		t.Error("a client without handshakes is still counted")
+	expect("a handshake of another client below the limits")
+	begin(client.Next(), "")
+	expect("one beyond the limit of all", "other")
+	if len(h.all) != handshakesAll {
+		t.Errorf("%d handshakes, want %d", len(h.all), handshakesAll)
 	}
 }
 

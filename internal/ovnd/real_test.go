@@ -164,11 +164,20 @@ func (s *stage) published(key string) string {
 // show creates the NodeNetwork of a node with a certificate.
 func (s *stage) show(node string, certificate []byte) {
 	s.t.Helper()
-	object := &weftv1.NodeNetwork{ObjectMeta: metav1.ObjectMeta{Name: node}}
-	if err := s.objects.Create(s.t.Context(), object); err != nil {
+	if err := s.objects.Create(s.t.Context(), &weftv1.NodeNetwork{ObjectMeta: metav1.ObjectMeta{Name: node}}); err != nil {
 		s.t.Fatal(err)
 	}
-	object.Status.Networks = []weftv1.NodeNetworkSection{{Name: weftv1.NetworkVPC, VPC: &weftv1.VPCNode{Chassis: node, Certificate: string(certificate)}}}
+	s.report(weftv1.VPCNode{Chassis: node, Certificate: string(certificate)})
+}
+
+// report writes what the agent of a node reports in its NodeNetwork.
+func (s *stage) report(node weftv1.VPCNode) {
+	s.t.Helper()
+	object := &weftv1.NodeNetwork{}
+	if err := s.objects.Get(s.t.Context(), client.ObjectKey{Name: node.Chassis}, object); err != nil {
+		s.t.Fatal(err)
+	}
+	object.Status.Networks = []weftv1.NodeNetworkSection{{Name: weftv1.NetworkVPC, VPC: &node}}
 	if err := s.objects.Status().Update(s.t.Context(), object); err != nil {
 		s.t.Fatal(err)
 	}
@@ -284,6 +293,51 @@ func (s *stage) replaceNode(t *testing.T, other Keys) {
 	}
 }
 
+// exchangeAddresses exchanges the addresses of two nodes whose chassis are registered: each registers the other's, which neither could while the
+// other has it. A chassis whose address no other node has, and one whose node has not reported an address, stay.
+func (s *stage) exchangeAddresses(t *testing.T) {
+	t.Helper()
+	keys, former := map[string]Keys{}, map[string]string{"left": "192.0.2.31", "right": "192.0.2.32", "moved": "192.0.2.33", "silent": "192.0.2.34"}
+	add := func(name, address string) error {
+		_, err := s.southbound(keys[name], "chassis-add", name, "geneve", address)
+		return err
+	}
+	for _, name := range []string{"left", "right", "moved", "silent", "other"} {
+		made, err := NewKeys(name, time.Now())
+		if err != nil {
+			t.Fatal(err)
+		}
+		keys[name] = made
+		s.show(name, made.Certificate)
+	}
+	for name, address := range former {
+		eventually(t, "chassis "+name+" is registered", func() error { return add(name, address) })
+	}
+	eventually(t, "the database refuses an address that another chassis has", func() error {
+		if err := add("other", former["left"]); err == nil || !strings.Contains(err.Error(), "identical values") {
+			return fmt.Errorf("not refused for that reason: %w", err)
+		}
+		return nil
+	})
+	now := map[string]string{"moved": "192.0.2.35", "other": former["silent"], "left": former["right"], "right": former["left"]}
+	for _, name := range []string{"moved", "other", "left", "right"} {
+		s.report(weftv1.VPCNode{Chassis: name, Certificate: string(keys[name].Certificate), EncapIP: now[name]})
+	}
+	for _, name := range []string{"left", "right"} {
+		eventually(t, "chassis "+name+" has its new address", func() error {
+			have, err := s.southbound(keys[name], "--bare", "--columns=ip", "find", "Encap", "chassis_name="+name)
+			if err != nil || have == now[name] {
+				return err
+			}
+			return errors.Join(fmt.Errorf("it has %q", have), add("left", now["left"]), add("right", now["right"])) // as their ovn-controllers try
+		})
+	}
+	left, err := s.southbound(keys["left"], "--bare", "--columns=ip", "list", "Encap")
+	if err != nil || !strings.Contains(left, former["moved"]) || !strings.Contains(left, former["silent"]) {
+		t.Errorf("addresses of chassis: %q, %v", left, err)
+	}
+}
+
 // TestCentral runs the pod's four programs, a controller and nodes: certificates decide which connections are possible, the role decides
 // what nodes may write, and the gate is open only while the databases are complete.
 func TestCentral(t *testing.T) {
@@ -380,6 +434,7 @@ func TestCentral(t *testing.T) {
 	}
 
 	t.Run("a node is deleted, and another one has its address", func(t *testing.T) { s.replaceNode(t, node) })
+	t.Run("two nodes exchange their addresses", s.exchangeAddresses)
 	t.Run("the southbound server restarts", func(t *testing.T) {
 		s.stop(string(SouthboundDB))
 		s.serve(SouthboundDB)

@@ -208,10 +208,14 @@ func (r *relay) serve(ctx context.Context, conn net.Conn) error {
 	})
 	limited, cancel := context.WithTimeout(ctx, relayConnect)
 	defer cancel()
-	client, err := clientOf(conn), errHandshakes
-	if r.unfinished.begin(client) {
-		err = secured.HandshakeContext(limited)
-		r.unfinished.end(client)
+	client := clientOf(conn)
+	shaking, stop := context.WithCancelCause(limited)
+	defer stop(nil)
+	begun := r.unfinished.begin(client, func() { stop(errHandshakes) })
+	err := secured.HandshakeContext(shaking)
+	r.unfinished.end(begun)
+	if err != nil && errors.Is(context.Cause(shaking), errHandshakes) {
+		err = errHandshakes
 	}
 	if err != nil {
 		if count := r.unfinished.refuse(time.Now()); count > 0 {

@@ -59,7 +59,7 @@ const (
 	ReasonMissing = "Missing"
 	// ReasonPending means that something is under way; the message says what.
 	ReasonPending = "Pending"
-	// ReasonRefused: the northbound database refuses a row of the object.
+	// ReasonRefused: the northbound database refuses a row of the object, or the API server the StatefulSet of a gateway.
 	ReasonRefused = "Refused"
 	// ReasonDefaultVpc means that the object belongs to Kube-OVN's default VPC, whose place the overlay takes.
 	ReasonDefaultVpc = "DefaultVpc"

@@ -11,8 +11,8 @@ import metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 // +kubebuilder:printcolumn:name="Mac",type=string,JSONPath=`.spec.macAddress`
 // +kubebuilder:printcolumn:name="Nat",type=string,JSONPath=`.status.nat`
 // +kubebuilder:printcolumn:name="NatGwDp",type=string,JSONPath=`.spec.natGwDp`
-// +kubebuilder:printcolumn:name="ExternalSubnet",type=string,JSONPath=`.spec.externalSubnet`
 // +kubebuilder:printcolumn:name="Ready",type=boolean,JSONPath=`.status.ready`
+// +kubebuilder:printcolumn:name="ExternalSubnet",type=string,JSONPath=`.spec.externalSubnet`
 type IptablesEIP struct {
 	metav1.TypeMeta `json:",inline"`
 	// Standard object's metadata.
@@ -103,6 +103,7 @@ type IptablesEIPList struct {
 // +kubebuilder:subresource:status
 // +kubebuilder:printcolumn:name="EIP",type=string,JSONPath=`.spec.eip`
 // +kubebuilder:printcolumn:name="V4IP",type=string,JSONPath=`.status.v4ip`
+// +kubebuilder:printcolumn:name="V6IP",type=string,JSONPath=`.status.v6ip`
 // +kubebuilder:printcolumn:name="InternalCIDR",type=string,JSONPath=`.spec.internalCIDR`
 // +kubebuilder:printcolumn:name="NatGwDp",type=string,JSONPath=`.status.natGwDp`
 // +kubebuilder:printcolumn:name="Ready",type=boolean,JSONPath=`.status.ready`
@@ -176,6 +177,7 @@ type IptablesSnatRuleList struct {
 // +kubebuilder:printcolumn:name="EIP",type=string,JSONPath=`.spec.eip`
 // +kubebuilder:printcolumn:name="Protocol",type=string,JSONPath=`.spec.protocol`
 // +kubebuilder:printcolumn:name="V4IP",type=string,JSONPath=`.status.v4ip`
+// +kubebuilder:printcolumn:name="V6IP",type=string,JSONPath=`.status.v6ip`
 // +kubebuilder:printcolumn:name="InternalIP",type=string,JSONPath=`.spec.internalIp`
 // +kubebuilder:printcolumn:name="ExternalPort",type=string,JSONPath=`.spec.externalPort`
 // +kubebuilder:printcolumn:name="InternalPort",type=string,JSONPath=`.spec.internalPort`
@@ -276,6 +278,7 @@ type IptablesDnatRuleList struct {
 // +kubebuilder:printcolumn:name="EIP",type=string,JSONPath=`.spec.eip`
 // +kubebuilder:printcolumn:name="V4IP",type=string,JSONPath=`.status.v4ip`
 // +kubebuilder:printcolumn:name="InternalIP",type=string,JSONPath=`.spec.internalIp`
+// +kubebuilder:printcolumn:name="V6IP",type=string,JSONPath=`.status.v6ip`
 // +kubebuilder:printcolumn:name="Ready",type=boolean,JSONPath=`.status.ready`
 // +kubebuilder:printcolumn:name="NatGwDp",type=string,JSONPath=`.status.natGwDp`
 type IptablesFIPRule struct {

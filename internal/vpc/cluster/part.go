@@ -57,6 +57,8 @@ type Options struct {
 	Term func(ctx context.Context, live client.Reader) (uint64, error)
 	// Loaded is called when a plan of all objects was executed: after the start, and after each resync. It must not block. Nil: not called.
 	Loaded func()
+	// Inspector is set to the northbound database while the replica leads. Nil: none.
+	Inspector *Inspector
 }
 
 // Part returns the part of the controller for VPCs.
@@ -110,6 +112,9 @@ func podFields() *cluster.PodFields {
 func setUp(tools cluster.Tools, options Options) error {
 	if options.Loaded == nil {
 		options.Loaded = func() {}
+	}
+	if options.Inspector == nil {
+		options.Inspector = &Inspector{}
 	}
 	r := &reconciler{
 		tools: tools, options: options, log: tools.Log.With("network", name), reported: map[string]string{}, closed: map[string]northbound.Closed{}, planner: plan.NewPlanner(),
@@ -174,12 +179,15 @@ type reconciler struct {
 	// postponed is since when reports are postponed; the zero value: none is. changed is when the watches last reported a change of another
 	// program.
 	postponed, changed time.Time
+	unreported         bool              // the last round has postponed reports
 	reported           map[string]string // why pods wait, as in their events
 	closed             map[string]northbound.Closed
 }
 
 // run keeps the northbound database in step while the replica leads.
 func (r *reconciler) run(ctx context.Context) error {
+	r.options.Inspector.loop.Store(r.loop)
+	defer r.options.Inspector.loop.Store(nil)
 	go func() {
 		for {
 			select {
@@ -198,18 +206,26 @@ func (r *reconciler) Reconcile(ctx context.Context, _ cluster.Everything) (ctrlr
 	return r.settle(r.round(ctx)...)
 }
 
-// settle turns the errors of a round into its result. If reports are postponed, another round is due.
+// settle turns the errors of a round into its result. If the round has postponed reports, another round is due, and its errors are only logged: the
+// delay after an error, which grows while an object is refused, would delay the reports on all others. That round meets the errors again.
 func (r *reconciler) settle(errs ...error) (ctrlreconcile.Result, error) {
 	result, err := cluster.Settle(errs...)
-	if err == nil && result.RequeueAfter == 0 && !r.postponed.IsZero() {
+	switch {
+	case !r.unreported:
+		return result, err //nolint:wrapcheck // the writes say what failed
+	case err != nil:
+		r.log.Warn("some objects could not be written, trying again", "error", err)
+		return ctrlreconcile.Result{RequeueAfter: reportQuiet}, nil
+	case result.RequeueAfter == 0:
 		result.RequeueAfter = reportQuiet
 	}
-	return result, err //nolint:wrapcheck // the writes say what failed
+	return result, nil
 }
 
 // round makes a plan from the changes, and executes it. If execution fails, the next plan is made from all objects; if only some objects
 // could not be written, only these are planned again.
 func (r *reconciler) round(ctx context.Context) (errs []error) {
+	r.unreported = false
 	if err := r.lead(ctx); err != nil {
 		return []error{err}
 	}

@@ -8,6 +8,7 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	appsv1 "k8s.io/api/apps/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -143,6 +144,7 @@ func (w *writer) reports(statuses []plan.Object, write func(plan.Object)) {
 		defer w.mu.Unlock()
 		left = true
 	})
+	w.unreported = left
 	switch {
 	case !left:
 		w.postponed = time.Time{}
@@ -204,6 +206,9 @@ func (w *writer) put(ctx context.Context, verb string, object client.Object, cal
 		return false
 	}
 	w.log.InfoContext(ctx, "wrote", "verb", verb, "object", fmt.Sprintf("%T/%s", object, object.GetName()))
+	if _, workload := object.(*appsv1.StatefulSet); workload {
+		w.planner.RefuseWorkload(object.GetName(), "")
+	}
 	w.versions[keyOf(object)] = object.GetResourceVersion()
 	if object.GetDeletionTimestamp() != nil && len(object.GetFinalizers()) == 0 {
 		w.handOver(object, true)
@@ -231,5 +236,8 @@ func (w *writer) remove(ctx context.Context, object client.Object) {
 // failed makes the next plan compute again what the object depends on.
 func (w *writer) failed(object client.Object, err error) {
 	w.errs = append(w.errs, err)
+	if _, workload := object.(*appsv1.StatefulSet); workload && (apierrors.IsInvalid(err) || apierrors.IsForbidden(err)) {
+		w.planner.RefuseWorkload(object.GetName(), err.Error())
+	}
 	w.planner.Retry(object)
 }

@@ -1,6 +1,8 @@
 package cluster
 
 import (
+	"errors"
+	"log/slog"
 	"testing"
 	"time"
 
@@ -14,7 +16,7 @@ import (
 // A status that only reports is not written while changes wait, and the next plan has it again. The version that this replica wrote is no
 // change. After some time, reports are written in any case.
 func TestReportsArePostponed(t *testing.T) {
-	r := &reconciler{planner: plan.NewPlanner(), written: map[key]version{}}
+	r := &reconciler{planner: plan.NewPlanner(), written: map[key]version{}, log: slog.New(slog.DiscardHandler)}
 	r.news.take() // everything was read
 	vpc := &kubeovn.Vpc{ObjectMeta: metav1.ObjectMeta{Name: "v", UID: "v", ResourceVersion: "5", Finalizers: []string{kubeovn.Finalizer}}}
 	subnet := &kubeovn.Subnet{
@@ -68,6 +70,9 @@ func TestReportsArePostponed(t *testing.T) {
 	if result, err := r.settle(); err != nil || result.RequeueAfter != reportQuiet {
 		t.Errorf("the next round is due after %s, want %s; %v", result.RequeueAfter, reportQuiet, err)
 	}
+	if result, err := r.settle(errRefused); err != nil || result.RequeueAfter != reportQuiet { // reports on others do not wait for the delay after an error
+		t.Errorf("after an error, the next round is due after %s, want %s; %v", result.RequeueAfter, reportQuiet, err)
+	}
 	r.news.add(pod, false)
 	r.postponed = time.Now().Add(-2 * reportDelay)
 	if count := write(); count != 2 {
@@ -75,6 +80,9 @@ func TestReportsArePostponed(t *testing.T) {
 	}
 	if result, err := r.settle(); err != nil || result.RequeueAfter != 0 {
 		t.Errorf("another round is due after %s, although all is reported; %v", result.RequeueAfter, err)
+	}
+	if _, err := r.settle(errRefused); !errors.Is(err, errRefused) {
+		t.Errorf("without reports, an error becomes %v", err)
 	}
 	r.changed = time.Time{}
 	for _, object := range []plan.Object{subnet, rule} {

@@ -64,7 +64,8 @@ type Result struct {
 	State State
 	// Problems are those of rules that are not in the state, by owner (objects.Meta.Owner).
 	Problems map[string]objects.Problem
-	// Unmatched are the owners of SNAT rules whose prefix overlaps no subnet of the VPC.
+	// Unmatched are the owners of SNAT rules whose prefix overlaps no subnet of the VPC, and of floating IPs and port forwards to an address to
+	// which the gateway has no route in the VPC.
 	Unmatched []string
 	// Uses has the uses of each EIP, by its name: "fip", "snat", "dnat", sorted.
 	Uses map[string][]string
@@ -101,11 +102,12 @@ func sysctls() map[string]string {
 type compiler struct {
 	*Input
 	addresses map[string]netip.Addr // of EIPs, by name
+	inside    map[netip.Prefix]struct{}
 	result    Result
 }
 
 func newCompiler(in *Input) *compiler {
-	c := &compiler{Input: in, addresses: map[string]netip.Addr{}, result: Result{
+	c := &compiler{Input: in, addresses: map[string]netip.Addr{}, inside: insideOf(in), result: Result{
 		Problems: map[string]objects.Problem{}, Uses: map[string][]string{},
 		State: State{Items: map[nft.Key]nft.Item{}, Sysctls: sysctls()},
 	}}
@@ -127,28 +129,41 @@ func (c *compiler) net1() {
 	}
 }
 
-// routes returns routes to the VPC's prefixes by eth0, and to everything else by net1. A route of the VPC whose next hop is the gateway
-// itself leads outside.
-func (c *compiler) routes() {
+// insideOf returns the VPC's prefixes. A route of the VPC whose next hop is the gateway itself leads outside.
+func insideOf(in *Input) map[netip.Prefix]struct{} {
 	inside := map[netip.Prefix]struct{}{}
-	for i := range c.Subnets {
-		inside[c.Subnets[i].Prefix] = struct{}{}
+	for i := range in.Subnets {
+		inside[in.Subnets[i].Prefix] = struct{}{}
 	}
-	for _, route := range c.VPC.Routes {
-		if !route.Source && route.Prefix.Bits() > 0 && route.NextHop != c.Gateway.LanIP {
+	for _, route := range in.VPC.Routes {
+		if !route.Source && route.Prefix.Bits() > 0 && route.NextHop != in.Gateway.LanIP {
 			inside[route.Prefix] = struct{}{}
 		}
 	}
-	for _, peering := range c.VPC.Peerings {
+	for _, peering := range in.VPC.Peerings {
 		inside[peering.Local.Masked()] = struct{}{}
 	}
-	delete(inside, c.Subnet.Prefix) // eth0 has this route from its address
+	return inside
+}
+
+// reach records a rule as unmatched if the gateway has no route in the VPC to its internal address.
+func (c *compiler) reach(rule objects.Meta, internal netip.Addr) {
+	for prefix := range c.inside {
+		if prefix.Contains(internal) {
+			return
+		}
+	}
+	c.result.Unmatched = append(c.result.Unmatched, rule.Owner())
+}
+
+// routes returns routes to the VPC's prefixes by eth0, and to everything else by net1.
+func (c *compiler) routes() {
 	routes := []Route{
 		{Dst: netip.PrefixFrom(netip.IPv4Unspecified(), 0), Gateway: c.External.Gateway, Device: Outside},
 		{Dst: c.External.Prefix, Device: Outside},
 	}
-	for prefix := range inside {
-		if prefix != c.External.Prefix {
+	for prefix := range c.inside {
+		if prefix != c.External.Prefix && prefix != c.Subnet.Prefix { // eth0 has the route to its Subnet from its address
 			routes = append(routes, Route{Dst: prefix, Gateway: c.Subnet.Gateway, Device: Inside})
 		}
 	}
@@ -243,8 +258,8 @@ func (c *compiler) element(set string, owner objects.Meta, match []string, value
 type rule struct {
 	objects.Age
 	eip   string
-	use   string // "fip", "snat" or "dnat"
-	claim []string
+	use   string   // "fip", "snat" or "dnat"
+	claim []string // what only one rule may have, each with the name of the field before it
 	make  func(address netip.Addr)
 }
 
@@ -259,8 +274,8 @@ func (c *compiler) translations() {
 		if !there {
 			continue
 		}
-		if holder, text := conflict(r, claimed); text != "" {
-			c.result.Problems[r.Owner()] = objects.Problem{Field: "spec", Text: fmt.Sprintf(text, holder.Kind, holder.Name)}
+		if problem, is := conflict(r, claimed); is {
+			c.result.Problems[r.Owner()] = problem
 			continue
 		}
 		for _, claim := range r.claim {
@@ -277,24 +292,25 @@ func (c *compiler) translations() {
 	c.sources(snats)
 }
 
-// conflict returns the holder of what the rule claims, and a text for it; empty if nothing is held.
-func conflict(r rule, claimed map[string]objects.Meta) (holder objects.Meta, text string) {
+// conflict returns the problem of a rule that claims what an older rule holds.
+func conflict(r rule, claimed map[string]objects.Meta) (objects.Problem, bool) {
+	held := func(claim, field, format string) (objects.Problem, bool) {
+		holder, is := claimed[claim]
+		return objects.Problem{Field: "spec." + field, Text: fmt.Sprintf(format, holder.Kind, holder.Name)}, is
+	}
 	for _, claim := range r.claim {
-		if holder, held := claimed[claim]; held {
-			return holder, "the older %s %s has the same " + strings.SplitN(claim, " ", 2)[0] + "; change or delete one of the two"
+		field, _, _ := strings.Cut(claim, " ")
+		if problem, is := held(claim, field, "the older %s %s has the same "+field+"; change or delete one of the two"); is {
+			return problem, true
 		}
 	}
-	if r.use == "fip" {
-		if holder, held := claimed["forwards "+r.eip]; held {
-			return holder, "the older %s %s forwards a port of the EIP, and a floating IP needs the whole EIP; use another EIP"
-		}
+	switch r.use {
+	case "fip":
+		return held("forwards "+r.eip, "eip", "the older %s %s forwards a port of the EIP, and a floating IP needs the whole EIP; use another EIP")
+	case "dnat":
+		return held("eip "+r.eip, "eip", "the older %s %s makes the EIP a floating IP; use another EIP")
 	}
-	if r.use == "dnat" {
-		if holder, held := claimed["eip "+r.eip]; held {
-			return holder, "the older %s %s makes the EIP a floating IP; use another EIP"
-		}
-	}
-	return objects.Meta{}, ""
+	return objects.Problem{}, false
 }
 
 func (c *compiler) rules(snats *[]objects.SNAT) []rule {
@@ -303,6 +319,7 @@ func (c *compiler) rules(snats *[]objects.SNAT) []rule {
 		rules = append(rules, rule{
 			Age: fip.Age, eip: fip.EIP, use: "fip", claim: []string{"eip " + fip.EIP, "internalIp " + fip.Internal.String()},
 			make: func(address netip.Addr) {
+				c.reach(fip.Meta, fip.Internal)
 				c.element(FloatingIn, fip.Meta, []string{address.String()}, fip.Internal.String())
 				c.element(FloatingOut, fip.Meta, []string{fip.Internal.String()}, address.String())
 			},
@@ -313,6 +330,7 @@ func (c *compiler) rules(snats *[]objects.SNAT) []rule {
 		rules = append(rules, rule{
 			Age: dnat.Age, eip: dnat.EIP, use: "dnat", claim: []string{"externalPort " + dnat.EIP + " " + dnat.Protocol + " " + port},
 			make: func(address netip.Addr) {
+				c.reach(dnat.Meta, dnat.Internal.Addr())
 				c.element(Ports, dnat.Meta, []string{address.String(), dnat.Protocol, port},
 					dnat.Internal.Addr().String(), fmt.Sprint(dnat.Internal.Port()))
 			},

@@ -112,6 +112,11 @@ func TestGateway(t *testing.T) {
 	}
 	a1, a2, a3, gw := pods[0](), pods[1](), pods[2](), pods[3]()
 	host, router := ovntest.Outside(t, node.NetNS)
+	for _, p := range []*ovntest.Pod{host, router} {
+		ovntest.Run(t, p.NetNS, "nft", "add table ip sources; add chain ip sources in { type filter hook prerouting priority -300; }; "+
+			"add rule ip sources in iifname eth0 ip saddr 10.0.0.0/8 counter comment \"private\"; "+
+			"add rule ip sources in iifname eth0 ip saddr 192.168.100.0/24 counter comment \"public\"")
+	}
 	ovntest.Run(t, node.NetNS, "ip", "link", "add", "link", "ens37", "name", "mv", "type", "macvlan", "mode", "bridge")
 	ovntest.Run(t, node.NetNS, "ip", "link", "set", "mv", "netns", gw.ProcPath(), "name", "net1")
 	for _, device := range []string{"net1", "eth0"} {
@@ -180,6 +185,14 @@ func TestGateway(t *testing.T) {
 	}})
 	testICMP(t, host, a1, a2)
 	testRemovedRoute(t, gw, host, a1, a3)
+	for name, p := range map[string]*ovntest.Pod{"host": host, "router": router} {
+		for line := range strings.Lines(ovntest.Run(t, p.NetNS, "nft", "list", "table", "ip", "sources")) {
+			none := strings.Contains(line, "packets 0 ")
+			if strings.Contains(line, `"private"`) && !none || strings.Contains(line, `"public"`) && none {
+				t.Errorf("packets at the %s outside, from the VPC's addresses and from the gateway's: %s", name, line)
+			}
+		}
+	}
 }
 
 // segment is a TCP segment to an address.

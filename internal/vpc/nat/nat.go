@@ -27,6 +27,9 @@ const PodPrefix = "vpc-nat-gw-"
 // Condition is the type of the condition in which an agent reports what it has programmed in a gateway's pod: the hash is its message.
 const Condition = "weft.dev/programmed"
 
+// ReasonFailed is the reason of Condition, which is False then, if a gateway could not be programmed: the message says why.
+const ReasonFailed = "Failed"
+
 // WorkloadName returns the name of the gateway's StatefulSet.
 func WorkloadName(gateway string) string { return PodPrefix + gateway }
 

@@ -61,10 +61,10 @@ func (e *eachItsOwn) Of(_ context.Context, namespace, pod, _ string) (node.Addre
 	}, nil
 }
 
-// siteWithPorts is an OVN with one chassis and the tests' subnet.
-func siteWithPorts(t *testing.T) *ovntest.Site {
+// siteWithPorts is an OVN with a number of chassis and the tests' subnet.
+func siteWithPorts(t *testing.T, chassis int) *ovntest.Site {
 	t.Helper()
-	site := ovntest.NewSite(t, 1)
+	site := ovntest.NewSite(t, chassis)
 	subnet, vpc := testSubnet(), objects.VPC{Meta: objects.Meta{Kind: "Vpc", Name: "v", UID: "v-uid"}}
 	rows := northbound.Switch(&subnet, vpc.Meta)
 	maps.Copy(rows, northbound.Router(&northbound.Network{VPC: vpc, Subnets: []objects.Subnet{subnet}}).Rows)
@@ -113,7 +113,7 @@ func startNode(ctx context.Context, t *testing.T, host ns.NetNS, boot string) *w
 // The network passes the suite of all networks, with real OVN and packets.
 func TestConformance(t *testing.T) {
 	networktest.RunConformance(t, func(t *testing.T) networktest.Subject {
-		site := siteWithPorts(t)
+		site := siteWithPorts(t, 1)
 		host := site.Chassis[0].NetNS
 		boot, err := attach.ReadBootID()
 		must(t, err)
@@ -150,7 +150,7 @@ func connected(t *testing.T, netns string, _ attach.Record, want bool) {
 
 // Changes of a pod's row by other programs are reverted, and the node's kernel accepts no frame of the pod.
 func TestPutBack(t *testing.T) {
-	site := siteWithPorts(t)
+	site := siteWithPorts(t, 1)
 	chassis := site.Chassis[0]
 	ctx, cancel := context.WithCancel(t.Context())
 	t.Cleanup(cancel)

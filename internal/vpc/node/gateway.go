@@ -169,6 +169,10 @@ func (g *natGateway) program(ctx context.Context, want *nat.Gateway) error {
 // before, because the loop would not notice that the kernel removes them with it, and all addresses are announced again, because the new one
 // has another MAC address.
 func (g *natGateway) create(ctx context.Context, outside podlink.Macvlan) error {
+	if _, err := g.node.Pods.MacvlanParent(ctx, outside.Parent); err != nil {
+		return fmt.Errorf("spec.config.master of the NetworkAttachmentDefinition names %s, which node %s does not have; name a device of every node "+
+			"that may run the gateway, or select other nodes: %w", outside.Parent, g.node.Name, err)
+	}
 	_, err := g.node.Pods.CreateMacvlan(ctx, outside)
 	if !errors.Is(err, link.ErrForeign) {
 		return err //nolint:wrapcheck // program names the gateway and the interface

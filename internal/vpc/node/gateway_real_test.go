@@ -298,8 +298,9 @@ func withoutDefinition(n *nodeUnderTest, before, after func()) {
 }
 
 // changedDefinition changes the interface that the gateway's NetworkAttachmentDefinition configures: with an agent that has programmed the
-// gateway, and with one that has not. Traffic goes on, by a new interface with the same addresses and routes.
-func changedDefinition(n *nodeUnderTest, gate *ovntest.Pod, works func()) {
+// gateway, and with one that has not. Traffic goes on, by a new interface with the same addresses and routes. A host outside that sends nothing
+// gets the MAC address of the new interface by the announcement of the EIP.
+func changedDefinition(n *nodeUnderTest, gate, host *ovntest.Pod, works func()) {
 	ctx, t := n.t.Context(), n.t
 	change := func(config string) {
 		definition := nat.Definition()
@@ -313,8 +314,15 @@ func changedDefinition(n *nodeUnderTest, gate *ovntest.Pod, works func()) {
 			return err == nil && strings.Contains(have, want)
 		})
 	}
+	neighbour := func() string { return ovntest.Run(t, host.NetNS, "ip", "neigh", "show", "192.168.100.231") }
+	host.Reaches("192.168.100.231")
+	former := neighbour()
 	change(`{"type":"macvlan","master":"ens37","mode":"private"}`)
 	becomes("mode private")
+	ovntest.Eventually(t, "the host outside has the new MAC address", func() bool {
+		mac := strings.Fields(ovntest.Run(t, gate.NetNS, "ip", "-br", "link", "show", "net1"))[2]
+		return !strings.Contains(former, mac) && strings.Contains(neighbour(), mac)
+	})
 	works()
 	n.stop()
 	change(`{"type":"macvlan","master":"ens37","mode":"bridge","mtu":1300}`)
@@ -441,7 +449,7 @@ func TestGatewayOfUsers(t *testing.T) {
 		t.Errorf("the table was made anew: %s, was %s", after, before)
 	}
 	ovntest.Eventually(t, "CHECK", func() bool { return n.network.Check(ctx, recGate) == nil })
-	changedDefinition(n, gate, func() {
+	changedDefinition(n, gate, host, func() {
 		expect("the floating IP of a changed definition", host, "192.168.100.232:7000", "one 192.168.100.10")
 		expect("SNAT of a changed definition", floating, "1.1.1.1:7000", "router 192.168.100.231")
 	})

@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"maps"
 	"slices"
+	"strings"
 	"sync"
 	"time"
 
@@ -210,7 +211,7 @@ func (g *gateways) prepare(ctx context.Context, rec *attach.Record) (of steps, e
 			return err
 		}
 		if err := made.program(ctx, want); err != nil {
-			return err
+			return g.reportFailure(ctx, rec, err)
 		}
 		g.signal() // the report, and what has changed meanwhile
 		return nil
@@ -437,23 +438,9 @@ func (g *gateways) reportOne(ctx context.Context, rec *attach.Record, hash strin
 	before := g.reported[rec.Key()]
 	delete(g.reported, rec.Key()) // not known until the API server answers
 	g.mu.Unlock()
-	meta := map[string]any{}
-	if rec.PodUID != "" {
-		meta["uid"] = rec.PodUID // a later pod of this name is another one
-	}
-	patch, err := json.Marshal(map[string]any{"metadata": meta, "status": map[string]any{"conditions": []corev1.PodCondition{{
-		Type: nat.Condition, Status: corev1.ConditionTrue, Reason: "Programmed", Message: hash, LastTransitionTime: metav1.Now(),
-	}}}})
-	if err != nil {
-		return fmt.Errorf("encode the condition of pod %s/%s: %w", rec.PodNamespace, rec.PodName, err)
-	}
-	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: rec.PodNamespace, Name: rec.PodName}}
-	var now corev1.Pod // after a restart of the agent the pod has it already
-	if before != "" || g.deps.API.Get(ctx, client.ObjectKeyFromObject(pod), &now) != nil || !has(&now, hash) {
-		err := g.deps.API.Status().Patch(ctx, pod, client.RawPatch(types.StrategicMergePatchType, patch))
-		if client.IgnoreNotFound(err) != nil {
-			return fmt.Errorf("report on pod %s/%s: %w", rec.PodNamespace, rec.PodName, err)
-		}
+	condition := corev1.PodCondition{Type: nat.Condition, Status: corev1.ConditionTrue, Reason: "Programmed", Message: hash}
+	if err := g.patch(ctx, rec, condition, before != ""); err != nil {
+		return err
 	}
 	g.mu.Lock()
 	defer g.mu.Unlock()
@@ -463,9 +450,54 @@ func (g *gateways) reportOne(ctx context.Context, rec *attach.Record, hash strin
 	return nil
 }
 
-// has reports whether the pod's condition has the hash.
-func has(pod *corev1.Pod, hash string) bool {
+// maxFailure limits the text of a failure in a condition, in bytes.
+const maxFailure = 1024
+
+// failureTimeout limits the request that reports why an ADD fails.
+const failureTimeout = 2 * time.Second
+
+// reportFailure writes to the pod's condition why its ADD fails, for the controller's report on the VpcNatGateway, and returns the error.
+func (g *gateways) reportFailure(ctx context.Context, rec *attach.Record, err error) error {
+	if ctx.Err() != nil {
+		return err // the ADD fails for another reason
+	}
+	ctx, cancel := context.WithTimeout(ctx, failureTimeout)
+	defer cancel()
+	text := err.Error()
+	condition := corev1.PodCondition{
+		Type: nat.Condition, Status: corev1.ConditionFalse, Reason: nat.ReasonFailed, Message: strings.ToValidUTF8(text[:min(len(text), maxFailure)], ""),
+	}
+	if unreported := g.patch(ctx, rec, condition, false); unreported != nil {
+		g.deps.Log.Warn("why a NAT gateway cannot start could not be reported", "error", unreported)
+	}
+	return err
+}
+
+// patch writes the condition of the gateway's pod, unless it has it already; changed: it has another one.
+func (g *gateways) patch(ctx context.Context, rec *attach.Record, condition corev1.PodCondition, changed bool) error {
+	condition.LastTransitionTime = metav1.Now()
+	meta := map[string]any{}
+	if rec.PodUID != "" {
+		meta["uid"] = rec.PodUID // a later pod of this name is another one
+	}
+	patch, err := json.Marshal(map[string]any{"metadata": meta, "status": map[string]any{"conditions": []corev1.PodCondition{condition}}})
+	if err != nil {
+		return fmt.Errorf("encode the condition of pod %s/%s: %w", rec.PodNamespace, rec.PodName, err)
+	}
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: rec.PodNamespace, Name: rec.PodName}}
+	var now corev1.Pod // after a restart of the agent the pod has it already
+	if changed || g.deps.API.Get(ctx, client.ObjectKeyFromObject(pod), &now) != nil || !has(&now, &condition) {
+		err := g.deps.API.Status().Patch(ctx, pod, client.RawPatch(types.StrategicMergePatchType, patch))
+		if client.IgnoreNotFound(err) != nil {
+			return fmt.Errorf("report on pod %s/%s: %w", rec.PodNamespace, rec.PodName, err)
+		}
+	}
+	return nil
+}
+
+// has reports whether the pod has the condition.
+func has(pod *corev1.Pod, condition *corev1.PodCondition) bool {
 	return slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool {
-		return c.Type == nat.Condition && c.Status == corev1.ConditionTrue && c.Message == hash
+		return c.Type == condition.Type && c.Status == condition.Status && c.Message == condition.Message
 	})
 }

@@ -248,6 +248,7 @@ func remake(n *nodeUnderTest, rec *attach.Record, host, one, floating *ovntest.P
 	}
 	n.makeGateway("gw1")
 	gate, _ := n.add(rec.PodNamespace, rec.PodName)
+	complete(t, gate)
 	for what, conn := range lasting {
 		conn.goesOn(t, what)
 	}
@@ -255,4 +256,28 @@ func remake(n *nodeUnderTest, rec *attach.Record, host, one, floating *ovntest.P
 	ovntest.Eventually(t, "segments of both kinds are dropped", func() bool {
 		return !strings.Contains(ovntest.Run(t, gate.NetNS, "nft", "list", "chain", "ip", "weft_gateway", "input"), "packets 0 ")
 	})
+}
+
+// complete requires the whole state of the gateway in the namespace of its pod, without waiting: the ADD has been answered.
+func complete(t *testing.T, gate *ovntest.Pod) {
+	t.Helper()
+	for what, want := range map[string][]string{
+		"nft list table ip weft_gateway": {
+			`192.168.100.232 comment "IptablesFIPRule/fip01" : 10.0.1.5`, `10.0.1.5 comment "IptablesFIPRule/fip01" : 192.168.100.232`,
+			`10.0.1.0/24 comment "IptablesSnatRule/snat02" : 192.168.100.233`, `oifname "net1" ip saddr != @outside_addresses`,
+		},
+		"ip -o addr show net1":                    {"192.168.100.231/", "192.168.100.232/", "192.168.100.233/"},
+		"ip route show":                           {"default via 192.168.100.1 dev net1"},
+		"sysctl -n net.ipv4.ip_forward":           {"1"},
+		"sysctl -n net.ipv4.conf.net1.arp_ignore": {"1"},
+		"sysctl -n net.ipv4.conf.net1.rp_filter":  {"1"},
+	} {
+		argv := strings.Fields(what)
+		have := ovntest.Run(t, gate.NetNS, argv[0], argv[1:]...)
+		for _, words := range want {
+			if !strings.Contains(have, words) {
+				t.Errorf("when the ADD is answered, %s prints\n%s\nwant %q in it", what, have, words)
+			}
+		}
+	}
 }

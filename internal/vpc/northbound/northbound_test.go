@@ -144,7 +144,7 @@ func full() *cluster {
 func TestGolden(t *testing.T) {
 	c := full()
 	golden(t, "full", render(c.compile(t)))
-	if got := c.problems["vpc1"].Error(); !strings.Contains(got, "10.9.9.9 is in no subnet") || !strings.Contains(got, "there is no Vpc none") {
+	if got := c.problems["vpc1"].Error(); !strings.Contains(got, "10.9.9.9 is in no subnet") || !strings.Contains(got, `there is no Vpc "none"`) {
 		t.Errorf("problems: %s", got)
 	}
 	if got := c.shadowed["vpc1"]; !slices.Equal(got, []string{"10.0.2.0/24@blue"}) {

@@ -78,7 +78,7 @@ func (c *compiler) peerings() {
 		field := fmt.Sprintf("spec.vpcPeerings[%d]", i)
 		remote, there := c.Remotes[peering.Remote]
 		if !there {
-			c.problem(field+".remoteVpc", "there is no Vpc %s", peering.Remote)
+			c.problem(field+".remoteVpc", "there is no Vpc %.64q; create it, or remove the peering", peering.Remote)
 			continue
 		}
 		at := slices.IndexFunc(remote.Peerings, func(p objects.Peering) bool { return p.Remote == c.VPC.Name })

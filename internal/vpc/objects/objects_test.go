@@ -1,6 +1,7 @@
 package objects
 
 import (
+	"maps"
 	"slices"
 	"strings"
 	"testing"
@@ -215,5 +216,28 @@ func TestSelectorsOfBadSubnets(t *testing.T) {
 				t.Errorf("selects %q, want %q", selects, test.selects)
 			}
 		})
+	}
+}
+
+// Selectors, ports and protocols of gateways and rules are read as users write them: with any spaces, and in any case.
+func TestSpellings(t *testing.T) {
+	gateway := &kubeovn.VpcNatGateway{ObjectMeta: metav1.ObjectMeta{Name: "gw1"}, Spec: kubeovn.VpcNatGatewaySpec{
+		Vpc: "v", Subnet: "s", LanIP: " 10.0.1.254 ", Selector: []string{"kubernetes.io/hostname: node1", "zone:a", " disk : ssd ", "empty:"},
+	}}
+	g, problems, ok := ParseGateway(gateway)
+	want := map[string]string{"kubernetes.io/hostname": "node1", "zone": "a", "disk": "ssd", "empty": ""}
+	if !ok || len(problems) > 0 || !maps.Equal(g.Selector, want) || g.LanIP.String() != "10.0.1.254" {
+		t.Errorf("selector %v, lanIp %s, want %v; %v", g.Selector, g.LanIP, want, problems)
+	}
+	for text, want := range map[string]string{"": "tcp", "TCP": "tcp", " Udp ": "udp", "sctp": ""} {
+		r, problems := ParseDNAT(&kubeovn.IptablesDnatRule{Spec: kubeovn.IptablesDnatRuleSpec{
+			EIP: "e", ExternalPort: " 8080", InternalPort: "80 ", InternalIP: "10.0.1.5", Protocol: text,
+		}})
+		switch {
+		case want == "" && (len(problems) != 1 || problems[0].Field != "spec.protocol"):
+			t.Errorf("protocol %q: %v", text, problems)
+		case want != "" && (len(problems) > 0 || r.Protocol != want || r.Port != 8080 || r.Internal.String() != "10.0.1.5:80"):
+			t.Errorf("protocol %q: %+v, %v", text, r, problems)
+		}
 	}
 }

@@ -1,4 +1,5 @@
-// Package section has the section of weft status about VPCs: how many there are, and which objects are not in effect.
+// Package section has the section of weft status about VPCs: how many there are, which objects are not in effect, and which of OVN's programs
+// are missing.
 package section
 
 import (
@@ -17,8 +18,11 @@ import (
 	"weft.dev/weft/internal/status"
 )
 
-// databasesName is the StatefulSet with OVN's databases.
-const databasesName = "weft-ovn"
+// Names of the StatefulSet with OVN's databases and of the DaemonSet with the nodes' ovn-controllers.
+const (
+	databasesName   = "weft-ovn"
+	controllersName = "weft-ovn-controller"
+)
 
 // collected are the objects that the section judges.
 type collected struct {
@@ -27,6 +31,16 @@ type collected struct {
 	// databases runs OVN's databases in pods; nil if they run elsewhere.
 	databases *appsv1.StatefulSet
 	servers   []corev1.Pod
+	// controllers runs the nodes' ovn-controllers in pods; nil if they run elsewhere.
+	controllers *appsv1.DaemonSet
+	// nat are the objects of NAT gateways.
+	nat []conditioned
+}
+
+// conditioned is an object with conditions, named as for kubectl get.
+type conditioned struct {
+	object     string
+	conditions []metav1.Condition
 }
 
 // Counts are the section's facts for programs.
@@ -44,6 +58,11 @@ func Section() status.Section {
 		Kinds: []status.Kind{
 			{Object: &kubeovn.Vpc{}, Version: kubeovn.GroupVersion(), Name: "Vpc"},
 			{Object: &kubeovn.Subnet{}, Version: kubeovn.GroupVersion(), Name: "Subnet"},
+			{Object: &kubeovn.VpcNatGateway{}, Version: kubeovn.GroupVersion(), Name: "VpcNatGateway"},
+			{Object: &kubeovn.IptablesEIP{}, Version: kubeovn.GroupVersion(), Name: "IptablesEIP"},
+			{Object: &kubeovn.IptablesSnatRule{}, Version: kubeovn.GroupVersion(), Name: "IptablesSnatRule"},
+			{Object: &kubeovn.IptablesDnatRule{}, Version: kubeovn.GroupVersion(), Name: "IptablesDnatRule"},
+			{Object: &kubeovn.IptablesFIPRule{}, Version: kubeovn.GroupVersion(), Name: "IptablesFIPRule"},
 			{Object: &appsv1.StatefulSet{}, Version: appsv1.SchemeGroupVersion, Name: "StatefulSet", Namespaced: true},
 		},
 		Collect: collect, Judge: judge,
@@ -57,12 +76,48 @@ func collect(ctx context.Context, from *status.Reader) any {
 	}
 	var subnets kubeovn.SubnetList
 	from.List(ctx, "Subnets", &subnets)
-	found := &collected{vpcs: vpcs.Items, subnets: subnets.Items}
+	found := &collected{vpcs: vpcs.Items, subnets: subnets.Items, nat: collectNAT(ctx, from)}
+	var controllers appsv1.DaemonSet
+	if from.Get(ctx, "DaemonSet", client.ObjectKey{Namespace: from.Namespace(), Name: controllersName}, &controllers) {
+		found.controllers = &controllers
+	}
 	var databases appsv1.StatefulSet
 	if from.Get(ctx, "StatefulSet", client.ObjectKey{Namespace: from.Namespace(), Name: databasesName}, &databases) {
 		var pods corev1.PodList
 		from.List(ctx, "Pod", &pods, client.InNamespace(from.Namespace()), client.MatchingLabels{"app.kubernetes.io/name": databasesName})
 		found.databases, found.servers = &databases, pods.Items
+	}
+	return found
+}
+
+// collectNAT reads the objects of NAT gateways.
+func collectNAT(ctx context.Context, from *status.Reader) (found []conditioned) {
+	var (
+		gateways kubeovn.VpcNatGatewayList
+		eips     kubeovn.IptablesEIPList
+		snats    kubeovn.IptablesSnatRuleList
+		dnats    kubeovn.IptablesDnatRuleList
+		fips     kubeovn.IptablesFIPRuleList
+	)
+	from.List(ctx, "VpcNatGateways", &gateways)
+	from.List(ctx, "IptablesEIPs", &eips)
+	from.List(ctx, "IptablesSnatRules", &snats)
+	from.List(ctx, "IptablesDnatRules", &dnats)
+	from.List(ctx, "IptablesFIPRules", &fips)
+	for i := range gateways.Items {
+		found = append(found, conditioned{"vpc-nat-gw/" + gateways.Items[i].Name, gateways.Items[i].Status.Conditions})
+	}
+	for i := range eips.Items {
+		found = append(found, conditioned{"eip/" + eips.Items[i].Name, eips.Items[i].Status.Conditions})
+	}
+	for i := range snats.Items {
+		found = append(found, conditioned{"snat/" + snats.Items[i].Name, snats.Items[i].Status.Conditions})
+	}
+	for i := range dnats.Items {
+		found = append(found, conditioned{"dnat/" + dnats.Items[i].Name, dnats.Items[i].Status.Conditions})
+	}
+	for i := range fips.Items {
+		found = append(found, conditioned{"fip/" + fips.Items[i].Name, fips.Items[i].Status.Conditions})
 	}
 	return found
 }
@@ -78,11 +133,15 @@ func judge(facts any, all *status.Facts) status.SectionReport {
 		Facts: counts,
 	}
 	c.addServers(&report, all.Namespace)
+	c.addControllers(&report, all.Namespace)
 	for i := range c.vpcs {
 		add(&report, "vpc/"+c.vpcs[i].Name, c.vpcs[i].Status.Conditions)
 	}
 	for i := range c.subnets {
 		add(&report, "subnet/"+c.subnets[i].Name, c.subnets[i].Status.Conditions)
+	}
+	for i := range c.nat {
+		add(&report, c.nat[i].object, c.nat[i].conditions)
 	}
 	return report
 }
@@ -120,7 +179,23 @@ func (c *collected) addServers(report *status.SectionReport, namespace string) {
 	}
 }
 
-// add adds the problems in an object's conditions: an object that is not in effect is a problem, an unsupported field a warning.
+// addControllers adds a problem if the ovn-controller of a node is not ready.
+func (c *collected) addControllers(report *status.SectionReport, namespace string) {
+	if c.controllers == nil {
+		return
+	}
+	ready, wanted := c.controllers.Status.NumberReady, c.controllers.Status.DesiredNumberScheduled
+	if ready < wanted {
+		report.Problems = append(report.Problems, status.Finding{
+			Object: "daemonset/" + controllersName,
+			What:   fmt.Sprintf("ovn-controller is ready on %d of %d nodes: traffic goes on, and no pod of a VPC can be added on the others", ready, wanted),
+			Next:   "kubectl -n " + namespace + " get pods -o wide -l app.kubernetes.io/component=ovn-controller; docs/vpc.md, Symptoms",
+		})
+	}
+}
+
+// add adds the problems in an object's conditions: an object that is not in effect is a problem, an unsupported field or a rule that matches
+// nothing a warning.
 func add(report *status.SectionReport, object string, conditions []metav1.Condition) {
 	next := "kubectl get " + object + " -o yaml"
 	for _, c := range conditions {
@@ -128,7 +203,8 @@ func add(report *status.SectionReport, object string, conditions []metav1.Condit
 		switch {
 		case c.Type == kubeovn.ConditionReady && c.Status != metav1.ConditionTrue:
 			report.Problems = append(report.Problems, finding)
-		case c.Type == kubeovn.ConditionSupported && c.Status != metav1.ConditionTrue, c.Type == kubeovn.ConditionShadowed && c.Status == metav1.ConditionTrue:
+		case c.Type == kubeovn.ConditionSupported && c.Status != metav1.ConditionTrue, c.Type == kubeovn.ConditionShadowed && c.Status == metav1.ConditionTrue,
+			c.Type == kubeovn.ConditionMatched && c.Status != metav1.ConditionTrue:
 			report.Warnings = append(report.Warnings, finding)
 		}
 	}

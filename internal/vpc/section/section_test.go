@@ -1,6 +1,7 @@
 package section
 
 import (
+	"strings"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -17,7 +18,7 @@ func condition(kind string, holds metav1.ConditionStatus, message string) metav1
 	return metav1.Condition{Type: kind, Status: holds, Reason: "Test", Message: message}
 }
 
-// An object that is not in effect is a problem with the condition's message; an unsupported field is a warning.
+// An object that is not in effect is a problem with the condition's message; an unsupported field and a rule that matches nothing are warnings.
 func TestJudge(t *testing.T) {
 	all := &status.Facts{
 		Nodes: make([]corev1.Node, 2),
@@ -35,12 +36,23 @@ func TestJudge(t *testing.T) {
 		condition(kubeovn.ConditionReady, metav1.ConditionTrue, ""), condition(kubeovn.ConditionSupported, metav1.ConditionFalse, "enableBfd"),
 	}
 	subnet.Status.Conditions = []metav1.Condition{condition(kubeovn.ConditionReady, metav1.ConditionFalse, "cidrBlock overlaps")}
-	got := judge(&collected{vpcs: []kubeovn.Vpc{good, served}, subnets: []kubeovn.Subnet{subnet}}, all)
+	nat := []conditioned{
+		{"fip/good", []metav1.Condition{condition(kubeovn.ConditionReady, metav1.ConditionTrue, ""), condition(kubeovn.ConditionMatched, metav1.ConditionTrue, "")}},
+		{"eip/bad", []metav1.Condition{condition(kubeovn.ConditionReady, metav1.ConditionFalse, "taken")}},
+		{"snat/none", []metav1.Condition{condition(kubeovn.ConditionReady, metav1.ConditionTrue, ""), condition(kubeovn.ConditionMatched, metav1.ConditionFalse, "overlaps no Subnet")}},
+	}
+	got := judge(&collected{vpcs: []kubeovn.Vpc{good, served}, subnets: []kubeovn.Subnet{subnet}, nat: nat}, all)
 	want := status.SectionReport{
-		Line:     "VPCs: 2, with 1 subnets; nodes that have joined OVN: 1 of 2",
-		Facts:    Counts{Vpcs: 2, Subnets: 1, Chassis: 1},
-		Problems: []status.Finding{{Object: "subnet/net1", What: "Ready is False: cidrBlock overlaps", Next: "kubectl get subnet/net1 -o yaml"}},
-		Warnings: []status.Finding{{Object: "vpc/b", What: "Supported is False: enableBfd", Next: "kubectl get vpc/b -o yaml"}},
+		Line:  "VPCs: 2, with 1 subnets; nodes that have joined OVN: 1 of 2",
+		Facts: Counts{Vpcs: 2, Subnets: 1, Chassis: 1},
+		Problems: []status.Finding{
+			{Object: "subnet/net1", What: "Ready is False: cidrBlock overlaps", Next: "kubectl get subnet/net1 -o yaml"},
+			{Object: "eip/bad", What: "Ready is False: taken", Next: "kubectl get eip/bad -o yaml"},
+		},
+		Warnings: []status.Finding{
+			{Object: "vpc/b", What: "Supported is False: enableBfd", Next: "kubectl get vpc/b -o yaml"},
+			{Object: "snat/none", What: "Matched is False: overlaps no Subnet", Next: "kubectl get snat/none -o yaml"},
+		},
 	}
 	if diff := cmp.Diff(want, got); diff != "" {
 		t.Error(diff)
@@ -78,6 +90,22 @@ func TestServers(t *testing.T) {
 		}
 		if diff := cmp.Diff([][]string{c.problems, c.warnings}, [][]string{objects(report.Problems), objects(report.Warnings)}); diff != "" {
 			t.Errorf("%s: %s", name, diff)
+		}
+	}
+}
+
+// A node whose ovn-controller is not ready is a problem.
+func TestControllers(t *testing.T) {
+	for ready, want := range map[int32][]string{3: nil, 2: {"daemonset/weft-ovn-controller: ovn-controller is ready on 2 of 3 nodes"}} {
+		controllers := &appsv1.DaemonSet{Status: appsv1.DaemonSetStatus{DesiredNumberScheduled: 3, NumberReady: ready}}
+		report := judge(&collected{controllers: controllers}, &status.Facts{Namespace: "weft"})
+		var have []string
+		for _, problem := range report.Problems {
+			what, _, _ := strings.Cut(problem.What, ": ")
+			have = append(have, problem.Object+": "+what)
+		}
+		if diff := cmp.Diff(want, have); diff != "" {
+			t.Errorf("%d ready: %s", ready, diff)
 		}
 	}
 }

@@ -24,9 +24,11 @@ import (
 	"weft.dev/weft/test/traffic"
 )
 
-// Containers of the manifest.
+// Containers of the manifest, and the pod of the example's NAT gateway.
 const (
 	namespace     = "weft"
+	gatewaySpace  = "kube-system"
+	gatewayPod    = "vpc-nat-gw-gw1-0"
 	databases     = "weft-ovn-0"
 	northbound    = "northbound"
 	southbound    = "southbound"
@@ -133,26 +135,31 @@ func (s *scene) reach(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
-// container is a container of Weft's manifest.
+// container is a container of Weft's manifest, or the NAT gateway's.
 type container struct {
-	node, pod, name, id string
-	restarts            int32
+	namespace, node, pod, name, id string
+	restarts                       int32
 }
 
 // String returns the name of a row.
 func (c container) String() string { return c.name + " of " + c.pod + " on " + c.node }
 
-// containers returns the containers of Weft's pods, in a fixed order.
+// containers returns the containers of Weft's pods and of the NAT gateway's, in a fixed order.
 func (s *scene) containers(ctx context.Context) ([]container, error) {
 	pods, err := s.kube.CoreV1().Pods(namespace).List(ctx, metav1.ListOptions{})
 	if err != nil {
 		return nil, fmt.Errorf("list Weft's pods: %w", err)
 	}
+	gateway, err := s.kube.CoreV1().Pods(gatewaySpace).Get(ctx, gatewayPod, metav1.GetOptions{})
+	if err != nil {
+		return nil, fmt.Errorf("read pod %s: %w", gatewayPod, err)
+	}
+	pods.Items = append(pods.Items, *gateway)
 	var all []container
 	for i := range pods.Items {
 		for _, status := range pods.Items[i].Status.ContainerStatuses {
 			all = append(all, container{
-				node: pods.Items[i].Spec.NodeName, pod: pods.Items[i].Name, name: status.Name, restarts: status.RestartCount,
+				namespace: pods.Items[i].Namespace, node: pods.Items[i].Spec.NodeName, pod: pods.Items[i].Name, name: status.Name, restarts: status.RestartCount,
 				id: strings.TrimPrefix(status.ContainerID, "containerd://"),
 			})
 		}
@@ -186,7 +193,7 @@ func (s *scene) kill(ctx context.Context, c container) error {
 		return fmt.Errorf("%s: %w", c, errNoProcess)
 	}
 	_, err = probe.Await(ctx, probe.Patience, c.String()+" is ready again", func(ctx context.Context) error {
-		pod, err := s.kube.CoreV1().Pods(namespace).Get(ctx, c.pod, metav1.GetOptions{})
+		pod, err := s.kube.CoreV1().Pods(c.namespace).Get(ctx, c.pod, metav1.GetOptions{})
 		if err != nil {
 			return fmt.Errorf("read pod %s: %w", c.pod, err)
 		}

@@ -1,5 +1,5 @@
-// Package vpc is the soak's part of VPCs: the programs of VPCs, which run in pods as from the manifest, are killed under counted packets, and
-// both databases of OVN are replaced by empty ones.
+// Package vpc is the soak's part of VPCs: the programs of VPCs, which run in pods as from the manifest, and the container of the NAT gateway are
+// killed under counted packets, and both databases of OVN are replaced by empty ones.
 package vpc
 
 import (

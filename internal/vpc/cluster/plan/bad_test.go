@@ -39,6 +39,12 @@ func TestBadInput(t *testing.T) {
 		"a lanIp that a pod has": {
 			func(w *world) { w.secondGateway("10.0.1.77") }, ofGateway("bad"), []string{"Conflict", "spec.lanIp", "vpc1-pod", "another address"},
 		},
+		"a lanIp that another gateway has": {
+			func(w *world) { w.secondGateway("10.0.1.254") }, ofGateway("bad"), []string{"Conflict", "spec.lanIp", "gw1", "another address"},
+		},
+		"a lanIp that is no address": {
+			func(w *world) { w.secondGateway("gateway") }, ofGateway("bad"), []string{"Invalid", "spec.lanIp", "not an address", "10.0.1.254"},
+		},
 		"a lanIp that is the router's": {
 			func(w *world) { w.secondGateway("10.0.1.1") }, ofGateway("bad"), []string{"Invalid", "spec.lanIp", "router", "10.0.1.0/24"},
 		},
@@ -65,10 +71,10 @@ func TestBadInput(t *testing.T) {
 			[]string{"Invalid", "spec.vpcPeerings[0].remoteVpc", "itself", "another VPC"},
 		},
 		"a second FIP on an EIP": {
-			func(w *world) { w.fip("bad", 30, "eip3", "10.0.1.9") }, ofFIP("bad"), []string{"Conflict", "fip01", "same eip"},
+			func(w *world) { w.fip("bad", 30, "eip3", "10.0.1.9") }, ofFIP("bad"), []string{"Conflict", "spec.eip", "fip01", "same eip"},
 		},
 		"a FIP on an EIP with DNAT": {
-			func(w *world) { w.fip("bad", 30, "eip1", "10.0.1.9") }, ofFIP("bad"), []string{"Conflict", "web", "use another EIP"},
+			func(w *world) { w.fip("bad", 30, "eip1", "10.0.1.9") }, ofFIP("bad"), []string{"Conflict", "spec.eip", "web", "use another EIP"},
 		},
 		"DNAT on an EIP with a FIP": {
 			func(w *world) {
@@ -77,7 +83,26 @@ func TestBadInput(t *testing.T) {
 				}}
 			},
 			func(w *world) []metav1.Condition { return w.dnats["bad"].Status.Conditions },
-			[]string{"Conflict", "fip01", "use another EIP"},
+			[]string{"Conflict", "spec.eip", "fip01", "use another EIP"},
+		},
+		"a floating IP of an address that another one has": {
+			func(w *world) { w.fip("bad", 30, "eip2", "10.0.1.5") }, ofFIP("bad"), []string{"Conflict", "spec.internalIp", "fip01"},
+		},
+		"an EIP in no external Subnet": {
+			func(w *world) { w.eip("bad", 30, "").Spec.ExternalSubnet = "none" }, ofEIP("bad"), []string{"Missing", "spec.externalSubnet", `"none"`, "create it"},
+		},
+		"a gateway of the default VPC": {
+			func(w *world) {
+				w.secondGateway("10.0.1.200")
+				w.gateways["bad"].Spec.Vpc = kubeovn.DefaultVpc
+			}, ofGateway("bad"), []string{"Invalid", "spec.vpc", "name a Vpc"},
+		},
+		"a peering with the default VPC": {
+			func(w *world) {
+				w.vpc("bad", 30, kubeovn.VpcSpec{VpcPeerings: []kubeovn.VpcPeering{{RemoteVpc: kubeovn.DefaultVpc, LocalConnectIP: "169.254.0.1/30"}}})
+			},
+			ofVPC("bad"),
+			[]string{"Invalid", "spec.vpcPeerings[0].remoteVpc", "name another VPC"},
 		},
 		"an EIP outside its Subnet": {
 			func(w *world) { w.eip("bad", 30, "10.0.1.9") }, ofEIP("bad"), []string{"Invalid", "spec.v4ip", "192.168.100.0/24"},
@@ -93,6 +118,9 @@ func TestBadInput(t *testing.T) {
 		},
 		"a definition with broken JSON": {
 			func(w *world) { w.secondOutside(`{"type":"macvlan",`) }, ofGateway("bad"), []string{"Invalid", "spec.config", "not JSON"},
+		},
+		"a definition of a list of plugins": {
+			func(w *world) { w.secondOutside(`{"plugins":[{"type":"macvlan","master":"ens37"}]}`) }, ofGateway("bad"), []string{"Invalid", "spec.config.plugins", "one macvlan"},
 		},
 		"a definition without an interface": {
 			func(w *world) { w.secondOutside(`{"type":"macvlan"}`) }, ofGateway("bad"), []string{"Invalid", "spec.config.master", "ens37"},
@@ -137,12 +165,18 @@ func TestBadInput(t *testing.T) {
 func TestHostileStrings(t *testing.T) {
 	for _, text := range hostile() {
 		for field, change := range map[string]func(v *kubeovn.VpcSpec, s *kubeovn.SubnetSpec){
-			"spec.staticRoutes[0].cidr":      func(v *kubeovn.VpcSpec, _ *kubeovn.SubnetSpec) { v.StaticRoutes[0].CIDR = text },
-			"spec.staticRoutes[0].nextHopIP": func(v *kubeovn.VpcSpec, _ *kubeovn.SubnetSpec) { v.StaticRoutes[0].NextHopIP = text },
-			"spec.staticRoutes[0].policy":    func(v *kubeovn.VpcSpec, _ *kubeovn.SubnetSpec) { v.StaticRoutes[0].Policy = text },
-			"spec.policyRoutes[0].match":     func(v *kubeovn.VpcSpec, _ *kubeovn.SubnetSpec) { v.PolicyRoutes[0].Match = text },
-			"spec.policyRoutes[0].action":    func(v *kubeovn.VpcSpec, _ *kubeovn.SubnetSpec) { v.PolicyRoutes[0].Action = text },
-			"spec.policyRoutes[0].nextHopIP": func(v *kubeovn.VpcSpec, _ *kubeovn.SubnetSpec) { v.PolicyRoutes[0].NextHopIP = text },
+			"spec.staticRoutes[0].cidr":       func(v *kubeovn.VpcSpec, _ *kubeovn.SubnetSpec) { v.StaticRoutes[0].CIDR = text },
+			"spec.staticRoutes[0].nextHopIP":  func(v *kubeovn.VpcSpec, _ *kubeovn.SubnetSpec) { v.StaticRoutes[0].NextHopIP = text },
+			"spec.staticRoutes[0].policy":     func(v *kubeovn.VpcSpec, _ *kubeovn.SubnetSpec) { v.StaticRoutes[0].Policy = text },
+			"spec.policyRoutes[0].match":      func(v *kubeovn.VpcSpec, _ *kubeovn.SubnetSpec) { v.PolicyRoutes[0].Match = text },
+			"spec.policyRoutes[0].action":     func(v *kubeovn.VpcSpec, _ *kubeovn.SubnetSpec) { v.PolicyRoutes[0].Action = text },
+			"spec.policyRoutes[0].nextHopIP":  func(v *kubeovn.VpcSpec, _ *kubeovn.SubnetSpec) { v.PolicyRoutes[0].NextHopIP = text },
+			"spec.staticRoutes[0].routeTable": func(v *kubeovn.VpcSpec, _ *kubeovn.SubnetSpec) { v.StaticRoutes[0].RouteTable = text },
+			"spec.vpcPeerings[0].remoteVpc": func(v *kubeovn.VpcSpec, _ *kubeovn.SubnetSpec) {
+				v.VpcPeerings = []kubeovn.VpcPeering{{RemoteVpc: text, LocalConnectIP: "169.254.0.1/30"}}
+			},
+			"spec.vpc":        func(_ *kubeovn.VpcSpec, s *kubeovn.SubnetSpec) { s.Vpc = text },
+			"spec.routeTable": func(_ *kubeovn.VpcSpec, s *kubeovn.SubnetSpec) { s.RouteTable = text },
 			"spec.vpcPeerings[0].localConnectIP": func(v *kubeovn.VpcSpec, _ *kubeovn.SubnetSpec) {
 				v.VpcPeerings = []kubeovn.VpcPeering{{RemoteVpc: "test-vpc-1", LocalConnectIP: text}}
 			},
@@ -181,6 +215,33 @@ func TestHostileStrings(t *testing.T) {
 			}
 			if now := w.conditions(); now != others {
 				t.Errorf("%s: %.40q: others were\n%s\nare\n%s", field, text, others, now)
+			}
+		}
+	}
+}
+
+// Whatever text is in an annotation of a pod, no row contains it, the pod waits with a short reason, and other pods get their addresses.
+func TestHostileAnnotations(t *testing.T) {
+	for _, text := range hostile() {
+		for _, annotation := range []string{
+			kubeovn.AnnotationLogicalSwitch, kubeovn.AnnotationIPAddress, kubeovn.AnnotationMACAddress, kubeovn.AnnotationIPPool,
+		} {
+			w := newWorld(t)
+			w.vpc("v", 1, kubeovn.VpcSpec{})
+			w.subnet("s", 2, "v", "10.0.1.0/24")
+			w.pod("bad", "s", "").Annotations[annotation] = text
+			w.pod("good", "s", "")
+			w.settle(t)
+			if why := w.waiting["ns1/bad"]; w.ips["bad.ns1"] != nil || why == "" || len(why) > 1024 || !utf8.ValidString(why) {
+				t.Errorf("%s: %.40q: the pod has %v, and waits because %.200q", annotation, text, w.ips["bad.ns1"], why)
+			}
+			if w.ips["good.ns1"] == nil {
+				t.Errorf("%s: %.40q: the other pod waits: %s", annotation, text, w.waiting["ns1/good"])
+			}
+			for key, row := range w.database.Rows() {
+				if strings.Contains(row.String(), text) {
+					t.Errorf("%s: %.40q: row %s has it", annotation, text, key)
+				}
 			}
 		}
 	}

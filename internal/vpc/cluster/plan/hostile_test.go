@@ -30,21 +30,25 @@ func TestHostileStringsOfGateways(t *testing.T) {
 			b.gateway.Spec.ExternalSubnets = []string{text}
 		},
 		"gateway spec.config.master": func(w *world, b *bad, text string) {
-			w.secondOutside(definitionOf(text))
+			w.secondOutside(definitionOf(text, "bridge"))
 			b.gateway = w.gateways["bad"]
 		},
-		"eip spec.v4ip":          func(_ *world, b *bad, text string) { b.eip.Spec.V4ip = text },
-		"eip spec.natGwDp":       func(_ *world, b *bad, text string) { b.eip.Spec.NatGwDp = text },
-		"eip external Subnet":    func(_ *world, b *bad, text string) { b.eip.Spec.ExternalSubnet = text },
-		"snat spec.internalCIDR": func(_ *world, b *bad, text string) { b.snat.Spec.InternalCIDR = text },
-		"snat spec.eip":          func(_ *world, b *bad, text string) { b.snat.Spec.EIP = text },
-		"fip spec.internalIp":    func(_ *world, b *bad, text string) { b.fip.Spec.InternalIP = text },
-		"fip spec.eip":           func(_ *world, b *bad, text string) { b.fip.Spec.EIP = text },
-		"dnat spec.internalIp":   func(_ *world, b *bad, text string) { b.dnat.Spec.InternalIP = text },
-		"dnat spec.internalPort": func(_ *world, b *bad, text string) { b.dnat.Spec.InternalPort = text },
-		"dnat spec.externalPort": func(_ *world, b *bad, text string) { b.dnat.Spec.ExternalPort = text },
-		"dnat spec.protocol":     func(_ *world, b *bad, text string) { b.dnat.Spec.Protocol = text },
-		"dnat spec.eip":          func(_ *world, b *bad, text string) { b.dnat.Spec.EIP = text },
+		"gateway spec.config.mode": func(w *world, b *bad, text string) {
+			w.secondOutside(definitionOf("ens37", text))
+			b.gateway = w.gateways["bad"]
+		},
+		"eip spec.v4ip":           func(_ *world, b *bad, text string) { b.eip.Spec.V4ip = text },
+		"eip spec.natGwDp":        func(_ *world, b *bad, text string) { b.eip.Spec.NatGwDp = text },
+		"eip spec.externalSubnet": func(_ *world, b *bad, text string) { b.eip.Spec.ExternalSubnet = text },
+		"snat spec.internalCIDR":  func(_ *world, b *bad, text string) { b.snat.Spec.InternalCIDR = text },
+		"snat spec.eip":           func(_ *world, b *bad, text string) { b.snat.Spec.EIP = text },
+		"fip spec.internalIp":     func(_ *world, b *bad, text string) { b.fip.Spec.InternalIP = text },
+		"fip spec.eip":            func(_ *world, b *bad, text string) { b.fip.Spec.EIP = text },
+		"dnat spec.internalIp":    func(_ *world, b *bad, text string) { b.dnat.Spec.InternalIP = text },
+		"dnat spec.internalPort":  func(_ *world, b *bad, text string) { b.dnat.Spec.InternalPort = text },
+		"dnat spec.externalPort":  func(_ *world, b *bad, text string) { b.dnat.Spec.ExternalPort = text },
+		"dnat spec.protocol":      func(_ *world, b *bad, text string) { b.dnat.Spec.Protocol = text },
+		"dnat spec.eip":           func(_ *world, b *bad, text string) { b.dnat.Spec.EIP = text },
 	} {
 		for _, text := range hostile() {
 			w := newWorld(t)
@@ -105,9 +109,9 @@ func TestHostileStringsOfGateways(t *testing.T) {
 	}
 }
 
-// definitionOf returns a configuration with a master.
-func definitionOf(master string) string {
-	text, err := json.Marshal(map[string]string{"type": "macvlan", "master": master})
+// definitionOf returns a configuration with a master and a mode.
+func definitionOf(master, mode string) string {
+	text, err := json.Marshal(map[string]string{"type": "macvlan", "master": master, "mode": mode})
 	if err != nil {
 		return err.Error()
 	}

@@ -1,6 +1,7 @@
 package plan_test
 
 import (
+	"cmp"
 	"fmt"
 	"net/netip"
 	"slices"
@@ -104,6 +105,7 @@ func TestChurn(t *testing.T) {
 				delete(w.pods, name)
 			}
 			w.step(r)
+			countsAgree(r, &w.subnets["s"].Status)
 		}
 		w.settle(r)
 		for name, pod := range w.pods {
@@ -114,6 +116,32 @@ func TestChurn(t *testing.T) {
 			}
 		}
 	})
+}
+
+// countsAgree requires the ranges of a Subnet of 253 addresses to have as many as the counts, none of them twice.
+func countsAgree(r *rapid.T, s *kubeovn.SubnetStatus) {
+	r.Helper()
+	seen := map[netip.Addr]bool{}
+	for ranges, count := range map[string]int64{s.V4UsingIPRange: s.V4UsingIPs, s.V4AvailableIPRange: s.V4AvailableIPs} {
+		var have int64
+		for word := range strings.SplitSeq(ranges, ",") {
+			first, last, _ := strings.Cut(word, "-")
+			for addr := netip.MustParseAddr(cmp.Or(first, "0.0.0.0")); word != ""; addr = addr.Next() {
+				if have++; seen[addr] {
+					r.Fatalf("%s is in the ranges twice: %+v", addr, s)
+				}
+				if seen[addr] = true; addr.String() == cmp.Or(last, first) {
+					break
+				}
+			}
+		}
+		if have != count {
+			r.Fatalf("%d addresses in %q, and %d by the count", have, ranges, count)
+		}
+	}
+	if len(seen) != 253 {
+		r.Fatalf("%d addresses in all, want 253: %+v", len(seen), s)
+	}
 }
 
 // A released address is used again only after a lap through the range, and a pod that uses a ready port changes no row except that of the

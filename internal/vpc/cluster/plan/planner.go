@@ -114,6 +114,9 @@ func (p *Planner) Postpone(object Object) {
 	}
 }
 
+// RefuseWorkload records why the API server refuses the StatefulSet of a NAT gateway, which the next plan reports; empty: it does not any more.
+func (p *Planner) RefuseWorkload(name, why string) { p.gateways.Refuse(name, why) }
+
 // Refuse sets why rows of owners were refused: of each owner in the map, and of no other one. The next plan reports it in the conditions of
 // Vpcs and Subnets; the first reason remains as long as the owner is in the map. Refuse returns the owners that are new in it, or not in it
 // any more.

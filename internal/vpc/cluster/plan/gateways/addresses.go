@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"maps"
 	"net/netip"
+	"strings"
 
 	kubeovn "weft.dev/weft/api/kubeovn/v1"
 	"weft.dev/weft/internal/ipam"
@@ -145,11 +146,12 @@ func (a *assigner) give(external string, wanted netip.Addr, owner string, have n
 	s := a.network.Subnet(external)
 	switch {
 	case s == nil || s.Pool == nil:
-		a.addresses.refused[owner] = nat.Problem{Reason: kubeovn.ReasonMissing, Message: fmt.Sprintf("there is no external Subnet %.64q that can be used; create it", external)}
+		a.addresses.refused[owner] = nat.Problem{Reason: kubeovn.ReasonMissing, Message: fmt.Sprintf(
+			"%s: there is no external Subnet %.64q that can be used; create it", externalField(owner), external)}
 		return
 	case s.Value.Definition == "":
 		a.addresses.refused[owner] = nat.Problem{Reason: kubeovn.ReasonInvalid, Message: fmt.Sprintf(
-			"spec.externalSubnet: Subnet %s is a switch of Vpc %s; name a Subnet whose provider is a NetworkAttachmentDefinition", external, s.Value.VPC)}
+			"%s: Subnet %s is a switch of Vpc %s; name a Subnet whose provider is a NetworkAttachmentDefinition", externalField(owner), external, s.Value.VPC)}
 		return
 	}
 	if have.IsValid() && s.Pool.Owner(have) == owner {
@@ -162,6 +164,14 @@ func (a *assigner) give(external string, wanted netip.Addr, owner string, have n
 	if lives && s.Object.DeletionTimestamp == nil {
 		a.giveNew(s, wanted, owner)
 	}
+}
+
+// externalField is the field that names the external Subnet of a gateway or an EIP.
+func externalField(owner string) string {
+	if strings.HasPrefix(owner, "VpcNatGateway/") {
+		return "spec.externalSubnets[0]"
+	}
+	return "spec.externalSubnet"
 }
 
 // giveNew assigns the wanted address of an external subnet, or the next one.

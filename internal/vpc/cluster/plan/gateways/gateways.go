@@ -51,6 +51,8 @@ type Gateways struct {
 	specs     specs
 	addresses addresses
 	compiles  nat.Compiler
+	// refused are why the API server has refused StatefulSets, by their names.
+	refused map[string]string
 	// changed: objects of NAT gateways, their pods or workloads have changed. respecified: specifications of gateways and EIPs have changed,
 	// or the addresses of external Subnets have to be assigned again.
 	changed, respecified bool
@@ -58,7 +60,7 @@ type Gateways struct {
 
 // New returns gateways without objects, in the VPCs and Subnets of the network.
 func New(network *topology.Network) *Gateways {
-	g := &Gateways{topology: network}
+	g := &Gateways{topology: network, refused: map[string]string{}}
 	g.objects = store{
 		gateways: map[string]*kubeovn.VpcNatGateway{}, eips: map[string]*kubeovn.IptablesEIP{}, snats: map[string]*kubeovn.IptablesSnatRule{},
 		dnats: map[string]*kubeovn.IptablesDnatRule{}, fips: map[string]*kubeovn.IptablesFIPRule{}, workloads: map[string]*appsv1.StatefulSet{},
@@ -79,6 +81,14 @@ func (g *Gateways) Reassign() { g.respecified = true }
 
 // Repeat makes the next plan report again.
 func (g *Gateways) Repeat() { g.changed = true }
+
+// Refuse records why the API server has refused a StatefulSet; empty: it has not.
+func (g *Gateways) Refuse(workload, why string) {
+	g.changed = g.changed || g.refused[workload] != why
+	if g.refused[workload] = why; why == "" {
+		delete(g.refused, workload)
+	}
+}
 
 // Changed reports whether the plan has to report.
 func (g *Gateways) Changed() bool { return g.changed }

@@ -21,6 +21,8 @@ type running struct {
 	pods int
 	// hashes are the hashes of what their agents have programmed; empty: nothing yet.
 	hashes []string
+	// failure is why an agent could not program one of them; empty: none failed.
+	failure string
 }
 
 // has reports whether a pod runs, and all existing pods have the state.
@@ -43,8 +45,12 @@ func runningOf(pods map[types.UID]*corev1.Pod) map[string]running {
 		r.pods++
 		hash := ""
 		for _, condition := range pod.Status.Conditions {
-			if condition.Type == nat.Condition && condition.Status == corev1.ConditionTrue {
+			switch {
+			case condition.Type != nat.Condition:
+			case condition.Status == corev1.ConditionTrue:
 				hash = condition.Message
+			case condition.Reason == nat.ReasonFailed:
+				r.failure = max(r.failure, condition.Message) // of several, one that does not depend on their order
 			}
 		}
 		r.hashes = append(r.hashes, hash)
@@ -65,6 +71,7 @@ type judge struct {
 	compiled  *nat.Network
 	addresses *addresses
 	running   map[string]running // by gateway
+	refused   map[string]string  // why StatefulSets are refused, by their names
 }
 
 // gateway returns why a gateway is not in effect.
@@ -77,6 +84,9 @@ func (j *judge) gateway(g *nat.Gateway, r running) nat.Problem {
 	case j.config.Image == "":
 		return nat.Problem{Reason: kubeovn.ReasonMissing, Message: fmt.Sprintf("ConfigMap %s/%s names no image; write the gateways' image under the key \"image\"",
 			kubeovn.ConfigNamespace, kubeovn.NATConfigMap)}
+	case r.pods == 0 && j.refused[nat.WorkloadName(g.Value.Name)] != "":
+		return nat.Problem{Reason: kubeovn.ReasonRefused, Message: "the API server refuses the gateway's StatefulSet, which has spec.selector, spec.tolerations and " +
+			"spec.affinity; correct them: " + j.refused[nat.WorkloadName(g.Value.Name)]}
 	case r.pods == 0:
 		return nat.Problem{Reason: kubeovn.ReasonPending, Message: fmt.Sprintf("pod %s/%s is not there yet", kubeovn.ConfigNamespace, nat.PodName(g.Value.Name))}
 	}
@@ -94,7 +104,11 @@ func behind(g *nat.Gateway, r running, stays bool) nat.Problem {
 	if r.has(g.Hash) || stays && r.some() {
 		return nat.Problem{}
 	}
-	return nat.Problem{Reason: kubeovn.ReasonPending, Message: fmt.Sprintf("pod %s/%s does not have the state yet", kubeovn.ConfigNamespace, nat.PodName(g.Value.Name))}
+	message := fmt.Sprintf("pod %s/%s does not have the state yet", kubeovn.ConfigNamespace, nat.PodName(g.Value.Name))
+	if r.failure != "" {
+		message += ": " + r.failure
+	}
+	return nat.Problem{Reason: kubeovn.ReasonPending, Message: message}
 }
 
 // eipState is why an EIP is not in effect, and what the pods of its gateway report.

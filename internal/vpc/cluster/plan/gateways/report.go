@@ -43,7 +43,7 @@ func (g *Gateways) Report(now metav1.Time) Report {
 	}
 	listed.Definitions = o.definitions
 	r := reporter{now: now, judge: judge{
-		config: &o.config, compiled: g.compiles.Compile(listed), addresses: &g.addresses, running: runningOf(o.pods),
+		config: &o.config, compiled: g.compiles.Compile(listed), addresses: &g.addresses, running: runningOf(o.pods), refused: g.refused,
 	}}
 	for _, name := range slices.Sorted(maps.Keys(r.compiled.Gateways)) {
 		r.gateway(r.compiled.Gateways[name], o.workloads[nat.WorkloadName(name)])
@@ -138,7 +138,7 @@ func (r *reporter) rules(listed *nat.Objects, states map[string]eipState) {
 		s.InternalCIDR = object.Spec.InternalCIDR
 		conditions := r.conditions(&s.Conditions, object.Generation)
 		s.Ready = ready(conditions, problem)
-		r.matched(conditions, name, s.NatGwDp)
+		r.matched(conditions, name, s.NatGwDp, overlapsNone)
 		r.keepStatus(object, object.Status, before.Status)
 	}
 	for i := range listed.FIPs {
@@ -150,6 +150,7 @@ func (r *reporter) rules(listed *nat.Objects, states map[string]eipState) {
 		s.InternalIP = object.Spec.InternalIP
 		conditions := r.conditions(&s.Conditions, object.Generation)
 		s.Ready = ready(conditions, problem)
+		r.matched(conditions, name, s.NatGwDp, isInNone)
 		r.keepStatus(object, object.Status, before.Status)
 	}
 	for i := range listed.DNATs {
@@ -161,14 +162,21 @@ func (r *reporter) rules(listed *nat.Objects, states map[string]eipState) {
 		s.Protocol, s.InternalIP, s.InternalPort, s.ExternalPort = cmp.Or(strings.ToLower(spec.Protocol), "tcp"), spec.InternalIP, spec.InternalPort, spec.ExternalPort
 		conditions := r.conditions(&s.Conditions, object.Generation)
 		s.Ready = ready(conditions, problem)
+		r.matched(conditions, name, s.NatGwDp, isInNone)
 		r.keepStatus(object, object.Status, before.Status)
 	}
 }
 
-// matched sets condition Matched of an SNAT rule, if its gateway is known.
-func (r *reporter) matched(conditions report.Conditions, owner, gateway string) {
+// Why a rule matches nothing, with the VPC's name.
+const (
+	overlapsNone = "spec.internalCIDR overlaps no Subnet of Vpc %s, so that no packet matches"
+	isInNone     = "spec.internalIp is in no Subnet of Vpc %s, and no static route leads there, so that no packet arrives"
+)
+
+// matched sets condition Matched of a rule that is in the state of its gateway, if that is known. unmatched says why a rule matches nothing.
+func (r *reporter) matched(conditions report.Conditions, owner, gateway, unmatched string) {
 	g := r.compiled.Gateways[gateway]
-	if g == nil || g.Hash == "" {
+	if g == nil || g.Hash == "" || g.Result.Problems[owner] != (objects.Problem{}) {
 		conditions.Remove(kubeovn.ConditionMatched)
 		return
 	}
@@ -177,7 +185,7 @@ func (r *reporter) matched(conditions report.Conditions, owner, gateway string) 
 		return
 	}
 	conditions.Set(kubeovn.ConditionMatched, kubeovn.ReasonNoSubnet,
-		fmt.Sprintf("spec.internalCIDR overlaps no Subnet of Vpc %s, so that no packet matches; its Subnets are %s", g.Value.VPC, strings.Join(g.Inside(), ", ")))
+		fmt.Sprintf(unmatched, g.Value.VPC)+"; its Subnets are "+strings.Join(g.Inside(), ", "))
 }
 
 // finalize adds an object's finalizer, and removes it when the object is being deleted and nothing of it is left.
