@@ -165,8 +165,10 @@ func (c *Config) masquerade(f fragment) {
 // all its modes.
 const kubeProxyMark = 1 << 14
 
-// fromOutside gives packets to this node's pods that do not come from the node, and would get the gateway's address, an address that is not
-// taken for the node's. Replies lose it before they are routed; a packet that still has it is not a reply, and is dropped.
+// fromOutside keeps packets to this node's pods that do not come from the node from getting the gateway's address, which is taken for the
+// node's. Those that have to be translated get an address of no host. Replies lose it before they are routed; a packet that still has it is not
+// a reply, and is dropped. All others are translated to the address that they have, so that no other program's rules masquerade them, such as
+// those of another network on the node for its pods.
 func (c *Config) fromOutside(f fragment) {
 	if !c.Outside.IsValid() {
 		return
@@ -174,7 +176,8 @@ func (c *Config) fromOutside(f fragment) {
 	toPods := fmt.Sprintf(`oifname "%s" ip daddr %s`, Tun, c.LocalSubnet)
 	f.chain(nft.Chain{Family: nft.FamilyInet, Name: "translate-outside", Type: nft.TypeNAT, Hook: nft.HookPostrouting, Priority: priorityFirst},
 		fmt.Sprintf(`%s ip saddr @%s ip saddr != %s snat ip to %s`, toPods, podsSet, c.Gateway, c.Outside),
-		fmt.Sprintf(`%s fib saddr type != local meta mark & %#08x == %#08x snat ip to %s`, toPods, kubeProxyMark, kubeProxyMark, c.Outside))
+		fmt.Sprintf(`%s fib saddr type != local meta mark & %#08x == %#08x snat ip to %s`, toPods, kubeProxyMark, kubeProxyMark, c.Outside),
+		fmt.Sprintf(`%s fib saddr type != local ip saddr != @%s snat ip to ip saddr`, toPods, podsSet))
 	f.chain(nft.Chain{Family: nft.FamilyInet, Name: "forward-outside", Hook: nft.HookForward, Priority: priorityFilter},
 		fmt.Sprintf(`iifname "%s" ip daddr %s drop`, Tun, c.Outside))
 }
