@@ -74,7 +74,7 @@ func (e *everything) balancer() cloud.Balancer {
 	}
 }
 
-var errUnderWay = errors.New("Octavia has a change under way")
+var errUnderWay = errors.New("a change is under way in Octavia")
 
 // ensureBalancer requests from Octavia what is missing of the load balancer, one change after the other.
 func (e *everything) ensureBalancer(ctx context.Context) error {

@@ -40,7 +40,8 @@ func TestRuntimes(t *testing.T) {
 	}
 	cri := grpc.NewServer()
 	runtimeapi.RegisterRuntimeServiceServer(cri, criRuntime{})
-	go func() { _ = cri.Serve(listen("cri.sock")) }()
+	criSocket, dockerSocket := listen("cri.sock"), listen("docker.sock")
+	go func() { _ = cri.Serve(criSocket) }()
 	t.Cleanup(cri.Stop)
 	docker := &http.Server{Handler: http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
 		if r.URL.Path != "/containers/running/json" {
@@ -49,7 +50,7 @@ func TestRuntimes(t *testing.T) {
 		}
 		_, _ = fmt.Fprint(w, `{"Id":"running","State":{"Pid":4712}}`)
 	})}
-	go func() { _ = docker.Serve(listen("docker.sock")) }()
+	go func() { _ = docker.Serve(dockerSocket) }()
 	t.Cleanup(func() { _ = docker.Close() })
 	r := Runtimes{Docker: filepath.Join(dir, "docker.sock"), CRI: filepath.Join(dir, "cri.sock")}
 	for _, c := range []struct{ runtime, sandbox, want, says string }{
