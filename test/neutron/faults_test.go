@@ -4,6 +4,7 @@ package neutron
 
 import (
 	"context"
+	"errors"
 	"net/netip"
 	"slices"
 	"strings"
@@ -35,7 +36,9 @@ func untilDone(ctx context.Context, t *testing.T, what string, call func(context
 		if holdsSecret(err.Error()) {
 			t.Errorf("%s: the error holds a password or a token: %v", what, err)
 		}
-		t.Logf("%s: %v", what, err)
+		if !errors.Is(err, errUnderWay) {
+			t.Logf("%s: %v", what, err)
+		}
 		select {
 		case <-ctx.Done():
 			t.Fatalf("%s: not done", what)
@@ -59,6 +62,42 @@ const (
 
 func (e *everything) user() cloud.User {
 	return cloud.User{Owner: faultOwner, Name: faultName + "-user", Password: tenantPassword, Project: e.project}
+}
+
+// balancer is a load balancer with a member for each port.
+func (e *everything) balancer() cloud.Balancer {
+	return cloud.Balancer{
+		Owner: faultOwner, Name: faultName, Project: e.project, Subnet: e.network.Held[0].ID,
+		Listeners: []cloud.Listener{{Protocol: "TCP", Port: 80, Members: []cloud.Member{
+			{Addr: netip.MustParseAddr("10.244.7.1"), Port: 8080}, {Addr: netip.MustParseAddr("10.244.7.2"), Port: 8080},
+		}}},
+	}
+}
+
+var errUnderWay = errors.New("a change is under way in Octavia")
+
+// ensureBalancer requests from Octavia what is missing of the load balancer, one change after the other.
+func (e *everything) ensureBalancer(ctx context.Context) error {
+	_, progress, err := e.c.AdvanceBalancer(ctx, e.balancer())
+	if err == nil && progress != cloud.InStep {
+		err = errUnderWay
+	}
+	return err
+}
+
+func (e *everything) removeBalancer(ctx context.Context) error {
+	held, err := e.c.OwnBalancer(ctx, e.project, faultOwner, faultName)
+	if errors.Is(err, cloud.ErrNotFound) {
+		return nil
+	}
+	if err != nil {
+		return err
+	}
+	gone, err := e.c.WithdrawBalancer(ctx, held)
+	if err == nil && !gone {
+		err = errUnderWay
+	}
+	return err
 }
 
 // ensure makes what is missing.
@@ -95,10 +134,12 @@ func (e *everything) ensure(ctx context.Context, t *testing.T) {
 		})
 		return err
 	})
+	untilDone(ctx, t, "load balancer", e.ensureBalancer)
 }
 
 func (e *everything) remove(ctx context.Context, t *testing.T) {
 	t.Helper()
+	untilDone(ctx, t, "removal of the load balancer", e.removeBalancer)
 	untilDone(ctx, t, "removal of the network", func(ctx context.Context) error { return e.c.RemoveNetwork(ctx, e.network) })
 	untilDone(ctx, t, "removal of the tenant", func(ctx context.Context) error {
 		return e.c.RemoveTenant(ctx, faultOwner, e.user().Name, faultName)
@@ -125,6 +166,7 @@ func TestFaults(t *testing.T) {
 		}
 		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
 		defer cancel()
+		_ = e.removeBalancer(ctx)
 		_ = e.c.RemoveTenant(ctx, faultOwner, e.user().Name, faultName)
 	})
 
@@ -137,7 +179,9 @@ func TestFaults(t *testing.T) {
 		count[strings.Fields(line)[0]]++
 	}
 	// A router's and a DHCP port belong to Neutron. A project has the security group default besides Weft's.
-	for kind, want := range map[string]int{"projects": 1, "users": 1, "networks": 1, "subnets": 1, "routers": 1} {
+	for kind, want := range map[string]int{
+		"projects": 1, "users": 1, "networks": 1, "subnets": 1, "routers": 1, "loadbalancers": 1, "listeners": 1, "pools": 1,
+	} {
 		if count[kind] != want {
 			t.Errorf("OpenStack has %d %s more than before, want %d: %v", count[kind], kind, want, before.More(held))
 		}

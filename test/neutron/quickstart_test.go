@@ -4,11 +4,15 @@ package neutron
 
 import (
 	"context"
+	"encoding/json"
 	"fmt"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
 
+	"weft.dev/weft/internal/admin"
+	"weft.dev/weft/internal/flows"
 	"weft.dev/weft/lab/neutronmatrix"
 	"weft.dev/weft/lab/pages"
 	"weft.dev/weft/test/probe"
@@ -42,11 +46,56 @@ func TestExamples(t *testing.T) {
 	if !report.OK() {
 		t.Error("the matrix is not as it must be")
 	}
+	inStep(ctx, t)
 	followPages(ctx, t)
 	if err := cloudFor.lab.Crashed(ctx); err != nil {
 		t.Error(err)
 	}
 	noSecretsInTheCluster(ctx, t)
+}
+
+// inStep holds the operator's commands to what they say of OpenStack's networks: `weft status` counts them, `weft diff` compares br-n and
+// finds no difference, and `weft flows` names the owner of each flow of br-n.
+func inStep(ctx context.Context, t *testing.T) {
+	t.Helper()
+	await := func(what string, check func(context.Context) error) {
+		if _, err := probe.Await(ctx, probe.Patience, what, check); err != nil {
+			t.Error(err)
+		}
+	}
+	await("weft status", func(ctx context.Context) error {
+		out, err := probe.Run(ctx, []string{"env", "NO_PROXY=*", weft(t), "--kubeconfig=" + cloudFor.lab.Kubeconfig, "status"})
+		if err == nil && !strings.Contains(out, "OpenStack: 2 networks") {
+			err = fmt.Errorf("it says %s", out)
+		}
+		return err
+	})
+	for _, n := range cloudFor.lab.Nodes() {
+		await("weft diff on "+n.Name, func(ctx context.Context) error {
+			out, err := probe.Run(ctx, n.Enter(weft(t), "diff"))
+			if err == nil && !strings.Contains(out, "openflow br-n") {
+				err = fmt.Errorf("it says %s", out)
+			}
+			return err
+		})
+		await("weft flows on "+n.Name, func(ctx context.Context) error {
+			out, err := probe.Run(ctx, n.Enter(weft(t), "flows", "--bridge", "br-n", "-o", "json"))
+			if err != nil {
+				return err
+			}
+			var report flows.Report
+			if err := json.Unmarshal([]byte(out), &report); err != nil {
+				return err
+			}
+			ofTenant := slices.ContainsFunc(report.Flows, func(f flows.Flow) bool {
+				return slices.ContainsFunc(f.Objects, func(o admin.Object) bool { return o.Namespace == "blue" })
+			})
+			if report.Unowned > 0 || report.OwnersUnknown != "" || !ofTenant {
+				return fmt.Errorf("%d of %d flows have no owner, %s; a flow of a tenant: %t", report.Unowned, report.Total, report.OwnersUnknown, ofTenant)
+			}
+			return nil
+		})
+	}
 }
 
 // followPages runs the commands of docs/lab.md and docs/neutron.md. They are for the examples' tenants and pods, which are there. The last one

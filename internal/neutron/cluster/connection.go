@@ -10,6 +10,7 @@ import (
 	"net/netip"
 	"os"
 	"slices"
+	"sync"
 	"sync/atomic"
 	"time"
 
@@ -50,8 +51,10 @@ type connection struct {
 	transport http.RoundTripper
 	log       *slog.Logger
 	held      atomic.Pointer[session]
-	// lates outlive sessions.
-	lates lates
+	opening   sync.Mutex
+	// attempts make all objects share a failed authentication, and the next attempt. They and lates outlive sessions.
+	attempts *openstack.Attempts
+	lates    lates
 }
 
 // get returns the session, or why there is none.
@@ -59,16 +62,16 @@ func (c *connection) get(ctx context.Context) (*session, error) {
 	if held := c.held.Load(); held != nil {
 		return held, nil
 	}
+	c.opening.Lock()
+	defer c.opening.Unlock()
+	if held := c.held.Load(); held != nil { // authenticated meanwhile; one token is enough
+		return held, nil
+	}
 	opened, err := c.open(ctx)
 	if err != nil {
 		return nil, err
 	}
-	// Another goroutine may have authenticated meanwhile; one token is enough.
-	if !c.held.CompareAndSwap(nil, opened) {
-		if held := c.held.Load(); held != nil {
-			return held, nil
-		}
-	}
+	c.held.Store(opened)
 	return opened, nil
 }
 
@@ -84,7 +87,7 @@ func (c *connection) open(ctx context.Context) (*session, error) {
 	for _, note := range notes {
 		c.log.WarnContext(ctx, "configuration read differently", "file", c.path, "note", note)
 	}
-	client, err := openstack.New(ctx, config.Global, openstack.Options{Transport: c.transport})
+	client, err := openstack.New(ctx, config.Global, openstack.Options{Transport: c.transport, Attempts: c.attempts})
 	if err != nil {
 		return nil, err
 	}

@@ -73,10 +73,7 @@ func (r *networkReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ct
 	if err != nil {
 		r.log.WarnContext(ctx, "network not in step", "network", req.String(), "error", err)
 	}
-	if result, err := cluster.Settle(err, r.updateStatus(ctx, &n, done)); err != nil || result.RequeueAfter > 0 {
-		return result, err
-	}
-	return ctrl.Result{RequeueAfter: reread}, nil
+	return settle(ctrl.Result{RequeueAfter: reread}, err, r.updateStatus(ctx, &n, done))
 }
 
 // ensure creates what is missing. The error is nil if a retry does not help: the outcome then says what to change.

@@ -29,6 +29,7 @@ import (
 	"weft.dev/weft/internal/cluster"
 	"weft.dev/weft/internal/neutron/cluster/view"
 	"weft.dev/weft/internal/neutron/objects"
+	"weft.dev/weft/internal/neutron/openstack"
 )
 
 // Options of the part.
@@ -106,7 +107,7 @@ func setUp(tools cluster.Tools, opts Options) error {
 	if err := installed(tools.Manager.GetRESTMapper()); err != nil {
 		return err
 	}
-	os := &connection{path: opts.Config, cluster: opts.Cluster, transport: opts.Transport, log: tools.Log}
+	os := &connection{path: opts.Config, cluster: opts.Cluster, transport: opts.Transport, log: tools.Log, attempts: openstack.NewAttempts()}
 	reserved := &reservedReader{cached: tools.Client, live: tools.Live, more: opts.Reserved, allowed: opts.Ranges, own: opts.ReservedRanges}
 	networks := &networkReconciler{client: tools.Client, cloud: os, reserved: reserved, events: tools.Events, log: tools.Log}
 	tenants := &tenantReconciler{client: tools.Client, cloud: os, events: tools.Events, network: spec, log: tools.Log}
@@ -173,9 +174,18 @@ func controllerOptions() controller.Options {
 	}
 }
 
-// settle does not treat conflicts with other writers as errors.
-func settle(result ctrl.Result, err error) (ctrl.Result, error) {
-	settled, err := cluster.Settle(err)
+// rereadConfig is how often an object that has no session looks for a changed kubestack.conf.
+const rereadConfig = time.Minute
+
+// settle does not treat conflicts with other writers as errors. After a failed authentication all objects wait for the same next attempt:
+// it resumes them all.
+func settle(result ctrl.Result, errs ...error) (ctrl.Result, error) {
+	for i, err := range errs {
+		if left, paused := openstack.Paused(err); paused {
+			result, errs[i] = ctrl.Result{RequeueAfter: min(max(left, time.Millisecond), rereadConfig)}, nil
+		}
+	}
+	settled, err := cluster.Settle(errs...)
 	if err != nil || settled.RequeueAfter > 0 {
 		return settled, err
 	}

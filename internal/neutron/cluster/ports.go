@@ -114,7 +114,7 @@ func (r *portReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.
 	}
 	os, err := r.cloud.get(ctx)
 	if err != nil {
-		return ctrl.Result{}, err
+		return settle(ctrl.Result{}, err)
 	}
 	result, err := r.step(ctx, os, v)
 	r.cloud.failed(os, err)

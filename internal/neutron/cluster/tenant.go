@@ -61,10 +61,7 @@ func (r *tenantReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctr
 	if err != nil {
 		r.log.WarnContext(ctx, "tenant not in step", "tenant", t.Name, "error", err)
 	}
-	if result, err := cluster.Settle(err, r.updateStatus(ctx, &t, outcomeOf(done, err))); err != nil || result.RequeueAfter > 0 {
-		return result, err
-	}
-	return ctrl.Result{RequeueAfter: reread}, nil
+	return settle(ctrl.Result{RequeueAfter: reread}, err, r.updateStatus(ctx, &t, outcomeOf(done, err)))
 }
 
 // ensured is what a Tenant has in OpenStack.

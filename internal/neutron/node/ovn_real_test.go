@@ -20,6 +20,7 @@ import (
 	"weft.dev/weft/internal/attach"
 	"weft.dev/weft/internal/attach/lifecycle"
 	"weft.dev/weft/internal/cni"
+	"weft.dev/weft/internal/neutron/pipeline"
 	"weft.dev/weft/internal/openflow/ovstest"
 	"weft.dev/weft/internal/ovn/ovntest"
 	"weft.dev/weft/internal/placement"
@@ -261,8 +262,15 @@ func TestHostilePod(t *testing.T) {
 	}
 	a.IP("route", "add", victim+"/32", "dev", "eth0")
 	a.IP("neigh", "replace", victim, "lladdr", "0a:58:a9:fe:00:04", "dev", "eth0")
-	for _, host := range []string{"169.254.0.2", "169.254.0.3"} {
+	// The host also has an address of its own, and a link-local one, such as of a cloud's metadata.
+	own := []string{"192.0.2.1", "169.254.169.254"}
+	ovntest.Run(t, n.NetNS, "ip", "link", "set", "lo", "up")
+	for _, host := range own {
+		ovntest.Run(t, n.NetNS, "ip", "addr", "add", host+"/32", "dev", "lo")
+	}
+	for _, host := range append([]string{"169.254.0.2", "169.254.0.3"}, own...) {
 		a.IP("route", "replace", host+"/32", "dev", "eth0")
+		a.IP("neigh", "replace", host, "lladdr", pipeline.HostMAC().String(), "dev", "eth0")
 		if a.Ping(host, "") {
 			t.Errorf("a pod reaches the host at %s", host)
 		}

@@ -197,6 +197,10 @@ func TestServicesAndPolicies(t *testing.T) {
 	if answer, err := asks(pods["client"].NetNS, "192.0.2.1:7443", false); err == nil {
 		t.Errorf("the node itself answers a pod: %q", answer)
 	}
+	ovntest.Run(t, node.NetNS, "nft", "add rule ip proxy pre ip daddr "+kubernetes.Spec.ClusterIP+" tcp dport 22 dnat to 192.0.2.1:7443")
+	if answer, err := asks(pods["client"].NetNS, net.JoinHostPort(kubernetes.Spec.ClusterIP, "22"), false); err == nil {
+		t.Errorf("a port that is none of the Service's is answered: %q", answer)
+	}
 
 	policy := onlyClients(t, namespace, "web", map[string]string{"web": "true"},
 		networkingv1.NetworkPolicyPort{Protocol: &tcp, Port: &intstr.IntOrString{IntVal: 8080}})

@@ -1,7 +1,9 @@
 package objects
 
 import (
+	"encoding/json"
 	"errors"
+	"net/netip"
 	"slices"
 	"strings"
 	"testing"
@@ -139,4 +141,39 @@ func TestPort(t *testing.T) {
 	if _, _, err := PodSubnet(named, held); !errors.Is(err, ErrNoSubnet) {
 		t.Errorf("a network of IPv6 alone: %v", err)
 	}
+}
+
+// Whatever Neutron answers, a NeutronPort has only addresses of the port's subnets, one for each family, and the IPv4 address first.
+func FuzzPort(f *testing.F) {
+	f.Add([]byte(`{"id":"p","mac_address":"0A:58:0a:f4:00:05","status":"ACTIVE","binding:host_id":"h","fixed_ips":[{"subnet_id":"s","ip_address":"10.244.0.5"}]}`),
+		[]byte(`{"id":"s","ip_version":4,"cidr":"10.244.0.0/16","gateway_ip":"10.244.0.1","allocation_pools":[{"start":"10.244.0.2","end":"10.244.0.9"}]}`))
+	f.Add([]byte(`{"id":"p","fixed_ips":[{"subnet_id":"s","ip_address":"10.244.0.5"},{"subnet_id":"s","ip_address":"10.245.0.5"}]}`),
+		[]byte(`{"id":"s","ip_version":6,"cidr":"10.244.0.0/99","allocation_pools":[{"start":"10.244.0.9","end":"fd00::1"}]}`))
+	f.Fuzz(func(t *testing.T, portText, subnetText []byte) {
+		var port cloud.HeldPort
+		var subnet subnets.Subnet
+		if json.Unmarshal(portText, &port) != nil || json.Unmarshal(subnetText, &subnet) != nil {
+			return
+		}
+		n := &stackubev1.Network{ObjectMeta: metav1.ObjectMeta{Namespace: "blue", Name: "blue", UID: "u"}, Spec: stackubev1.NetworkSpec{NetworkID: "net"}}
+		held := &cloud.HeldNetwork{Network: networks.Network{ID: "net"}, Held: []subnets.Subnet{subnet}}
+		if _, pool, err := PodSubnet(n, held); err == nil {
+			for _, addr := range ahead.Addresses(pool, ahead.Place{Network: "u", Node: "n"}, 2, func(netip.Addr) bool { return false }) {
+				if !addr.Is4() {
+					t.Errorf("address %s of pool %v", addr, pool)
+				}
+			}
+		}
+		object, err := Port(n, held, []cloud.HeldPort{port}, &port, "n")
+		if err != nil {
+			return
+		}
+		if len(object.Spec.Addresses) != 1 || port.Status == "ACTIVE" != object.Spec.Active {
+			t.Fatalf("%+v", object.Spec)
+		}
+		prefix, err := netip.ParsePrefix(object.Spec.Addresses[0].Address)
+		if err != nil || !netip.MustParsePrefix(subnet.CIDR).Contains(prefix.Addr()) {
+			t.Errorf("address %+v of subnet %s: %v", object.Spec.Addresses[0], subnet.CIDR, err)
+		}
+	})
 }

@@ -53,9 +53,11 @@ func (c *Client) Hosts() []string {
 type Options struct {
 	// Transport sends the requests. Default: a separate transport, with the environment's proxy and ca-file's certificates.
 	Transport http.RoundTripper
+	// Attempts is shared with other clients that may have the same credentials. Default: the client's own.
+	Attempts *Attempts
 }
 
-// New authenticates and reads the catalogue.
+// New authenticates and reads the catalogue. If the credentials have failed lately, it returns a *PausedError, without a request.
 func New(ctx context.Context, g conf.Global, opts Options) (*Client, error) {
 	transport := opts.Transport
 	if transport == nil {
@@ -70,10 +72,27 @@ func New(ctx context.Context, g conf.Global, opts Options) (*Client, error) {
 	}
 	provider.HTTPClient = http.Client{Transport: newPatient(transport)}
 	provider.UserAgent.Prepend("weft")
-	if err := openstack.Authenticate(ctx, provider, options(g)); err != nil {
-		return nil, fmt.Errorf("authenticate at Keystone, %s: %w", g.AuthURL, Explain(err))
+	attempts := opts.Attempts
+	if attempts == nil {
+		attempts = NewAttempts()
 	}
-	return services(provider, g)
+	var c *Client
+	err = attempts.do(ctx, g, func(ctx context.Context) (err error) {
+		if err = openstack.Authenticate(ctx, provider, options(g)); err != nil {
+			return fmt.Errorf("authenticate at Keystone, %s: %w", g.AuthURL, Explain(err))
+		}
+		c, err = services(provider, g)
+		return err
+	})
+	if err != nil {
+		return nil, err
+	}
+	if renew := provider.ReauthFunc; renew != nil {
+		provider.ReauthFunc = func(ctx context.Context) error {
+			return attempts.do(ctx, g, func(ctx context.Context) error { return Explain(renew(ctx)) })
+		}
+	}
+	return c, nil
 }
 
 func services(provider *gophercloud.ProviderClient, g conf.Global) (*Client, error) {

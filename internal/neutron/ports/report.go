@@ -7,12 +7,17 @@ import (
 	"fmt"
 	"time"
 
+	"golang.org/x/sync/errgroup"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	weftv1 "weft.dev/weft/api/weft/v1"
 )
+
+// writesAtOnce is the number of statuses that are written at the same time: a burst of pods waits for those of its ports.
+const writesAtOnce = 8
 
 // report writes the status of ports if it differs.
 func (ps *Ports) report(ctx context.Context) error {
@@ -39,22 +44,33 @@ func (ps *Ports) report(ctx context.Context) error {
 	}
 	ps.wakeWaiting()
 	ps.mu.Unlock()
-	var errs []error
-	for _, w := range all {
-		if err := write(ctx, ps.opts.API, w.object, &w.status); err != nil {
-			errs = append(errs, err)
+	errs := make([]error, len(all))
+	var writes errgroup.Group
+	writes.SetLimit(writesAtOnce)
+	for i, w := range all {
+		writes.Go(func() error {
+			now, err := write(ctx, ps.opts.API, w.object, &w.status)
+			errs[i] = err
 			ps.mu.Lock()
-			if p := ps.all[w.object.Name]; p != nil {
+			defer ps.mu.Unlock()
+			p := ps.all[w.object.Name]
+			switch {
+			case p == nil:
+			case now == nil:
 				p.sent = nil
+			case p.object != nil && p.object.UID == now.UID: // the port may be free now: the watch would show the same later
+				p.object = now
+				ps.wakeWaiting()
 			}
-			ps.mu.Unlock()
-		}
+			return nil
+		})
 	}
-	return errors.Join(errs...)
+	return errors.Join(append(errs, writes.Wait())...)
 }
 
-// write replaces the status. Only the agent writes these fields, so that no version is compared.
-func write(ctx context.Context, api client.Client, object *weftv1.NeutronPort, status *weftv1.NeutronPortStatus) error {
+// write replaces the status, and returns the object as it is then; nil after an error, or if there is none. Only the agent writes these
+// fields, so that no version is compared.
+func write(ctx context.Context, api client.Client, object *weftv1.NeutronPort, status *weftv1.NeutronPortStatus) (*weftv1.NeutronPort, error) {
 	fields := map[string]any{"plugged": nil, "pod": nil, "releasedAt": nil, "message": nil}
 	if status.Plugged {
 		fields["plugged"] = true
@@ -70,14 +86,17 @@ func write(ctx context.Context, api client.Client, object *weftv1.NeutronPort, s
 	}
 	data, err := json.Marshal(map[string]any{"status": fields})
 	if err != nil {
-		return fmt.Errorf("status of NeutronPort %s: %w", object.Name, err)
+		return nil, fmt.Errorf("status of NeutronPort %s: %w", object.Name, err)
 	}
 	target := &weftv1.NeutronPort{ObjectMeta: metav1.ObjectMeta{Name: object.Name}}
 	err = api.Status().Patch(ctx, target, client.RawPatch(types.MergePatchType, data))
-	if client.IgnoreNotFound(err) != nil {
-		return fmt.Errorf("write the status of NeutronPort %s: %w", object.Name, err)
+	switch {
+	case apierrors.IsNotFound(err):
+		return nil, nil //nolint:nilnil // its deletion is no error
+	case err != nil:
+		return nil, fmt.Errorf("write the status of NeutronPort %s: %w", object.Name, err)
 	}
-	return nil
+	return target, nil
 }
 
 func equalStatus(a, b *weftv1.NeutronPortStatus) bool {

@@ -7,7 +7,10 @@ import (
 	"time"
 
 	"golang.org/x/sync/errgroup"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	weftv1 "weft.dev/weft/api/weft/v1"
 	"weft.dev/weft/lab"
 	"weft.dev/weft/test/bench/measure"
 	"weft.dev/weft/test/bench/stage"
@@ -17,6 +20,18 @@ import (
 // AgentMore is by how much the agent's resident size with pods of the tenant exceeds that with as many pods of the overlay, before the
 // tenant existed, in MB.
 const AgentMore = "agent-more"
+
+// ControllerSize is the controller's resident size, in MB.
+const ControllerSize = "controller-size"
+
+// manyPorts is the number of ports with which the controller's memory is measured.
+const manyPorts = 500
+
+// manyNode is a node without an agent. Its ports are bound to the second node's host, and stay unplugged.
+const manyNode = "many"
+
+// manyLimit is the time limit for the creation of the ports.
+const manyLimit = 10 * time.Minute
 
 // attachedAtOnce is the number of pods that crowd attaches at the same time.
 const attachedAtOnce = 8
@@ -106,4 +121,51 @@ func (s *restarts) attachStanding(ctx context.Context) error {
 func (s *restarts) agentMemory(ctx context.Context) (measure.Figures, error) {
 	size, err := s.agentSize(ctx)
 	return measure.Figures{AgentMore: size - s.overlaySize}, err
+}
+
+// addPorts makes the controller create further ports, for pods of a node that no agent serves.
+func (s *restarts) addPorts(ctx context.Context) error {
+	report := &weftv1.NodeNetwork{ObjectMeta: metav1.ObjectMeta{Name: manyNode}}
+	if err := s.create(ctx, &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: manyNode}}, report); err != nil {
+		return err
+	}
+	report.Status.Networks = []weftv1.NodeNetworkSection{{
+		Name: weftv1.NetworkNeutron, Neutron: &weftv1.NeutronNode{Hostname: s.Node(2).Name, Datapath: "netdev"},
+	}}
+	if err := s.objects.Status().Update(ctx, report); err != nil {
+		return fmt.Errorf("report node %s: %w", manyNode, err)
+	}
+	for i := range manyPorts - standingPorts {
+		if _, err := s.object(ctx, lab.PodSpec{Namespace: Tenant, Name: fmt.Sprintf("many-%d", i), Node: manyNode}); err != nil {
+			return err
+		}
+	}
+	_, err := probe.Await(ctx, manyLimit, "the ports of "+manyNode, func(ctx context.Context) error {
+		all, err := s.ports(ctx, manyNode)
+		if err == nil && len(all) < manyPorts-standingPorts {
+			err = fmt.Errorf("%w: %d of %d", errFew, len(all), manyPorts-standingPorts)
+		}
+		return err
+	})
+	if err != nil {
+		return err //nolint:wrapcheck // it says what was waited for
+	}
+	return s.calm(ctx)
+}
+
+// controllerMemory restarts the controller, and measures its memory once it has read all ports.
+func (s *restarts) controllerMemory(ctx context.Context) (measure.Figures, error) {
+	const program = "weft-controller"
+	if err := probe.Kill(ctx, s.Cluster, program, syscall.SIGKILL); err != nil {
+		return nil, err //nolint:wrapcheck // it names the program
+	}
+	if err := s.calm(ctx); err != nil {
+		return nil, err
+	}
+	status, err := probe.Program(ctx, s.Cluster, program)
+	if err != nil {
+		return nil, err //nolint:wrapcheck // it names the program
+	}
+	size, err := stage.SettledSize(ctx, status.Pid)
+	return measure.Figures{ControllerSize: size / megabyte}, err
 }

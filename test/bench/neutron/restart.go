@@ -15,7 +15,6 @@ import (
 
 	"weft.dev/weft/lab"
 	"weft.dev/weft/test/bench/measure"
-	"weft.dev/weft/test/bench/stage"
 	"weft.dev/weft/test/probe"
 )
 
@@ -27,8 +26,6 @@ const (
 	Rows = "changed-rows"
 	// Mods is the number of changed flows of br-n.
 	Mods = "flow-mods"
-	// ControllerSize is the program's resident size, in MB.
-	ControllerSize = "controller-size"
 )
 
 // standingPorts is the number of ports of a node whose agent restarts.
@@ -117,16 +114,9 @@ func (s *restarts) restart(ctx context.Context) (measure.Figures, error) {
 	if err != nil {
 		return nil, err
 	}
-	figures := measure.Figures{
+	return measure.Figures{
 		Writes: float64(writesAfter - writes), Rows: float64(differing(rows, rowsAfter)), Mods: float64(differing(flows, flowsAfter)),
-	}
-	status, err := probe.Program(ctx, s.Cluster, "weft-controller")
-	if err != nil {
-		return nil, err
-	}
-	size, err := stage.SettledSize(ctx, status.Pid)
-	figures[ControllerSize] = size / megabyte
-	return figures, err
+	}, nil
 }
 
 // writing matches a writing request in Neutron's log.
