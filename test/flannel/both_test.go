@@ -36,10 +36,11 @@ func TestBothNetworks(t *testing.T) {
 	var pods []*lab.Pod
 	add := func(spec lab.PodSpec, want bool) *lab.Pod {
 		t.Helper()
-		pod, err := c.AddPod(ctx, spec)
-		if err != nil {
-			t.Fatal(err)
-		}
+		var pod *lab.Pod
+		eventually(ctx, t, "pod "+spec.Name+" is attached", func() (err error) { // flannel may have no lease yet
+			pod, err = c.AddPod(ctx, spec)
+			return err
+		})
 		if len(pod.IPs) != 1 || flannel.Contains(pod.IPs[0]) != want {
 			t.Errorf("pod %s/%s has addresses %s; on flannel: want %t", pod.Namespace, pod.Name, pod.IPs, want)
 		}
