@@ -348,7 +348,7 @@ func (a *agent) follow(ctx context.Context, network *overlay.Network, e *engines
 			if err.Error() != logged {
 				a.opts.Log.Warn("the node is not in step", "error", err)
 				logged = err.Error()
-				a.events.Node(reasonNotReady, "Program", logged)
+				a.events.Node(reasonNotReady, "Program", "", logged)
 				unreported = !last.serving
 			}
 			unreported = unreported && !a.readiness.notReady(ctx, err)

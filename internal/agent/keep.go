@@ -48,11 +48,11 @@ func (r *readiness) thing(what, file string) keep.Thing {
 func (a *agent) reportKept(thing keep.Thing, put string, err error) {
 	if err != nil {
 		a.opts.Log.Error("part of the node was changed and cannot be restored, trying again", "part", thing.Name, "error", err)
-		a.events.Node(events.ReasonDrift, "Restore", thing.Name+": changed by another program, and it cannot be put back: "+err.Error())
+		a.events.Node(events.ReasonDrift, "FailToRestore", thing.Name, thing.Name+": changed by another program, and it cannot be put back: "+err.Error())
 		return
 	}
 	a.opts.Log.Warn("part of the node was changed by another program, restored", "part", thing.Name, "what", put)
-	a.events.Node(events.ReasonDrift, "Restore", thing.Name+": changed or removed by another program; put back: "+put)
+	a.events.Node(events.ReasonDrift, "Restore", thing.Name, thing.Name+": changed or removed by another program; put back: "+put)
 }
 
 // keepNode runs the keeper until ctx ends. The kernel reports changes of forwarding; changes of files are reported by inotify.

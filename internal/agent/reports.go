@@ -110,8 +110,8 @@ func (r *reports) leftoversOf(f *firewall.Firewall) []string {
 	return all
 }
 
-// closed returns why ports of this node are closed: attachments outside the node's current subnet, and records of this boot that cannot be
-// read. Such records are named by their files.
+// closed returns why ports of this node are closed: attachments outside the node's current subnet or of namespaces without a VNID, and
+// records of this boot that cannot be read. Such records are named by their files.
 func (r *reports) closed(network *overlay.Network) map[reconcile.Owner]error {
 	closed := network.Closed()
 	if closed == nil {

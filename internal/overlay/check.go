@@ -8,7 +8,6 @@ import (
 	"weft.dev/weft/internal/attach/plan"
 	"weft.dev/weft/internal/cni"
 	"weft.dev/weft/internal/link"
-	"weft.dev/weft/internal/overlay/settings"
 )
 
 // Check compares the veth pair and its configuration, the port and the flows. It implements network.Network.
@@ -25,7 +24,7 @@ func (a *attachments) Check(ctx context.Context, rec attach.Record) error {
 	return errors.Join(
 		inPod(plan.CheckPair(ctx, a.engines.Pods, &rec, pair)),
 		inPod(a.routers.Check(ctx, &rec)),
-		s.Pipeline.CheckPod(settings.PodOf(&rec)),
+		closure(s, &rec),
 		a.engines.Rows.Failure(o),
 		a.engines.Flows.Failure(o),
 		a.engines.Rules.Failure(o),

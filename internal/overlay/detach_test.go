@@ -219,7 +219,7 @@ func TestCheck(t *testing.T) {
 		"other namespace": {words: "not in", damage: func(_ *life, req *cni.Request, _ attach.Record) {
 			req.Netns = "/run/netns/other"
 		}},
-		"mtu": {words: "pod default/pod-s1, interface eth0 with MTU 1450: ", damage: func(l *life, _ *cni.Request, rec attach.Record) {
+		"mtu": {words: "pod default/pod-s1, interface eth0 with MTU 1450: host end weft-p3: mtu is 1400, not 1450", damage: func(l *life, _ *cni.Request, rec attach.Record) {
 			l.node.pods.Alter(rec.HostInterface, func(p *podlink.Pair) { p.MTU = 1400 })
 		}},
 		"address": {words: "10.128.0.2", damage: func(l *life, _ *cni.Request, rec attach.Record) {

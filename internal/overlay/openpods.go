@@ -94,11 +94,9 @@ func (p *openPods) handOver(s *settings.Settings) map[attach.Key]error {
 	maps.Copy(flows, p.firewalls.Adapt(s.FeatureView(p.live)))
 	maps.Copy(flows, p.multicast.Adapt(p.multicast.View(&s.Pipeline), p.live))
 	for key, rec := range p.live {
-		if err := s.Pipeline.CheckPod(settings.PodOf(&rec)); err != nil {
-			closed[key] = err
-			if p.opts.Closed != nil {
-				p.opts.Closed(rec, closedError(err))
-			}
+		if why := closure(s, &rec); why != nil {
+			closed[key] = why
+			p.reportClosed(&rec, why)
 		}
 		flows[owner(key)], rows[owner(key)] = p.policies.flows(s, &rec), p.ports.Preplugged.PodRows(&rec)
 	}
@@ -121,16 +119,34 @@ func (p *openPods) closed() map[reconcile.Owner]error {
 	defer p.mu.Unlock()
 	closed := map[reconcile.Owner]error{}
 	for key, rec := range p.live {
-		if err := s.Pipeline.CheckPod(settings.PodOf(&rec)); err != nil {
-			closed[owner(key)] = closedError(err)
+		if why := closure(s, &rec); why != nil {
+			closed[owner(key)] = why
 		}
 	}
 	return closed
 }
 
-// closedError says why a pod's port is closed, and how to open it.
-func closedError(err error) error {
-	return fmt.Errorf("the port is closed, and the pod has no traffic: %w: delete the pod, or assign the node its former subnet again", err)
+// closure returns why an attached pod's port is closed by settings, and how to open it; nil if it is not. A port that is closed because the
+// pod is not known to the API server is not reported: no such pod exists there.
+func closure(s *settings.Settings, rec *attach.Record) error {
+	if err := s.Pipeline.CheckPod(settings.PodOf(rec)); err != nil {
+		return fmt.Errorf("the port is closed, and the pod has no traffic: %w: delete the pod, or assign the node its former subnet again", err)
+	}
+	if rec.State != attach.Attached { // the ADD has the error
+		return nil
+	}
+	if _, open := s.Pod(rec); !open {
+		return fmt.Errorf("the port is closed, and the pod has no traffic: namespace %q has no VNID: the controller assigns one in the NetNamespace of that name; "+
+			"delete that NetNamespace if it is not valid", rec.PodNamespace)
+	}
+	return nil
+}
+
+// reportClosed reports that an attached pod's port is closed. It is called with mu held, and does not block.
+func (p *openPods) reportClosed(rec *attach.Record, why error) {
+	if p.opts.Closed != nil {
+		p.opts.Closed(*rec, why)
+	}
 }
 
 // close withdraws the flows of all pods, and waits until they are gone. Until handOver, changes of features and policies open none.
@@ -259,6 +275,9 @@ func (p *openPods) change(compile func(v feature.View) (feature.Flows, []attach.
 	p.settings.Store(&again)
 	for i := range changed {
 		flows[owner(changed[i].Key())] = p.policies.flows(&again, &changed[i])
+		if why := closure(&again, &changed[i]); why != nil {
+			p.reportClosed(&changed[i], why)
+		}
 	}
 	if len(flows) > 0 {
 		p.engines.Flows.Set(flows)

@@ -12,6 +12,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"weft.dev/weft/internal/attach"
 	"weft.dev/weft/internal/clusternetwork"
 	"weft.dev/weft/internal/cni"
 	"weft.dev/weft/internal/openflow"
@@ -208,23 +209,49 @@ func TestMoveInTheMidst(t *testing.T) {
 	}
 }
 
-// A namespace without a VNID is closed, and is opened by the next VNID.
+// A namespace without a VNID is closed, which is reported as long as it lasts, and is opened by the next VNID.
 func TestVNIDGone(t *testing.T) {
 	l := isolate(t, newNode(t.TempDir()), vnids("a", 10, "b", 20))
 	a, b := l.of("a", "s1"), l.of("b", "s2")
 	l.add(t, a)
 	l.add(t, b)
+	reported := map[string]string{}
+	l.opts.Closed = func(rec attach.Record, why error) { reported[rec.PodName] = why.Error() }
+	closed := func(when string, want ...*cni.Request) {
+		t.Helper()
+		all := l.Closed()
+		if len(all) != len(want) {
+			t.Errorf("%s: closed %v", when, all)
+		}
+		for _, req := range want {
+			const words = `namespace "b" has no VNID`
+			if why := all[owner(keyOf(req))]; why == nil || !strings.Contains(why.Error(), words) || !strings.Contains(reported["pod-s2"], words) || len(reported) != 1 {
+				t.Errorf("%s: closed %v, reported %q", when, all, reported)
+			}
+			if err := l.Check(t.Context(), req); err == nil || !strings.Contains(err.Error(), words) {
+				t.Errorf("%s: CHECK: %v", when, err)
+			}
+		}
+	}
+	closed("both have a VNID")
 	l.tenancy(t, TenantChange{Gone: []string{"b"}})
+	closed("b has none", b)
 	if got := l.vnidsOf(t, b); got != "sends  admits " {
 		t.Errorf("b %s", got)
 	}
 	if got := l.vnidsOf(t, a); got != "sends 0xa admits 0xa" {
 		t.Errorf("a %s", got)
 	}
+	clear(reported)
+	again := isolated()
+	again.Cluster.MTU = 1400
+	l.update(t, again)
+	closed("another View", b)
 	l.tenancy(t, vnids("b", 21))
 	if got := l.vnidsOf(t, b); got != "sends 0x15 admits 0x15" {
 		t.Errorf("b %s", got)
 	}
+	closed("b has one again")
 }
 
 // A restart in this mode changes nothing.

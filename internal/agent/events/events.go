@@ -129,10 +129,11 @@ func (r *Recorder) fresh(key eventKey, now time.Time) bool {
 	return true
 }
 
-// Node reports on this node.
-func (r *Recorder) Node(reason, action, note string) {
+// Node reports on this node. part is the part of the node that the event is about, so that events about several parts are not merged; "":
+// none.
+func (r *Recorder) Node(reason, action, part, note string) {
 	// kubectl finds a node's events by its name in the UID field, as kubelets write them.
-	r.warn(Object{Kind: "Node", APIVersion: "v1", Name: r.node, UID: r.node}, reason, action, note)
+	r.warn(Object{Kind: "Node", APIVersion: "v1", Name: r.node, UID: r.node, Field: part}, reason, action, note)
 }
 
 // Service reports what this node does not implement of a Service.
@@ -182,7 +183,7 @@ func (r *Recorder) Request(req *cni.Request, err error) {
 	note := strings.ReplaceAll(failure.Error(), req.ContainerID, "the sandbox")
 	r.warn(pod, reasonAttachFailed, "Attach", note)
 	if errors.Is(err, ipam.ErrExhausted) {
-		r.Node(reasonExhausted, "Attach", note)
+		r.Node(reasonExhausted, "Attach", "", note)
 	}
 }
 
@@ -199,7 +200,7 @@ func (r *Recorder) Closed(rec attach.Record, why error) {
 func (r *Recorder) Unreadable(closed map[reconcile.Owner]error) {
 	for owner, why := range closed {
 		if strings.HasPrefix(string(owner), RecordOwner) {
-			r.Node(reasonRecord, "Attach", why.Error())
+			r.Node(reasonRecord, "Attach", string(owner), why.Error())
 		}
 	}
 }
@@ -217,7 +218,7 @@ func (r *Recorder) Drift(event reconcile.Event) {
 	if event.Drift.Items() == 0 || event.Err != nil {
 		return
 	}
-	r.Node(ReasonDrift, "Verify", event.Engine+": what Weft had programmed was changed, and is restored: another program changed it, or the switch restarted. "+
+	r.Node(ReasonDrift, "Verify", event.Engine, event.Engine+": what Weft had programmed was changed, and is restored: another program changed it, or the switch restarted. "+
 		"weft_engine_drift_total counts these changes; the agent's log has their times")
 }
 

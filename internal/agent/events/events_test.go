@@ -40,7 +40,8 @@ func addOf(pod, container string) *cni.Request {
 	}
 }
 
-// A failure of a pod is reported on the pod, once per reason, for any sandbox. A failure that only requires waiting is not.
+// A failure of a pod is reported on the pod, once per reason, for any sandbox. A failure that only requires waiting is not. Events on the Node
+// about several engines or records are not merged.
 func TestEventsOfPods(t *testing.T) {
 	clients := clientset.NewClientset()
 	m := metrics.NewAgent("v")
@@ -55,15 +56,16 @@ func TestEventsOfPods(t *testing.T) {
 	r.Request(addOf("fine", "c4"), nil)
 	r.Request(addOf("late", "c5"), cni.Errorf(cni.CodeTryAgainLater, "subnet 10.128.0.0/23: %w", ipam.ErrExhausted))
 	r.Drift(reconcile.Event{Engine: "openflow", Drift: reconcile.Drift{Missing: 2}})
+	r.Drift(reconcile.Event{Engine: "nft", Drift: reconcile.Drift{Missing: 1}})
 	r.Closed(attach.Record{ContainerID: "c6", IfName: "eth0", PodNamespace: "default", PodName: "shut", PodUID: "uid-shut"}, errors.New("outside the node's subnet"))
-	r.Unreadable(map[reconcile.Owner]error{"record/c7.json": errors.New("cut short"), "attachment/c6/eth0": errors.New("outside the node's subnet")})
+	r.Unreadable(map[reconcile.Owner]error{"record/c7.json": errors.New("c7 cut short"), "record/c8.json": errors.New("c8 cut short"), "attachment/c6/eth0": errors.New("outside the node's subnet")})
 	r.Service("default", "dns", "u", "port 53: affinity is not kept")
 	var list *eventsv1.EventList
 	deadline, cancel := context.WithTimeout(t.Context(), patience)
 	defer cancel()
 	ticker := time.NewTicker(10 * time.Millisecond)
 	defer ticker.Stop()
-	for list == nil || len(list.Items) < 7 {
+	for list == nil || len(list.Items) < 9 {
 		if list, err = clients.EventsV1().Events("").List(t.Context(), metav1.ListOptions{}); err != nil {
 			t.Fatal(err)
 		}
@@ -73,8 +75,9 @@ func TestEventsOfPods(t *testing.T) {
 			t.Fatalf("only %d events: %v", len(list.Items), list.Items)
 		}
 	}
-	have := map[string]string{}
+	have, notes := map[string]string{}, ""
 	for _, e := range list.Items {
+		notes += e.Note + "\n"
 		have[fmt.Sprintf("%s/%s %s %s", e.Regarding.Kind, e.Regarding.Name, e.Reason, e.Type)] = e.Note
 		if e.ReportingController != "weft-agent" || e.Regarding.Kind == "Pod" && e.Regarding.UID == "" {
 			t.Errorf("event %+v", e)
@@ -88,10 +91,15 @@ func TestEventsOfPods(t *testing.T) {
 			t.Errorf("no event %s in %v", want, have)
 		}
 	}
+	for _, words := range []string{"openflow: what Weft had programmed", "nft: what Weft had programmed", "c7 cut short", "c8 cut short"} {
+		if !strings.Contains(notes, words) {
+			t.Errorf("no event with %q in\n%s", words, notes)
+		}
+	}
 	if len(have) != 7 || !strings.Contains(have["Pod/web AttachFailed Warning"], "the sandbox") {
 		t.Errorf("events %v", have)
 	}
-	metricstest.HasLines(t, m, `weft_events_total{result="sent"} 7`, `weft_events_total{result="dropped"} 0`)
+	metricstest.HasLines(t, m, `weft_events_total{result="sent"} 9`, `weft_events_total{result="dropped"} 0`)
 }
 
 // Each address that a node cannot hold is reported, and again when its HostSubnet is another one. Events of different addresses are not

@@ -131,6 +131,110 @@ func silence(t *testing.T, policy *networkingv1.NetworkPolicy, pod *ovntest.Pod,
 	})
 }
 
+// A connection to a Service that its sender's policy refuses, although the translation has committed it, opens no way for packets of the
+// endpoint to the sender. Once it is allowed, both reach each other.
+func TestRefusedConnectionsToServicesHaveNoReplies(t *testing.T) {
+	s := newSite(t, 1)
+	blue := s.network("violet")
+	for number := range 2 {
+		s.port(blue, 0, 3, 1+number)
+	}
+	s.serve()
+	c, namespace := api(t), blue.Namespace
+	pods, addresses := map[string]*ovntest.Pod{}, map[string]string{}
+	for _, name := range []string{"asks", "answers"} {
+		pod, result := start(t, s.nodes[0], namespace, name, map[string]string{"app": name})
+		pods[name], addresses[name] = pod, result.IPs[0].Address.IP.String()
+	}
+	udp, port, name, ready := corev1.ProtocolUDP, int32(5353), "dns", true
+	dns := &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "dns"},
+		Spec:       corev1.ServiceSpec{Ports: []corev1.ServicePort{{Name: name, Protocol: udp, Port: 53, TargetPort: intstr.FromInt32(port)}}},
+	}
+	must(t, c.Create(t.Context(), dns))
+	t.Cleanup(func() { _ = c.Delete(context.Background(), dns) })
+	slice := &discoveryv1.EndpointSlice{
+		ObjectMeta:  metav1.ObjectMeta{Namespace: namespace, Name: "dns-1", Labels: map[string]string{discoveryv1.LabelServiceName: "dns"}},
+		AddressType: discoveryv1.AddressTypeIPv4, Ports: []discoveryv1.EndpointPort{{Name: &name, Protocol: &udp, Port: &port}},
+		Endpoints: []discoveryv1.Endpoint{{Addresses: []string{addresses["answers"]}, Conditions: discoveryv1.EndpointConditions{Ready: &ready}}},
+	}
+	must(t, c.Create(t.Context(), slice))
+	t.Cleanup(func() { _ = c.Delete(context.Background(), slice) })
+	var endpoint net.PacketConn
+	must(t, pods["answers"].Do(func(ns.NetNS) (err error) {
+		endpoint, err = net.ListenPacket("udp4", addresses["answers"]+":5353")
+		return err
+	}))
+	defer func() { _ = endpoint.Close() }()
+	dial := func() net.Conn {
+		var conn net.Conn
+		must(t, pods["asks"].Do(func(ns.NetNS) (err error) {
+			conn, err = net.Dial("udp4", net.JoinHostPort(dns.Spec.ClusterIP, "53"))
+			return err
+		}))
+		t.Cleanup(func() { _ = conn.Close() })
+		return conn
+	}
+	asked := func(conn net.Conn, within time.Duration) bool {
+		if _, err := conn.Write([]byte("question")); err != nil { // the packet before was rejected
+			return false
+		}
+		_ = endpoint.SetReadDeadline(time.Now().Add(within))
+		_, _, err := endpoint.ReadFrom(make([]byte, 16))
+		return err == nil
+	}
+	answered := func(conn net.Conn, within time.Duration) bool {
+		if _, err := endpoint.WriteTo([]byte("answer"), conn.LocalAddr()); err != nil {
+			t.Fatal(err)
+		}
+		_ = conn.SetReadDeadline(time.Now().Add(within))
+		_, err := conn.Read(make([]byte, 16))
+		return err == nil
+	}
+	eventually(t, "the Service", func() error {
+		if conn := dial(); !asked(conn, time.Second) || !answered(conn, time.Second) {
+			return errors.New("no answer")
+		}
+		return nil
+	})
+	policy := &networkingv1.NetworkPolicy{
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "closed"},
+		Spec: networkingv1.NetworkPolicySpec{
+			PodSelector: metav1.LabelSelector{MatchLabels: map[string]string{"app": "asks"}},
+			PolicyTypes: []networkingv1.PolicyType{networkingv1.PolicyTypeIngress, networkingv1.PolicyTypeEgress},
+		},
+	}
+	must(t, c.Create(t.Context(), policy))
+	t.Cleanup(func() { _ = c.Delete(context.Background(), policy) })
+	eventually(t, "the sender is isolated", func() error {
+		if asked(dial(), time.Second) {
+			return errors.New("it is not")
+		}
+		return nil
+	})
+	conn := dial()
+	if asked(conn, time.Second) {
+		t.Error("an isolated pod reaches the Service")
+	}
+	if answered(conn, time.Second) {
+		t.Error("a packet from the endpoint reaches the isolated pod")
+	}
+	silent := dial()
+	_ = asked(silent, time.Second)
+	must(t, c.Delete(t.Context(), policy))
+	eventually(t, "the sender is not isolated any more", func() error {
+		if !asked(dial(), time.Second) {
+			return errors.New("it still is")
+		}
+		return nil
+	})
+	for what, conn := range map[string]net.Conn{"answered": conn, "silent": silent} {
+		if !asked(conn, patience) || !answered(conn, patience) {
+			t.Errorf("once it is allowed, the connection that was refused has no answer (%s)", what)
+		}
+	}
+}
+
 // A tenant's pods reach the Services of their namespace by the switch and the API server's by the host; policies apply to the translated
 // destination, from the first packet, and to established connections.
 func TestServicesAndPolicies(t *testing.T) {

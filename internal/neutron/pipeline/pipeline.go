@@ -309,6 +309,7 @@ func (p *program) trackedFamily(ip oxm.MatchField, out action.Action) {
 	fresh := match(ip, oxm.CTState(oxm.CTTrk|oxm.CTNew, oxm.CTDNAT))
 	commit := action.CT(action.CTAction{Commit: true, ZoneField: &zone})
 	for _, t := range []struct{ states, judges, passes uint8 }{{TableService, TableEgress, TableEndpoint}, {TableState, TableIngress, TableOut}} {
+		p.add(t.states, prioritySpecial+1, "an answer in a connection that a policy refused", match(ip, oxm.CTState(oxm.CTTrk|oxm.CTRpl, 0), refused()))
 		p.add(t.states, prioritySpecial, "an answer", match(ip, oxm.CTState(oxm.CTTrk|oxm.CTEst|oxm.CTRpl, oxm.CTInv)), action.GotoTable(t.passes))
 		p.add(t.states, prioritySpecial, "an ICMP error about a connection", match(ip, oxm.CTState(oxm.CTTrk|oxm.CTRel, oxm.CTInv)), action.GotoTable(t.passes))
 		p.add(t.states, prioritySpecial, "of no connection that can be", match(ip, oxm.CTState(oxm.CTTrk|oxm.CTInv, 0)))
@@ -318,6 +319,19 @@ func (p *program) trackedFamily(ip oxm.MatchField, out action.Action) {
 	p.add(TableEndpoint, priorityRest, "not translated", match(ip), action.GotoTable(TableOut))
 	p.add(TableOut, priorityPod, "the connection is new", fresh, commit, out)
 	p.add(TableOut, priorityRest, "the connection is known", match(ip), out)
+}
+
+// refusedBit is the bit of a connection's mark that says that a policy refused it. A Service's translation commits a connection before any
+// verdict: unless it is marked, packets of the endpoint count as its answers.
+const refusedBit = 1
+
+// refused matches packets of connections that a policy refused.
+func refused() oxm.MatchField { return oxm.CTMarkMasked(refusedBit, refusedBit) }
+
+// markRefused sets or clears the mark of the packet's connection.
+func markRefused(value uint32) action.Action {
+	zone := zoneField()
+	return action.CT(action.CTAction{Commit: true, ZoneField: &zone, Exec: action.Actions{action.SetField(oxm.CTMarkMasked(value, refusedBit))}})
 }
 
 // zoneField is the pod's zone as the field of a ct action.

@@ -101,6 +101,10 @@ func (p *program) judged(pod *Pod) {
 		for _, ip := range families() {
 			p.add(side.judges, priorityClosed, "the pod is isolated", match(ip, own))
 		}
+		if side.judges == TableEgress {
+			p.add(side.judges, priorityClosed+1, "a new connection to a Service that no policy allows: it has no answers",
+				match(oxm.EthType(oxm.EthTypeIPv4), own, oxm.CTState(oxm.CTTrk|oxm.CTNew|oxm.CTDNAT, 0)), markRefused(1))
+		}
 		for on := range side.allowed.matches(side.peer, families()...) {
 			p.add(side.judges, priorityPod, "a policy allows it", append(match(own), on...), action.GotoTable(side.passes))
 		}

@@ -75,6 +75,9 @@ func (c *services4) add4(s *Service) {
 		c.add(TableEndpoint, priorityPod, "translated, to its endpoint",
 			slices.Concat(match(oxm.CTState(oxm.CTTrk|oxm.CTDNAT, 0), oxm.IPDst(single(e.Addr.Addr()))), c.network),
 			action.SetField(oxm.EthDst(e.MAC)), action.GotoTable(TableOut))
+		c.add(TableEndpoint, priorityPod+1, "translated, to its endpoint; the connection is allowed again",
+			slices.Concat(match(oxm.CTState(oxm.CTTrk|oxm.CTDNAT, oxm.CTRpl), refused(), oxm.IPDst(single(e.Addr.Addr()))), c.network),
+			markRefused(0), action.SetField(oxm.EthDst(e.MAC)), action.GotoTable(TableOut))
 	}
 	c.add(TableService, priorityPod, "to a Service", to, action.GroupAction(s.Group))
 	c.groups[group.Key()] = group

@@ -77,14 +77,9 @@ func TestNetworkIsNotCreatedIfForbidden(t *testing.T) {
 			Addresses: []corev1.NodeAddress{{Type: corev1.NodeInternalIP, Address: "192.0.2.1"}},
 		}}
 		live := fake.NewClientBuilder().WithScheme(scheme).WithObjects(node).Build()
-		counted := metrics.NewController("")
-		s := &subnetReconciler{
-			client: live, live: live, log: slog.New(slog.DiscardHandler), metrics: counted,
-			report: cluster.NewReporter(nameSubnets, "", events.NewFakeRecorder(4), counted),
-		}
-		if allowed {
-			s.elsewhere = func(context.Context) (bool, error) { return false, nil }
-		}
+		s := newSubnets(cluster.Tools{
+			Client: live, Live: live, Log: slog.New(slog.DiscardHandler), Metrics: metrics.NewController(""), Events: events.NewFakeRecorder(4), Defaults: allowed,
+		})
 		if _, err := s.Reconcile(t.Context(), cluster.Everything{}); err != nil {
 			t.Errorf("allowed %t: %v", allowed, err)
 		}

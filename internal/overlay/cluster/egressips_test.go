@@ -79,3 +79,23 @@ func TestHostWithoutAnswerIsUnproven(t *testing.T) {
 		}
 	}
 }
+
+// EgressIPsInUse is True only if every address that a namespace wants is in use.
+func TestEgressIPsInUse(t *testing.T) {
+	refused := []plan.Problem{{Reason: networkv1.ReasonEgressIPRefused, Message: "192.0.2.5 is not used"}}
+	for name, c := range map[string]struct {
+		used            string
+		problems        []plan.Problem
+		holds           bool
+		reason, message string
+	}{
+		"all are in use":      {"192.0.2.6 at n2", nil, true, networkv1.ReasonInUse, "192.0.2.6 at n2"},
+		"one of two is":       {"192.0.2.6 at n2", refused, false, networkv1.ReasonEgressIPRefused, "in use: 192.0.2.6 at n2; 192.0.2.5 is not used"},
+		"the only one is not": {"", refused, false, networkv1.ReasonEgressIPRefused, "192.0.2.5 is not used"},
+		"no node has one":     {"", nil, false, networkv1.ReasonEgressIPUnassigned, "nothing leaves the cluster from this namespace"},
+	} {
+		if got := egressCondition(c.used, c.problems); got.Type != networkv1.ConditionEgressIPsInUse || got.Holds != c.holds || got.Reason != c.reason || got.Message != c.message {
+			t.Errorf("%s: %+v", name, got)
+		}
+	}
+}

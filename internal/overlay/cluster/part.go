@@ -64,12 +64,7 @@ func configured(ctx context.Context, live client.Reader) (bool, error) {
 // setUp adds the overlay's controllers.
 func setUp(tools cluster.Tools) error {
 	version := networkv1.GroupVersion().String()
-	subnets := &subnetReconciler{
-		client: tools.Client, live: tools.Live, log: tools.Log, report: tools.Reporter(nameSubnets, version), metrics: tools.Metrics,
-	}
-	if tools.Defaults {
-		subnets.elsewhere = tools.Elsewhere
-	}
+	subnets := newSubnets(tools)
 	vnids := &vnidReconciler{
 		client: tools.Client, live: tools.Live, log: tools.Log, report: tools.Reporter(nameVNIDs, version), metrics: tools.Metrics, random: tools.Random,
 	}
@@ -84,6 +79,18 @@ func setUp(tools cluster.Tools) error {
 		}
 	}
 	return nil
+}
+
+// newSubnets returns the controller of HostSubnets. It creates the default ClusterNetwork only if the tools say that it may.
+func newSubnets(tools cluster.Tools) *subnetReconciler {
+	s := &subnetReconciler{
+		client: tools.Client, live: tools.Live, log: tools.Log, metrics: tools.Metrics,
+		report: tools.Reporter(nameSubnets, networkv1.GroupVersion().String()),
+	}
+	if tools.Defaults {
+		s.elsewhere = tools.Elsewhere
+	}
+	return s
 }
 
 // trimNode keeps only the used fields of a cached Node: Nodes are many and large.

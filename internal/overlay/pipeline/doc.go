@@ -30,7 +30,7 @@
 //     source.
 //   - A Service is a flow for new connections and a group whose buckets translate. The translation commits the connection, and it comes
 //     before the verdicts of later tables. So each of them decides about every packet that is not a reply, and a connection that they drop
-//     stays new.
+//     stays new. A verdict of policies also marks it as ended: else packets from the endpoint would count as its replies.
 //   - Node ports cost one flow for each port and one for each address of a node, not one for each pair: table 22 marks the address.
 //   - A pod that reaches itself by a Service receives the packet from an address that is used nowhere else. Its reply is rewritten as if it
 //     came from outside, before conntrack looks up its connection.

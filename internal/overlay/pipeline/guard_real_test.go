@@ -3,15 +3,17 @@
 package pipeline_test
 
 import (
+	"fmt"
 	"slices"
 	"strings"
 	"testing"
 
 	"weft.dev/weft/internal/overlay/pipeline"
+	"weft.dev/weft/internal/service"
 )
 
 // In every mode, pods reach neither the metadata service, except its name server, nor the ports that serve ignition files: neither
-// directly, nor at the gateway, nor as the endpoint of a Service. The host receives such a packet only to reject it.
+// directly, nor at the gateway of this node or of another. The host receives such a packet only to reject it.
 func TestPodsReachNoNodeSecrets(t *testing.T) {
 	for _, mode := range []pipeline.Mode{pipeline.ModeSubnet, pipeline.ModeMultitenant, pipeline.ModeNetworkPolicy} {
 		c := sample(true)
@@ -47,6 +49,32 @@ func TestPodsReachNoNodeSecrets(t *testing.T) {
 			if !reaches && !rejected {
 				t.Errorf("%s: %s: is not rejected: %s", mode, flow, o.tables)
 			}
+		}
+	}
+}
+
+// A Service leads pods neither to the metadata service, except its name server, nor to the closed ports of nodes: its endpoint is checked as
+// if the pod had connected to it.
+func TestServicesLeadToNoNodeSecrets(t *testing.T) {
+	n := startNode(t, 1)
+	n.in(n.NetNS, "nft", rejectRules())
+	n.in(n.NetNS, "ip", "addr", "add", "169.254.169.254/32", "dev", "lo")
+	endpoints := map[string]bool{
+		"192.0.2.1:22623": false, "192.0.2.1:22624": false, "192.0.2.1:22625": true, "169.254.169.254:80": false, "169.254.169.254:53": true,
+	}
+	var list []service.VirtualAddress
+	addresses := map[string]string{}
+	for endpoint := range endpoints {
+		n.serve(n.NetNS, "host", "tcp", endpoint)
+		name, address := fmt.Sprintf("s%d", len(list)), fmt.Sprintf("172.30.0.%d", 40+len(list))
+		addresses[endpoint] = address + ":80"
+		list = append(list, vip(name, address, service.TCP, 80, endpoint))
+	}
+	n.apply(list...)
+	for endpoint, passes := range endpoints {
+		got, err := n.ask("a", "tcp", addresses[endpoint])
+		if passes && (err != nil || got != "host sees 10.128.0.5") || !passes && !refused(err) {
+			t.Errorf("a Service with endpoint %s: %q (%v), passes: want %t", endpoint, got, err, passes)
 		}
 	}
 }

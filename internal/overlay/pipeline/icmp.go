@@ -58,10 +58,12 @@ func (p *program) errorsOf(pod *Pod, addr netip.Addr, deliver []action.Action) {
 	for _, end := range []oxm.MatchField{oxm.CTNwSrc(at), oxm.CTNwDst(at), endpointLabel(addr)} {
 		p.add(TableState, priorityOwnError, "an ICMP error of the pod about its own connection", quoting(port, end), action.GotoTable(TableEgressPolicy))
 	}
-	label := action.CT(action.CTAction{Commit: true, Zone: p.config.zone(), Exec: action.Actions{action.SetField(endpointLabel(addr))}})
+	// If policy refuses the connection, the mark is set again (refuseTranslated).
+	record := action.Actions{action.SetField(endpointLabel(addr)), action.SetField(oxm.CTMarkMasked(0, MarkEnded))}
+	label := action.CT(action.CTAction{Commit: true, Zone: p.config.zone(), Exec: record})
 	p.add(TableLocal, translated, "a new connection to a Service: record the pod as its endpoint",
 		match(oxm.IPDst(at), oxm.CTState(oxm.CTTrk|oxm.CTNew|oxm.CTDNAT, oxm.CTRel)),
-		append([]action.Action{label}, deliver...)...)
+		append([]action.Action{label, setFlags(FlagTranslated, FlagTranslated)}, deliver...)...)
 }
 
 // endpointLabel matches or sets the part of a connection's label with the address of the endpoint on this node that a Service translated

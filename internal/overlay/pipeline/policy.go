@@ -22,6 +22,8 @@ const (
 	FlagKeepEgress uint32 = 1 << 13
 	// FlagKeepIngress says the same of the receiver, isolated for ingress.
 	FlagKeepIngress uint32 = 1 << 14
+	// FlagTranslated says that the packet begins a connection to a Service. After the commit in TableLocal its state is not known any more.
+	FlagTranslated uint32 = 1 << 15
 )
 
 // MarkEnded is the bit of a connection's mark (ct_mark) that says that policy has refused it after its beginning. Its replies are dropped
@@ -41,7 +43,7 @@ const (
 	PriorityOpen    = 20210 // pods that everything may reach, or that may reach everything
 	PriorityRule    = 20200 // conjunctions of the first stage; those of further stages are below
 	priorityKeep    = 120   // a known connection that no rule allows, of a pod whose connections are kept
-	priorityEnd     = 110   // a known connection that no rule allows
+	priorityEnd     = 110   // a known or translated connection that no rule allows
 	priorityRefused = 100
 	priorityFree    = 10 // what is not isolated
 )
@@ -74,6 +76,7 @@ type policyTables struct{ to *program }
 // policyStatic adds the flows for policies that depend on no policy, except those that deliver.
 func (p policyTables) policyStatic() {
 	p.judge(TableEgressPolicy, FlagEgress, FlagKeepEgress, TableRoute)
+	p.refuseTranslated(TableEgressPolicy, flag(FlagEgress), oxm.CTState(oxm.CTTrk|oxm.CTNew|oxm.CTDNAT, 0))
 	p.to.errorsStatic()
 	p.to.output(TableRoute, priorityHostward, "replies to connections that the host masqueraded, and translates back", match(oxm.IPDst(host(OutsideSource()))), p.to.config.toHost()...)
 }
@@ -109,10 +112,18 @@ func (p policyTables) judge(table uint8, isolated, keeps uint32, next uint8) {
 	p.to.drop(table, priorityRefused, "no rule allows it", match(ipv4, flag(isolated)))
 }
 
+// refuseTranslated adds the flow for the first packets of connections to Services that no rule allows. The translation has committed the
+// connection before any verdict: unless it is marked, packets of the other end are its replies, and pass by the policies of both ends.
+func (p policyTables) refuseTranslated(table uint8, on ...oxm.MatchField) {
+	p.to.add(table, priorityEnd, "a new connection to a Service that no rule allows: it has no replies",
+		append(match(oxm.EthType(oxm.EthTypeIPv4), oxm.IPFrag(oxm.FragNo)), on...), p.to.config.mark(MarkEnded, MarkEnded))
+}
+
 // deliverByPolicy decides which packets pods receive, and delivers them.
 func (p policyTables) deliverByPolicy() {
 	p.to.add(TableIngress, priorityHost, "a node always reaches its pods", match(oxm.IPSrc(host(p.to.config.Gateway))), action.GotoTable(TableDeliver))
 	p.judge(TableIngress, FlagIngress, FlagKeepIngress, TableDeliver)
+	p.refuseTranslated(TableIngress, flag(FlagIngress), flag(FlagTranslated))
 	p.to.add(TableIngress, priorityFree, "the receiver is not isolated", nil, action.GotoTable(TableDeliver))
 	p.to.output(TableDeliver, priorityFree, "deliver", nil, action.OutputReg(oxm.Whole(oxm.FieldReg(RegPort))))
 }

@@ -247,6 +247,8 @@ func TestPolicyStates(t *testing.T) {
 		{"one goes on", toPort(80, "0x10"), "trk,est", true, "", "ct(commit"},
 		{"one is found in its middle that a rule allows", toPort(80, "0x10"), "trk,new", true, commits, ends},
 		{"a connection begins that none allows", toPort(81, "2"), "trk,new", false, "", "ct(commit"},
+		{"a connection to a Service begins that none allows", toPort(81, "2"), "trk,new,dnat", false, ends, commits},
+		{"a connection to a Service begins that a rule allows", toPort(80, "2"), "trk,new,dnat", true, "", ends},
 		{"one goes on that none allows any more", toPort(81, "0x10"), "trk,est", false, ends, ""},
 		{"an answer", toPort(81, "0x10"), "trk,est,rpl", true, "", "ct(commit"},
 		{"an ICMP error about a connection that is not the pod's", fromA + toB + "icmp," + ipA + "nw_dst=10.128.0.6,icmp_type=3", "trk,rel,rpl", false, "", "ct(commit"},

@@ -61,7 +61,7 @@ func Registers() []Register {
 		{"reg3", "the Service's group, while an endpoint is looked for"},
 		{"reg4", "the endpoint's address"},
 		{"reg5", "the endpoint's port"},
-		{"reg6", "bit 0: to a node's address; bit 1: to this node's; bit 2: answer of a pod to itself; bit 3: answer from outside by another node; bits 8 to 14: isolation and verdict of policies"},
+		{"reg6", "bit 0: to a node's address; bit 1: to this node's; bit 2: answer of a pod to itself; bit 3: answer from outside by another node; bits 10 to 15: isolation and verdict of policies"},
 		{"reg7", "the egress firewall of the sender's namespace; 0: none"},
 		{"reg8", "which part of a list of receivers of multicast is next"},
 	}

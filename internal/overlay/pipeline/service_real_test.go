@@ -87,6 +87,13 @@ func TestServiceWalks(t *testing.T) {
 	}
 }
 
+// rejectRules are the host's rules for packets that it must reject.
+func rejectRules() string {
+	return "add table inet t; add chain inet t p { type filter hook prerouting priority 0; };" +
+		"add rule inet t p ether saddr " + pipeline.RejectMAC().String() + " meta l4proto tcp reject with tcp reset;" +
+		"add rule inet t p ether saddr " + pipeline.RejectMAC().String() + " reject"
+}
+
 func refused(err error) bool { return errors.Is(err, syscall.ECONNREFUSED) }
 
 // Pods reach Services, each other and themselves.
@@ -97,9 +104,7 @@ func TestServicesCarryTraffic(t *testing.T) {
 		n.serve(n.pods[pod].space, pod, "udp", ":5353")
 	}
 	n.serve(n.NetNS, "host", "tcp", "192.0.2.1:6443")
-	n.in(n.NetNS, "nft", "add table inet t; add chain inet t p { type filter hook prerouting priority 0; };"+
-		"add rule inet t p ether saddr "+pipeline.RejectMAC().String()+" meta l4proto tcp reject with tcp reset;"+
-		"add rule inet t p ether saddr "+pipeline.RejectMAC().String()+" reject")
+	n.in(n.NetNS, "nft", rejectRules())
 	nodePort := vip("web", "172.30.0.10", service.TCP, 30080, "10.128.0.6:8080", "10.128.0.7:8080")
 	nodePort.Kind, nodePort.IP = service.KindNodePort, netip.Addr{}
 	n.apply(

@@ -17,6 +17,7 @@ import (
 	"weft.dev/weft/internal/overlay/pipeline"
 	"weft.dev/weft/internal/policy"
 	"weft.dev/weft/internal/service"
+	"weft.dev/weft/internal/testwait"
 )
 
 // byPolicies returns a node in the mode with NetworkPolicies, with two pods that no policy isolates.
@@ -177,5 +178,67 @@ func TestGatewayIsAnEndpoint(t *testing.T) {
 		if !strings.HasPrefix(o.tables, "0 21 21 ") || len(o.outputs) != 1 {
 			t.Errorf("%s: an answer from the gateway takes tables %s to %v", mode, o.tables, o.outputs)
 		}
+	}
+}
+
+// A connection to a Service that policy refuses, at its sender or at its endpoint, opens no way for packets of the endpoint to the sender,
+// although the translation has committed it: neither past the isolation of the endpoint nor past that of the sender. Once it is allowed, both
+// ends reach each other.
+func TestRefusedConnectionsToServicesHaveNoReplies(t *testing.T) {
+	both := policy.Isolation{Egress: true, Ingress: true}
+	for name, c := range map[string]struct {
+		sender, endpoint policy.Isolation
+		silent           bool // the endpoint sends nothing before it is asked
+	}{
+		"refused at the sender": {sender: both}, "refused at the endpoint": {endpoint: both},
+		"refused at the sender, in silence": {sender: both, silent: true}, "refused at the endpoint, in silence": {endpoint: both, silent: true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			n := byPolicies(t)
+			dns := vip("dns", "172.30.0.9", service.UDP, 53, "10.128.0.6:7946")
+			n.isolate("a", c.sender)
+			n.isolate("b", c.endpoint)
+			n.apply(dns)
+			endpoint := n.listen(t, "b", "10.128.0.6:7946")
+			sender, err := n.dial("a", "udp", "172.30.0.9:53")
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer func() { _ = sender.Close() }()
+			answered := func(within time.Duration) bool {
+				if _, err := endpoint.WriteTo([]byte("answer"), sender.LocalAddr()); err != nil {
+					t.Fatal(err)
+				}
+				_ = sender.SetReadDeadline(time.Now().Add(within))
+				_, err := sender.Read(make([]byte, 8))
+				if err != nil && !errors.Is(err, os.ErrDeadlineExceeded) {
+					t.Fatal(err)
+				}
+				return err == nil
+			}
+			ask := func() {
+				if _, err := sender.Write([]byte("question")); err != nil {
+					t.Fatal(err)
+				}
+			}
+			ask()
+			testwait.Until(t, "the connection is committed", func() bool {
+				return strings.Contains(n.AppCtl("dpctl/dump-conntrack"), "dst=172.30.0.9")
+			})
+			if !c.silent && answered(long) {
+				t.Error("a packet from the endpoint reaches the sender")
+			}
+			n.isolate("a", policy.Isolation{})
+			n.isolate("b", policy.Isolation{})
+			n.apply(dns)
+			ask()
+			_ = endpoint.SetReadDeadline(time.Now().Add(soon))
+			if _, _, err := endpoint.ReadFrom(make([]byte, 8)); err != nil {
+				t.Errorf("once it is allowed, the endpoint gets nothing: %v", err)
+			}
+			if !answered(soon) {
+				t.Error("once it is allowed, the sender gets no answer")
+			}
+		})
 	}
 }
