@@ -39,8 +39,9 @@ func questions() map[string][]string {
 	}
 }
 
-// volatile is what differs between two states that are the same: numbers that the kernel gives, and names of handles.
-var volatile = regexp.MustCompile(`(?m)^\d+: |valid_lft \S+ preferred_lft \S+|qlen \d+|state \S+| # handle \d+`) //nolint:gochecknoglobals // a constant
+// volatile is what differs between two states that are the same: numbers that the kernel gives, names of handles, and digests that have them.
+var volatile = regexp.MustCompile( //nolint:gochecknoglobals // a constant
+	`(?m)^\d+: |valid_lft \S+ preferred_lft \S+|qlen \d+|state \S+| # handle \d+| rules [0-9a-f]{32}`)
 
 // StateOf reads a node's state; what cannot be read is part of it.
 func StateOf(ctx context.Context, n lab.Node) State {

@@ -159,10 +159,10 @@ func questions() []string {
 	}
 }
 
-// volatile is what differs between equal states: indexes, timers, and what the kernel decides.
+// volatile is what differs between equal states: indexes, timers, what the kernel decides, and digests that have the handles of rules.
 var volatile = regexp.MustCompile( //nolint:gochecknoglobals // a constant
 	`(?m)^\d+: |@[^:\s]+|link-netns\S* \S+|link-netnsid \d+|\S+_timer +\S+|(promiscuity|allmulti|fdb_n_learned|port_no|port_id|designated_port) +\S+|` +
-		`valid_lft \S+|preferred_lft \S+|tentative|^(33:33|01:00):.*$|^.*scope link.*$|elements|[{},]|bridge_id \S+|designated_\w+ \S+|root_\w+ \S+`)
+		`valid_lft \S+|preferred_lft \S+|tentative|^(33:33|01:00):.*$|^.*scope link.*$|elements|[{},]|bridge_id \S+|designated_\w+ \S+|root_\w+ \S+| rules [0-9a-f]{32}`)
 
 // read reads the state of the nodes with Weft.
 func (s *scene) read(ctx context.Context) (state, error) {
