@@ -8,6 +8,7 @@ import (
 	"maps"
 	"slices"
 	"sync"
+	"time"
 
 	toolscache "k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
@@ -143,22 +144,47 @@ func (f *Follower) Await(awaited bool) {
 	f.awaited = awaited
 }
 
-// Begin starts to watch, and returns an error until the first list is processed.
+// listsWithin is how long Begin waits for the first list. An agent that starts has it within milliseconds, and its node is not reported as
+// out of step meanwhile.
+const listsWithin = time.Second
+
+// Begin starts to watch, and waits until the first list is processed. If that takes longer than listsWithin, it returns ErrUnread.
 func (f *Follower) Begin(ctx context.Context) error {
+	handler, err := f.follow(ctx)
+	if err != nil {
+		return err
+	}
+	listed := handler.HasSyncedChecker().Done()
+	select {
+	case <-listed:
+		return nil
+	default:
+	}
+	timer := time.NewTimer(listsWithin)
+	defer timer.Stop()
+	select {
+	case <-listed:
+		return nil
+	case <-ctx.Done():
+		return context.Cause(ctx)
+	case <-timer.C:
+		return ErrUnread
+	}
+}
+
+// follow starts to watch, unless there is a watch.
+func (f *Follower) follow(ctx context.Context) (toolscache.ResourceEventHandlerRegistration, error) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.handler == nil {
 		f.Mark.Begin()
 		handler, err := f.vnids.Follow(ctx, f.note, func(at Change) { at.Mark(f.Mark, false) })
 		if err != nil {
-			return err
+			return nil, err
 		}
 		f.handler = handler
 	}
-	if !f.handler.HasSynced() {
-		return ErrUnread
-	}
-	return nil
+	return f.handler, nil
 }
 
 // End stops watching, and reports whether there was a watch. Names that are returned with Untake afterwards are kept for the next watch.

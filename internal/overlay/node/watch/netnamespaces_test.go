@@ -2,6 +2,7 @@ package watch
 
 import (
 	"context"
+	"errors"
 	"slices"
 	"testing"
 	"time"
@@ -21,13 +22,16 @@ type watchedNetNamespaces struct {
 	source  *fakesource.FakeControllerSource
 	running toolscache.SharedIndexInformer
 	stop    context.CancelFunc
+	silent  bool // it lists nothing
 }
 
 func (w *watchedNetNamespaces) GetInformer(ctx context.Context, _ client.Object, _ ...cache.InformerGetOption) (cache.Informer, error) {
 	if w.running == nil {
 		w.running = toolscache.NewSharedIndexInformer(w.source, &networkv1.NetNamespace{}, 0, toolscache.Indexers{})
 		ctx, w.stop = context.WithCancel(context.WithoutCancel(ctx))
-		go w.running.RunWithContext(ctx)
+		if !w.silent {
+			go w.running.RunWithContext(ctx)
+		}
 	}
 	return w.running, nil
 }
@@ -57,6 +61,24 @@ func (f listener) want(t *testing.T, names ...string) {
 			names = slices.DeleteFunc(names, func(n string) bool { return n == name })
 		case <-time.After(patience):
 			t.Fatalf("%s not reported", names)
+		}
+	}
+}
+
+// An agent that starts waits for the first list, and does not report that its node is out of step. Without a list, it does.
+func TestBeginWaitsForTheFirstList(t *testing.T) {
+	for _, silent := range []bool{false, true} {
+		objects := &watchedNetNamespaces{source: fakesource.NewFakeControllerSource(), silent: silent}
+		objects.source.Add(&networkv1.NetNamespace{ObjectMeta: metav1.ObjectMeta{Name: "a"}, NetName: "a"})
+		f := NewFollower(New(objects, NewMarks()), func() {})
+		if err := f.Begin(t.Context()); silent != errors.Is(err, ErrUnread) {
+			t.Errorf("without a list %t: %v", silent, err)
+		}
+		if dirty, ok := f.Take(); ok == silent || len(dirty) != map[bool]int{false: 1}[silent] {
+			t.Errorf("without a list %t: taken are %v, %t", silent, dirty, ok)
+		}
+		if _, err := f.End(t.Context()); err != nil {
+			t.Error(err)
 		}
 	}
 }
