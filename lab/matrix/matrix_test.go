@@ -95,7 +95,7 @@ func TestServiceWays(t *testing.T) {
 		{Name: "other", IP: netip.MustParseAddr("172.30.1.2"), kind: service, port: 80, answers: "nobody of the scene"},
 	}
 	var got []string
-	for _, w := range serviceWays(pods, services, newRealms(plan.NetworkOverlay)[0].hairpin) {
+	for _, w := range serviceWays(pods, services, newRealms(plan.NetworkOverlay, "")[0].hairpin) {
 		got = append(got, strings.TrimSpace(fmt.Sprintf("%s: %s to %s as %s %s", w.Kind, w.From.Name, w.To.Name, w.Source, w.Name)))
 	}
 	want := []string{

@@ -4,6 +4,7 @@ import (
 	"fmt"
 	"net/netip"
 
+	networkv1 "weft.dev/weft/api/openshift/v1"
 	"weft.dev/weft/lab"
 	"weft.dev/weft/lab/plan"
 )
@@ -20,14 +21,17 @@ type realm struct {
 	device   string                // the host's link to the pods
 	gateways map[string]netip.Addr // of that link, by node
 	tunnels  map[string]netip.Addr // source addresses of hosts towards pods of other nodes, by node
+	// keepsSources says that what a node forwards to its own pods keeps its source address: only the node itself has the node's.
+	keepsSources bool
 }
 
 // newRealms returns the networks of a lab, the default one first.
-func newRealms(network plan.Network) []*realm {
+func newRealms(network plan.Network, plugin string) []*realm {
 	realmOf := func(name, device string) *realm {
 		return &realm{name: name, device: device, gateways: map[string]netip.Addr{}, tunnels: map[string]netip.Addr{}}
 	}
 	overlay, flannel := realmOf(overlayNetwork, tun), realmOf(flannelNetwork, cni)
+	overlay.keepsSources = plugin == networkv1.PluginNetworkPolicy
 	switch network {
 	case plan.NetworkFlannel:
 		return []*realm{flannel}
@@ -74,7 +78,7 @@ func (r *realm) members(parties []Party) []Party {
 }
 
 // betweenNetworks lists the paths from each node's first pod on one network to pods on another, on the same node and on the next one. For
-// a network, pods of another network are outside: their source is their node's address in it.
+// a network, pods of another network are outside: their source is their node's address in it, unless it keeps sources.
 func betweenNetworks(from, to *realm, pods, hosts []Party) []Way {
 	first := func(r *realm, node string) (Party, bool) {
 		for _, p := range r.members(pods) {
@@ -93,7 +97,11 @@ func betweenNetworks(from, to *realm, pods, hosts []Party) []Way {
 		}
 	}
 	for i := range hosts {
-		add(hosts[i].Node, hosts[i].Node, "same", to.gateways[hosts[i].Node])
+		source := to.gateways[hosts[i].Node]
+		if a, found := first(from, hosts[i].Node); found && to.keepsSources {
+			source = a.IP
+		}
+		add(hosts[i].Node, hosts[i].Node, "same", source)
 		if next := hosts[(i+1)%len(hosts)].Node; next != hosts[i].Node {
 			add(hosts[i].Node, next, "other", to.tunnels[hosts[i].Node])
 		}

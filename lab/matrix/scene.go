@@ -54,7 +54,7 @@ type scene struct {
 }
 
 func openScene(ctx context.Context, c *lab.Cluster, o Options) (*scene, error) {
-	s := &scene{cluster: c, realms: newRealms(c.Config.Network), records: map[string]attach.Record{}}
+	s := &scene{cluster: c, realms: newRealms(c.Config.Network, c.Config.PluginName), records: map[string]attach.Record{}}
 	if err := s.open(ctx, o); err != nil {
 		return nil, errors.Join(err, s.close(context.WithoutCancel(ctx)))
 	}
