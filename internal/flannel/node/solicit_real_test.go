@@ -15,13 +15,17 @@ import (
 	"golang.org/x/sys/unix"
 )
 
-// TestSolicitations: a pod asks by duplicate address detection for its own addresses only. For an address that the bridge is about to use,
-// such as its link-local one, the bridge would give it up.
-func TestSolicitations(t *testing.T) {
-	s := newStage(t)
-	h := serve(t, s)
+// asker is a pod that sends packets, with sockets at its interface and at the bridge.
+type asker struct {
+	mac         net.HardwareAddr
+	own         netip.Addr // its IPv6 address
+	bridge, eth int
+}
+
+func newAsker(t *testing.T, s *stage) asker {
+	t.Helper()
 	pod := space(t)
-	result, err := add(t, h, "pod", pod)
+	result, err := add(t, serve(t, s), "pod", pod)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -30,16 +34,23 @@ func TestSolicitations(t *testing.T) {
 		t.Fatal(err)
 	}
 	own, _ := netip.AddrFromSlice(result.IPs[1].Address.IP)
-	bridge, eth := packets(t, s.space, "cni0"), packets(t, pod, "eth0")
-	targets := []netip.Addr{netip.MustParseAddr("fe80::858:aff:fef4:301"), s.state.Subnets[1].Addr().Next(), own}
+	return asker{mac, own, packets(t, s.space, "cni0"), packets(t, pod, "eth0")}
+}
+
+// TestSolicitations: a pod asks by duplicate address detection for its own addresses only. For an address that the bridge is about to use,
+// such as its link-local one, the bridge would give it up.
+func TestSolicitations(t *testing.T) {
+	s := newStage(t)
+	a := newAsker(t, s)
+	targets := []netip.Addr{netip.MustParseAddr("fe80::858:aff:fef4:301"), s.state.Subnets[1].Addr().Next(), a.own}
 	for _, target := range targets {
-		if _, err := unix.Write(eth, solicitation(t, mac, target)); err != nil {
+		if _, err := unix.Write(a.eth, solicitation(t, a.mac, target)); err != nil {
 			t.Fatal(err)
 		}
 	}
 	var arrived []netip.Addr
-	for frame := make([]byte, 2000); !slices.Contains(arrived, own); { // the last one
-		size, err := unix.Read(bridge, frame)
+	for frame := make([]byte, 2000); !slices.Contains(arrived, a.own); { // the last one
+		size, err := unix.Read(a.bridge, frame)
 		if err != nil {
 			t.Fatalf("the bridge has got %v: %v", arrived, err)
 		}
@@ -59,27 +70,15 @@ func TestSolicitations(t *testing.T) {
 // TestListenerQueries: a pod cannot make the bridge take it for the router that asks for multicast listeners. The bridge would then stop sending
 // solicitations for addresses whose pods have not answered it.
 func TestListenerQueries(t *testing.T) {
-	s := newStage(t)
-	h := serve(t, s)
-	pod := space(t)
-	result, err := add(t, h, "pod", pod)
-	if err != nil {
-		t.Fatal(err)
-	}
-	mac, err := net.ParseMAC(result.Interfaces[2].Mac)
-	if err != nil {
-		t.Fatal(err)
-	}
-	own, _ := netip.AddrFromSlice(result.IPs[1].Address.IP)
-	bridge, eth := packets(t, s.space, "cni0"), packets(t, pod, "eth0")
-	for _, frame := range [][]byte{listenerQuery(t, mac), solicitation(t, mac, own)} {
-		if _, err := unix.Write(eth, frame); err != nil {
+	a := newAsker(t, newStage(t))
+	for _, frame := range [][]byte{listenerQuery(t, a.mac), solicitation(t, a.mac, a.own)} {
+		if _, err := unix.Write(a.eth, frame); err != nil {
 			t.Fatal(err)
 		}
 	}
 	const header, hopByHop = 14 + 40, 8
 	for frame := make([]byte, 2000); ; {
-		size, err := unix.Read(bridge, frame)
+		size, err := unix.Read(a.bridge, frame)
 		if err != nil {
 			t.Fatalf("the bridge has not got the pod's solicitation: %v", err)
 		}

@@ -80,7 +80,7 @@ func readSet(conn *nftables.Conn, set *nftables.Set) (Set, error) {
 		return read, fmt.Errorf("%w: %w", ErrUndecoded, err)
 	}
 	if set.Interval && len(read.Key) == 1 {
-		elements = intervals(elements)
+		elements = Intervals(elements)
 	}
 	for i := range elements {
 		e := &elements[i]
@@ -112,9 +112,9 @@ func flagsOf(set *nftables.Set) []string {
 	return flags
 }
 
-// intervals combines the starts and ends of intervals, which the kernel has as separate elements in a set whose keys have one part. An end is
+// Intervals combines the starts and ends of intervals, which the kernel has as separate elements in a set whose keys have one part. An end is
 // the first key after the interval.
-func intervals(elements []nftables.SetElement) []nftables.SetElement {
+func Intervals(elements []nftables.SetElement) []nftables.SetElement {
 	slices.SortStableFunc(elements, func(a, b nftables.SetElement) int {
 		if c := bytes.Compare(a.Key, b.Key); c != 0 || a.IntervalEnd == b.IntervalEnd {
 			return c

@@ -13,7 +13,7 @@ func TestIntervals(t *testing.T) {
 	end := func(key ...byte) nftables.SetElement { return nftables.SetElement{Key: key, IntervalEnd: true} }
 	var have []string
 	// In the kernel's order: from the last to the first. The second interval begins where the first ends.
-	for _, element := range intervals([]nftables.SetElement{start(0xff, 0), end(2, 0), start(1, 0), end(1, 0), start(0, 7), end(0, 0)}) {
+	for _, element := range Intervals([]nftables.SetElement{start(0xff, 0), end(2, 0), start(1, 0), end(1, 0), start(0, 7), end(0, 0)}) {
 		parts, err := decodeParts([]string{"inet_service"}, element.Key, element.KeyEnd)
 		if err != nil {
 			t.Fatal(err)

@@ -335,7 +335,7 @@ func (e *Engine) readElements(set *Set, state map[Key]Item) error {
 	}
 	parts := set.read.parts()
 	if set.read.interval && len(parts) == 1 {
-		elements = paired(elements)
+		elements = nfnetlink.Intervals(elements)
 	}
 	for i := range elements {
 		element := &elements[i]
@@ -350,43 +350,6 @@ func (e *Engine) readElements(set *Set, state map[Key]Item) error {
 		state[item.Key()] = item
 	}
 	return nil
-}
-
-// paired combines the starts and ends of intervals, which the kernel has as separate elements in a set of one part.
-func paired(elements []nftables.SetElement) []nftables.SetElement {
-	slices.SortStableFunc(elements, func(a, b nftables.SetElement) int {
-		if c := strings.Compare(string(a.Key), string(b.Key)); c != 0 || a.IntervalEnd == b.IntervalEnd {
-			return c
-		}
-		if a.IntervalEnd { // the end of one interval precedes the start of the next
-			return -1
-		}
-		return 1
-	})
-	var pairs []nftables.SetElement
-	for i, element := range elements {
-		if element.IntervalEnd {
-			continue
-		}
-		element.KeyEnd = []byte(strings.Repeat("\xff", len(element.Key)))
-		if i+1 < len(elements) && elements[i+1].IntervalEnd {
-			element.KeyEnd = before(elements[i+1].Key)
-		}
-		pairs = append(pairs, element)
-	}
-	return pairs
-}
-
-// before returns the key minus one; the key must not be zero.
-func before(key []byte) []byte {
-	less := slices.Clone(key)
-	for i := len(less) - 1; i >= 0; i-- {
-		less[i]--
-		if less[i] != 0xff {
-			break
-		}
-	}
-	return less
 }
 
 // after returns the key plus one; ok is false for the last key.

@@ -79,16 +79,10 @@ func (e *Engine) ask(ctx context.Context, args ...string) ([]byte, error) {
 	return found.text, found.err
 }
 
-// Prefetch requests all listings of the first Read and the first Survey, and returns once they are done. Read and Survey may begin
-// meanwhile: they share the answers. Errors are not returned: the reader requests the listing again, and returns its error.
+// Prefetch requests the listings by nft of the first Read and the first Survey, which are those of other programs' tables, and returns once
+// they are done. Read and Survey may begin meanwhile: they share the answers. Errors are not returned: the reader requests the listing again, and returns its error.
 func (e *Engine) Prefetch(ctx context.Context) {
 	var group errgroup.Group
-	for _, table := range e.tablesInCare() {
-		group.Go(func() error {
-			_, err := e.list(ctx, table)
-			return err
-		})
-	}
 	if e.foreign.Load() {
 		group.Go(func() error {
 			bases, counts, err := e.foreignChains()
