@@ -272,6 +272,7 @@ func leftToHost(c *pipeline.Config, address string) map[openflow.Key]openflow.En
 // A Service that gets its first endpoint serves the client that it rejected before, from the same port.
 func TestFirstEndpointIsAdded(t *testing.T) {
 	n := startNode(t, 2)
+	n.setMode(pipeline.ModeNetworkPolicy) // in which a refused connection is tracked
 	n.serve(n.pods["b"].space, "b", "udp", ":5353")
 	before, after := vip("dns", "172.30.0.2", service.UDP, 53), vip("dns", "172.30.0.2", service.UDP, 53, "10.128.0.6:5353")
 	n.apply(before)
@@ -290,6 +291,40 @@ func TestFirstEndpointIsAdded(t *testing.T) {
 	n.flush([]service.VirtualAddress{before}, []service.VirtualAddress{after})
 	if got, err := say(conn); err != nil || got != "b sees 10.128.0.5" {
 		t.Errorf("%q, %v", got, err)
+	}
+}
+
+// A client that was refused, because the Service had no endpoint, is served from the same port once there is one: no entry of the refused
+// connection is left by which the next one would pass untranslated.
+func TestRefusedClientIsServedFromItsPort(t *testing.T) {
+	for _, mode := range []pipeline.Mode{pipeline.ModeSubnet, pipeline.ModeMultitenant, pipeline.ModeNetworkPolicy} {
+		t.Run(string(mode), func(t *testing.T) {
+			n := startNode(t, 2)
+			n.setMode(mode)
+			for _, rule := range []string{
+				"add table ip refuse", "add chain ip refuse input { type filter hook prerouting priority raw; }",
+				"add rule ip refuse input ether saddr " + pipeline.RejectMAC().String() + " meta l4proto tcp reject with tcp reset",
+			} {
+				n.in(n.NetNS, "nft", rule)
+			}
+			n.serve(n.pods["b"].space, "b", "tcp", ":8080")
+			before, after := vip("web", "172.30.0.10", service.TCP, 80), vip("web", "172.30.0.10", service.TCP, 80, "10.128.0.6:8080")
+			n.apply(before)
+			const port = 40000
+			if _, err := n.dialFrom("a", "tcp", port, "172.30.0.10:80"); !errors.Is(err, syscall.ECONNREFUSED) {
+				t.Fatalf("without an endpoint: %v", err)
+			}
+			n.apply(after)
+			n.flush([]service.VirtualAddress{before}, []service.VirtualAddress{after})
+			conn, err := n.dialFrom("a", "tcp", port, "172.30.0.10:80")
+			if err != nil {
+				t.Fatalf("with one: %v\n%s", err, n.AppCtl("dpctl/dump-conntrack"))
+			}
+			defer func() { _ = conn.Close() }()
+			if got, err := say(conn); err != nil || got != "b sees 10.128.0.5" {
+				t.Errorf("%q, %v", got, err)
+			}
+		})
 	}
 }
 

@@ -78,8 +78,13 @@ func (p *program) hostServices() {
 		p.output(TableHost, priorityTrusted, "fragments, which show no ports: the host finds the Service"+whose,
 			append(slices.Clip(trusted), match(oxm.EthType(oxm.EthTypeIPv4), oxm.IPFrag(oxm.FragYes))...), c.toHost()...)
 	}
-	// The connection is committed, so that the rejection reaches a pod that a policy isolates.
-	p.output(TableHost, all, "to Services that the switch does not serve: the host rejects", nil, c.toReject()...)
+	// With policies the connection is committed, so that the rejection reaches a pod that one isolates; the reset, which is tracked there, ends
+	// the entry. In the other modes the reset is not tracked, and an entry would keep the client's port from the Service's first endpoint.
+	refuse := p.add
+	if c.policies() {
+		refuse = p.output
+	}
+	refuse(TableHost, all, "to Services that the switch does not serve: the host rejects", nil, c.toReject()...)
 }
 
 // priorityTrusted is the priority in table 60 of what the host serves.
