@@ -80,6 +80,8 @@ func followQuickstart(ctx context.Context, t *testing.T, own string) {
 	lines := strings.Split(string(out), "\n")
 	r := reader{pages.Runner{Root: root, Bin: bin, Lab: own, Names: strings.NewReplacer(
 		"--name quickstart ", "--name "+own+" ",
+		// A page before may have restarted agents, and one that has just started does not report yet.
+		"realised networkpolicy shop/deny-all", "realised networkpolicy quickstart-shop/api-from-tills --wait",
 		"registry.example/weft:v1", "weft.local/weft:dev", "registry.example/weft:v2", "weft.local/weft:dev",
 		"web/allow-api", "quickstart-shop/api-from-tills", "shop/deny-all", "quickstart-shop/api-from-tills",
 		"weft-agent-x7k2p", lines[len(lines)-1], "br0 GROUP", "br0",

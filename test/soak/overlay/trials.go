@@ -111,6 +111,10 @@ func (t *trial) restored(ctx context.Context) error {
 			}
 		}
 	}
+	// A sniffer may not have read yet what it received before: what it reads in order ends with the honest packets.
+	if err := t.siege.Honest(ctx); err != nil {
+		return err
+	}
 	if received := t.siege.Received(); len(received) > 0 {
 		t.row.Note += fmt.Sprintf("; %d packets received until the state was restored", len(received))
 	}
