@@ -43,6 +43,7 @@ type Switch struct {
 	Rows     *reconcile.Loop[ovsdb.Key, ovsdb.Row]
 	Bridges  map[string]*node.Flows
 	tracked  *datapath.Connections
+	purges   *purges
 }
 
 func newSwitch(options *Options, handovers *node.Handovers, kernel *Kernel) *Switch {
@@ -80,6 +81,10 @@ func (s *Switch) Starter(ctx context.Context, group *errgroup.Group) Starter {
 			group.Go(func() error { return s.followRows(ctx) })
 			if s.Datapath == ovsdb.DatapathNetdev {
 				group.Go(func() error { return s.tunnels.Run(ctx) })
+				group.Go(func() error {
+					s.purgeFlows(ctx)
+					return nil
+				})
 			}
 		},
 	}
@@ -168,6 +173,7 @@ func (s *Switch) openFlows(ctx context.Context, start Starter) error {
 	if s.Bridges != nil {
 		return nil
 	}
+	s.purges = newPurges(s.options.Log, func(ctx context.Context) error { return s.tracked.Purge(ctx) })
 	bridges := map[string]*node.Flows{}
 	for _, b := range s.options.care().Bridges {
 		engine := bridge.NewEngine(bridge.Config{
@@ -178,13 +184,24 @@ func (s *Switch) openFlows(ctx context.Context, start Starter) error {
 			return err
 		}
 		bridges[b.Name] = &node.Flows{Engine: engine, Loop: reconcile.NewLoop(flows, reconcile.Options[openflow.Key, openflow.Entry]{
-			Name: flowsOf(b.Name), Log: s.options.Log, Observe: s.options.observe, Settled: s.options.Settled, Encode: openflow.Encode, Seal: b.Note,
+			Name: flowsOf(b.Name), Log: s.options.Log, Settled: s.options.Settled, Encode: openflow.Encode, Seal: b.Note,
+			Observe: func(event reconcile.Event) {
+				s.options.observe(event)
+				s.purges.after(event)
+			},
 		})}
 	}
 	s.Bridges = bridges
 	s.tracked = &datapath.Connections{RunDir: s.options.OVSRunDir, Flows: s.flows()}
 	start.flows()
 	return nil
+}
+
+// purgeFlows purges the datapath after changes of flows, if the release of Open vSwitch needs it, or is unknown.
+func (s *Switch) purgeFlows(ctx context.Context) {
+	if version, err := s.Database.Version(ctx); err != nil || mistakesFlows(version) {
+		s.purges.run(ctx)
+	}
 }
 
 // flowsOf returns the name of the engine of a bridge's flows.
