@@ -189,54 +189,10 @@ func command(ctx context.Context, t *testing.T, argv []string) string {
 	return strings.TrimSpace(string(out))
 }
 
-func TestPodsReachEachOtherAndDownLeavesNothing(t *testing.T) {
-	ctx, cancel := context.WithTimeout(t.Context(), limit)
-	defer cancel()
-	cfg := config(t, plan.RuntimeCNI)
-	before := list(t, cfg.Name)
-	c := up(ctx, t, cfg)
-
-	a, err := c.AddPod(ctx, lab.PodSpec{Name: "a", Node: "n1"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	b, err := c.AddPod(ctx, lab.PodSpec{Name: "b", Node: "n2"})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Logf("ADD took %s and %s", a.Took, b.Took)
-	command(ctx, t, a.Enter("ping", "-c", "3", "-i", "0.2", "-W", "3", b.IPs[0].String()))
-	if seen := command(ctx, t, a.Enter("curl", "-sS", "--noproxy", "*", "-m", "5", c.Outside.URL)); seen != c.Node(1).IP.String() {
-		t.Errorf("outside saw the pod as %s, not as its node's %s", seen, c.Node(1).IP)
-	}
-	if err := a.Check(ctx); err != nil {
-		t.Errorf("CHECK: %v", err)
-	}
-	if err := c.Node(1).NetworkStatus(ctx); err != nil {
-		t.Errorf("STATUS: %v", err)
-	}
-	for range 2 {
-		if err := c.DelPod(ctx, a); err != nil {
-			t.Errorf("DEL: %v", err)
-		}
-	}
-	began := time.Now()
-	if err := c.Down(ctx); err != nil {
-		t.Fatal(err)
-	}
-	t.Logf("down took %s", time.Since(began).Round(time.Millisecond))
-	if diff := left(before, list(t, cfg.Name)); diff != "" {
-		t.Errorf("down left something:\n%s", diff)
-	}
-}
-
-func TestSwitchComesBackWithTheNodesAddress(t *testing.T) {
-	ctx, cancel := context.WithTimeout(t.Context(), limit)
-	defer cancel()
-	cfg := config(t, plan.RuntimeCNI)
-	cfg.NoWeft = true
-	c := up(ctx, t, cfg)
-	st, err := lab.Inspect(ctx, cfg.Name)
+// switchComesBack kills a node's switch, which is started again with the node's address.
+func switchComesBack(ctx context.Context, t *testing.T, c *lab.Cluster) {
+	t.Helper()
+	st, err := lab.Inspect(ctx, c.Name())
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -245,7 +201,7 @@ func TestSwitchComesBackWithTheNodesAddress(t *testing.T) {
 		t.Fatal(err)
 	}
 	until(ctx, t, "the switch runs again", func() bool {
-		st, err := lab.Inspect(ctx, cfg.Name)
+		st, err := lab.Inspect(ctx, c.Name())
 		if err != nil {
 			return false
 		}
@@ -282,66 +238,72 @@ func until(ctx context.Context, t *testing.T, what string, ok func() bool) {
 	}
 }
 
-// A killed supervisor leaves everything running; the next down, or the next up, removes it.
-func TestKilledSupervisorLeavesNothingAfterDown(t *testing.T) {
-	for _, when := range []string{"while it comes up", "when it is up"} {
-		t.Run(when, func(t *testing.T) {
-			ctx, cancel := context.WithTimeout(t.Context(), limit)
-			defer cancel()
-			cfg := config(t, plan.RuntimeCNI)
-			cfg.NoWeft = true
-			before := list(t, cfg.Name)
-			kill := func() {
-				st, err := lab.Inspect(ctx, cfg.Name)
-				if err == nil && st.Supervisor > 0 {
-					_ = syscall.Kill(st.Supervisor, syscall.SIGKILL)
-				}
-			}
-			_, err := lab.Up(ctx, cfg, func(e report.Event) {
-				if when == "while it comes up" && e.State == report.Begin && strings.HasPrefix(e.Step, "etcd") {
-					kill()
-				}
-			})
-			if when == "when it is up" {
-				if err != nil {
-					t.Fatal(err)
-				}
-				kill()
-			}
-			until(ctx, t, "the lab is dead", func() bool {
-				st, err := lab.Inspect(ctx, cfg.Name)
-				return err == nil && st.Phase == report.Dead
-			})
-			if len(processes(cfg.Name)) == 0 {
-				t.Error("the kill left no process: the test shows nothing")
-			}
-			if err := lab.Down(ctx, cfg.Name, nil); err != nil {
-				t.Fatal(err)
-			}
-			if diff := left(before, list(t, cfg.Name)); diff != "" {
-				t.Errorf("down left something:\n%s", diff)
-			}
-		})
-	}
-}
-
-func TestUpReclaimsWhatAKilledRunLeft(t *testing.T) {
-	ctx, cancel := context.WithTimeout(t.Context(), limit)
-	defer cancel()
-	cfg := config(t, plan.RuntimeCNI)
-	cfg.NoWeft = true
-	up(ctx, t, cfg)
-	st, err := lab.Inspect(ctx, cfg.Name)
+// killSupervisor kills a lab's supervisor, and waits until the lab is dead; its programs still run.
+func killSupervisor(ctx context.Context, t *testing.T, name string) {
+	t.Helper()
+	st, err := lab.Inspect(ctx, name)
 	if err != nil {
 		t.Fatal(err)
 	}
 	if err := syscall.Kill(st.Supervisor, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
+	dies(ctx, t, name)
+}
+
+// dies waits until a lab is dead.
+func dies(ctx context.Context, t *testing.T, name string) {
+	t.Helper()
 	until(ctx, t, "the lab is dead", func() bool {
-		st, err := lab.Inspect(ctx, cfg.Name)
+		st, err := lab.Inspect(ctx, name)
 		return err == nil && st.Phase == report.Dead
 	})
+	if len(processes(name)) == 0 {
+		t.Error("the kill left no process: the test shows nothing")
+	}
+}
+
+// downLeavesNothing takes a lab down, after which the machine is as before.
+func downLeavesNothing(ctx context.Context, t *testing.T, name string, before listing) {
+	t.Helper()
+	began := time.Now()
+	if err := lab.Down(ctx, name, nil); err != nil {
+		t.Fatal(err)
+	}
+	t.Logf("down took %s", time.Since(began).Round(time.Millisecond))
+	if diff := left(before, list(t, name)); diff != "" {
+		t.Errorf("down left something:\n%s", diff)
+	}
+}
+
+// A supervisor that is killed while its lab comes up leaves everything running; down removes it.
+func TestKilledSupervisorOfALabThatComesUp(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), limit)
+	defer cancel()
+	cfg := config(t, plan.RuntimeCNI)
+	cfg.NoWeft = true
+	before := list(t, cfg.Name)
+	_, _ = lab.Up(ctx, cfg, func(e report.Event) { // it fails
+		if e.State == report.Begin && strings.HasPrefix(e.Step, "etcd") {
+			if st, err := lab.Inspect(ctx, cfg.Name); err == nil && st.Supervisor > 0 {
+				_ = syscall.Kill(st.Supervisor, syscall.SIGKILL)
+			}
+		}
+	})
+	dies(ctx, t, cfg.Name)
+	downLeavesNothing(ctx, t, cfg.Name, before)
+}
+
+// A switch that is killed is started again with the node's address. A killed supervisor leaves everything running; the next up, or the next down,
+// removes it. Up of a lab that is up changes nothing, and with other settings it is refused.
+func TestKilledPrograms(t *testing.T) {
+	ctx, cancel := context.WithTimeout(t.Context(), limit)
+	defer cancel()
+	cfg := config(t, plan.RuntimeCNI)
+	cfg.NoWeft = true
+	before := list(t, cfg.Name)
+	switchComesBack(ctx, t, up(ctx, t, cfg))
+	killSupervisor(ctx, t, cfg.Name)
 	if _, err := lab.Up(ctx, cfg, nil); err != nil {
 		t.Fatal(err)
 	}
@@ -353,14 +315,20 @@ func TestUpReclaimsWhatAKilledRunLeft(t *testing.T) {
 	if _, err := lab.Up(ctx, other, nil); !errors.Is(err, lab.ErrOther) {
 		t.Errorf("up with other settings: %v, want ErrOther", err)
 	}
+	killSupervisor(ctx, t, cfg.Name)
+	downLeavesNothing(ctx, t, cfg.Name, before)
 }
 
+// Two labs have the same addresses, and neither sees the other. Down of the first changes nothing of the second, whose pods are attached, checked
+// and detached; its own down leaves nothing on the machine.
 func TestTwoLabsSideBySide(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), limit)
 	defer cancel()
 	one, two := config(t, plan.RuntimeCNI), config(t, plan.RuntimeCNI)
+	before := list(t, two.Name)
 	a, b := up(ctx, t, one), up(ctx, t, two)
-	for _, c := range []*lab.Cluster{a, b} { // both labs have the same addresses, and neither sees the other
+	var last *lab.Pod // the second lab's, in the end
+	for _, c := range []*lab.Cluster{a, b} {
 		p, err := c.AddPod(ctx, lab.PodSpec{Name: "p", Node: "n1"})
 		if err != nil {
 			t.Fatal(err)
@@ -369,7 +337,9 @@ func TestTwoLabsSideBySide(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
+		t.Logf("ADD took %s and %s", p.Took, q.Took)
 		command(ctx, t, p.Enter("ping", "-c", "3", "-i", "0.2", "-W", "3", q.IPs[0].String()))
+		last = p
 	}
 	if err := a.Down(ctx); err != nil {
 		t.Fatal(err)
@@ -382,6 +352,21 @@ func TestTwoLabsSideBySide(t *testing.T) {
 	if err != nil || len(pods) != 2 {
 		t.Errorf("pods of the lab that stays: %d, %v", len(pods), err)
 	}
+	if seen := command(ctx, t, last.Enter("curl", "-sS", "--noproxy", "*", "-m", "5", b.Outside.URL)); seen != b.Node(1).IP.String() {
+		t.Errorf("outside saw the pod as %s, not as its node's %s", seen, b.Node(1).IP)
+	}
+	if err := last.Check(ctx); err != nil {
+		t.Errorf("CHECK: %v", err)
+	}
+	if err := b.Node(1).NetworkStatus(ctx); err != nil {
+		t.Errorf("STATUS: %v", err)
+	}
+	for range 2 {
+		if err := b.DelPod(ctx, last); err != nil {
+			t.Errorf("DEL: %v", err)
+		}
+	}
+	downLeavesNothing(ctx, t, two.Name, before)
 }
 
 // toolsWork runs the programs of the pods' image in one of its pods: curl, the nc of OpenBSD, and dig, with which upstream's tests of conformance
@@ -430,12 +415,5 @@ func TestKubelets(t *testing.T) {
 	if log := kubectl("logs", "p1"); !slices.Contains(strings.Fields(log), "started") {
 		t.Errorf("logs: %q", log)
 	}
-	began := time.Now()
-	if err := c.Down(ctx); err != nil {
-		t.Fatal(err)
-	}
-	t.Logf("down took %s", time.Since(began).Round(time.Millisecond))
-	if diff := left(before, list(t, cfg.Name)); diff != "" {
-		t.Errorf("down left something:\n%s", diff)
-	}
+	downLeavesNothing(ctx, t, cfg.Name, before)
 }

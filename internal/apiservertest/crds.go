@@ -7,12 +7,13 @@ import (
 	"time"
 
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/runtime"
 	"k8s.io/apimachinery/pkg/util/wait"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 )
 
-// InstallCRDs creates the definitions, and waits until the server serves them.
+// InstallCRDs creates the definitions, and waits until the server serves them. A server that another program has started may have them.
 func (s *Server) InstallCRDs(ctx context.Context, crds []*apiextensionsv1.CustomResourceDefinition) error {
 	scheme := runtime.NewScheme()
 	if err := apiextensionsv1.AddToScheme(scheme); err != nil {
@@ -23,7 +24,7 @@ func (s *Server) InstallCRDs(ctx context.Context, crds []*apiextensionsv1.Custom
 		return err
 	}
 	for _, crd := range crds {
-		if err := c.Create(ctx, crd.DeepCopy()); err != nil {
+		if err := c.Create(ctx, crd.DeepCopy()); err != nil && (s.dir != "" || !apierrors.IsAlreadyExists(err)) {
 			return fmt.Errorf("create %s: %w", crd.Name, err)
 		}
 	}

@@ -33,6 +33,12 @@ const (
 	Environment = "WEFT_KUBERNETES"
 	// DefaultDirectory is the directory if the variable is not set: the laboratory keeps its builds there.
 	DefaultDirectory = "/var/cache/weft-lab/kubernetes/v1.34.4"
+	// EnvironmentNext is the variable with a shell command, another test program, that Main runs after its own tests with the same server. In
+	// a virtual machine, the start of a server takes longer than many tests.
+	EnvironmentNext = "WEFT_APISERVER_NEXT"
+
+	// environmentAddress is the variable with the address of the server that a program before has started.
+	environmentAddress = "WEFT_APISERVER_ADDRESS"
 
 	readyTimeout = 5 * time.Minute // a machine that builds at the same time is slow, and so is a virtual machine whose processor is emulated
 	adminToken   = "admin"
@@ -41,24 +47,51 @@ const (
 // Server is a running API server.
 type Server struct {
 	address string
-	dir     string
-	etcd    *process
-	api     *process
+	// dir is the server's directory; empty: another program has started the server.
+	dir  string
+	etcd *process
+	api  *process
 }
 
 // Main starts a server, passes it to use, runs the tests, and stops it. It returns the exit code for TestMain.
 func Main(m *testing.M, use func(*Server) error) int {
-	server, err := startWhere()
+	server, err := startOrJoin()
 	if err != nil {
 		fmt.Fprintln(os.Stderr, "start the API server:", err)
 		return 1
 	}
 	defer server.stop()
+	code := 1
 	if err := use(server); err != nil {
 		fmt.Fprintln(os.Stderr, "prepare the API server:", err)
-		return 1
+	} else {
+		code = m.Run()
 	}
-	return m.Run()
+	if err := server.runNext(); err != nil {
+		fmt.Fprintln(os.Stderr, "the next test program:", err)
+		code = max(code, 1)
+	}
+	return code
+}
+
+// startOrJoin starts a server, unless a program before has started one.
+func startOrJoin() (*Server, error) {
+	if address := os.Getenv(environmentAddress); address != "" { //nolint:forbidigo // tests have no main
+		return &Server{address: address}, nil
+	}
+	return startWhere()
+}
+
+// runNext runs the test program that follows in this process's environment, if there is one.
+func (s *Server) runNext() error {
+	next := os.Getenv(EnvironmentNext) //nolint:forbidigo // tests have no main
+	if next == "" {
+		return nil
+	}
+	cmd := exec.Command("/bin/sh", "-c", next)
+	cmd.Env = append(os.Environ(), EnvironmentNext+"=", environmentAddress+"="+s.address)
+	cmd.Stdout, cmd.Stderr = os.Stdout, os.Stderr
+	return cmd.Run()
 }
 
 // Config returns the configuration of a client with all permissions.
@@ -191,6 +224,9 @@ func ready(ctx context.Context, client *http.Client, url string) bool {
 }
 
 func (s *Server) stop() {
+	if s.dir == "" {
+		return
+	}
 	for _, p := range []*process{s.api, s.etcd} {
 		if p != nil {
 			p.Kill()

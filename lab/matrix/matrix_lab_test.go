@@ -82,7 +82,7 @@ func show(t *testing.T, r *Report) {
 }
 
 // Every path works with the right address and no trick works, on three nodes. A run leaves no pod behind, so that the next run has the
-// same start.
+// same start. Errors that are made on purpose are found.
 func TestMatrixWithoutKubelets(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), limit)
 	defer cancel()
@@ -102,13 +102,13 @@ func TestMatrixWithoutKubelets(t *testing.T) {
 			t.Errorf("%d pods are left: %v", len(left), err)
 		}
 	}
+	t.Run("finds what is wrong", func(t *testing.T) { findsWhatIsWrong(ctx, t, c) })
 }
 
-// The matrix finds errors: a switch that passes spoofed packets, and a broken path. Otherwise "as it must be" would prove nothing.
-func TestMatrixFindsWhatIsWrong(t *testing.T) {
-	ctx, cancel := context.WithTimeout(t.Context(), limit)
-	defer cancel()
-	c := bring(ctx, t, 2)
+// findsWhatIsWrong: the matrix finds errors: a switch that passes spoofed packets, and a broken path. Otherwise "as it must be" would prove
+// nothing. The lab stays damaged.
+func findsWhatIsWrong(ctx context.Context, t *testing.T, c *lab.Cluster) {
+	t.Helper()
 	s, err := openScene(ctx, c, Options{}.withDefaults())
 	if err != nil {
 		t.Fatal(err)

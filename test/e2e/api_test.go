@@ -39,7 +39,7 @@ func TestAPIServerAway(t *testing.T) {
 	c := cluster(t)
 	l := newLoad(t, c, "api")
 	ch := newChurn(t, c)
-	l.control(t, 5*time.Second)
+	l.control(t, window(5*time.Second))
 	watch := watchFlows(t, c.Node(1))
 	back := apiAway(t, c)
 	var deleted []*lab.Pod
@@ -61,7 +61,7 @@ func TestAPIServerAway(t *testing.T) {
 func TestAgentStartsWithoutAPIServer(t *testing.T) {
 	c := cluster(t)
 	l := newLoad(t, c, "alone")
-	l.control(t, 3*time.Second)
+	l.control(t, window(3*time.Second))
 	n := c.Node(1)
 	want := settledState(t, n)
 	watch := watchFlows(t, n)

@@ -21,7 +21,7 @@ import (
 
 const (
 	floodPort = 7794
-	// warmUp is not measured. measured is the time of the first measurement, again that of each further one.
+	// warmUp is not measured. measured is the usual time of the first measurement, again that of each further one.
 	warmUp   = 5 * time.Second
 	measured = 20 * time.Second
 	again    = 12 * time.Second
@@ -189,7 +189,7 @@ func TestBandwidth(t *testing.T) {
 	echo(t, p.plainFar.Netns, p.plainFar.IPs[0])
 	ping(t, p.plainNear.Netns, p.plainFar.IPs[0])
 	sleep(t, warmUp)
-	t.Run("limits", func(t *testing.T) { p.during(t, "without a restart", measured, func() {}) })
+	t.Run("limits", func(t *testing.T) { p.during(t, "without a restart", window(measured), func() {}) })
 	t.Run("restarts", func(t *testing.T) { p.restarts(t, c) })
 }
 
@@ -200,7 +200,7 @@ func (p *limitedPods) restarts(t *testing.T, c *lab.Cluster) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p.during(t, "while agents are restarted", again, func() {
+	p.during(t, "while agents are restarted", window(again), func() {
 		for _, node := range []string{"n1", "n2"} {
 			kill(t, c, node+"/weft-agent", syscall.SIGKILL)
 		}
@@ -212,7 +212,7 @@ func (p *limitedPods) restarts(t *testing.T, c *lab.Cluster) {
 	kill(t, c, "n1/ovs-vswitchd", syscall.SIGKILL)
 	ping(t, p.plainNear.Netns, p.plainFar.IPs[0])
 	p.flowing(t)
-	p.during(t, "after the switch was restarted", again, func() {})
+	p.during(t, "after the switch was restarted", window(again), func() {})
 	byHand(t, c.Node(1), p)
 	wrongLimits(t, c.Node(1))
 	for _, pod := range []*lab.Pod{p.near, p.far} {

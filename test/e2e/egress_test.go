@@ -131,14 +131,17 @@ func (s *bothScene) seenBy(t *testing.T, when string, good, bad [2]string) {
 // namesFromNode: pods resolve names at their own node, with their own addresses.
 func (s *bothScene) namesFromNode(t *testing.T) {
 	t.Helper()
-	for i, name := range []string{"a1", "a2"} {
-		for _, protocol := range []string{"tcp", "udp"} {
-			want := s.pods[name].IPs[0].String()
-			if got := s.seenAt(t.Context(), name, protocol, port(s.cluster.Node(i+1).IP, 53)); got != want {
-				t.Errorf("name query of %s to its node by %s has source %s, want %s", name, protocol, got, want)
+	await(t, "name queries of pods to their nodes", func(ctx context.Context) error {
+		for i, name := range []string{"a1", "a2"} {
+			for _, protocol := range []string{"tcp", "udp"} {
+				want := s.pods[name].IPs[0].String()
+				if got := s.seenAt(ctx, name, protocol, port(s.cluster.Node(i+1).IP, 53)); got != want {
+					return fmt.Errorf("that of %s by %s has source %s, want %s", name, protocol, got, want)
+				}
 			}
 		}
-	}
+		return nil
+	})
 }
 
 // throughout: while agents are killed and the address moves, the denied host sees no packet, and the other host only the egress IP.

@@ -174,7 +174,7 @@ func (s *guardScene) reachOf(t *testing.T, what string, of map[*lab.Pod][]int) {
 type nameServer struct {
 	mu      sync.Mutex
 	records map[string][]string // by name; nil: the server fails
-	cutOff  bool
+	cutOff  string              // the name whose answers by UDP are truncated
 	tcp     int
 }
 
@@ -227,11 +227,11 @@ func (s *nameServer) fails(name string) {
 	s.records[name] = nil
 }
 
-// cut makes the server truncate its answers by UDP, or not.
-func (s *nameServer) cut(off bool) {
+// cut makes the server truncate its answers by UDP for a name.
+func (s *nameServer) cut(name string) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
-	s.cutOff = off
+	s.cutOff = name
 }
 
 // byTCP returns the number of queries by TCP.
@@ -263,7 +263,7 @@ func (s *nameServer) answer(w dns.ResponseWriter, r *dns.Msg) {
 		reply.Rcode = dns.RcodeServerFailure
 	case len(texts) == 0:
 		reply.Rcode = dns.RcodeNameError
-	case s.cutOff && !overTCP:
+	case strings.TrimSuffix(q.Name, ".") == s.cutOff && !overTCP:
 		reply.Answer, reply.Truncated = nil, true
 	}
 	_ = w.WriteMsg(reply)

@@ -107,26 +107,26 @@ func TestEgressFirewall(t *testing.T) {
 
 // names: a name has the addresses of the name server's answer for one TTL. Traffic to names without a known address is denied.
 func (s *guardScene) names(t *testing.T, all string) {
-	const ttl = 5
-	allow := []string{"Allow " + egressName, "Deny " + all}
-	s.zone.fails(egressName)
-	s.policy(t, guardedOne, "default", allow...)
-	s.reach(t, "an allowed name that cannot be resolved")
-	s.zone.has(egressName, address(ttl, s.hosts[1]))
-	s.reach(t, "the name is resolved", 1)
-	s.zone.has(egressName, address(ttl, s.hosts[2]), address(ttl, s.hosts[3]))
-	s.reach(t, "the name has other addresses", 2, 3)
-	s.zone.has(egressName, fmt.Sprintf("%s. %d IN CNAME far.test.", egressName, ttl), fmt.Sprintf("far.test. %d IN A %s", ttl, s.hosts[0]))
-	s.reach(t, "the name is an alias", 0)
-	s.zone.cut(true)
-	s.zone.has(egressName, address(ttl, s.hosts[1]))
-	s.reach(t, "the answer is larger than a UDP packet", 1)
+	const ttl, alias, large = 5, "alias.egress.test", "large.egress.test"
+	for _, name := range []string{egressName, alias, large} {
+		s.zone.fails(name)
+	}
+	s.policy(t, guardedOne, "default", "Allow "+egressName, "Allow "+alias, "Allow "+large, "Deny "+all)
+	s.reach(t, "allowed names that cannot be resolved")
+	s.zone.cut(large)
+	s.zone.has(large, fmt.Sprintf("%s. %d IN A %s", large, ttl, s.hosts[1]))
+	s.zone.has(alias, fmt.Sprintf("%s. %d IN CNAME far.test.", alias, ttl), fmt.Sprintf("far.test. %d IN A %s", ttl, s.hosts[0]))
+	s.zone.has(egressName, address(ttl, s.hosts[2]))
+	s.reach(t, "the names are resolved: an alias, an answer that is larger than a UDP packet, and a usual one", 0, 1, 2)
 	if s.zone.byTCP() == 0 {
 		t.Error("no query by TCP")
 	}
-	s.zone.cut(false)
-	s.zone.has(egressName)
-	s.reach(t, "the name no longer exists")
+	s.zone.has(egressName, address(ttl, s.hosts[3]))
+	s.reach(t, "a name has another address", 0, 1, 3)
+	for _, name := range []string{egressName, alias, large} {
+		s.zone.has(name)
+	}
+	s.reach(t, "the names no longer exist")
 
 	s.zone.fails(egressName)
 	s.policy(t, guardedOne, "default", "Allow "+s.hosts[3].String()+"/32", "Deny "+egressName) // the name still does not exist

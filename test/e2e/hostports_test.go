@@ -165,9 +165,11 @@ func silentLoopback(t *testing.T, from *lab.Pod) {
 	mustRun(t, from.Enter("ip", "link", "set", "lo", "down"))
 	mustRun(t, from.Enter("ip", "route", "replace", "table", "local", "unicast", "127.0.0.1", "via", gateway(from.IPs[0]).String(), "src", from.IPs[0].String()))
 	for _, network := range []string{"tcp", "udp"} {
-		if answer, err := traffic.Ask(t.Context(), from.Netns, network, netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), hostPort)); err == nil {
+		ctx, cancel := context.WithTimeout(t.Context(), brief)
+		if answer, err := traffic.Ask(ctx, from.Netns, network, netip.AddrPortFrom(netip.AddrFrom4([4]byte{127, 0, 0, 1}), hostPort)); err == nil {
 			t.Errorf("%s from a pod to its node's loopback is answered: %s", network, answer)
 		}
+		cancel()
 	}
 }
 
@@ -213,7 +215,7 @@ func hostPortsOutlive(t *testing.T, c *lab.Cluster, web *lab.Pod) {
 	}
 	load("control", func() {
 		select {
-		case <-time.After(3 * time.Second): // the duration of the traffic
+		case <-time.After(window(3 * time.Second)): // the duration of the traffic
 		case <-t.Context().Done():
 		}
 	})

@@ -43,7 +43,11 @@ var ( //nolint:gochecknoglobals // flags of the test binary
 	starts    = flag.Int("lab.starts", 60, "number of isolated pods that start under hostile traffic")
 	rounds    = flag.Int("lab.rounds", 5, "number of crowds of pods that are added and deleted")
 	perRound  = flag.Int("lab.crowd", 200, "number of pods in a crowd")
+	windows   = flag.Float64("lab.windows", 1, "share of their usual length that measurements, and traffic without a fault, have")
 )
+
+// window returns the length of a measurement, or of traffic without a fault, whose usual length is given.
+func window(usual time.Duration) time.Duration { return time.Duration(float64(usual) * *windows) }
 
 func TestMain(m *testing.M) {
 	flag.Parse()

@@ -7,8 +7,10 @@ import (
 	"errors"
 	"fmt"
 	"maps"
+	"net"
 	"net/netip"
 	"slices"
+	"sync"
 	"syscall"
 	"testing"
 	"time"
@@ -18,11 +20,13 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/client-go/kubernetes"
 
 	networkv1 "weft.dev/weft/api/openshift/v1"
+	"weft.dev/weft/internal/admin"
 	"weft.dev/weft/internal/policy"
 	"weft.dev/weft/lab"
 	"weft.dev/weft/lab/podruntime"
@@ -42,23 +46,47 @@ func byPolicies(t *testing.T, c *lab.Cluster) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	flat := map[string]probe.State{}
-	for _, n := range c.Nodes() {
-		flat[n.Name] = settledState(t, n)
+	former, _, err := unstructured.NestedString(good.Object, "pluginName")
+	if err != nil {
+		t.Fatal(err)
 	}
-	t.Cleanup(func() { restore(t, networks, good) })
+	before := map[string]string{}
+	for _, n := range c.Nodes() {
+		before[n.Name] = settledFlows(t, n)
+	}
+	t.Cleanup(func() {
+		restore(t, networks, good)
+		ctx, cancel := context.WithTimeout(context.Background(), patience)
+		defer cancel()
+		for _, n := range c.Nodes() { // the next test may begin with a change of the mode
+			if _, err := probe.Await(ctx, patience, n.Name+" in its former mode", inEffect(n, isolates(former))); err != nil {
+				t.Error(err)
+			}
+		}
+	})
 	patch := fmt.Sprintf(`{"pluginName":%q}`, networkv1.PluginNetworkPolicy)
 	if _, err := networks.Patch(t.Context(), networkv1.ClusterNetworkDefault, types.MergePatchType, []byte(patch), metav1.PatchOptions{}); err != nil {
 		t.Fatal(err)
 	}
+	withVNIDs := isolates(networkv1.PluginNetworkPolicy)
 	for _, n := range c.Nodes() {
-		await(t, n.Name+" in the mode with NetworkPolicies", func(ctx context.Context) error {
-			if stateOf(ctx, n).Differs(flat[n.Name]) == nil {
-				return errors.New("its flows are still those of the flat network")
-			}
-			return nil
-		})
+		await(t, n.Name+" in the mode with NetworkPolicies", inEffect(n, func(state *admin.State, flows string) bool {
+			return withVNIDs(state, flows) && flows != before[n.Name]
+		}))
 	}
+}
+
+// settledFlows returns a node's flows once they are the same twice in succession.
+func settledFlows(t *testing.T, n lab.Node) (flows string) {
+	t.Helper()
+	await(t, n.Name+" settled", func(ctx context.Context) error {
+		before := flows
+		if flows = probe.StateIn(ctx, n, "flows"); flows != before {
+			return errors.New("its flows still change")
+		}
+		return nil
+	})
+	return flows
 }
 
 // policyScene is pods in two namespaces: servers and clients on both nodes.
@@ -150,12 +178,22 @@ const (
 	generous = 5 * time.Second
 )
 
-// answers reports whether a connection by TCP is answered in time.
+// answers reports whether a connection by TCP is answered in time. A connection without an answer is followed by another one, each with twice
+// the time: on a path that has just opened, that is sooner than TCP's repetition of the first packet.
 func answers(ctx context.Context, from string, to netip.AddrPort, wait time.Duration) bool {
 	ctx, cancel := context.WithTimeout(ctx, wait)
 	defer cancel()
-	_, err := traffic.Ask(ctx, from, "tcp", to)
-	return err == nil
+	for once := brief; ; once *= 2 {
+		trying, cancel := context.WithTimeout(ctx, once)
+		_, err := traffic.Ask(trying, from, "tcp", to)
+		cancel()
+		if err == nil {
+			return true
+		}
+		if late, known := errors.AsType[net.Error](err); ctx.Err() != nil || !known || !late.Timeout() {
+			return false
+		}
+	}
 }
 
 // attempt is a client, the address that it connects to, and whether an answer is expected.
@@ -398,32 +436,47 @@ func TestPolicyKeepsConnections(t *testing.T) {
 	only := func(app string) networkingv1.NetworkPolicySpec {
 		return ingress(networkingv1.NetworkPolicyIngressRule{From: []networkingv1.NetworkPolicyPeer{{PodSelector: labelled(map[string]string{"app": app})}}})
 	}
+	s.annotations = map[string]string{policy.AnnotationEstablished: policy.EstablishedKeep}
+	s.policy(t, "keep", server, only("far"))
+	s.reach(t, "far is allowed", map[uint16][3]bool{sourcePort: {false, true, false}})
+	conns := map[string][2]*traffic.Conn{}
 	for _, network := range []string{"tcp", "udp"} {
-		s.annotations = map[string]string{policy.AnnotationEstablished: policy.EstablishedKeep}
-		s.policy(t, "keep", server, only("far"))
-		s.reach(t, "far is allowed", map[uint16][3]bool{sourcePort: {false, true, false}})
-		open, other := s.connect(t, s.far, network), s.connect(t, s.far, network)
-		s.policy(t, "keep", server, only("near"))
-		s.reach(t, "far is no longer allowed", map[uint16][3]bool{sourcePort: {true, false, false}})
+		conns[network] = [2]*traffic.Conn{s.connect(t, s.far, network), s.connect(t, s.far, network)}
+	}
+	s.policy(t, "keep", server, only("near"))
+	s.reach(t, "far is no longer allowed", map[uint16][3]bool{sourcePort: {true, false, false}})
+	for network, pair := range conns {
 		for range 3 {
-			if _, err := open.Ask(); err != nil {
+			if _, err := pair[0].Ask(); err != nil {
 				t.Errorf("%s: an established connection ended, although the policy keeps connections: %v", network, err)
 			}
 		}
-		s.annotations = nil
-		s.policy(t, "keep", server, only("near"))
-		await(t, network+": the end of the connection", func(context.Context) error {
-			if answer, err := open.Ask(); err == nil {
-				return fmt.Errorf("the connection still works: %s", answer)
+	}
+	s.annotations = nil
+	s.policy(t, "keep", server, only("near"))
+	var ending errgroup.Group // all at once: an unanswered request takes long
+	for network, pair := range conns {
+		ending.Go(func() error {
+			_, err := probe.Await(t.Context(), patience, network+": the end of the connection", func(context.Context) error {
+				if answer, err := pair[0].Ask(); err == nil {
+					return fmt.Errorf("the connection still works: %s", answer)
+				}
+				return nil
+			})
+			if err != nil {
+				return err
+			}
+			if answer, err := pair[1].Ask(); err == nil {
+				return fmt.Errorf("%s: the other connection still works: %s", network, answer)
 			}
 			return nil
 		})
-		if answer, err := other.Ask(); err == nil {
-			t.Errorf("%s: the other connection still works: %s", network, answer)
-		}
-		s.drop(t, "keep")
-		s.reach(t, "no pod is isolated", map[uint16][3]bool{sourcePort: {true, true, true}})
 	}
+	if err := ending.Wait(); err != nil {
+		t.Error(err)
+	}
+	s.drop(t, "keep")
+	s.reach(t, "no pod is isolated", map[uint16][3]bool{sourcePort: {true, true, true}})
 }
 
 // Connections that a policy no longer allows end, whichever side sends. Allowed ones continue; so do those that an isolated pod itself
@@ -438,32 +491,40 @@ func TestPolicyEndsConnections(t *testing.T) {
 		}
 		return ingress(networkingv1.NetworkPolicyIngressRule{From: peers})
 	}
+	ends, continues := map[string]*traffic.Conn{}, map[string]*traffic.Conn{}
 	for _, network := range []string{"tcp", "udp"} {
-		// One connection begins before there is a policy, one while a rule allows it.
-		before := s.connect(t, s.far, network)
-		stays := s.connect(t, s.near, network)
-		own := connect(t, s.server, s.far, network)
-		s.policy(t, "end", server, allow("far", "near"))
-		s.reach(t, "near and far are allowed", map[uint16][3]bool{sourcePort: {true, true, false}})
-		after := s.connect(t, s.far, network)
-		if _, err := before.Ask(); err != nil {
-			t.Errorf("%s: a connection ended that is older than the rule that allows it: %v", network, err)
-		}
-		s.policy(t, "end", server, allow("near"))
-		s.reach(t, "far is no longer allowed", map[uint16][3]bool{sourcePort: {true, false, false}})
-		for name, c := range map[string]*traffic.Conn{"older than the rule": before, "newer than the rule": after} {
-			if answer, err := c.Ask(); err == nil {
-				t.Errorf("%s: a connection %s still works: %s", network, name, answer)
-			}
-		}
-		for name, c := range map[string]*traffic.Conn{"allowed all the time": stays, "opened by the isolated pod": own} {
-			if _, err := c.Ask(); err != nil {
-				t.Errorf("%s: a connection %s ended: %v", network, name, err)
-			}
-		}
-		s.drop(t, "end")
-		s.reach(t, "no pod is isolated", map[uint16][3]bool{sourcePort: {true, true, true}})
+		ends[network+", older than the rule"] = s.connect(t, s.far, network)
+		continues[network+", allowed all the time"] = s.connect(t, s.near, network)
+		continues[network+", opened by the isolated pod"] = connect(t, s.server, s.far, network)
 	}
+	s.policy(t, "end", server, allow("far", "near"))
+	s.reach(t, "near and far are allowed", map[uint16][3]bool{sourcePort: {true, true, false}})
+	for name, c := range ends {
+		if _, err := c.Ask(); err != nil {
+			t.Errorf("a connection ended that a rule allows: %s: %v", name, err)
+		}
+	}
+	for _, network := range []string{"tcp", "udp"} {
+		ends[network+", newer than the rule"] = s.connect(t, s.far, network)
+	}
+	s.policy(t, "end", server, allow("near"))
+	s.reach(t, "far is no longer allowed", map[uint16][3]bool{sourcePort: {true, false, false}})
+	var asking sync.WaitGroup // all at once: an unanswered request takes long
+	for name, c := range ends {
+		asking.Go(func() {
+			if answer, err := c.Ask(); err == nil {
+				t.Errorf("a connection that is no longer allowed still works: %s: %s", name, answer)
+			}
+		})
+	}
+	asking.Wait()
+	for name, c := range continues {
+		if _, err := c.Ask(); err != nil {
+			t.Errorf("a connection ended: %s: %v", name, err)
+		}
+	}
+	s.drop(t, "end")
+	s.reach(t, "no pod is isolated", map[uint16][3]bool{sourcePort: {true, true, true}})
 }
 
 // An agent that is killed under traffic, while policies change, loses no allowed packet and passes no denied one.

@@ -105,7 +105,7 @@ func (l *load) during(t *testing.T, what string, f func()) {
 func TestAgentRestarts(t *testing.T) {
 	c := cluster(t)
 	l := newLoad(t, c, "restart")
-	l.control(t, 15*time.Second)
+	l.control(t, window(15*time.Second))
 	watches := map[string]*probe.FlowWatch{}
 	for _, n := range c.Nodes() {
 		watches[n.Name] = watchFlows(t, n)

@@ -44,8 +44,12 @@ func TestSCTP(t *testing.T) {
 	// The answer has the server's name, and the address that it sees: the client pod's own, also through the Service.
 	reach := func(what string, from *lab.Pod, to netip.AddrPort, passes bool) {
 		t.Helper()
+		wait := brief
+		if passes {
+			wait = 2 * time.Second
+		}
 		await(t, what, func(ctx context.Context) error {
-			ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
+			ctx, cancel := context.WithTimeout(ctx, wait)
 			defer cancel()
 			answer, err := traffic.AskSCTP(ctx, from.Netns, to)
 			if want := (traffic.Answer{Name: s.server.Name, Source: from.IPs[0]}); passes && (err != nil || answer != want) {

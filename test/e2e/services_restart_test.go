@@ -75,7 +75,7 @@ func TestAgentRestartsUnderServices(t *testing.T) {
 	}
 
 	control := s.load(t, vip)
-	const length = 5 * time.Second
+	length := window(5 * time.Second)
 	select {
 	case <-time.After(length): // the duration of the traffic
 	case <-t.Context().Done():

@@ -219,6 +219,8 @@ func refused(t *testing.T, from string, to netip.AddrPort, networks ...string) {
 func silent(t *testing.T, from, network string, to netip.AddrPort) {
 	t.Helper()
 	await(t, network+" "+to.String()+" without any answer", func(ctx context.Context) error {
+		ctx, cancel := context.WithTimeout(ctx, brief)
+		defer cancel()
 		answer, err := traffic.Ask(ctx, from, network, to)
 		if err == nil {
 			return fmt.Errorf("%s", answer)

@@ -12,13 +12,14 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/types"
 
 	networkv1 "weft.dev/weft/api/openshift/v1"
+	"weft.dev/weft/internal/admin"
 	"weft.dev/weft/internal/realised"
 	"weft.dev/weft/internal/tenant"
 	"weft.dev/weft/lab"
@@ -104,7 +105,8 @@ func newEstate(t *testing.T) *estate {
 	return e
 }
 
-// setMode changes the mode of the running cluster, and waits until all nodes report the new mode.
+// setMode changes the mode of the running cluster, and waits until it is in effect on all nodes. It asks the agents: they write their
+// HostSubnets only every 5 seconds.
 func (e *estate) setMode(t *testing.T, plugin string) {
 	t.Helper()
 	ctx, cancel := context.WithTimeout(context.Background(), patience)
@@ -114,22 +116,53 @@ func (e *estate) setMode(t *testing.T, plugin string) {
 	if _, err := networks.Patch(ctx, networkv1.ClusterNetworkDefault, types.MergePatchType, patch, metav1.PatchOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	subnets := objects(t, e.cluster, network, "hostsubnets")
-	_, err := probe.Await(ctx, patience, "all nodes follow "+plugin, func(ctx context.Context) error {
-		list, err := subnets.List(ctx, metav1.ListOptions{})
+	var following errgroup.Group
+	for _, n := range e.cluster.Nodes() {
+		following.Go(func() error {
+			if _, err := probe.Await(ctx, patience, n.Name+" follows "+plugin, inEffect(n, isolates(plugin))); err != nil {
+				return err
+			}
+			// The switch's datapath follows the flows within half a second.
+			_, err := probe.Run(ctx, n.Enter("ovs-appctl", "-T", "60", "-t", "ovs-vswitchd", "revalidator/wait"))
+			return err
+		})
+	}
+	if err := following.Wait(); err != nil {
+		t.Fatal(err)
+	}
+}
+
+// isolates returns what judges whether an agent has the mode of a plugin, by its state: with and without VNIDs are told apart.
+func isolates(plugin string) func(state *admin.State, flows string) bool {
+	return func(state *admin.State, _ string) bool {
+		return (state.VNIDsVersion != "") == (plugin != networkv1.PluginSubnet)
+	}
+}
+
+// inEffect returns what returns nil once a change of the mode is in effect on a node: its agent's state, or its flows, are as wanted, no engine
+// has anything to commit, and the flows are the same twice in succession.
+func inEffect(n lab.Node, wanted func(state *admin.State, flows string) bool) func(context.Context) error {
+	var last string
+	return func(ctx context.Context) error {
+		before := last
+		last = ""
+		state, err := probe.AgentState(ctx, n)
 		if err != nil {
 			return err
 		}
-		for i := range list.Items {
-			version, _, _ := unstructured.NestedString(list.Items[i].Object, "status", "vnidsVersion")
-			if isolates := version != ""; isolates != (plugin == networkv1.PluginMultitenant) {
-				return fmt.Errorf("%s does not follow", list.Items[i].GetName())
+		for i := range state.Engines {
+			if e := &state.Engines[i]; e.Waiting > 0 {
+				return fmt.Errorf("%d items of engine %s wait", e.Waiting, e.Name)
 			}
 		}
+		flows := probe.StateIn(ctx, n, "flows")
+		if !wanted(&state, flows) {
+			return errors.New("it has the former mode")
+		}
+		if last = flows; last != before {
+			return errors.New("its flows still change")
+		}
 		return nil
-	})
-	if err != nil {
-		t.Fatal(err)
 	}
 }
 
@@ -263,7 +296,7 @@ func TestTenants(t *testing.T) {
 	}
 	e.judge(t, "flat", groups{"abc"})
 	l := e.pairsOf([2]string{"a1", "a2"}, [2]string{"b2", "b1"}, [2]string{"c1", "c2"}, [2]string{"d1", "b2"}, [2]string{"a1", "a3"}, [2]string{"b1", "d2"})
-	l.control(t, 5*time.Second)
+	l.control(t, window(5*time.Second))
 	e.flatAgain(t)
 	l.during(t, "the change to isolated projects", func() { e.setMode(t, networkv1.PluginMultitenant) })
 	e.judge(t, "isolated", nil)
@@ -315,11 +348,13 @@ func TestTenants(t *testing.T) {
 	})
 	t.Run("wrong", func(t *testing.T) { e.wrongRequests(t) })
 
-	for range 3 { // a wrong order loses packets mostly, but not always
-		l.during(t, "the change to a flat network", func() { e.setMode(t, networkv1.PluginSubnet) })
-		l.during(t, "the change to isolated projects", func() { e.setMode(t, networkv1.PluginMultitenant) })
-	}
-	l.during(t, "the change to a flat network", func() { e.setMode(t, networkv1.PluginSubnet) })
+	l.during(t, "the change to a flat network, and three times to isolated projects and back", func() {
+		e.setMode(t, networkv1.PluginSubnet)
+		for range 3 { // a wrong order loses packets mostly, but not always
+			e.setMode(t, networkv1.PluginMultitenant)
+			e.setMode(t, networkv1.PluginSubnet)
+		}
+	})
 	e.judge(t, "flat again", groups{"abc"})
 	for _, n := range e.cluster.Nodes() {
 		awaitState(t, n, flat[n.Name], "the network is flat again")

@@ -7,7 +7,9 @@ import (
 	"errors"
 	"fmt"
 	"testing"
+	"time"
 
+	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -15,6 +17,7 @@ import (
 	"weft.dev/weft/internal/placement"
 	"weft.dev/weft/lab"
 	"weft.dev/weft/lab/plan"
+	"weft.dev/weft/test/probe"
 )
 
 // TestBothNetworks: the overlay and flannel serve one cluster. A pod is where its annotation says, else its namespace's, else on the default
@@ -65,19 +68,28 @@ func TestBothNetworks(t *testing.T) {
 	if _, err := k.NetworkingV1().NetworkPolicies("default").Create(ctx, closed, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
+	var asking errgroup.Group // several at once: an unanswered request takes a second
+	asking.SetLimit(8)
 	for _, from := range pods {
 		for _, to := range pods {
 			if from == to {
 				continue
 			}
 			passes := to.Namespace != "default"
-			eventually(ctx, t, fmt.Sprintf("with a policy for default, %s reaches %s: %t", from.Name, to.Name, passes), func() error {
-				if err := ping(ctx, from, to); (err == nil) != passes {
-					return errors.Join(errors.New("not so"), err)
-				}
-				return nil
+			asking.Go(func() error {
+				what := fmt.Sprintf("with a policy for default, %s reaches %s: %t", from.Name, to.Name, passes)
+				_, err := probe.Await(ctx, time.Minute, what, func(ctx context.Context) error {
+					if err := ping(ctx, from, to); (err == nil) != passes {
+						return errors.Join(errors.New("not so"), err)
+					}
+					return nil
+				})
+				return err
 			})
 		}
+	}
+	if err := asking.Wait(); err != nil {
+		t.Fatal(err)
 	}
 	for _, pod := range pods {
 		if err := c.DelPod(ctx, pod); err != nil {

@@ -20,7 +20,6 @@ import (
 
 	"weft.dev/weft/internal/attach/plan"
 	"weft.dev/weft/lab"
-	labplan "weft.dev/weft/lab/plan"
 	"weft.dev/weft/test/firstpacket"
 	"weft.dev/weft/test/hostile"
 	"weft.dev/weft/test/probe"
@@ -256,13 +255,11 @@ func (s *stage) unharmed(ctx context.Context, t *testing.T) {
 	s.meet(ctx, t)
 }
 
-// TestHostile: packets of a pod with addresses that are not its own arrive nowhere, and tunnel packets of a pod arrive nowhere. Its own packets
+// hostilePods: packets of a pod with addresses that are not its own arrive nowhere, and tunnel packets of a pod arrive nowhere. Its own packets
 // do not arrive at pods that NetworkPolicies close to it. An isolated pod receives and sends nothing from its first moment on, also while
 // agents are killed.
-func TestHostile(t *testing.T) {
-	ctx, cancel := context.WithTimeout(t.Context(), 3*limit)
-	defer cancel()
-	c := up(ctx, t, lab.Config{Name: "flanhost", Nodes: 2, Runtime: labplan.RuntimeCNI, Network: labplan.NetworkFlannel})
+func hostilePods(ctx context.Context, t *testing.T, c *lab.Cluster) {
+	t.Helper()
 	t.Run("pods", func(t *testing.T) { newStage(ctx, t, c, "default", false).attack(ctx, t) })
 	t.Run("policies", func(t *testing.T) {
 		k, err := c.Client()
@@ -305,7 +302,4 @@ func TestHostile(t *testing.T) {
 			t.Errorf("%d pods started, want %d", report.Starts, *starts)
 		}
 	})
-	if err := c.Crashed(ctx); err != nil {
-		t.Error(err)
-	}
 }

@@ -35,12 +35,13 @@ func addPod(ctx context.Context, t *testing.T, c *lab.Cluster, node, name string
 }
 
 // TestNetwork: in a cluster of nodes without Open vSwitch everything that must be reached is, by the addresses that it must be, and what a pod
-// sends in another's name goes nowhere. A NetworkPolicy closes what it isolates.
+// sends in another's name goes nowhere. A NetworkPolicy closes what it isolates, also to a hostile pod, and from the first packet on.
 func TestNetwork(t *testing.T) {
-	ctx, cancel := context.WithTimeout(t.Context(), limit)
+	ctx, cancel := context.WithTimeout(t.Context(), 4*limit)
 	defer cancel()
 	c := up(ctx, t, lab.Config{Name: "flannet", Nodes: 2, Runtime: plan.RuntimeCNI, Network: plan.NetworkFlannel, KubeProxy: true})
 	reachesAsItMust(ctx, t, c, "the matrix")
+	t.Run("hostile", func(t *testing.T) { hostilePods(ctx, t, c) })
 	near, far := addPod(ctx, t, c, "n1", "near"), addPod(ctx, t, c, "n2", "far")
 	eventually(ctx, t, "without a policy", func() error { return ping(ctx, near, far) })
 	k, err := c.Client()

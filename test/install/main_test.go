@@ -6,6 +6,7 @@ import (
 	"context"
 	"crypto/rand"
 	"encoding/hex"
+	"flag"
 	"fmt"
 	"os"
 	"os/exec"
@@ -13,6 +14,8 @@ import (
 	"strings"
 	"testing"
 	"time"
+
+	"golang.org/x/sync/errgroup"
 
 	"weft.dev/weft/deploy"
 	"weft.dev/weft/lab"
@@ -22,6 +25,12 @@ import (
 	"weft.dev/weft/lab/report"
 	"weft.dev/weft/test/probe"
 )
+
+// windows is smaller where a landing has no time.
+var windows = flag.Float64("lab.windows", 1, "share of its usual length that traffic without a fault has") //nolint:gochecknoglobals // a flag of the test binary
+
+// control is how long traffic without a fault lasts.
+func control() time.Duration { return time.Duration(float64(10*time.Second) * *windows) }
 
 // limit bounds each test, with Kubernetes' programs built.
 const limit = 12 * time.Minute
@@ -139,10 +148,18 @@ func (c *cluster) load(bin, ref string) {
 	if err := f.Close(); err != nil {
 		c.t.Fatal(err)
 	}
+	var loading errgroup.Group
 	for _, n := range c.Nodes() {
-		if out, err := probe.Run(c.t.Context(), n.Enter("ctr", "-n", "k8s.io", "images", "import", path)); err != nil {
-			c.t.Fatalf("load %s on %s: %v %s", ref, n.Name, err, out)
-		}
+		loading.Go(func() error {
+			out, err := probe.Run(c.t.Context(), n.Enter("ctr", "-n", "k8s.io", "images", "import", path))
+			if err != nil {
+				err = fmt.Errorf("load %s on %s: %w %s", ref, n.Name, err, out)
+			}
+			return err
+		})
+	}
+	if err := loading.Wait(); err != nil {
+		c.t.Fatal(err)
 	}
 }
 

@@ -149,7 +149,7 @@ func (c *cluster) upgrade(ctx context.Context, here string) {
 	started := c.started()
 	sent, lost := c.during(targets, func() { // the time that traffic runs
 		select {
-		case <-time.After(10 * time.Second):
+		case <-time.After(control()):
 		case <-ctx.Done():
 		}
 	})

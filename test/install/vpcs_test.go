@@ -43,7 +43,7 @@ func TestVPCsOffAndOn(t *testing.T) {
 	targets := c.echoes(ctx, map[string]string{"near": "n1", "far": "n2"})
 	c.unharmed("control", targets, func() {
 		select {
-		case <-time.After(10 * time.Second): // the time that traffic runs
+		case <-time.After(control()): // the time that traffic runs
 		case <-ctx.Done():
 		}
 	})

@@ -16,6 +16,7 @@ import (
 	"syscall"
 	"time"
 
+	"weft.dev/weft/internal/admin"
 	"weft.dev/weft/lab"
 	"weft.dev/weft/lab/process"
 	"weft.dev/weft/test/traffic"
@@ -69,6 +70,12 @@ func Run(ctx context.Context, argv []string) (string, error) {
 func Ready(ctx context.Context, n lab.Node) error {
 	_, err := AskAgent(ctx, n, "/readyz")
 	return err
+}
+
+// AgentState returns the state of a node's agent, as its admin socket reports it.
+func AgentState(ctx context.Context, n lab.Node) (admin.State, error) {
+	client := admin.Client{Socket: n.Root(admin.DefaultSocket)}
+	return client.State(ctx)
 }
 
 // AskAgent gets a page of an agent's health endpoint. A page that is not well is an error.

@@ -64,7 +64,7 @@ func AskSCTP(ctx context.Context, path string, to netip.AddrPort) (Answer, error
 	if err != nil {
 		return Answer{}, err
 	}
-	answer, err := c.Ask()
+	answer, err := c.ask(ctx)
 	return answer, errors.Join(err, c.Close())
 }
 

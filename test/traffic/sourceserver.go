@@ -159,8 +159,15 @@ func dial(ctx context.Context, path, network string, to netip.AddrPort, from net
 }
 
 // Ask sends a line and returns the answer.
-func (t *Conn) Ask() (Answer, error) {
-	if err := t.conn.SetDeadline(time.Now().Add(askWait)); err != nil {
+func (t *Conn) Ask() (Answer, error) { return t.ask(context.Background()) }
+
+// ask sends a line and returns the answer, which has to come before the deadline of ctx.
+func (t *Conn) ask(ctx context.Context) (Answer, error) {
+	due := time.Now().Add(askWait)
+	if deadline, ok := ctx.Deadline(); ok && deadline.Before(due) {
+		due = deadline
+	}
+	if err := t.conn.SetDeadline(due); err != nil {
 		return Answer{}, err
 	}
 	if _, err := t.conn.Write([]byte("source\n")); err != nil {
@@ -179,12 +186,13 @@ func (t *Conn) Ask() (Answer, error) {
 // Close ends the connection.
 func (t *Conn) Close() error { return t.conn.Close() }
 
-// Ask makes a new connection to a SourceServer, by "tcp" or "udp", from the namespace at path, and returns the answer.
+// Ask makes a new connection to a SourceServer, by "tcp" or "udp", from the namespace at path, and returns the answer. The deadline of ctx is
+// that of the answer.
 func Ask(ctx context.Context, path, network string, to netip.AddrPort) (Answer, error) {
 	c, err := Dial(ctx, path, network, to)
 	if err != nil {
 		return Answer{}, err
 	}
-	answer, err := c.Ask()
+	answer, err := c.ask(ctx)
 	return answer, errors.Join(err, c.Close())
 }

@@ -5,28 +5,26 @@ package vpc
 import (
 	"context"
 	"errors"
-	"fmt"
 	"net/netip"
-	"os"
 	"path/filepath"
-	"strconv"
 	"strings"
-	"syscall"
 	"testing"
 
 	"weft.dev/weft/lab"
 	"weft.dev/weft/lab/plan"
 	"weft.dev/weft/lab/vpcmatrix"
+	"weft.dev/weft/test/probe"
 )
 
 // TestExamples applies the objects of deploy/examples/vpc to a cluster that runs OVN from the manifest, and measures what reaches what: pods of a
 // VPC each other, with their own addresses; the outside by the NAT gateway, with the EIP's; nothing between VPCs of the same range, nor
 // between a VPC and the cluster's network, and no frame with another pod's address. The example's SNAT rule matches no Subnet: its
-// condition says so, and once it is corrected, its rows turn. The commands of docs/vpc.md come first and last: they make a VPC, look at OVN,
-// and delete everything.
+// condition says so, and once it is corrected, its rows turn, also after faults of OVN and of the gateway. The commands of docs/vpc.md come
+// first and last: they make a VPC, look at OVN, and delete everything. The lab leaves nothing on the machine.
 func TestExamples(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 2*limit)
 	defer cancel()
+	leavesNothing(t, "vpcexamples")
 	c := up(ctx, t, lab.Config{Name: "vpcexamples", Nodes: 2, Runtime: plan.RuntimeKubelet, VPC: true})
 	kubectl := func(args ...string) string {
 		t.Helper()
@@ -73,12 +71,10 @@ func TestExamples(t *testing.T) {
 	options.SNAT = netip.MustParseAddr("192.168.100.231")
 	matrix(options)
 
-	// The gateway's container ends and is started again: its network is the pod's.
-	kill(ctx, t, strings.TrimPrefix(kubectl("-n", "kube-system", "get", "pod", "vpc-nat-gw-gw1-0", "-o", "jsonpath={.status.containerStatuses[0].containerID}"), "containerd://"))
-	kubectl("-n", "kube-system", "wait", "--for=jsonpath={.status.containerStatuses[0].restartCount}=1", "pod/vpc-nat-gw-gw1-0", "--timeout=120s")
+	page(ctx, "ovn-sbctl")
+	t.Run("faults", func(t *testing.T) { faultsOfManifest(ctx, t, c) })
 	matrix(options)
 
-	page(ctx, "ovn-sbctl")
 	for _, namespace := range []string{"ns1", "ns2"} {
 		kubectl("-n", namespace, "delete", "pods", "--all", "--grace-period=1")
 	}
@@ -95,32 +91,20 @@ func TestExamples(t *testing.T) {
 	}
 }
 
-// kill ends the processes of a container.
-func kill(ctx context.Context, t *testing.T, container string) {
+// leavesNothing fails the test if a lab, which is taken down when the test ends, has left something on the machine.
+func leavesNothing(t *testing.T, name string) {
 	t.Helper()
-	eventually(ctx, t, "a process of container "+container, func() error {
-		groups, err := filepath.Glob("/proc/[0-9]*/cgroup")
-		if err != nil || container == "" {
-			return fmt.Errorf("container %q: %w", container, err)
+	before, err := probe.TakeInventory(name)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() {
+		after, err := probe.TakeInventory(name)
+		if err == nil {
+			err = before.LeftBy(after)
 		}
-		killed := 0
-		for _, path := range groups {
-			text, err := os.ReadFile(path)
-			if err != nil || !strings.Contains(string(text), container) {
-				continue // another's, or it has ended
-			}
-			pid, err := strconv.Atoi(filepath.Base(filepath.Dir(path)))
-			if err != nil {
-				return err
-			}
-			if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
-				return err
-			}
-			killed++
+		if err != nil {
+			t.Error(err)
 		}
-		if killed == 0 {
-			return fmt.Errorf("no process has a control group of container %s", container)
-		}
-		return nil
 	})
 }

@@ -51,17 +51,21 @@ func TestTunnels(t *testing.T) {
 			theirs.Stop() // removes its WireGuard devices
 			peer()
 			n.reach()
-			for _, change := range []string{"link del " + c.device, "link set " + c.device + " down", "link set " + c.device + " mtu 1300"} {
-				n.ours.IP(change)
-				flanneltest.Eventually(t, change+" is repaired", func() error {
-					out, err := n.ours.Run("ip", "link", "show", c.device)
-					if err == nil && (!strings.Contains(out, "UP") || strings.Contains(out, "mtu 1300")) {
-						err = errors.New(out)
-					}
-					return err
-				})
-				n.reach()
-			}
+			t.Run("repairs", func(t *testing.T) {
+				n := *n
+				n.t = t
+				for _, change := range []string{"link del " + c.device, "link set " + c.device + " down", "link set " + c.device + " mtu 1300"} {
+					n.ours.IP(change)
+					flanneltest.Eventually(t, change+" is repaired", func() error {
+						out, err := n.ours.Run("ip", "link", "show", c.device)
+						if err == nil && (!strings.Contains(out, "UP") || strings.Contains(out, "mtu 1300")) {
+							err = errors.New(out)
+						}
+						return err
+					})
+					n.reach()
+				}
+			})
 		})
 	}
 }

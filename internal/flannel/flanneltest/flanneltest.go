@@ -370,7 +370,7 @@ func (p *Pod) Reach(t *testing.T, address string) {
 			t.Fatal(err)
 		}
 		const headers = 28 // IPv4 and ICMP
-		if _, err := p.Run("ping", "-c3", "-i0.2", "-W2", "-Mdo", "-s", strconv.Itoa(size-headers), address); err != nil {
+		if _, err := p.Run("ping", "-c3", "-i0.01", "-W2", "-Mdo", "-s", strconv.Itoa(size-headers), address); err != nil {
 			t.Errorf("packets of %d bytes: %v", size, err)
 		}
 	}

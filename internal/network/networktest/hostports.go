@@ -213,7 +213,7 @@ const (
 	// lost is the time for packets of a connection that must succeed to be sent again.
 	lost = 30 * time.Second
 	// unansweredPort is how long a connection is tried that must not succeed.
-	unansweredPort = time.Second
+	unansweredPort = 500 * time.Millisecond
 )
 
 // connect returns the name of the pod that answers a connection to an address.

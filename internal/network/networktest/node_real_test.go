@@ -104,7 +104,7 @@ const (
 	// connects is how long a connection that must succeed may take: the kernel retransmits a lost SYN after 1 s, 3 s, 7 s and 15 s.
 	connects = 30 * time.Second
 	// unanswered is how long a connection is tried that must not succeed.
-	unanswered = time.Second
+	unanswered = 500 * time.Millisecond
 )
 
 // reaches returns nil if the pod in a namespace connects to the node within the given time.

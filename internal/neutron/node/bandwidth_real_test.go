@@ -33,7 +33,7 @@ type limitedSite struct {
 const (
 	receiveLimit, sendLimit = 1_000_000, 600_000 // bits a second
 	// window is how long rates are measured.
-	window = 3 * time.Second
+	window = 1500 * time.Millisecond
 )
 
 // newMachine is a node with four ports of a network with its name. br-int has no controller.

@@ -49,7 +49,7 @@ func answers(t *testing.T, space ns.NetNS, address, name string) {
 
 // asks connects from a namespace and returns the answer. long waits longer, for an answer that must come.
 func asks(space ns.NetNS, address string, long bool) (string, error) {
-	wait := time.Second * ovstest.Slowness
+	wait := 500 * time.Millisecond * ovstest.Slowness
 	if long {
 		wait = patience
 	}

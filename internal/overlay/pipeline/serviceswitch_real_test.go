@@ -211,19 +211,30 @@ func answer(name string, from net.Addr) string {
 	return name + " sees " + host
 }
 
+// replies is how long a reply is waited for.
+const replies = 3 * time.Second
+
 // dial connects from a pod.
 func (n *serviceNode) dial(pod, network, to string) (net.Conn, error) {
+	return n.dialWithin(replies, pod, network, to)
+}
+
+// dialWithin connects from a pod in a time.
+func (n *serviceNode) dialWithin(limit time.Duration, pod, network, to string) (net.Conn, error) {
 	var conn net.Conn
 	err := n.pods[pod].space.Do(func(ns.NetNS) (err error) {
-		conn, err = (&net.Dialer{Timeout: 3 * time.Second}).Dial(network+"4", to)
+		conn, err = (&net.Dialer{Timeout: limit}).Dial(network+"4", to)
 		return err
 	})
 	return conn, err
 }
 
 // say sends a line and returns the reply.
-func say(conn net.Conn) (string, error) {
-	_ = conn.SetDeadline(time.Now().Add(3 * time.Second))
+func say(conn net.Conn) (string, error) { return sayWithin(replies, conn) }
+
+// sayWithin sends a line and returns the reply, if it comes in a time.
+func sayWithin(limit time.Duration, conn net.Conn) (string, error) {
+	_ = conn.SetDeadline(time.Now().Add(limit))
 	if _, err := conn.Write([]byte("hello\n")); err != nil {
 		return "", err
 	}
@@ -240,6 +251,19 @@ func (n *serviceNode) ask(pod, network, to string) (string, error) {
 	}
 	defer func() { _ = conn.Close() }()
 	return say(conn)
+}
+
+// silent fails the test if there is a reply on a new connection.
+func (n *serviceNode) silent(pod, network, to string) {
+	n.t.Helper()
+	conn, err := n.dialWithin(long, pod, network, to)
+	if err != nil {
+		return
+	}
+	defer func() { _ = conn.Close() }()
+	if got, err := sayWithin(long, conn); err == nil {
+		n.t.Errorf("%s asks %s %s: %q, want no reply", pod, network, to, got)
+	}
 }
 
 // want compares the reply on a new connection.

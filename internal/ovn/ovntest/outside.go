@@ -52,11 +52,27 @@ func Serve(t testing.TB, netns ns.NetNS, name string, port int) {
 	}
 }
 
-// wait is how long Ask waits for an answer.
-const wait = 2 * time.Second * ovstest.Slowness
+const (
+	// wait is how long Ask waits for an answer.
+	wait = 2 * time.Second * ovstest.Slowness
+	// brief is how long Silent waits: within a machine, an answer takes milliseconds.
+	brief = wait / 4
+)
 
 // Ask returns a server's answer, "" if there is none.
 func Ask(t testing.TB, netns ns.NetNS, network, to string) string {
+	t.Helper()
+	return ask(t, netns, network, to, wait)
+}
+
+// Silent returns the answer that a server must not give, "" if there is none.
+func Silent(t testing.TB, netns ns.NetNS, network, to string) string {
+	t.Helper()
+	return ask(t, netns, network, to, brief)
+}
+
+// ask returns a server's answer, "" if there is none in time.
+func ask(t testing.TB, netns ns.NetNS, network, to string, wait time.Duration) string {
 	t.Helper()
 	var answer string
 	_ = netns.Do(func(ns.NetNS) error {

@@ -137,7 +137,11 @@ func TestGateway(t *testing.T) {
 	a1.Reaches("10.0.1.254")
 	expect := func(what string, from ns.NetNS, network, to, want string) {
 		t.Helper()
-		if have := ovntest.Ask(t, from, network, to); have != want {
+		ask := ovntest.Ask
+		if want == "" {
+			ask = ovntest.Silent
+		}
+		if have := ask(t, from, network, to); have != want {
 			t.Errorf("%s: %q, want %q", what, have, want)
 		}
 	}

@@ -12,6 +12,7 @@ import (
 	"strconv"
 	"strings"
 	"syscall"
+	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -45,6 +46,8 @@ type scene struct {
 	echoes  []*traffic.Echo
 	pairs   []traffic.Pair
 	round   int
+	// calm is how long the traffic continues after a fault has been repaired.
+	calm time.Duration
 }
 
 // across has a second Subnet of the example's VPC, and a pod in it.

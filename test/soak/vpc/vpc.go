@@ -3,6 +3,7 @@
 package vpc
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -23,6 +24,8 @@ type Options struct {
 	Lab, Bin string
 	// Faults selects faults by their names.
 	Faults *regexp.Regexp
+	// Calm is how long the traffic continues after a fault has been repaired. Zero: CalmTime.
+	Calm time.Duration
 	// Say prints a line of progress.
 	Say func(format string, args ...any)
 }
@@ -48,8 +51,8 @@ func (r *Row) wrong(err error) {
 const (
 	// rate is the number of datagrams per second that each pair exchanges.
 	rate = 200
-	// calmTime is how long the traffic continues after a fault has been repaired.
-	calmTime = 3 * time.Second
+	// CalmTime is the usual value of Options.Calm.
+	CalmTime = 3 * time.Second
 	// Packets that may be lost, beyond those of the run without a fault, are those of this time: ovn-controller that starts installs its flows
 	// anew, and empty databases are filled again.
 	reinstalled = 300 * time.Millisecond
@@ -59,15 +62,21 @@ const (
 // Run runs the part in a lab of its own. An error is the reason why it could not continue.
 func Run(ctx context.Context, opts Options, add func(Row)) error {
 	config := lab.Config{Name: opts.Lab, Nodes: 2, Runtime: plan.RuntimeKubelet, VPC: true, WeftBin: opts.Bin}
-	return losses.InLab(ctx, config, func(cluster *lab.Cluster, took time.Duration) (err error) {
-		s, err := newScene(ctx, cluster)
-		defer func() { err = errors.Join(err, s.close()) }()
-		if err != nil {
-			return err
-		}
-		opts.Say("lab with a VPC and a NAT gateway up in %s", took.Round(time.Second))
-		return s.faults(ctx, opts.Faults, add)
+	return losses.InLab(ctx, config, func(cluster *lab.Cluster, took time.Duration) error {
+		opts.Say("lab with VPCs up in %s", took.Round(time.Second))
+		return RunIn(ctx, cluster, opts, add)
 	})
+}
+
+// RunIn runs the part in a lab that is up, with kubelets and VPCs. The objects of the example stay, with those that the part adds to its VPC.
+func RunIn(ctx context.Context, cluster *lab.Cluster, opts Options, add func(Row)) (err error) {
+	s, err := newScene(ctx, cluster)
+	defer func() { err = errors.Join(err, s.close()) }()
+	if err != nil {
+		return err
+	}
+	s.calm = cmp.Or(opts.Calm, CalmTime)
+	return s.faults(ctx, opts.Faults, add)
 }
 
 // fault is something that happens to OVN or to Weft's programs.
@@ -120,7 +129,7 @@ func (s *scene) strike(ctx context.Context, f fault, calm losses.Tallies) (Row, 
 		r.wrong(err)
 		return r, nil
 	}
-	tallies, _, err := losses.Count(ctx, s.pairs, rate, calmTime, func() error {
+	tallies, _, err := losses.Count(ctx, s.pairs, rate, s.calm, func() error {
 		struck := time.Now()
 		r.wrong(f.do(ctx))
 		r.wrong(s.fresh(ctx))
