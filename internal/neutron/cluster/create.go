@@ -159,7 +159,7 @@ func (r *round) createSome(ctx context.Context, bulks []bulk, p *cloud.Burst) er
 			nodes[port.ID] = b.node
 		}
 		if errs[i] == nil || !openstack.Unknown(errs[i]) {
-			r.release(b, made[i])
+			r.release(b, made[i], errs[i])
 		}
 	}
 	all := slices.Concat(made...)
@@ -175,13 +175,17 @@ func (r *portReconciler) calls(count int) (limit int, done func()) {
 	return callsAtOnce, func() { r.rounds.Add(-1) }
 }
 
-// release releases the addresses of a bulk that none of the ports made has.
-func (r *round) release(b bulk, made []cloud.HeldPort) {
+// release releases the addresses of a bulk that none of the ports made has. err is why some were not made.
+func (r *round) release(b bulk, made []cloud.HeldPort, err error) {
 	r.mu.Lock()
 	defer r.mu.Unlock()
 	for _, addr := range b.want.Addresses {
-		if !slices.ContainsFunc(made, func(p cloud.HeldPort) bool { return p.Has(addr) }) {
-			delete(r.claimed[r.v.Key], view.NodeAddress{Node: b.node, Addr: addr})
+		if slices.ContainsFunc(made, func(p cloud.HeldPort) bool { return p.Has(addr) }) {
+			continue
+		}
+		delete(r.claimed[r.v.Key], view.NodeAddress{Node: b.node, Addr: addr})
+		if errors.Is(err, cloud.ErrAddressTaken) {
+			r.k.refused[addr] = true
 		}
 	}
 }
@@ -249,10 +253,15 @@ func (r *round) choose(at ahead.Place, pool []ahead.Range, count int, rules *obj
 	for claim := range r.claimed[r.v.Key] {
 		inNetwork[claim.Addr] = true
 	}
-	chosen := ahead.Addresses(pool, at, count, func(addr netip.Addr) bool {
+	taken := func(addr netip.Addr) bool {
 		_, onNode := r.v.Taken[view.NodeAddress{Node: at.Node, Addr: addr}]
 		return inNetwork[addr] || onNode || linkLocal.Contains(addr) || r.claimedByAny(view.NodeAddress{Node: at.Node, Addr: addr}) || rules.Refuses(addr)
-	})
+	}
+	chosen := ahead.Addresses(pool, at, count, func(addr netip.Addr) bool { return r.k.refused[addr] || taken(addr) })
+	if len(chosen) < count { // OpenStack may have them again
+		clear(r.k.refused)
+		chosen = ahead.Addresses(pool, at, count, taken)
+	}
 	if r.claimed[r.v.Key] == nil {
 		r.claimed[r.v.Key] = map[view.NodeAddress]bool{}
 	}

@@ -3,6 +3,7 @@ package cluster
 import (
 	"errors"
 	"fmt"
+	"net/netip"
 	"slices"
 	"strings"
 	"sync"
@@ -205,5 +206,54 @@ func TestRequestsAtOnce(t *testing.T) {
 	}
 	if highest != most {
 		t.Errorf("%d requests at the same time, want %d", highest, most)
+	}
+}
+
+// If another port has an address of a request, the ports get others, although OpenStack keeps some of that request's addresses without a port.
+func TestAddressesOfRefusedRequest(t *testing.T) {
+	const each = fewestPorts
+	r := newRig(t, slices.Concat(tenant("red", "n1", each), node("n1"))...)
+	first, last := netip.MustParseAddr("10.244.0.2"), netip.MustParseAddr("10.244.0.200")
+	r.addNetwork("red", last.String())
+	ports := r.ports(time.Now)
+	if _, err := ports.Reconcile(t.Context(), request("red")); err != nil {
+		t.Fatal(err)
+	}
+	next := func(addr netip.Addr) netip.Addr {
+		if addr == last {
+			return first
+		}
+		return addr.Next()
+	}
+	var list weftv1.NeutronPortList
+	if err := r.client.List(t.Context(), &list); err != nil || len(list.Items) != each {
+		t.Fatal(err, len(list.Items))
+	}
+	has := map[netip.Addr]bool{}
+	for i := range list.Items {
+		has[netip.MustParsePrefix(list.Items[i].Spec.Addresses[0].Address).Addr()] = true
+	}
+	for addr := range has {
+		if !has[next(addr)] { // the next request begins behind it
+			r.cloud.add("ports", object{
+				"id": "machine", "network_id": "net-red", "project_id": "admin",
+				"fixed_ips": []object{{"subnet_id": "subnet-red", "ip_address": next(next(next(addr))).String()}},
+			})
+			break
+		}
+	}
+	for _, o := range tenant("red", "n1", 2*each)[2+each:] {
+		if err := r.client.Create(t.Context(), o); err != nil {
+			t.Fatal(err)
+		}
+	}
+	if _, err := ports.Reconcile(t.Context(), request("red")); !errors.Is(err, cloud.ErrAddressTaken) {
+		t.Errorf("error %v, want %v", err, cloud.ErrAddressTaken)
+	}
+	if _, err := ports.Reconcile(t.Context(), request("red")); err != nil {
+		t.Error(err)
+	}
+	if all := r.count(t, "red"); all["n1"] != 2*each {
+		t.Errorf("%d ports, want %d", all["n1"], 2*each)
 	}
 }

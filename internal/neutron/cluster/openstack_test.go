@@ -49,6 +49,9 @@ type fakeOpenStack struct {
 	mu   sync.Mutex
 	next int
 	held map[string][]object // by collection, such as "ports"
+	// allocated are the addresses, each after its network, that no port has and that are allocated nevertheless: those of a refused request,
+	// before the one for which it was refused.
+	allocated map[string]bool
 	// changes are the requests other than GET, in order.
 	changes []string
 }
@@ -228,11 +231,18 @@ func (f *fakeOpenStack) portsRefused(list []object) (status int, kind string) {
 	for _, o := range f.held["ports"] {
 		taken[fmt.Sprint(o["network_id"], addressOf(o))] = true
 	}
-	for _, o := range list {
+	for i, o := range list {
+		at := fmt.Sprint(o["network_id"], addressOf(o))
 		switch {
 		case f.refused != "" && o["binding:host_id"] == f.refused:
 			return http.StatusBadRequest, ""
-		case taken[fmt.Sprint(o["network_id"], addressOf(o))]:
+		case taken[at] || f.allocated[at]:
+			if f.allocated == nil {
+				f.allocated = map[string]bool{}
+			}
+			for _, before := range list[:i] {
+				f.allocated[fmt.Sprint(before["network_id"], addressOf(before))] = true
+			}
 			return http.StatusConflict, "IpAddressAlreadyAllocated"
 		}
 	}

@@ -76,6 +76,9 @@ type known struct {
 	problem   string // that an event reported
 	// foreign is the first of the ports that have Weft's mark and that Weft did not create.
 	foreign string
+	// refused are the addresses of requests that OpenStack refused because it had assigned one of them. Neutron 21 keeps the addresses before
+	// that one (allocate_ips_for_ports of its ML2 plugin), so that no port can have them.
+	refused map[netip.Addr]bool
 }
 
 // round is one reconciliation of a Network's ports, with the state in the API server and in OpenStack.
@@ -179,7 +182,7 @@ func (r *portReconciler) read(ctx context.Context, os *session, v *view.View) (*
 	r.mu.Unlock()
 	now := r.now()
 	if k == nil || k.network.ID != v.Network.Status.NetworkID {
-		k = &known{}
+		k = &known{refused: map[netip.Addr]bool{}}
 	}
 	inactive := map[string]time.Time{}
 	for i := range v.Ports {
