@@ -112,7 +112,7 @@ func (r *networkReconciler) ensureAt(ctx context.Context, os *session, n *stacku
 }
 
 func (r *networkReconciler) ensureNetwork(ctx context.Context, os *session, n *stackubev1.Network, project string) (outcome, error) {
-	rules, err := r.reserved.read(ctx, os, "")
+	rules, err := r.reserved.read(ctx, os)
 	if err != nil {
 		return outcome{state: stackubev1.StatePending, reason: "NoRanges", message: err.Error()}, err
 	}

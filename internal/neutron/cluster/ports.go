@@ -88,7 +88,7 @@ type round struct {
 	os *session
 	v  *view.View
 	k  *known
-	// rules for ports' addresses on nodes, as read in this round.
+	// rules for ports' addresses on nodes, and on any node (""), as read in this round.
 	rules map[string]*objects.Rules
 }
 
@@ -447,12 +447,16 @@ func (r *round) rulesOf(ctx context.Context, node string) (*objects.Rules, error
 	if rules := r.rules[node]; rules != nil {
 		return rules, nil
 	}
-	rules, err := r.reserved.read(ctx, r.os, node)
+	if r.rules == nil {
+		all, err := r.reserved.read(ctx, r.os)
+		if err != nil {
+			return nil, err
+		}
+		r.rules = map[string]*objects.Rules{"": all}
+	}
+	rules, err := r.reserved.ofNode(ctx, r.rules[""], node)
 	if err != nil {
 		return nil, err
-	}
-	if r.rules == nil {
-		r.rules = map[string]*objects.Rules{}
 	}
 	r.rules[node] = rules
 	return rules, nil

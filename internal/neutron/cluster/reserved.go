@@ -37,9 +37,8 @@ type reservedReader struct {
 	allowed, own []netip.Prefix
 }
 
-// read returns the rules for networks in an OpenStack, and for the ports of a node if one is named: the routes that a node reports apply
-// only to that node.
-func (r *reservedReader) read(ctx context.Context, os *session, node string) (*objects.Rules, error) {
+// read returns the rules for networks in an OpenStack.
+func (r *reservedReader) read(ctx context.Context, os *session) (*objects.Rules, error) {
 	reserved := objects.Reserved{configured: slices.Clone(r.own)}
 	for _, addr := range os.addresses {
 		reserved[theCloud] = append(reserved[theCloud], netip.PrefixFrom(addr, addr.BitLen()))
@@ -58,15 +57,6 @@ func (r *reservedReader) read(ctx context.Context, os *session, node string) (*o
 	for i := range nodes.Items {
 		addNode(reserved, &nodes.Items[i])
 	}
-	var reports weftv1.NodeNetworkList
-	if err := r.cached.List(ctx, &reports); err != nil {
-		return nil, fmt.Errorf("list the NodeNetworks: %w", err)
-	}
-	for i := range reports.Items {
-		if section := view.Section(&reports.Items[i]); section != nil && reports.Items[i].Name == node {
-			reserved[theRoutes] = append(reserved[theRoutes], prefixes(section.Ranges)...)
-		}
-	}
 	var services networkingv1.ServiceCIDRList
 	err := r.live.List(ctx, &services)
 	if err != nil && !apierrors.IsNotFound(err) && !meta.IsNoMatchError(err) { // releases before 1.33 have none
@@ -76,10 +66,29 @@ func (r *reservedReader) read(ctx context.Context, os *session, node string) (*o
 		reserved[theServices] = append(reserved[theServices], prefixes(services.Items[i].Spec.CIDRs)...)
 	}
 	for what, ranges := range reserved { // the cache lists nodes in any order
-		slices.SortFunc(ranges, netip.Prefix.Compare)
-		reserved[what] = slices.Compact(ranges)
+		reserved[what] = sorted(ranges)
 	}
 	return &objects.Rules{Allowed: r.allowed, Reserved: reserved}, nil
+}
+
+// ofNode returns the rules for the ports of a node, from those for networks: the routes that a node reports apply only to that node.
+func (r *reservedReader) ofNode(ctx context.Context, all *objects.Rules, node string) (*objects.Rules, error) {
+	var report weftv1.NodeNetwork
+	if err := r.cached.Get(ctx, client.ObjectKey{Name: node}, &report); client.IgnoreNotFound(err) != nil {
+		return nil, fmt.Errorf("read NodeNetwork %s: %w", node, err)
+	}
+	section := view.Section(&report)
+	if section == nil {
+		return all, nil
+	}
+	reserved := maps.Clone(all.Reserved)
+	reserved[theRoutes] = sorted(prefixes(section.Ranges))
+	return &objects.Rules{Allowed: all.Allowed, Reserved: reserved}, nil
+}
+
+func sorted(ranges []netip.Prefix) []netip.Prefix {
+	slices.SortFunc(ranges, netip.Prefix.Compare)
+	return slices.Compact(ranges)
 }
 
 func addNode(reserved objects.Reserved, node *corev1.Node) {
