@@ -16,12 +16,13 @@ import (
 
 // From linux/netfilter/nf_tables.h; golang.org/x/sys/unix does not have them.
 const (
-	attributeTable      = 1  // NFTA_RULE_TABLE, NFTA_SET_TABLE
-	attributeChainFlags = 10 // NFTA_CHAIN_FLAGS
-	attributeHookDevs   = 4  // NFTA_HOOK_DEVS
-	attributeDeviceName = 1  // NFTA_DEVICE_NAME
-	flagBinding         = 4  // NFT_CHAIN_BINDING
-	policyDrop          = 0  // NF_DROP of linux/netfilter.h
+	attributeTable       = 1  // NFTA_RULE_TABLE, NFTA_SET_TABLE, NFTA_TABLE_NAME
+	attributeTableHandle = 4  // NFTA_TABLE_HANDLE
+	attributeChainFlags  = 10 // NFTA_CHAIN_FLAGS
+	attributeHookDevs    = 4  // NFTA_HOOK_DEVS
+	attributeDeviceName  = 1  // NFTA_DEVICE_NAME
+	flagBinding          = 4  // NFT_CHAIN_BINDING
+	policyDrop           = 0  // NF_DROP of linux/netfilter.h
 )
 
 const (

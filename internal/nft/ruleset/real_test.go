@@ -200,6 +200,24 @@ func TestRealConcurrentWriter(t *testing.T) {
 	t.Logf("noticed in %d of 25 runs, overwritten in the others", noticed)
 }
 
+// Another program deletes the table and restores it from a listing in which a set within a rule has another element. The rules have the handles
+// that they had.
+func TestRealRestoredTable(t *testing.T) {
+	netns := nstest.New(t)
+	engine := newEngine(t, netns, false)
+	apply(t, engine, nfttest.State())
+	const set, other = "10.0.0.0/30, 192.0.2.1 }", "10.0.0.0/30, 192.0.2.77 }"
+	listing := command(t, netns, "", "nft", "list", "table", "inet", nfttest.Table)
+	if strings.Count(listing, set) != 1 {
+		t.Fatalf("not once %s in\n%s", set, listing)
+	}
+	script(t, netns, "delete table inet "+nfttest.Table, strings.Replace(listing, set, other, 1))
+	apply(t, engine, nfttest.State())
+	if listing = command(t, netns, "", "nft", "list", "table", "inet", nfttest.Table); strings.Contains(listing, other) {
+		t.Errorf("the other element is still there:\n%s", listing)
+	}
+}
+
 // Other programs' changes of the managed tables are reported; the engine's own changes and those of other tables are not.
 func TestRealMonitor(t *testing.T) {
 	defer goleak.VerifyNone(t, goleak.IgnoreCurrent())
