@@ -514,7 +514,10 @@ func (e *Engine) changedRules(change reconcile.Change[nft.Key, nft.Item]) change
 	}
 	for key, chain := range ofKind[*nft.Chain](change.Set) {
 		rules, there := e.known[key.Sibling(nft.KindRules, key.Name)].(*nft.ChainRules)
-		if there && !rules.Altered() && e.reshapes(key, chain.Normalised()) {
+		if !there || rules.Altered() || !e.reshapes(key, chain.Normalised()) {
+			continue
+		}
+		if e.records[tableOf(key)][recordKey(key.Name)].holds(e.namespace, key) {
 			note(key, rules)
 		}
 	}

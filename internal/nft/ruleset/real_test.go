@@ -218,6 +218,30 @@ func TestRealRestoredTable(t *testing.T) {
 	}
 }
 
+// Another program adds a rule after the last Read to a chain whose priority changes. The chain is created again with the rules that it has, and
+// they are not taken for the engine's own.
+func TestRealAlteredChainIsCreatedAgain(t *testing.T) {
+	netns := nstest.New(t)
+	engine := newEngine(t, netns, false)
+	apply(t, engine, nfttest.State())
+	script(t, netns, "insert rule inet "+nfttest.Table+" forward accept")
+	desired := nfttest.State()
+	chain := &nft.Chain{Family: nft.FamilyInet, Table: nfttest.Table, Name: "forward", Type: nft.TypeFilter, Hook: nft.HookForward, Priority: 5}
+	desired[chain.Key()] = chain
+	if err := engine.Commit(t.Context(), reconcile.Change[nft.Key, nft.Item]{Set: nfttest.Items(chain)}); err != nil {
+		t.Fatal(err)
+	}
+	actual, err := newEngine(t, netns, false).Read(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	rules := chain.Key().Sibling(nft.KindRules, "forward")
+	if actual[rules].Equal(desired[rules]) {
+		t.Errorf("the other program's rule is not reported:\n%s", command(t, netns, "", "nft", "list", "chain", "inet", nfttest.Table, "forward"))
+	}
+	apply(t, engine, desired)
+}
+
 // Other programs' changes of the managed tables are reported; the engine's own changes and those of other tables are not.
 func TestRealMonitor(t *testing.T) {
 	defer goleak.VerifyNone(t, goleak.IgnoreCurrent())
