@@ -500,11 +500,14 @@ func (b *build) removals() {
 type changedRules map[tableKey]map[string]*nft.ChainRules
 
 // changedRules returns the chains whose rules change, and those that are created again with the rules that they have. Rules that another
-// program has changed get no new record.
+// program has changed get no new record. A table that another program has deleted has no records.
 func (e *Engine) changedRules(change reconcile.Change[nft.Key, nft.Item]) changedRules {
 	found := changedRules{}
 	note := func(key nft.Key, rules *nft.ChainRules) {
-		if _, goes := change.Delete[key.Sibling(nft.KindTable, "")]; goes {
+		table := key.Sibling(nft.KindTable, "")
+		_, goes := change.Delete[table]
+		_, exists := e.known[table]
+		if _, comes := change.Set[table]; goes || !exists && !comes {
 			return
 		}
 		if found[tableOf(key)] == nil {

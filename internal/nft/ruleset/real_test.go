@@ -242,6 +242,20 @@ func TestRealAlteredChainIsCreatedAgain(t *testing.T) {
 	apply(t, engine, desired)
 }
 
+// Another program deletes the table after the last Read. Rules that are deleted do not exist any more, which is no failure.
+func TestRealRulesOfDeletedTable(t *testing.T) {
+	netns := nstest.New(t)
+	engine := newEngine(t, netns, false)
+	apply(t, engine, nfttest.State())
+	script(t, netns, "delete table inet "+nfttest.Table)
+	early := nft.Key{Family: nft.FamilyInet, Table: nfttest.Table, Kind: nft.KindRules, Name: "early"}
+	gone := nfttest.Items(nfttest.State()[early], nfttest.State()[early.Sibling(nft.KindChain, "early")])
+	if err := engine.Commit(t.Context(), reconcile.Change[nft.Key, nft.Item]{Delete: gone}); err != nil {
+		t.Error(err)
+	}
+	apply(t, engine, nfttest.State())
+}
+
 // Other programs' changes of the managed tables are reported; the engine's own changes and those of other tables are not.
 func TestRealMonitor(t *testing.T) {
 	defer goleak.VerifyNone(t, goleak.IgnoreCurrent())
