@@ -95,6 +95,8 @@ type Table struct {
 	// Family is an NFPROTO number.
 	Family byte
 	Name   string
+	// Dormant reports that the table's chains are not attached to their hooks (flag "dormant"): no packet traverses them.
+	Dormant bool
 }
 
 // Tables returns all tables.
@@ -109,7 +111,10 @@ func Tables() ([]Table, error) {
 		if err != nil {
 			return nil, fmt.Errorf("listing the tables of nftables: %w", err)
 		}
-		tables = append(tables, Table{Family: message[0], Name: unix.ByteSliceToString(attrs[unix.NFTA_TABLE_NAME])})
+		flags, _ := number(attrs[unix.NFTA_TABLE_FLAGS])
+		tables = append(tables, Table{
+			Family: message[0], Name: unix.ByteSliceToString(attrs[unix.NFTA_TABLE_NAME]), Dormant: flags&unix.NFT_TABLE_F_DORMANT != 0,
+		})
 	}
 	return tables, nil
 }

@@ -104,6 +104,9 @@ func (e *Engine) refreshForeign(ctx context.Context, change reconcile.Change[nft
 }
 
 func (e *Engine) commit(ctx context.Context, change reconcile.Change[nft.Key, nft.Item]) error {
+	if err := awaken(ctx, e, change); err != nil {
+		return err
+	}
 	for attempt := 1; ; attempt++ {
 		before, err := e.namespace.Generation()
 		if err != nil {

@@ -96,6 +96,8 @@ func tamperReal(t *testing.T, netns string, tamper nfttest.Tamper) {
 		script(t, netns, "add chain "+table+" forward { policy drop; }")
 	case nfttest.ChainAdded:
 		script(t, netns, "add chain "+table+" stray")
+	case nfttest.TableDormant:
+		script(t, netns, "add table "+table+" { flags dormant; }")
 	case nfttest.MapValueChanged:
 		script(t, netns, "delete element "+table+" verdicts { 10.128.0.2 }",
 			"add element "+table+` verdicts { 10.128.0.2 comment "policy/b" : accept }`)
@@ -198,6 +200,18 @@ func TestRealConcurrentWriter(t *testing.T) {
 		}
 	}
 	t.Logf("noticed in %d of 25 runs, overwritten in the others", noticed)
+}
+
+// Another program has made the table dormant and deleted a base chain of it. The kernel refuses to add one in the transaction that clears the
+// flag.
+func TestRealDormantTableWithoutChain(t *testing.T) {
+	netns := nstest.New(t)
+	engine := newEngine(t, netns, false)
+	apply(t, engine, nfttest.State())
+	table := "inet " + nfttest.Table
+	script(t, netns, "add table "+table+" { flags dormant; }", "flush chain "+table+" early", "delete chain "+table+" early")
+	apply(t, engine, nfttest.State())
+	apply(t, newEngine(t, netns, false), nfttest.State())
 }
 
 // Another program deletes the table and restores it from a listing in which a set within a rule has another element. The rules have the handles
