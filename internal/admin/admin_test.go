@@ -7,6 +7,7 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/http/httptest"
 	"os"
 	"path/filepath"
 	"strings"
@@ -90,6 +91,18 @@ func TestAnswers(t *testing.T) {
 	}
 	if level.Level() != slog.LevelDebug {
 		t.Errorf("an invalid level changed the log's level to %s", level)
+	}
+}
+
+// A controller's comparison may take longer than its server gives responses about health.
+func TestControllerHasTimeToCompare(t *testing.T) {
+	server := httptest.NewUnstartedServer(admin.DiffHandler(func(context.Context) (admin.Diff, error) { return admin.Diff{InStep: true}, nil }))
+	server.Config.WriteTimeout = time.Nanosecond
+	server.Start()
+	defer server.Close()
+	client := admin.Client{Controller: server.Listener.Addr().String()}
+	if diff, err := client.Diff(t.Context()); err != nil || !diff.InStep {
+		t.Errorf("%+v, %v", diff, err)
 	}
 }
 

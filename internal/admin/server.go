@@ -102,6 +102,11 @@ func DiffHandler(diff func(context.Context) (Diff, error)) http.Handler {
 			return
 		}
 		defer comparing.Unlock()
+		// The server of health and metrics gives other responses less time.
+		if err := http.NewResponseController(w).SetWriteDeadline(time.Now().Add(answerTimeout + readTimeout)); err != nil {
+			s.refuse(w, http.StatusInternalServerError, err)
+			return
+		}
 		s.diff(w, r)
 	})
 }

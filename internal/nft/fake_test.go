@@ -68,6 +68,8 @@ func tamperFake(fake *nft.Fake, tamper nfttest.Tamper) {
 		})
 	case nfttest.ChainAdded:
 		fake.Put(&nft.Chain{Family: nft.FamilyInet, Table: nfttest.Table, Name: "stray"})
+	case nfttest.TableDormant:
+		fake.Put(&nft.Table{Family: nft.FamilyInet, Name: nfttest.Table, Dormant: true})
 	case nfttest.MapValueChanged:
 		fake.Put(&nft.Element{
 			Family: nft.FamilyInet, Table: nfttest.Table, Set: "verdicts", Match: []string{"10.128.0.2"}, Value: []string{"accept"}, Owner: "policy/b",

@@ -82,16 +82,28 @@ type Item interface {
 type Table struct {
 	Family Family
 	Name   string
+
+	// Dormant reports that no packet traverses the table, if it was read: another program has set nft's flag dormant. It is false in desired
+	// items.
+	Dormant bool
 }
 
 // Key implements Item.
 func (t *Table) Key() Key { return Key{t.Family, t.Name, KindTable, ""} }
 
 // Equal implements Item.
-func (t *Table) Equal(other Item) bool { return other.Key() == t.Key() }
+func (t *Table) Equal(other Item) bool {
+	o, ok := other.(*Table)
+	return ok && *o == *t
+}
 
 // String implements Item.
-func (t *Table) String() string { return t.Key().String() }
+func (t *Table) String() string {
+	if t.Dormant {
+		return t.Key().String() + " (dormant)"
+	}
+	return t.Key().String()
+}
 
 // Hook is where a base chain is attached.
 type Hook string

@@ -16,12 +16,13 @@ import (
 
 // From linux/netfilter/nf_tables.h; golang.org/x/sys/unix does not have them.
 const (
-	attributeTable      = 1  // NFTA_RULE_TABLE, NFTA_SET_TABLE
-	attributeChainFlags = 10 // NFTA_CHAIN_FLAGS
-	attributeHookDevs   = 4  // NFTA_HOOK_DEVS
-	attributeDeviceName = 1  // NFTA_DEVICE_NAME
-	flagBinding         = 4  // NFT_CHAIN_BINDING
-	policyDrop          = 0  // NF_DROP of linux/netfilter.h
+	attributeTable       = 1  // NFTA_RULE_TABLE, NFTA_SET_TABLE, NFTA_TABLE_NAME
+	attributeTableHandle = 4  // NFTA_TABLE_HANDLE
+	attributeChainFlags  = 10 // NFTA_CHAIN_FLAGS
+	attributeHookDevs    = 4  // NFTA_HOOK_DEVS
+	attributeDeviceName  = 1  // NFTA_DEVICE_NAME
+	flagBinding          = 4  // NFT_CHAIN_BINDING
+	policyDrop           = 0  // NF_DROP of linux/netfilter.h
 )
 
 const (
@@ -94,6 +95,8 @@ type Table struct {
 	// Family is an NFPROTO number.
 	Family byte
 	Name   string
+	// Dormant reports that the table's chains are not attached to their hooks (flag "dormant"): no packet traverses them.
+	Dormant bool
 }
 
 // Tables returns all tables.
@@ -108,7 +111,10 @@ func Tables() ([]Table, error) {
 		if err != nil {
 			return nil, fmt.Errorf("listing the tables of nftables: %w", err)
 		}
-		tables = append(tables, Table{Family: message[0], Name: unix.ByteSliceToString(attrs[unix.NFTA_TABLE_NAME])})
+		flags, _ := number(attrs[unix.NFTA_TABLE_FLAGS])
+		tables = append(tables, Table{
+			Family: message[0], Name: unix.ByteSliceToString(attrs[unix.NFTA_TABLE_NAME]), Dormant: flags&unix.NFT_TABLE_F_DORMANT != 0,
+		})
 	}
 	return tables, nil
 }

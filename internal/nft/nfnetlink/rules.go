@@ -3,8 +3,10 @@ package nfnetlink
 import (
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"hash"
+	"os"
 
 	"golang.org/x/sys/unix"
 )
@@ -16,7 +18,9 @@ const DigestSize = 32
 const counter = "counter"
 
 // Digests are the digests of the rules of a table's chains. Two digests of a chain are equal if no rule was added, replaced or deleted between
-// them: besides its content, a rule has a handle, which no later rule of the table gets. Counters do not change a digest.
+// them: besides its content, a rule has a handle, which no later rule of the table gets. A table that is deleted and created again begins with
+// the same handles, and sets that its rules contain may have other elements: so the table's own handle counts too, and the boot, because it
+// begins again after a reboot. Counters do not change a digest.
 type Digests map[string]hash.Hash
 
 // Of returns the digest of a chain's rules.
@@ -33,6 +37,10 @@ func (d Digests) Any(chain string) bool { return d[chain] != nil }
 
 // Rules returns the digests of all chains of a table. A table that does not exist has no rules.
 func Rules(family byte, table string) (Digests, error) {
+	instance, err := instanceOf(family, table)
+	if err != nil {
+		return nil, fmt.Errorf("handle of table %s: %w", table, err)
+	}
 	messages, err := dump(question{unix.NFT_MSG_GETRULE, unix.NFT_MSG_NEWRULE, family, table})
 	if err != nil {
 		return nil, fmt.Errorf("listing the rules of table %s: %w", table, err)
@@ -41,7 +49,7 @@ func Rules(family byte, table string) (Digests, error) {
 	for _, message := range messages {
 		attrs, err := Attributes(message)
 		if err == nil {
-			err = digests.add(attrs)
+			err = digests.add(instance, attrs)
 		}
 		if err != nil {
 			return nil, fmt.Errorf("listing the rules of table %s: %w", table, err)
@@ -50,11 +58,32 @@ func Rules(family byte, table string) (Digests, error) {
 	return digests, nil
 }
 
-// add adds a rule to the digest of its chain.
-func (d Digests) add(rule map[uint16][]byte) error {
+// instanceOf returns what no table has that is created later: the boot and the table's handle. A table that does not exist has none.
+func instanceOf(family byte, table string) ([]byte, error) {
+	messages, err := request(question{unix.NFT_MSG_GETTABLE, unix.NFT_MSG_NEWTABLE, family, table}, 0)
+	if errors.Is(err, unix.ENOENT) || err == nil && len(messages) == 0 {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, err
+	}
+	attrs, err := Attributes(messages[0])
+	if err != nil {
+		return nil, err
+	}
+	boot, err := os.ReadFile("/proc/sys/kernel/random/boot_id") // proc(5)
+	if err != nil {
+		return nil, fmt.Errorf("id of the boot: %w", err)
+	}
+	return append(boot, attrs[attributeTableHandle]...), nil
+}
+
+// add adds a rule of an instance of the table to the digest of its chain.
+func (d Digests) add(instance []byte, rule map[uint16][]byte) error {
 	chain := unix.ByteSliceToString(rule[unix.NFTA_RULE_CHAIN])
 	if d[chain] == nil {
 		d[chain] = sha256.New()
+		d[chain].Write(instance)
 	}
 	word := func(value []byte) {
 		_, _ = fmt.Fprintf(d[chain], "%d:", len(value)) // a hash takes everything

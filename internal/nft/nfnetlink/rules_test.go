@@ -15,7 +15,7 @@ func ruleMessage(handle, counted byte, verdict string) []byte {
 		nest(unix.NFTA_RULE_EXPRESSIONS, expression(counter, counted), expression("immediate", []byte(verdict)...)))
 }
 
-func digestOf(t *testing.T, messages ...[]byte) string {
+func digestOf(t *testing.T, instance string, messages ...[]byte) string {
 	t.Helper()
 	digests := Digests{}
 	for _, message := range messages {
@@ -23,7 +23,7 @@ func digestOf(t *testing.T, messages ...[]byte) string {
 		if err != nil {
 			t.Fatal(err)
 		}
-		if err := digests.add(attrs); err != nil {
+		if err := digests.add([]byte(instance), attrs); err != nil {
 			t.Fatal(err)
 		}
 	}
@@ -35,20 +35,24 @@ func digestOf(t *testing.T, messages ...[]byte) string {
 
 func TestDigests(t *testing.T) {
 	one, two := ruleMessage(1, 0, "accept"), ruleMessage(2, 0, "drop")
-	want := digestOf(t, one, two)
+	const instance = "boot, table 1"
+	want := digestOf(t, instance, one, two)
 	if len(want) != DigestSize {
 		t.Errorf("digest %s has %d digits", want, len(want))
 	}
-	if have := digestOf(t, ruleMessage(1, 7, "accept"), two); have != want {
+	if have := digestOf(t, instance, ruleMessage(1, 7, "accept"), two); have != want {
 		t.Error("a counter changes the digest")
 	}
 	for what, messages := range map[string][][]byte{
 		"no rules": nil, "a rule is missing": {one}, "another order": {two, one}, "another content": {one, ruleMessage(2, 0, "accept")},
 		"a rule like a former one": {one, ruleMessage(3, 0, "drop")}, "a rule twice": {one, two, two},
 	} {
-		if digestOf(t, messages...) == want {
+		if digestOf(t, instance, messages...) == want {
 			t.Errorf("%s: the same digest", what)
 		}
+	}
+	if digestOf(t, "boot, table 2", one, two) == want {
+		t.Error("another table with the same rules: the same digest")
 	}
 }
 
@@ -56,7 +60,7 @@ func FuzzRule(f *testing.F) {
 	f.Add(ruleMessage(1, 2, "accept"))
 	f.Fuzz(func(_ *testing.T, message []byte) {
 		if attrs, err := Attributes(message); err == nil {
-			_ = Digests{}.add(attrs)
+			_ = Digests{}.add(nil, attrs)
 		}
 	})
 }

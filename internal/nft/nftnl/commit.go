@@ -82,7 +82,10 @@ func (e *Engine) commit(ctx context.Context, change Change) error {
 		return err
 	}
 	t := &transaction{engine: e, change: change, fields: map[string]*nftables.Set{}}
-	err := t.build()
+	err := e.awaken()
+	if err == nil {
+		err = t.build()
+	}
 	if err == nil {
 		err = e.conn.Flush()
 	}
@@ -94,6 +97,20 @@ func (e *Engine) commit(ctx context.Context, change Change) error {
 		return fmt.Errorf("table %s %s: %w: %w", e.family, e.table.Name, ErrRefused, err)
 	}
 	applyTo(e.known, change)
+	return nil
+}
+
+// awaken clears the table's flag dormant. It needs a transaction of its own: the kernel refuses base chains that are added in the same one
+// (nf_tables_addchain in net/netfilter/nf_tables_api.c).
+func (e *Engine) awaken() error {
+	if !e.dormant {
+		return nil
+	}
+	e.conn.AddTable(e.table)
+	if err := e.conn.Flush(); err != nil {
+		return fmt.Errorf("clearing the flag dormant: %w", err)
+	}
+	e.dormant = false
 	return nil
 }
 
@@ -232,7 +249,7 @@ func (t *transaction) addChains() ([]*nftables.Rule, error) {
 			chain.Type, chain.Hooknum, chain.Policy = nftables.ChainTypeFilter, hookNumber(item.Hook), &accept
 			chain.Priority = new(nftables.ChainPriority(item.Priority))
 		}
-		if have, ok := t.engine.known[key]; ok && !item.Equal(have) {
+		if have, ok := t.engine.known[key].(*Chain); ok && !item.sameHook(have) {
 			rules, err := t.engine.conn.GetRules(t.engine.table, chain)
 			if err != nil {
 				return nil, fmt.Errorf("rules of %s: %w", item, err)

@@ -48,6 +48,8 @@ type Engine struct {
 	conn  *nftables.Conn // nil after a failure
 	// known is the content of the table after the last Read or Commit; nil before the first.
 	known map[Key]Item
+	// dormant reports that no packet traversed the table at the last Read, because another program had set its flag dormant.
+	dormant bool
 }
 
 var _ reconcile.Engine[Key, Item] = (*Engine)(nil)
@@ -154,6 +156,9 @@ func (e *Engine) readChains(ctx context.Context, state map[Key]Item) error {
 	if err != nil {
 		return err
 	}
+	if err := e.readFlag(); err != nil {
+		return err
+	}
 	for _, chain := range chains {
 		if chain.Table == nil || chain.Table.Name != e.table.Name {
 			continue
@@ -162,6 +167,7 @@ func (e *Engine) readChains(ctx context.Context, state map[Key]Item) error {
 			return err
 		}
 		item := chainOf(chain)
+		item.dormant = e.dormant && item.Hook != ""
 		state[item.Key()] = item
 		rules, err := e.conn.GetRules(e.table, chain)
 		if err != nil {
@@ -175,6 +181,20 @@ func (e *Engine) readChains(ctx context.Context, state map[Key]Item) error {
 			read.digests[i] = digest(e.family, rule.Exprs, comment(rule.UserData))
 		}
 		state[read.Key()] = read
+	}
+	return nil
+}
+
+// readFlag reads the table's flag dormant.
+func (e *Engine) readFlag() error {
+	var tables []nfnetlink.Table
+	err := e.netns.Do(func(ns.NetNS) (err error) {
+		tables, err = nfnetlink.Tables()
+		return err
+	})
+	e.dormant = slices.Contains(tables, nfnetlink.Table{Family: byte(e.table.Family), Name: e.table.Name, Dormant: true})
+	if err != nil {
+		return fmt.Errorf("flag of the table: %w", err)
 	}
 	return nil
 }

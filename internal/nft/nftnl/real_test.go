@@ -21,6 +21,7 @@ import (
 
 	"weft.dev/weft/internal/nft/nftnl"
 	"weft.dev/weft/internal/openflow/ovstest"
+	"weft.dev/weft/internal/reconcile"
 )
 
 func must(t testing.TB, err error) {
@@ -104,6 +105,26 @@ func TestRealTable(t *testing.T) {
 	if after := nft(t, space, "list", "ruleset"); after != before {
 		t.Errorf("others' tables have changed:\n%s", after)
 	}
+}
+
+// A table that another program has made dormant, so that no packet traverses it, is found, and is put into force again.
+func TestRealDormantTable(t *testing.T) {
+	space := ovstest.NewNetNS(t)
+	e := newEngine(t, space)
+	converge(t, e, sample())
+	nft(t, space, "add table inet weft { flags dormant; }")
+	have, err := e.Read(t.Context())
+	must(t, err)
+	if reconcile.Diff(sample(), have).Empty() {
+		t.Error("a dormant table is not found")
+	}
+	converge(t, e, sample())
+	if listing := nft(t, space, "list", "table", "inet", "weft"); strings.Contains(listing, "dormant") {
+		t.Errorf("the table is still dormant:\n%s", listing)
+	}
+	// The kernel refuses to add a base chain in the transaction that clears the flag.
+	nft(t, space, "add table inet weft { flags dormant; }; flush chain inet weft forward; delete chain inet weft forward")
+	converge(t, e, sample())
 }
 
 // The engine's own transactions are not reported as drift; other programs' are.

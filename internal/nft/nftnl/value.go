@@ -87,6 +87,9 @@ type Chain struct {
 	Hook Hook
 	// Priority orders the base chains of a hook, lower first.
 	Priority int
+
+	// dormant reports that no packet traverses the base chain, if it was read: another program has set the table's flag dormant.
+	dormant bool
 }
 
 // Key implements Item.
@@ -95,7 +98,12 @@ func (c *Chain) Key() Key { return Key{Kind: KindChain, Name: c.Name} }
 // Equal implements Item.
 func (c *Chain) Equal(other Item) bool {
 	o, ok := other.(*Chain)
-	return ok && c.Name == o.Name && c.Hook == o.Hook && (c.Hook == "" || c.Priority == o.Priority)
+	return ok && c.Name == o.Name && c.dormant == o.dormant && c.sameHook(o)
+}
+
+// sameHook reports whether the chains have the same hook and priority, or none.
+func (c *Chain) sameHook(o *Chain) bool {
+	return c.Hook == o.Hook && (c.Hook == "" || c.Priority == o.Priority)
 }
 
 // String implements Item.
@@ -103,7 +111,11 @@ func (c *Chain) String() string {
 	if c.Hook == "" {
 		return "chain " + c.Name
 	}
-	return fmt.Sprintf("chain %s { type filter hook %s priority %d; policy accept; }", c.Name, c.Hook, c.Priority)
+	text := fmt.Sprintf("chain %s { type filter hook %s priority %d; policy accept; }", c.Name, c.Hook, c.Priority)
+	if c.dormant {
+		text += " (dormant)"
+	}
+	return text
 }
 
 // Set is a named set, or a verdict map, without its elements. The kind of a set cannot be changed: a set with other fields or flags needs

@@ -43,13 +43,14 @@ const (
 	PolicyChanged   Tamper = "change the policy of chain forward to drop"
 	ChainAdded      Tamper = "add a chain stray"
 	MapValueChanged Tamper = "change the verdict of 10.128.0.2 in map verdicts"
+	TableDormant    Tamper = "set the table's flag dormant"
 )
 
 // Tampers returns all of them.
 func Tampers() []Tamper {
 	return []Tamper{
 		RuleEdited, RuleInserted, RuleAppended, RuleRemoved, ChainFlushed, TableFlushed, TableDeleted, ElementAdded, ElementRemoved,
-		PolicyChanged, ChainAdded, MapValueChanged,
+		PolicyChanged, ChainAdded, MapValueChanged, TableDormant,
 	}
 }
 

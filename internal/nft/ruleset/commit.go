@@ -104,6 +104,9 @@ func (e *Engine) refreshForeign(ctx context.Context, change reconcile.Change[nft
 }
 
 func (e *Engine) commit(ctx context.Context, change reconcile.Change[nft.Key, nft.Item]) error {
+	if err := awaken(ctx, e, change); err != nil {
+		return err
+	}
 	for attempt := 1; ; attempt++ {
 		before, err := e.namespace.Generation()
 		if err != nil {
@@ -500,11 +503,14 @@ func (b *build) removals() {
 type changedRules map[tableKey]map[string]*nft.ChainRules
 
 // changedRules returns the chains whose rules change, and those that are created again with the rules that they have. Rules that another
-// program has changed get no new record.
+// program has changed get no new record. A table that another program has deleted has no records.
 func (e *Engine) changedRules(change reconcile.Change[nft.Key, nft.Item]) changedRules {
 	found := changedRules{}
 	note := func(key nft.Key, rules *nft.ChainRules) {
-		if _, goes := change.Delete[key.Sibling(nft.KindTable, "")]; goes {
+		table := key.Sibling(nft.KindTable, "")
+		_, goes := change.Delete[table]
+		_, exists := e.known[table]
+		if _, comes := change.Set[table]; goes || !exists && !comes {
 			return
 		}
 		if found[tableOf(key)] == nil {
@@ -514,7 +520,10 @@ func (e *Engine) changedRules(change reconcile.Change[nft.Key, nft.Item]) change
 	}
 	for key, chain := range ofKind[*nft.Chain](change.Set) {
 		rules, there := e.known[key.Sibling(nft.KindRules, key.Name)].(*nft.ChainRules)
-		if there && !rules.Altered() && e.reshapes(key, chain.Normalised()) {
+		if !there || rules.Altered() || !e.reshapes(key, chain.Normalised()) {
+			continue
+		}
+		if e.records[tableOf(key)][recordKey(key.Name)].holds(e.namespace, key) {
 			note(key, rules)
 		}
 	}

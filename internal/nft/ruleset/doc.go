@@ -9,7 +9,7 @@
 // digest contains the recorded rules. Any other chain was changed by another program; it reads as altered, which equals nothing. The record is
 // in the kernel with the rules, so a restarted process can compare as well. A crash between the commit and the record, or another version of
 // Linux that describes rules differently, costs one rewrite of the chain with the rules it has; it never hides a change. The digests have the
-// rules' handles, and ignore counters.
+// boot and the handles of the table and the rules, and ignore counters.
 //
 // # Atomicity
 //

@@ -137,7 +137,7 @@ func (e *Engine) cares(key tableKey) bool {
 	return e.tables[key]
 }
 
-// Read implements reconcile.Engine. It lists everything concurrently: each listing is a process, and a start waits for all of them. If none
+// Read implements reconcile.Engine. It reads everything concurrently: some listings are processes, and a start waits for all of them. If none
 // of the tables exists, a commit will follow, and Read also makes the builder. A restart that finds its tables commits nothing, and does
 // not wait for the builder.
 func (e *Engine) Read(ctx context.Context) (map[nft.Key]nft.Item, error) {
@@ -149,9 +149,11 @@ func (e *Engine) Read(ctx context.Context) (map[nft.Key]nft.Item, error) {
 	if err != nil {
 		return nil, err
 	}
-	tables := slices.DeleteFunc(e.tablesInCare(), func(key tableKey) bool { // no process is started for a table that does not exist
-		return !slices.ContainsFunc(all, func(t nfnetlink.Table) bool { return tableKey{familyOf(t.Family), t.Name} == key })
-	})
+	dormant := map[tableKey]bool{} // for each table that exists
+	for _, table := range all {
+		dormant[tableKey{familyOf(table.Family), table.Name}] = table.Dormant
+	}
+	tables := slices.DeleteFunc(e.tablesInCare(), func(key tableKey) bool { _, exists := dormant[key]; return !exists })
 	listings := make([]*listing, len(tables))
 	foreign := map[nft.Key]nft.Item{}
 	group, groupCtx := errgroup.WithContext(ctx)
@@ -167,6 +169,7 @@ func (e *Engine) Read(ctx context.Context) (map[nft.Key]nft.Item, error) {
 			if err != nil {
 				return fmt.Errorf("reading table %s %s: %w", table.family, table.name, err)
 			}
+			found.dormant = dormant[table]
 			listings[i] = found
 			return nil
 		})

@@ -156,6 +156,7 @@ func parseBlocks(text string) map[blockKey][]string {
 // listing is the listing of one table.
 type listing struct {
 	table   tableKey
+	dormant bool
 	objects *objects
 	kernel  kernelTable
 	blocks  map[blockKey][]string // nil: no chain is altered
@@ -217,7 +218,7 @@ func (l *listing) items() map[nft.Key]nft.Item {
 	found := map[nft.Key]nft.Item{}
 	add := func(item nft.Item) { found[item.Key()] = item }
 	for _, table := range l.objects.tables {
-		add(&nft.Table{Family: table.Family, Name: table.Name})
+		add(&nft.Table{Family: table.Family, Name: table.Name, Dormant: l.dormant})
 	}
 	records := l.records()
 	for _, chain := range l.objects.chains {

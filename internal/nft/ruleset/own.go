@@ -2,11 +2,14 @@ package ruleset
 
 import (
 	"context"
+	"fmt"
 	"os/exec"
 	"slices"
 	"sync"
 
+	"weft.dev/weft/internal/nft"
 	"weft.dev/weft/internal/nft/nftcli"
+	"weft.dev/weft/internal/reconcile"
 )
 
 // ownKept is how many of the engine's own transactions are kept, to distinguish its changes from other programs'. Events come within
@@ -70,6 +73,20 @@ func (e *Engine) change(ctx context.Context, input string) error {
 		_, err := e.namespace.RunStarted(ctx, start, input, "-f", "-")
 		return err
 	})
+}
+
+// awaken clears the flag dormant of tables. It needs a transaction of its own: the kernel refuses base chains that are added in the same one
+// (nf_tables_addchain in net/netfilter/nf_tables_api.c).
+func awaken(ctx context.Context, e *Engine, change reconcile.Change[nft.Key, nft.Item]) error {
+	for key, table := range ofKind[*nft.Table](change.Set) {
+		if have, known := e.known[key].(*nft.Table); known && have.Dormant {
+			if err := e.change(ctx, fmt.Sprintf("add table %s %s\n", table.Family, table.Name)); err != nil {
+				return fmt.Errorf("%s: clearing its flag dormant: %w", key, err)
+			}
+			e.known[key] = table
+		}
+	}
+	return nil
 }
 
 // transact makes a transaction, and records its generation for Monitor. run sets began as soon as the transaction's port is known.

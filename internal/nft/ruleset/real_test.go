@@ -96,6 +96,8 @@ func tamperReal(t *testing.T, netns string, tamper nfttest.Tamper) {
 		script(t, netns, "add chain "+table+" forward { policy drop; }")
 	case nfttest.ChainAdded:
 		script(t, netns, "add chain "+table+" stray")
+	case nfttest.TableDormant:
+		script(t, netns, "add table "+table+" { flags dormant; }")
 	case nfttest.MapValueChanged:
 		script(t, netns, "delete element "+table+" verdicts { 10.128.0.2 }",
 			"add element "+table+` verdicts { 10.128.0.2 comment "policy/b" : accept }`)
@@ -198,6 +200,74 @@ func TestRealConcurrentWriter(t *testing.T) {
 		}
 	}
 	t.Logf("noticed in %d of 25 runs, overwritten in the others", noticed)
+}
+
+// Another program has made the table dormant and deleted a base chain of it. The kernel refuses to add one in the transaction that clears the
+// flag.
+func TestRealDormantTableWithoutChain(t *testing.T) {
+	netns := nstest.New(t)
+	engine := newEngine(t, netns, false)
+	apply(t, engine, nfttest.State())
+	table := "inet " + nfttest.Table
+	script(t, netns, "add table "+table+" { flags dormant; }", "flush chain "+table+" early", "delete chain "+table+" early")
+	apply(t, engine, nfttest.State())
+	apply(t, newEngine(t, netns, false), nfttest.State())
+}
+
+// Another program deletes the table and restores it from a listing in which a set within a rule has another element. The rules have the handles
+// that they had.
+func TestRealRestoredTable(t *testing.T) {
+	netns := nstest.New(t)
+	engine := newEngine(t, netns, false)
+	apply(t, engine, nfttest.State())
+	const set, other = "10.0.0.0/30, 192.0.2.1 }", "10.0.0.0/30, 192.0.2.77 }"
+	listing := command(t, netns, "", "nft", "list", "table", "inet", nfttest.Table)
+	if strings.Count(listing, set) != 1 {
+		t.Fatalf("not once %s in\n%s", set, listing)
+	}
+	script(t, netns, "delete table inet "+nfttest.Table, strings.Replace(listing, set, other, 1))
+	apply(t, engine, nfttest.State())
+	if listing = command(t, netns, "", "nft", "list", "table", "inet", nfttest.Table); strings.Contains(listing, other) {
+		t.Errorf("the other element is still there:\n%s", listing)
+	}
+}
+
+// Another program adds a rule after the last Read to a chain whose priority changes. The chain is created again with the rules that it has, and
+// they are not taken for the engine's own.
+func TestRealAlteredChainIsCreatedAgain(t *testing.T) {
+	netns := nstest.New(t)
+	engine := newEngine(t, netns, false)
+	apply(t, engine, nfttest.State())
+	script(t, netns, "insert rule inet "+nfttest.Table+" forward accept")
+	desired := nfttest.State()
+	chain := &nft.Chain{Family: nft.FamilyInet, Table: nfttest.Table, Name: "forward", Type: nft.TypeFilter, Hook: nft.HookForward, Priority: 5}
+	desired[chain.Key()] = chain
+	if err := engine.Commit(t.Context(), reconcile.Change[nft.Key, nft.Item]{Set: nfttest.Items(chain)}); err != nil {
+		t.Fatal(err)
+	}
+	actual, err := newEngine(t, netns, false).Read(t.Context())
+	if err != nil {
+		t.Fatal(err)
+	}
+	rules := chain.Key().Sibling(nft.KindRules, "forward")
+	if actual[rules].Equal(desired[rules]) {
+		t.Errorf("the other program's rule is not reported:\n%s", command(t, netns, "", "nft", "list", "chain", "inet", nfttest.Table, "forward"))
+	}
+	apply(t, engine, desired)
+}
+
+// Another program deletes the table after the last Read. Rules that are deleted do not exist any more, which is no failure.
+func TestRealRulesOfDeletedTable(t *testing.T) {
+	netns := nstest.New(t)
+	engine := newEngine(t, netns, false)
+	apply(t, engine, nfttest.State())
+	script(t, netns, "delete table inet "+nfttest.Table)
+	early := nft.Key{Family: nft.FamilyInet, Table: nfttest.Table, Kind: nft.KindRules, Name: "early"}
+	gone := nfttest.Items(nfttest.State()[early], nfttest.State()[early.Sibling(nft.KindChain, "early")])
+	if err := engine.Commit(t.Context(), reconcile.Change[nft.Key, nft.Item]{Delete: gone}); err != nil {
+		t.Error(err)
+	}
+	apply(t, engine, nfttest.State())
 }
 
 // Other programs' changes of the managed tables are reported; the engine's own changes and those of other tables are not.

@@ -12,6 +12,7 @@ import (
 
 	"weft.dev/weft/internal/nft"
 	"weft.dev/weft/internal/nft/nfnetlink"
+	"weft.dev/weft/internal/nft/nftcli"
 )
 
 // record writes the records of changed chains. It reports whether there was no other transaction since the generation before the commit, so
@@ -50,6 +51,16 @@ func (e *Engine) record(rules changedRules, before uint32) (bool, error) {
 		}
 	}
 	return true, nil
+}
+
+// holds reports whether the kernel has the recorded rules of a chain now. Another program may have changed them since the last Read.
+func (r record) holds(namespace nftcli.Namespace, chain nft.Key) bool {
+	var rules nfnetlink.Digests
+	err := namespace.Inside(func() (err error) {
+		rules, err = nfnetlink.Rules(numberOf(chain.Family), chain.Table)
+		return err
+	})
+	return err == nil && r.rules == rules.Of(chain.Name)
 }
 
 // stateSet is the set of a table's records.

@@ -96,10 +96,7 @@ func (e *Engine) Prefetch(ctx context.Context) {
 					continue
 				}
 				asked[key] = true
-				group.Go(func() error {
-					_, err := e.foreignListing(ctx, base, true)
-					return err
-				})
+				group.Go(func() error { _, err := e.foreignListing(ctx, base, true); return err })
 			}
 			return nil
 		})
