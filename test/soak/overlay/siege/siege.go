@@ -90,6 +90,11 @@ func strayFor(own hostile.End) func([]byte) bool {
 		if len(frame) < 34 {
 			return false
 		}
+		// A host that learned another MAC address of the pod while a fault had opened the network asks there whether it is still right: the
+		// switch delivers ARP by the IP address.
+		if binary.BigEndian.Uint16(frame[12:]) == unix.ETH_P_ARP && len(frame) >= 42 && bytes.Equal(frame[38:42], address) {
+			return false
+		}
 		group := frame[0]&1 != 0
 		if !group && !bytes.Equal(frame[:6], own.MAC) {
 			return true
