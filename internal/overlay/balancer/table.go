@@ -205,7 +205,7 @@ func (x *table) compile(c *pipeline.Config, owner reconcile.Owner) (map[openflow
 	for i := range effective {
 		known.groups[pipeline.GroupName(&effective[i])] = struct{}{}
 	}
-	rules.Rules = append(rules.Rules, pipeline.Services{Config: c}.HostRules(owner, left)...)
+	rules.Rules = append(rules.Rules, pipeline.Services{Config: c}.HostRules(owner, left, effective)...)
 	return rules.Fragment(), append(warnings, rules.Warnings...)
 }
 

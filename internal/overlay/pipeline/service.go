@@ -106,7 +106,7 @@ func (c Services) Rules(list []service.VirtualAddress, ids *groupid.IDs) Service
 		if b.entries += b.cost(v); b.entries > MaxServiceEntries {
 			b.warnings = append(b.warnings, fmt.Errorf("%s: %s port %d of %s and what follows: a node takes %d flows and buckets for one Service; what is beyond is left to the host",
 				v.Owner, v.Protocol, v.Port, v.IP, MaxServiceEntries))
-			b.rules = append(b.rules, c.HostRules(v.Owner, clusterIPs(list[i:]))...)
+			b.rules = append(b.rules, c.HostRules(v.Owner, clusterIPs(list[i:]), list[:i])...)
 			break
 		}
 		b.address(v)
@@ -129,8 +129,10 @@ func clusterIPs(list []service.VirtualAddress) []netip.Addr {
 }
 
 // HostRules returns the flows that leave a Service's addresses in the Services' network to the host, which serves the ports that the switch
-// does not serve. Without connection tracking there are none: the host serves all Services.
-func (c Services) HostRules(owner reconcile.Owner, addresses []netip.Addr) []Rule {
+// does not serve. served are its addresses that the switch serves. Without connection tracking there are none: the host serves all Services.
+// Without policies, packets to an address of which the switch serves no port are not tracked: conntrack would not see the host's replies, and
+// would find a TCP connection invalid.
+func (c Services) HostRules(owner reconcile.Owner, addresses []netip.Addr, served []service.VirtualAddress) []Rule {
 	if !c.Conntrack {
 		return nil
 	}
@@ -138,8 +140,12 @@ func (c Services) HostRules(owner reconcile.Owner, addresses []netip.Addr) []Rul
 	trusted, whose := c.trusted()
 	addresses = slices.SortedFunc(slices.Values(addresses), netip.Addr.Compare)
 	for _, addr := range slices.Compact(addresses) {
-		if c.ServiceNetwork.Contains(addr) {
-			p.output(TableHost, priorityTrusted, "to a Service that the host serves"+whose, append(slices.Clip(trusted), oxm.IPDst(host(addr))), c.toHost()...)
+		if !c.ServiceNetwork.Contains(addr) {
+			continue
+		}
+		p.handOver(priorityTrusted, "to a Service that the host serves"+whose, append(slices.Clip(trusted), oxm.IPDst(host(addr))), c.toHost()...)
+		if !c.policies() && !slices.Contains(clusterIPs(served), addr) {
+			p.add(TableState, priorityHosts, "to a Service that the host serves, which has conntrack of its own", untracked(oxm.IPDst(host(addr))), action.GotoTable(TableEgressPolicy))
 		}
 	}
 	return p.rules
@@ -273,12 +279,15 @@ const (
 	ctDNAT    = 7
 )
 
-// reject sends a new connection to the host to be rejected: the switch cannot create packets. A node port needs no flow: the node with the
-// address answers.
+// reject sends a new connection to the host to be rejected: the switch cannot create packets. At a node port, the node with the address
+// answers, which is not tracked without policies: then the connection is not committed either (handOver).
 func (b *serviceProgram) reject(v *service.VirtualAddress, on conditions, priority uint16) {
-	if v.Kind != service.KindNodePort {
+	switch {
+	case v.Kind != service.KindNodePort:
 		b.add(TableService, priority, "no endpoints: the host rejects", on,
 			action.SetField(oxm.EthSrc(RejectMAC())), action.GotoTable(TableHost))
+	case !b.config.policies():
+		b.add(TableService, priority, "no endpoints: the node with the address answers", on, action.CTClear(), action.GotoTable(TableEgressPolicy))
 	}
 }
 

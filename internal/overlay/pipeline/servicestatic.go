@@ -27,6 +27,7 @@ const (
 	priorityStray    = 240 // tracked ICMP of no connection: about one that never passed connection tracking
 	priorityInvalid  = 230 // tracked packets that conntrack finds invalid
 	priorityHairpin  = 220
+	priorityHosts    = 211 // to Services that the host serves
 	priorityVirtual  = 210 // to the Services' network
 	priorityGateway  = 205 // between pods and the host, which tracks its own connections
 	priorityAnswers  = 200 // from endpoints, to local pods
