@@ -253,6 +253,15 @@ func (c Services) FlushPod(addr netip.Addr) []openflow.CTFlush {
 	return []openflow.CTFlush{{Zone: &zone, Orig: openflow.CTTuple{Src: addr}}, {Zone: &zone, Reply: openflow.CTTuple{Src: addr}}}
 }
 
+// FlushTarget returns the conntrack flush for the connections to a target. Call it as Flush, after the target's flows are removed.
+func (c Services) FlushTarget(t Target) openflow.CTFlush {
+	f := c.Flush(service.Stale{Protocol: t.Protocol, Endpoint: netip.AddrPortFrom(t.At.Addr(), t.Port)})
+	if !t.At.IsSingleIP() {
+		f.Reply.Src = netip.Addr{} // the zone has connections of pods only
+	}
+	return f
+}
+
 // Flush returns the conntrack flush for an outdated connection (service.Outdated). Call it after the change of the flows, and after the
 // datapath has processed that change (`revalidator/wait` of ovs-appctl): a packet on the old path would commit the connection again, as it
 // was.

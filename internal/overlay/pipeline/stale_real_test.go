@@ -188,3 +188,42 @@ func TestRefusedAtNodePort(t *testing.T) {
 		})
 	}
 }
+
+// A direct connection to a port continues while the only Service with an endpoint at that port is deleted and created again. In between, the
+// switch does not track the connection.
+func TestServiceIsCreatedAgain(t *testing.T) {
+	for _, mode := range modes() {
+		t.Run(string(mode), func(t *testing.T) {
+			n := startNode(t, 2)
+			n.setMode(mode)
+			n.serve(n.pods["b"].space, "b", "tcp", ":8080")
+			web := vip("web", "172.30.0.10", service.TCP, 80, "10.128.0.6:8080")
+			n.apply(web)
+			conn, err := n.dial("a", "tcp", "10.128.0.6:8080")
+			if err != nil {
+				t.Fatal(err)
+			}
+			defer func() { _ = conn.Close() }()
+			if got, err := say(conn); err != nil || got != "b sees 10.128.0.5" {
+				t.Fatalf("with the Service: %q, %v", got, err)
+			}
+			n.apply()
+			for _, target := range targets(n.config, []service.VirtualAddress{web}) {
+				if mode == pipeline.ModeNetworkPolicy {
+					break // everything is tracked
+				}
+				if err := n.engine.FlushCT(t.Context(), pipeline.Services{Config: n.config}.FlushTarget(target)); err != nil {
+					t.Fatal(err)
+				}
+			}
+			if err := upload(conn); err != nil {
+				t.Fatalf("without it: %v", err)
+			}
+			n.apply(web)
+			if got, err := say(conn); err != nil || got != "b sees 10.128.0.5" {
+				t.Errorf("with it again: %q, %v\n%s", got, err, n.AppCtl("dpctl/dump-conntrack"))
+			}
+			n.want("a", "tcp", "172.30.0.10:80", "b sees 10.128.0.5")
+		})
+	}
+}
