@@ -66,6 +66,25 @@ func (s *subnet) macOf(addr netip.Addr, isPod bool) net.HardwareAddr {
 	return s.gatewayMAC
 }
 
+// endpointsOf returns the endpoints of a virtual address that can be reached: those that get new connections, and the others.
+func (s *subnet) endpointsOf(va *service.VirtualAddress, pods map[netip.Addr]bool) (chosen, leaving []pipeline.Endpoint) {
+	fresh := map[netip.AddrPort]bool{}
+	for _, e := range va.Endpoints {
+		fresh[e.Addr] = true
+	}
+	for _, at := range va.Known {
+		e := pipeline.Endpoint{Addr: at, MAC: s.macOf(at.Addr(), pods[at.Addr()])}
+		switch {
+		case e.MAC == nil:
+		case fresh[at]:
+			chosen = append(chosen, e)
+		default:
+			leaving = append(leaving, e)
+		}
+	}
+	return chosen, leaving
+}
+
 // podsOf returns the addresses that slices name as those of pods.
 func podsOf(all []discoveryv1.EndpointSlice) map[netip.Addr]bool {
 	found := map[netip.Addr]bool{}
@@ -237,11 +256,7 @@ func (w *world) compileServices() []pipeline.Service {
 				Group:   w.number(groupKey{object.UID, va.PortName, va.Protocol, va.Port}),
 				Address: va.IP, Port: pipeline.Port{Protocol: uint8(va.Protocol), Number: va.Port}, Sticky: va.Affinity > 0,
 			}
-			for _, e := range va.Endpoints {
-				if mac := w.subnet.macOf(e.Addr.Addr(), pods[e.Addr.Addr()]); mac != nil {
-					s.Endpoints = append(s.Endpoints, pipeline.Endpoint{Addr: e.Addr, MAC: mac})
-				}
-			}
+			s.Endpoints, s.Leaving = w.subnet.endpointsOf(&va, pods)
 			list = append(list, s)
 		}
 	}
