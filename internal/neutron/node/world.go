@@ -133,7 +133,14 @@ type world struct {
 	attached []attach.Record
 	// number returns the group of a Service's port.
 	number func(groupKey) uint32
+	// virtual are the Services that compile has compiled, not nil.
+	virtual []pipeline.Service
+	// tracked are the families whose connections the compiled flows track, of each pod.
+	tracked map[attach.Key]tracked
 }
+
+// tracked are the families of which a pod's connections are tracked.
+type tracked struct{ v4, v6 bool }
 
 // read reads the objects of a network's namespace from the cache. They belong to the cache, and must not be changed.
 func read(ctx context.Context, objects client.Reader, w *world) error {
@@ -209,6 +216,7 @@ func (w *world) compile() (fragments, *judge, error) {
 	if len(w.attached) == 0 {
 		list = nil
 	}
+	w.virtual, w.tracked = append([]pipeline.Service{}, list...), map[attach.Key]tracked{}
 	out[w.scope.owner()] = pipeline.ServiceEntries(w.scope.owner(), w.scope.number(), list)
 	var problem error
 	judge := w.judge()
@@ -223,7 +231,9 @@ func (w *world) compile() (fragments, *judge, error) {
 		if judge != nil {
 			pod.Ingress, pod.Egress = judge.allowed(rec)
 		}
-		pod.Tracked = len(list) > 0 || pod.Ingress != nil || pod.Egress != nil
+		isolated := pod.Ingress != nil || pod.Egress != nil
+		pod.Tracked = len(list) > 0 || isolated
+		w.tracked[rec.Key()] = tracked{v4: pod.Tracked, v6: isolated}
 		out[pod.Owner] = pipeline.Fragment(pipeline.PodRules(pod))
 	}
 	if judge != nil {
