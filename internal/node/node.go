@@ -127,6 +127,8 @@ type Switch struct {
 	Rows     *RowLoop
 	// Bridges are the bridges of the networks' cares, by name.
 	Bridges map[string]*Flows
+	// Settle waits until the datapath uses the flows that are committed: until then, packets meet those of before.
+	Settle func(ctx context.Context) error
 }
 
 // Flows are the flows of one bridge.

@@ -193,6 +193,42 @@ func TestStaleConnectionsAreFlushed(t *testing.T) {
 	}
 }
 
+// Once no Service has an endpoint at a port any more, connections to it are not tracked, and their entries are flushed: tracked again later,
+// they would be invalid.
+func TestFormerTargetsAreFlushed(t *testing.T) {
+	l := start(t)
+	web, webService := svc("web", "172.30.0.11", service.KindClusterIP, service.TCP, "10.128.0.5:8080")
+	other, otherService := svc("other", "172.30.0.12", service.KindClusterIP, service.TCP, "10.128.0.6:8080")
+	change := one(web, webService)
+	change.Services[other] = otherService
+	l.services(t, change)
+	l.services(t, one(web, Service{}))
+	if flushed := l.node.tracked.outdated(); len(flushed) > 0 {
+		t.Errorf("flushed while another Service has the port: %v", flushed)
+	}
+	refusal := errors.New("refused")
+	l.node.tracked.fail(refusal)
+	if err := l.Services.Update(t.Context(), one(other, Service{})); !errors.Is(err, refusal) {
+		t.Errorf("the switch does not flush, and the error is %v", err)
+	}
+	l.node.tracked.fail(nil)
+	l.services(t, ServiceChange{})
+	if done := l.node.tracked.done; len(done) != 1 || done[0].Proto != uint8(service.TCP) || done[0].Reply != (openflow.CTTuple{SrcPort: 8080}) {
+		t.Errorf("flushed: %v", done)
+	}
+	l.node.tracked.outdated()
+	l.services(t, one(web, webService))
+	l.node.tracked.fail(refusal)
+	if err := l.Services.Update(t.Context(), one(web, Service{})); !errors.Is(err, refusal) {
+		t.Errorf("the switch does not flush, and the error is %v", err)
+	}
+	l.node.tracked.fail(nil)
+	l.services(t, one(web, webService))
+	if flushed := l.node.tracked.outdated(); len(flushed) > 0 {
+		t.Errorf("flushed although a Service has the port again: %v", flushed)
+	}
+}
+
 // A flow that the switch refuses blocks neither other Services nor their connections.
 func TestOneServiceFails(t *testing.T) {
 	l := start(t)

@@ -178,11 +178,17 @@ func TestOutdated(t *testing.T) {
 		s.Ports = append(s.Ports, service.SlicePort{Name: "dns", Protocol: service.UDP, Number: 5353})
 		return service.Compile(dns, []service.Slice{s}, here)
 	}
+	idled := dns
+	idled.Idled = true
+	asleep := service.Compile(idled, nil, here)
 	for _, c := range []struct {
 		name          string
 		before, after []service.VirtualAddress
 		want          []string
 	}{
+		{"one without endpoints is idled", with("1:n"), asleep, []string{"172.30.0.10:53 invalid AddrPort", "node:30053 invalid AddrPort"}},
+		{"one is idled with its last endpoint", with("1"), asleep, []string{"172.30.0.10:53 10.0.0.1:5353", "node:30053 10.0.0.1:5353"}},
+		{"an idled one wakes", asleep, with("1"), []string{"172.30.0.10:53 invalid AddrPort", "node:30053 invalid AddrPort"}},
 		{"nothing changes", with("1", "2"), with("1", "2"), nil},
 		{"one is added", with("1"), with("1", "2"), nil},
 		{"one goes", with("1", "2"), with("2"), []string{"172.30.0.10:53 10.0.0.1:5353", "node:30053 10.0.0.1:5353"}},

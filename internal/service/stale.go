@@ -15,8 +15,9 @@ type Stale struct {
 }
 
 // Outdated returns the connections to flush from conntrack when a Service's addresses change from before to after. They are UDP
-// connections, because UDP has no end of connection. A client that keeps sending would stay with a removed endpoint, or stay rejected, as
-// long as it sends. A TCP connection detects the change by itself. Connections to an endpoint that still serves are kept.
+// connections, because UDP has no end of connection. A client that keeps sending would stay with a removed endpoint as long as it sends, or
+// stay rejected, also when the Service is idled, and would wake no pods. A TCP connection detects the change by itself. Connections to an
+// endpoint that still serves are kept.
 func Outdated(before, after []VirtualAddress) []Stale {
 	now := map[key]*VirtualAddress{}
 	for i := range after {
@@ -38,12 +39,15 @@ func Outdated(before, after []VirtualAddress) []Stale {
 			}
 		}
 	}
-	served := map[key]bool{}
+	verdicts := map[key]Verdict{}
 	for i := range before {
-		served[before[i].key()] = before[i].Verdict == Forward
+		verdicts[before[i].key()] = before[i].Verdict
 	}
 	for i := range after {
-		if is := &after[i]; is.Protocol == UDP && is.Verdict == Forward && !served[is.key()] {
+		is := &after[i]
+		was, known := verdicts[is.key()]
+		served, rejected := known && was == Forward, !known || was == Reject
+		if is.Protocol == UDP && (is.Verdict == Forward && !served || is.Verdict == Wake && rejected) {
 			list = append(list, Stale{Protocol: UDP, IP: is.IP, Port: is.Port})
 		}
 	}

@@ -204,6 +204,9 @@ func (s *Switch) purgeFlows(ctx context.Context) {
 	}
 }
 
+// Settle waits until the datapath uses the flows that are committed.
+func (s *Switch) Settle(ctx context.Context) error { return s.tracked.Settle(ctx) }
+
 // flowsOf returns the name of the engine of a bridge's flows.
 func flowsOf(bridge string) string {
 	if bridge == host.Bridge {

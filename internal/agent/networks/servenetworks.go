@@ -160,7 +160,9 @@ func (n *Networks) node(k *kind, at Running) *node.Node {
 		if err := e.Switch.Open(ctx, start); err != nil {
 			return nil, err
 		}
-		return &node.Switch{Datapath: e.Switch.Datapath, Database: e.Switch.Database, Rows: e.Switch.Rows, Bridges: e.Switch.Bridges}, nil
+		return &node.Switch{
+			Datapath: e.Switch.Datapath, Database: e.Switch.Database, Rows: e.Switch.Rows, Bridges: e.Switch.Bridges, Settle: e.Switch.Settle,
+		}, nil
 	}
 	return &here
 }

@@ -15,6 +15,7 @@ import (
 
 	"weft.dev/weft/internal/attach"
 	"weft.dev/weft/internal/cni"
+	"weft.dev/weft/internal/neutron/pipeline"
 	"weft.dev/weft/internal/neutron/ports"
 	"weft.dev/weft/internal/openflow"
 	"weft.dev/weft/internal/reconcile"
@@ -34,6 +35,8 @@ type compiler struct {
 	log *slog.Logger
 	// warn reports why a NetworkPolicy is not in effect as written. Nil: no reports.
 	warn func(policy client.Object, note string)
+	// outdated takes the connections that flows that were handed over outdate, and does not wait. Nil: they are kept.
+	outdated func([]openflow.CTFlush)
 	// groups numbers the Services' groups.
 	groups groups
 	// wake makes run look for networks to compile.
@@ -52,6 +55,8 @@ type compiler struct {
 type attachment struct {
 	rec   attach.Record
 	scope scope
+	// tracked are the families of which the flows that were handed over track its connections.
+	tracked tracked
 }
 
 // job is the compilation of one network.
@@ -64,6 +69,8 @@ type job struct {
 	judge *judge
 	// handed has the fragments that the switch's loop has from this network. They are not changed any more.
 	handed fragments
+	// services are those in handed; nil: nothing was handed over yet.
+	services []pipeline.Service
 	// err is why nothing was handed over.
 	err error
 	// logged is the problem that was logged last.
@@ -86,6 +93,11 @@ type batch struct {
 	err    error
 	// numbered are the groups in made.
 	numbered map[groupKey]bool
+	// before are the job's Services at the beginning, services those in made, and stale the connections that the change outdates.
+	before, services []pipeline.Service
+	stale            []openflow.CTFlush
+	// tracked are the attachments' families whose connections are tracked.
+	tracked map[attach.Key]tracked
 }
 
 func newCompiler(node string, objects client.Reader, log *slog.Logger, set func(fragments)) *compiler {
@@ -159,10 +171,13 @@ func (c *compiler) begin(s scope) *batch {
 		return nil
 	}
 	j.running = true
-	b := &batch{scope: s, asked: j.asked, numbered: map[groupKey]bool{}, handed: maps.Clone(j.handed), same: map[reconcile.Owner]bool{}}
-	for _, a := range c.attached {
+	b := &batch{
+		scope: s, asked: j.asked, numbered: map[groupKey]bool{}, handed: maps.Clone(j.handed), same: map[reconcile.Owner]bool{},
+		before: j.services, tracked: map[attach.Key]tracked{},
+	}
+	for key, a := range c.attached {
 		if a.scope == s {
-			b.attached = append(b.attached, a)
+			b.attached, b.tracked[key] = append(b.attached, a), a.tracked
 		}
 	}
 	// The same objects result in the same problems, in the same order.
@@ -187,6 +202,8 @@ func (b *batch) compile(ctx context.Context, c *compiler) {
 		}
 		if b.err = read(ctx, c.objects, &w); b.err == nil {
 			b.made, b.judge, b.err = w.compile()
+			b.stale = append(untracked(&w, b.tracked), outdated(b.before, w.virtual, zonesOf(w.attached))...)
+			b.services, b.tracked = w.virtual, w.tracked
 		}
 	}
 	for owner, fragment := range b.made {
@@ -204,11 +221,14 @@ func (c *compiler) handOver(ctx context.Context, b *batch) []refusal {
 		if c.attached[a.rec.Key()] != a {
 			delete(b.made, ownerOf(&a.rec))
 		}
+		a.tracked = b.tracked[a.rec.Key()]
 	}
 	j.running, j.served, j.err = false, b.asked, nil
 	if b.made != nil {
 		c.hand(b, j)
-		j.judge = b.judge
+		if j.judge, j.services = b.judge, b.services; len(b.stale) > 0 && c.outdated != nil {
+			c.outdated(b.stale)
+		}
 		c.groups.keep(b.scope, b.numbered)
 	} else {
 		j.err = b.err
@@ -350,7 +370,7 @@ func (c *compiler) restore(rec *attach.Record, s scope, set func()) bool {
 	if c.shut[rec.Key()] {
 		return false
 	}
-	c.attached[rec.Key()] = &attachment{*rec, s}
+	c.attached[rec.Key()] = &attachment{rec: *rec, scope: s}
 	c.ask(s)
 	set()
 	return true
@@ -378,7 +398,7 @@ type opening struct {
 func (c *compiler) admit(rec *attach.Record, s scope) opening {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	a := &attachment{*rec, s}
+	a := &attachment{rec: *rec, scope: s}
 	c.attached[rec.Key()] = a
 	j := c.ask(s)
 	return opening{a, j, j.asked}

@@ -70,6 +70,8 @@ type Network struct {
 	compiler *compiler
 	// addresses has the addresses of Services.
 	addresses *addresses
+	// outdated are the connections that changes of Services have outdated.
+	outdated flushes
 }
 
 var (
@@ -90,8 +92,9 @@ func newNetwork(ctx context.Context, n *node.Node, deps network.Deps, rest time.
 	if deps.Log == nil {
 		deps.Log = slog.New(slog.DiscardHandler)
 	}
-	made := &Network{node: n, vswitch: vswitch, deps: deps, handed: make(chan struct{})}
+	made := &Network{node: n, vswitch: vswitch, deps: deps, handed: make(chan struct{}), outdated: flushes{wake: make(chan struct{}, 1)}}
 	made.compiler = newCompiler(n.Name, deps.Objects, deps.Log, func(f fragments) { made.flows().Loop.Set(f) })
+	made.compiler.outdated = made.outdated.add
 	made.addresses = &addresses{objects: deps.Objects, set: func(r rules) { n.Rules.Set(r) }}
 	if deps.Events != nil {
 		made.compiler.warn = func(policy client.Object, note string) {
@@ -137,6 +140,7 @@ func (n *Network) Run(ctx context.Context) error {
 	var group sync.WaitGroup
 	group.Go(func() { n.compiler.run(ctx) })
 	group.Go(func() { n.shapes.keep(ctx) })
+	group.Go(func() { n.flushOutdated(ctx) })
 	n.ports.Run(ctx)
 	group.Wait()
 	return nil

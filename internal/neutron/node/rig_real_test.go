@@ -36,6 +36,7 @@ import (
 	noderoom "weft.dev/weft/internal/node"
 	"weft.dev/weft/internal/openflow"
 	"weft.dev/weft/internal/openflow/bridge"
+	"weft.dev/weft/internal/openflow/ofproto"
 	"weft.dev/weft/internal/openflow/ovstest"
 	"weft.dev/weft/internal/ovsdb"
 	"weft.dev/weft/internal/reconcile"
@@ -177,6 +178,10 @@ func (m *machine) life(ctx context.Context, t *testing.T, records network.Record
 		Bridges: map[string]*noderoom.Flows{pipeline.Bridge: {
 			Engine: flows, Loop: reconcile.NewLoop(flows, reconcile.Options[openflow.Key, openflow.Entry]{Name: "openflow", Encode: openflow.Encode}),
 		}},
+		Settle: func(ctx context.Context) error {
+			_, err := ofproto.Command(ctx, m.CtlSock, "revalidator/wait")
+			return err
+		},
 	}
 	n := &noderoom.Node{
 		Name: m.name, BootID: m.boot, Ports: m.ports, Pods: pods,

@@ -3,12 +3,14 @@
 package node
 
 import (
+	"bufio"
 	"context"
 	"encoding/json"
 	"errors"
 	"fmt"
 	"io"
 	"net"
+	"strings"
 	"testing"
 	"time"
 
@@ -232,6 +234,207 @@ func TestRefusedConnectionsToServicesHaveNoReplies(t *testing.T) {
 		if !asked(conn, patience) || !answered(conn, patience) {
 			t.Errorf("once it is allowed, the connection that was refused has no answer (%s)", what)
 		}
+	}
+}
+
+// named runs a UDP server in a namespace that answers with its name.
+func named(t *testing.T, space ns.NetNS, at, name string) {
+	t.Helper()
+	var server net.PacketConn
+	must(t, space.Do(func(ns.NetNS) (err error) {
+		server, err = net.ListenPacket("udp4", at)
+		return err
+	}))
+	t.Cleanup(func() { _ = server.Close() })
+	go func() {
+		for {
+			_, from, err := server.ReadFrom(make([]byte, 16))
+			if err != nil {
+				return
+			}
+			_, _ = server.WriteTo([]byte(name), from)
+		}
+	}()
+}
+
+// A client that keeps sending by UDP reaches another endpoint when its own is removed, and a port that its Service gets only later.
+func TestDatagramsFollowServices(t *testing.T) {
+	s := newSite(t, 1)
+	blue := s.network("ochre")
+	for number := range 3 {
+		s.port(blue, 0, 3, 1+number)
+	}
+	s.serve()
+	c, namespace := api(t), blue.Namespace
+	pods, addresses := map[string]*ovntest.Pod{}, map[string]string{}
+	for _, name := range []string{"asks", "first", "second"} {
+		pod, result := start(t, s.nodes[0], namespace, name, map[string]string{"app": name})
+		pods[name], addresses[name] = pod, result.IPs[0].Address.IP.String()
+		named(t, pod.NetNS, ":5353", name)
+	}
+	udp, port, name, late, ready := corev1.ProtocolUDP, int32(5353), "dns", "late", true
+	dns := &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "dns"},
+		Spec:       corev1.ServiceSpec{Ports: []corev1.ServicePort{{Name: name, Protocol: udp, Port: 53, TargetPort: intstr.FromInt32(port)}}},
+	}
+	must(t, c.Create(t.Context(), dns))
+	t.Cleanup(func() { _ = c.Delete(context.Background(), dns) })
+	slice := &discoveryv1.EndpointSlice{
+		ObjectMeta:  metav1.ObjectMeta{Namespace: namespace, Name: "dns-1", Labels: map[string]string{discoveryv1.LabelServiceName: "dns"}},
+		AddressType: discoveryv1.AddressTypeIPv4, Ports: []discoveryv1.EndpointPort{{Name: &name, Protocol: &udp, Port: &port}},
+		Endpoints: []discoveryv1.Endpoint{{Addresses: []string{addresses["first"]}, Conditions: discoveryv1.EndpointConditions{Ready: &ready}}},
+	}
+	must(t, c.Create(t.Context(), slice))
+	t.Cleanup(func() { _ = c.Delete(context.Background(), slice) })
+	dial := func(port string) net.Conn {
+		var conn net.Conn
+		must(t, pods["asks"].Do(func(ns.NetNS) (err error) {
+			conn, err = net.Dial("udp4", net.JoinHostPort(dns.Spec.ClusterIP, port))
+			return err
+		}))
+		t.Cleanup(func() { _ = conn.Close() })
+		return conn
+	}
+	answers := func(conn net.Conn, want string) func() error {
+		return func() error {
+			if _, err := conn.Write([]byte("question")); err != nil {
+				return err // the packet before was rejected
+			}
+			_ = conn.SetReadDeadline(time.Now().Add(time.Second))
+			text := make([]byte, 16)
+			n, err := conn.Read(text)
+			if got := string(text[:n]); got != want {
+				return fmt.Errorf("the answer is %q, want %q: %w\n%s", got, want, err, s.nodes[0].AppCtl("dpctl/dump-conntrack"))
+			}
+			return nil
+		}
+	}
+	served, early := dial("53"), dial("54")
+	eventually(t, "the Service", answers(served, "first"))
+	eventually(t, "a connection to a port that no Service has", func() error {
+		_, _ = early.Write([]byte("question"))
+		if known := s.nodes[0].AppCtl("dpctl/dump-conntrack"); !strings.Contains(known, "dport=54)") {
+			return errors.New(known)
+		}
+		return nil
+	})
+	slice.Endpoints[0].Addresses = []string{addresses["second"]}
+	must(t, c.Update(t.Context(), slice))
+	eventually(t, "another endpoint", answers(served, "second"))
+	dns.Spec.Ports = append(dns.Spec.Ports, corev1.ServicePort{Name: late, Protocol: udp, Port: 54, TargetPort: intstr.FromInt32(port)})
+	must(t, c.Update(t.Context(), dns))
+	slice.Ports = append(slice.Ports, discoveryv1.EndpointPort{Name: &late, Protocol: &udp, Port: &port})
+	must(t, c.Update(t.Context(), slice))
+	eventually(t, "a port that the Service has now", answers(early, "second"))
+}
+
+// counts runs a TCP server in a namespace that answers each line.
+func counts(t *testing.T, space ns.NetNS, at string) {
+	t.Helper()
+	var listener net.Listener
+	must(t, space.Do(func(ns.NetNS) (err error) {
+		listener, err = net.Listen("tcp4", at)
+		return err
+	}))
+	t.Cleanup(func() { _ = listener.Close() })
+	go func() {
+		for {
+			conn, err := listener.Accept()
+			if err != nil {
+				return
+			}
+			go func() {
+				defer func() { _ = conn.Close() }()
+				for in := bufio.NewScanner(conn); in.Scan(); {
+					_, _ = io.WriteString(conn, "yes\n")
+				}
+			}()
+		}
+	}()
+}
+
+// lines sends lines of 60,000 bytes, and waits for the answers.
+func lines(conn net.Conn, count int) error {
+	if err := conn.SetDeadline(time.Now().Add(10 * time.Second * ovstest.Slowness)); err != nil {
+		return err
+	}
+	for range count {
+		if _, err := io.WriteString(conn, strings.Repeat("x", 60_000)+"\n"); err != nil {
+			return err
+		}
+	}
+	_, err := io.ReadFull(conn, make([]byte, count*len("yes\n")))
+	return err
+}
+
+// A connection between two pods continues while the only Service of their namespace is deleted and created again. In between, the switch does
+// not track the pods' connections.
+func TestServiceIsCreatedAgain(t *testing.T) {
+	s := newSite(t, 1)
+	blue := s.network("sepia")
+	for number := range 2 {
+		s.port(blue, 0, 3, 1+number)
+	}
+	s.serve()
+	c, namespace := api(t), blue.Namespace
+	asks, _ := start(t, s.nodes[0], namespace, "asks", nil)
+	answers, result := start(t, s.nodes[0], namespace, "answers", nil)
+	address := result.IPs[0].Address.IP.String()
+	counts(t, answers.NetNS, ":8080")
+	dial := func(to, port string) (conn net.Conn, err error) {
+		err = asks.Do(func(ns.NetNS) (err error) {
+			conn, err = net.DialTimeout("tcp4", net.JoinHostPort(to, port), time.Second*ovstest.Slowness)
+			return err
+		})
+		return conn, err
+	}
+	tcp, port, name, ready := corev1.ProtocolTCP, int32(8080), "http", true
+	slice := &discoveryv1.EndpointSlice{
+		ObjectMeta:  metav1.ObjectMeta{Namespace: namespace, Name: "web-1", Labels: map[string]string{discoveryv1.LabelServiceName: "web"}},
+		AddressType: discoveryv1.AddressTypeIPv4, Ports: []discoveryv1.EndpointPort{{Name: &name, Protocol: &tcp, Port: &port}},
+		Endpoints: []discoveryv1.Endpoint{{Addresses: []string{address}, Conditions: discoveryv1.EndpointConditions{Ready: &ready}}},
+	}
+	must(t, c.Create(t.Context(), slice))
+	t.Cleanup(func() { _ = c.Delete(context.Background(), slice) })
+	serve := func() *corev1.Service {
+		web := &corev1.Service{
+			ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "web"},
+			Spec:       corev1.ServiceSpec{Ports: []corev1.ServicePort{{Name: name, Port: 80, TargetPort: intstr.FromInt32(port)}}},
+		}
+		must(t, c.Create(t.Context(), web))
+		t.Cleanup(func() { _ = c.Delete(context.Background(), web) })
+		eventually(t, "the Service", func() error {
+			conn, err := dial(web.Spec.ClusterIP, "80")
+			if err != nil {
+				return err
+			}
+			defer func() { _ = conn.Close() }()
+			return lines(conn, 1)
+		})
+		return web
+	}
+	web := serve()
+	conn, err := dial(address, "8080")
+	must(t, err)
+	defer func() { _ = conn.Close() }()
+	must(t, lines(conn, 1))
+	must(t, c.Delete(t.Context(), web))
+	eventually(t, "no connection is tracked", func() error {
+		if flows := s.nodes[0].flowsOf(); strings.Contains(flows, "ct(table=12") {
+			return errors.New(flows)
+		}
+		return nil
+	})
+	eventually(t, "the connection is not known", func() error {
+		if known := s.nodes[0].AppCtl("dpctl/dump-conntrack"); strings.Contains(known, "dport=8080") {
+			return errors.New(known)
+		}
+		return nil
+	})
+	must(t, lines(conn, 50))
+	_ = serve()
+	if err := lines(conn, 1); err != nil {
+		t.Errorf("a connection of before: %v\n%s", err, s.nodes[0].AppCtl("dpctl/dump-conntrack"))
 	}
 }
 

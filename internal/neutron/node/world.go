@@ -66,6 +66,25 @@ func (s *subnet) macOf(addr netip.Addr, isPod bool) net.HardwareAddr {
 	return s.gatewayMAC
 }
 
+// endpointsOf returns the endpoints of a virtual address that can be reached: those that get new connections, and the others.
+func (s *subnet) endpointsOf(va *service.VirtualAddress, pods map[netip.Addr]bool) (chosen, leaving []pipeline.Endpoint) {
+	fresh := map[netip.AddrPort]bool{}
+	for _, e := range va.Endpoints {
+		fresh[e.Addr] = true
+	}
+	for _, at := range va.Known {
+		e := pipeline.Endpoint{Addr: at, MAC: s.macOf(at.Addr(), pods[at.Addr()])}
+		switch {
+		case e.MAC == nil:
+		case fresh[at]:
+			chosen = append(chosen, e)
+		default:
+			leaving = append(leaving, e)
+		}
+	}
+	return chosen, leaving
+}
+
 // podsOf returns the addresses that slices name as those of pods.
 func podsOf(all []discoveryv1.EndpointSlice) map[netip.Addr]bool {
 	found := map[netip.Addr]bool{}
@@ -114,7 +133,14 @@ type world struct {
 	attached []attach.Record
 	// number returns the group of a Service's port.
 	number func(groupKey) uint32
+	// virtual are the Services that compile has compiled, not nil.
+	virtual []pipeline.Service
+	// tracked are the families whose connections the compiled flows track, of each pod.
+	tracked map[attach.Key]tracked
 }
+
+// tracked are the families of which a pod's connections are tracked.
+type tracked struct{ v4, v6 bool }
 
 // read reads the objects of a network's namespace from the cache. They belong to the cache, and must not be changed.
 func read(ctx context.Context, objects client.Reader, w *world) error {
@@ -190,6 +216,7 @@ func (w *world) compile() (fragments, *judge, error) {
 	if len(w.attached) == 0 {
 		list = nil
 	}
+	w.virtual, w.tracked = append([]pipeline.Service{}, list...), map[attach.Key]tracked{}
 	out[w.scope.owner()] = pipeline.ServiceEntries(w.scope.owner(), w.scope.number(), list)
 	var problem error
 	judge := w.judge()
@@ -204,7 +231,9 @@ func (w *world) compile() (fragments, *judge, error) {
 		if judge != nil {
 			pod.Ingress, pod.Egress = judge.allowed(rec)
 		}
-		pod.Tracked = len(list) > 0 || pod.Ingress != nil || pod.Egress != nil
+		isolated := pod.Ingress != nil || pod.Egress != nil
+		pod.Tracked = len(list) > 0 || isolated
+		w.tracked[rec.Key()] = tracked{v4: pod.Tracked, v6: isolated}
 		out[pod.Owner] = pipeline.Fragment(pipeline.PodRules(pod))
 	}
 	if judge != nil {
@@ -237,11 +266,7 @@ func (w *world) compileServices() []pipeline.Service {
 				Group:   w.number(groupKey{object.UID, va.PortName, va.Protocol, va.Port}),
 				Address: va.IP, Port: pipeline.Port{Protocol: uint8(va.Protocol), Number: va.Port}, Sticky: va.Affinity > 0,
 			}
-			for _, e := range va.Endpoints {
-				if mac := w.subnet.macOf(e.Addr.Addr(), pods[e.Addr.Addr()]); mac != nil {
-					s.Endpoints = append(s.Endpoints, pipeline.Endpoint{Addr: e.Addr, MAC: mac})
-				}
-			}
+			s.Endpoints, s.Leaving = w.subnet.endpointsOf(&va, pods)
 			list = append(list, s)
 		}
 	}

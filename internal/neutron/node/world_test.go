@@ -7,6 +7,7 @@ import (
 	"maps"
 	"net"
 	"net/netip"
+	"strings"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -16,6 +17,7 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 
 	"weft.dev/weft/internal/attach"
+	"weft.dev/weft/internal/neutron/pipeline"
 	"weft.dev/weft/internal/neutron/ports"
 )
 
@@ -65,6 +67,33 @@ func TestEndpointsThatAreNotPods(t *testing.T) {
 		if !maps.Equal(got, c.want) {
 			t.Errorf("with router %q: endpoints at %v, want %v", c.gateway, got, c.want)
 		}
+	}
+}
+
+// A connection keeps the path to its endpoint when that gets no new ones.
+func TestLeavingEndpoints(t *testing.T) {
+	service, slice := serviceOf("blue", "web", 80)
+	ready, leaves := true, false
+	slice.Endpoints = []discoveryv1.Endpoint{
+		{Addresses: []string{"10.244.9.9"}, Conditions: discoveryv1.EndpointConditions{Ready: &leaves}},
+		{Addresses: []string{"10.244.9.10"}, Conditions: discoveryv1.EndpointConditions{Ready: &ready}},
+	}
+	w := world{
+		scope: scope{"blue", "blue"}, subnet: subnet{prefixes: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")}},
+		services: []corev1.Service{*service}, slices: []discoveryv1.EndpointSlice{*slice}, number: func(groupKey) uint32 { return 1 },
+	}
+	list := w.compileServices()
+	if len(list) != 1 || len(list[0].Endpoints) != 1 || len(list[0].Leaving) != 1 || list[0].Leaving[0].Addr.String() != "10.244.9.9:8080" {
+		t.Fatalf("compiled: %+v", list)
+	}
+	var flows []string
+	for key := range pipeline.ServiceEntries("owner", 1, list) {
+		if text := key.String(); strings.Contains(text, "table=15") && strings.Contains(text, "10.244.9.9") {
+			flows = append(flows, text)
+		}
+	}
+	if len(flows) != 2 {
+		t.Errorf("flows to the endpoint that leaves: %v", flows)
 	}
 }
 

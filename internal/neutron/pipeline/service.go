@@ -23,6 +23,8 @@ type Service struct {
 	Sticky bool
 	// Endpoints are the possible destinations. None: connections are dropped.
 	Endpoints []Endpoint
+	// Leaving are endpoints that get no new connections, and may have some.
+	Leaving []Endpoint
 }
 
 // Endpoint is a destination of connections.
@@ -59,6 +61,9 @@ type services4 struct {
 
 func (c *services4) add4(s *Service) {
 	to := slices.Concat(match(oxm.CTState(oxm.CTTrk|oxm.CTNew, 0), oxm.IPDst(single(s.Address))), c.network, s.Port.exact().match())
+	for _, e := range slices.Concat(s.Endpoints, s.Leaving) {
+		c.translated(&e)
+	}
 	if len(s.Endpoints) == 0 {
 		c.add(TableService, priorityPod, "to a Service without endpoints", to)
 		return
@@ -72,15 +77,19 @@ func (c *services4) add4(s *Service) {
 		group.Buckets = append(group.Buckets, openflow.Bucket{ID: uint32(i), Weight: 1, Actions: action.Actions{ //nolint:gosec // small
 			action.CT(action.CTAction{Commit: true, ZoneField: &zone, Table: &table, NAT: action.DNAT(e.Addr.Addr(), e.Addr.Port())}),
 		}})
-		c.add(TableEndpoint, priorityPod, "translated, to its endpoint",
-			slices.Concat(match(oxm.CTState(oxm.CTTrk|oxm.CTDNAT, 0), oxm.IPDst(single(e.Addr.Addr()))), c.network),
-			action.SetField(oxm.EthDst(e.MAC)), action.GotoTable(TableOut))
-		c.add(TableEndpoint, priorityPod+1, "translated, to its endpoint; the connection is allowed again",
-			slices.Concat(match(oxm.CTState(oxm.CTTrk|oxm.CTDNAT, oxm.CTRpl), refused(), oxm.IPDst(single(e.Addr.Addr()))), c.network),
-			markRefused(0), action.SetField(oxm.EthDst(e.MAC)), action.GotoTable(TableOut))
 	}
 	c.add(TableService, priorityPod, "to a Service", to, action.GroupAction(s.Group))
 	c.groups[group.Key()] = group
+}
+
+// translated addresses translated packets to an endpoint.
+func (c *services4) translated(e *Endpoint) {
+	c.add(TableEndpoint, priorityPod, "translated, to its endpoint",
+		slices.Concat(match(oxm.CTState(oxm.CTTrk|oxm.CTDNAT, 0), oxm.IPDst(single(e.Addr.Addr()))), c.network),
+		action.SetField(oxm.EthDst(e.MAC)), action.GotoTable(TableOut))
+	c.add(TableEndpoint, priorityPod+1, "translated, to its endpoint; the connection is allowed again",
+		slices.Concat(match(oxm.CTState(oxm.CTTrk|oxm.CTDNAT, oxm.CTRpl), refused(), oxm.IPDst(single(e.Addr.Addr()))), c.network),
+		markRefused(0), action.SetField(oxm.EthDst(e.MAC)), action.GotoTable(TableOut))
 }
 
 // HostService is a virtual address and port that the host serves, for the pods of all networks.

@@ -83,16 +83,25 @@ func (x *Balancer) Update(ctx context.Context, change Change) error {
 	return errors.Join(err, named("connections of Services", x.flushOutdated(ctx, due)))
 }
 
+// outdated are the connections to flush once flows are in effect.
+type outdated struct {
+	// connections are those of Services, by owner.
+	connections map[reconcile.Owner][]service.Stale
+	// targets are no longer tracked. If they are tracked again later, conntrack finds the connections that it still knows invalid, because they
+	// have gone on.
+	targets []pipeline.Target
+}
+
 // program programs the fragments of the Services that a change affects, and returns the connections to flush afterwards.
-func (x *Balancer) program(ctx context.Context, change Change) (map[reconcile.Owner][]service.Stale, error) {
+func (x *Balancer) program(ctx context.Context, change Change) (outdated, error) {
 	pending := x.handOver(change)
 	if pending == nil {
-		return nil, nil
+		return outdated{}, nil
 	}
 	for {
 		err := x.await(ctx, append(slices.Sorted(maps.Keys(pending)), pipeline.OwnerTargets))
 		if ctx.Err() != nil || errors.Is(err, reconcile.ErrUnavailable) {
-			return nil, named("Services", err)
+			return outdated{}, named("Services", err)
 		}
 		due, newer := x.settled(pending)
 		if err != nil || len(newer) == 0 {
@@ -137,11 +146,13 @@ func (x *Balancer) await(ctx context.Context, owners []reconcile.Owner) error {
 
 // settled notes the Services whose flows are in effect, unless a newer change or a View has affected them, and returns the connections to
 // flush for them. newer are those that have been affected, with the numbers of these changes.
-func (x *Balancer) settled(pending map[reconcile.Owner]uint64) (due map[reconcile.Owner][]service.Stale, newer map[reconcile.Owner]uint64) {
+func (x *Balancer) settled(pending map[reconcile.Owner]uint64) (due outdated, newer map[reconcile.Owner]uint64) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
 	newer = map[reconcile.Owner]uint64{}
+	var last uint64
 	for owner, change := range pending { // one that fails does not block the others
+		last = max(last, change)
 		switch now, waits := x.pending[owner]; {
 		case !waits || x.engines.Flows.Failure(owner) != nil:
 		case now == change:
@@ -151,22 +162,33 @@ func (x *Balancer) settled(pending map[reconcile.Owner]uint64) (due map[reconcil
 			newer[owner] = now
 		}
 	}
-	due = map[reconcile.Owner][]service.Stale{}
+	due.connections = map[reconcile.Owner][]service.Stale{}
 	for owner, stale := range x.stale {
 		if _, waits := x.pending[owner]; !waits {
-			due[owner] = stale
+			due.connections[owner] = stale
 			delete(x.stale, owner)
+		}
+	}
+	for target, change := range x.untracked {
+		if change <= last && x.engines.Flows.Failure(pipeline.OwnerTargets) == nil {
+			due.targets = append(due.targets, target)
+			delete(x.untracked, target)
 		}
 	}
 	return due, newer
 }
 
 // restore makes connections due again.
-func (x *Balancer) restore(due map[reconcile.Owner][]service.Stale) {
+func (x *Balancer) restore(due outdated) {
 	x.mu.Lock()
 	defer x.mu.Unlock()
-	for owner, stale := range due {
+	for owner, stale := range due.connections {
 		x.outdate(owner, stale)
+	}
+	for _, target := range x.still(due.targets) {
+		if _, again := x.untracked[target]; !again {
+			x.untracked[target] = 0 // in effect since an earlier change
+		}
 	}
 }
 
@@ -181,12 +203,15 @@ func (x *Balancer) Len() int {
 func (x *Balancer) Adapt(v feature.View, first bool) feature.Flows {
 	x.mu.Lock()
 	defer x.mu.Unlock()
+	x.changes++
 	flows := x.fragments(v, maps.Keys(x.all()))
 	if first {
 		clear(x.stale)
 	}
+	if first || v.Config.Mode == pipeline.ModeNetworkPolicy {
+		clear(x.untracked)
+	}
 	// These Services are settled only once these flows are in effect, by the update in progress or by the next one.
-	x.changes++
 	for owner := range x.pending {
 		x.pending[owner] = x.changes
 	}
@@ -199,16 +224,23 @@ func (x *Balancer) Adapt(v feature.View, first bool) feature.Flows {
 }
 
 // flushOutdated flushes connections. It holds no lock meanwhile: the switch may take long. What could not be flushed stays due.
-func (x *Balancer) flushOutdated(ctx context.Context, due map[reconcile.Owner][]service.Stale) error {
-	if len(due) == 0 {
+func (x *Balancer) flushOutdated(ctx context.Context, due outdated) error {
+	x.mu.Lock()
+	due.targets = x.still(due.targets)
+	x.mu.Unlock()
+	if len(due.connections)+len(due.targets) == 0 {
 		return nil
 	}
 	v, _ := x.network.View()
+	c := pipeline.Services{Config: v.Config}
 	var flushes []openflow.CTFlush
-	for _, owner := range slices.Sorted(maps.Keys(due)) {
-		for _, stale := range due[owner] {
-			flushes = append(flushes, pipeline.Services{Config: v.Config}.Flush(stale))
+	for _, owner := range slices.Sorted(maps.Keys(due.connections)) {
+		for _, stale := range due.connections[owner] {
+			flushes = append(flushes, c.Flush(stale))
 		}
+	}
+	for _, target := range due.targets {
+		flushes = append(flushes, c.FlushTarget(target))
 	}
 	err := x.engines.Connections.FlushOutdated(ctx, flushes)
 	if err == nil {

@@ -25,6 +25,9 @@ type table struct {
 	groups *groupid.IDs
 	// targets count the Services with an endpoint there.
 	targets map[pipeline.Target]int
+	// untracked are targets of TCP that no Service has any more, whose connections are still to be flushed, each with the number of the change.
+	// With policies there are none: all connections of pods are tracked.
+	untracked map[pipeline.Target]uint64
 	// pending are the owners whose fragments may not be in effect yet, each with the number of the change that affected it last.
 	pending map[reconcile.Owner]uint64
 	changes uint64
@@ -82,7 +85,8 @@ func newTable(groups *groupid.IDs) table {
 	return table{
 		groups: groups,
 		known:  map[reconcile.Owner]*knownService{}, claims: map[place][]claim{}, isNode: map[netip.Addr]bool{},
-		targets: map[pipeline.Target]int{}, pending: map[reconcile.Owner]uint64{}, stale: map[reconcile.Owner][]service.Stale{}, warned: map[reconcile.Owner]string{},
+		targets: map[pipeline.Target]int{}, untracked: map[pipeline.Target]uint64{}, warned: map[reconcile.Owner]string{},
+		pending: map[reconcile.Owner]uint64{}, stale: map[reconcile.Owner][]service.Stale{},
 	}
 }
 
@@ -205,7 +209,7 @@ func (x *table) compile(c *pipeline.Config, owner reconcile.Owner) (map[openflow
 	for i := range effective {
 		known.groups[pipeline.GroupName(&effective[i])] = struct{}{}
 	}
-	rules.Rules = append(rules.Rules, pipeline.Services{Config: c}.HostRules(owner, left)...)
+	rules.Rules = append(rules.Rules, pipeline.Services{Config: c}.HostRules(owner, left, effective)...)
 	return rules.Fragment(), append(warnings, rules.Warnings...)
 }
 
@@ -230,6 +234,7 @@ func (x *table) aim(c *pipeline.Config, known *knownService) {
 	for t := range targets {
 		if _, had := known.targets[t]; !had {
 			x.targets[t]++
+			delete(x.untracked, t)
 		}
 	}
 	for t := range known.targets {
@@ -238,9 +243,24 @@ func (x *table) aim(c *pipeline.Config, known *knownService) {
 		}
 		if x.targets[t]--; x.targets[t] == 0 {
 			delete(x.targets, t)
+			if t.Protocol == service.TCP && c.Mode != pipeline.ModeNetworkPolicy {
+				x.untracked[t] = x.changes
+			}
 		}
 	}
 	known.targets = targets
+}
+
+// still returns those of the targets whose connections no Service has. A flush for a network is for its port at all addresses.
+func (x *table) still(targets []pipeline.Target) []pipeline.Target {
+	return slices.DeleteFunc(slices.Clone(targets), func(t pipeline.Target) bool {
+		for used := range x.targets {
+			if used == t || !t.At.IsSingleIP() && used.Protocol == t.Protocol && used.Port == t.Port {
+				return true
+			}
+		}
+		return false
+	})
 }
 
 // settle releases the numbers of groups that are no longer in the switch.

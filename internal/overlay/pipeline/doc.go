@@ -37,8 +37,11 @@
 //   - The host rejects packets to Services without endpoints (RejectMAC): the switch cannot create packets.
 //   - Packets that the switch does not serve (unknown addresses of Services, unlisted addresses of the node, SCTP on the userspace
 //     datapath) go to the host as without Services, and kube-proxy serves them.
-//   - The host also serves a UDP connection that begins with a fragmented datagram: the flow table sees no ports in fragments. Fragments of
-//     known connections are translated like other packets: conntrack reassembles them.
+//   - The host also serves fragmented datagrams with which a UDP connection begins: the flow table sees no ports in fragments. Fragments of
+//     known connections are translated like other packets: conntrack reassembles them. Without policies, the first whole datagram begins a
+//     connection in the switch. With policies, the connection is known by then, and stays with the host (MarkHost).
+//   - Conntrack translates no connection that it knows. So a connection is committed untranslated only if its replies are tracked as well:
+//     without policies, what goes to the host in table 60 is not committed, and packets to an address that the host serves are not tracked.
 //   - Isolation by VNID is one flow of each pod in table 80, for its port: the VNID that it admits besides the host and global projects.
 //     While a namespace moves between VNIDs, first such flows are added, then what its pods send with is changed, then flows are removed.
 //   - Between isolated projects, traffic that only the host serves is rejected (table 60): the host forwards it with its own address as the

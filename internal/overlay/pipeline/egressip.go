@@ -179,7 +179,7 @@ func (p egressTables) egressPod(pod Pod, addr netip.Addr, mac net.HardwareAddr) 
 	p.to.add(TableEgressRoute, priorityEgressFind, "possibly a reply to a connection from outside",
 		append(slices.Clip(from), oxm.CTState(0, oxm.CTTrk)), action.CT(action.CTAction{Zone: c.zone(), Table: &again}))
 	p.to.output(TableEgressRoute, priorityEgressPod, "by the project's egress IPs, or not at all", from, action.GroupAction(pod.Egress))
-	p.to.add(TableHost, served, "to Services that the switch does not serve: the host would send it with the node's address", from, c.toReject()...)
+	p.to.handOver(served, "to Services that the switch does not serve: the host would send it with the node's address", from, c.toReject()...)
 	if c.policies() { // there all connections of pods are tracked
 		return
 	}
@@ -187,4 +187,11 @@ func (p egressTables) egressPod(pod Pod, addr netip.Addr, mac net.HardwareAddr) 
 	p.to.add(TableLocal, local, "from outside to the pod: tracked, so that its replies are recognised",
 		match(oxm.InPort(PortTun), oxm.IPDst(host(addr)), oxm.CTState(0, oxm.CTTrk)),
 		append([]action.Action{commit}, podPackets{c, &pod}.toLocal(mac)...)...)
+	// The userspace datapath's conntrack would take a reset for a new connection, in the direction of the reset.
+	p.to.add(TableLocal, local+1, "a reset, such as the host's to a packet that it rejects, begins no connection",
+		match(oxm.InPort(PortTun), oxm.IPDst(host(addr)), oxm.TCPFlags(tcpRst, tcpRst), oxm.CTState(0, oxm.CTTrk)),
+		append([]action.Action{action.CT(action.CTAction{Zone: c.zone()})}, podPackets{c, &pod}.toLocal(mac)...)...)
 }
+
+// tcpRst is the RST flag of TCP, which ends a connection (RFC 9293, 3.1).
+const tcpRst = 0x004

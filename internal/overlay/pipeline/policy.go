@@ -2,9 +2,11 @@ package pipeline
 
 import (
 	"net/netip"
+	"slices"
 
 	"weft.dev/weft/internal/openflow/action"
 	"weft.dev/weft/internal/openflow/oxm"
+	"weft.dev/weft/internal/service"
 )
 
 // ModeNetworkPolicy isolates pods by NetworkPolicies. It needs connection tracking.
@@ -33,6 +35,9 @@ const MarkEnded uint32 = 1 << 0
 // MarkUnseen is the bit of a connection's mark that says that its direction is unknown: it is older than the mode or than the switch. Its
 // packets pass where nothing isolates or a rule allows them; that they are replies means nothing.
 const MarkUnseen uint32 = 1 << 1
+
+// MarkHost is the bit of a connection's mark that says that the host serves it: its first datagram was fragmented, and showed no ports.
+const MarkHost uint32 = 1 << 2
 
 // Priorities in tables 27 and 80 with policies. Those of rules are used by package conjunction.
 const (
@@ -144,6 +149,21 @@ func (p policyTables) outputJudged(table uint8, priority uint16, purpose string,
 	}
 	back := append(match(ipv4, oxm.CTState(oxm.CTTrk, oxm.CTRpl|oxm.CTRel|oxm.CTInv), oxm.CTMarkMasked(MarkEnded, MarkEnded)), on...)
 	p.to.add(table, priority+again, purpose+"; the connection is allowed again", back, append([]action.Action{p.to.config.mark(0, MarkEnded)}, actions...)...)
+}
+
+// datagrams keeps with the host what it serves of UDP: a connection whose first datagram was fragmented. Later datagrams may show their ports,
+// but conntrack translates no connection that it knows already. trusted and whose are those of Config.trusted.
+func (p policyTables) datagrams(trusted conditions, whose string) {
+	const begun, known, ahead = priorityTrusted + 4, 205, 140 // ahead of each Service's flows in TableService
+	c := p.to.config
+	udp, hosts := match(oxm.EthType(oxm.EthTypeIPv4), oxm.IPProto(uint8(service.UDP))), oxm.CTMarkMasked(MarkHost, MarkHost)
+	commit := action.CT(action.CTAction{Commit: true, Zone: c.zone(), NAT: c.ownSource(), Exec: action.Actions{action.SetField(hosts)}})
+	p.to.add(TableHost, begun, "a connection that begins with fragments: the host serves it"+whose,
+		slices.Concat(trusted, udp, match(oxm.IPFrag(oxm.FragYes), oxm.CTState(oxm.CTTrk|oxm.CTNew, oxm.CTRel|oxm.CTDNAT))),
+		append([]action.Action{commit}, c.toHost()...)...)
+	p.to.add(TableHost, known, "a connection that began with fragments"+whose, slices.Concat(trusted, udp, match(oxm.CTState(oxm.CTTrk, 0), hosts)), c.toHost()...)
+	p.to.add(TableService, ahead, "a connection that began with fragments stays with the host",
+		append(udp, oxm.CTState(oxm.CTTrk|oxm.CTNew, 0), hosts), action.GotoTable(TableEgressPolicy))
 }
 
 // tcpSyn is the SYN flag of TCP, which begins a connection (RFC 9293, 3.1).

@@ -1,11 +1,8 @@
 package pipeline
 
 import (
-	"crypto/sha256"
 	"encoding/binary"
 	"fmt"
-	"maps"
-	"math/bits"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -14,6 +11,7 @@ import (
 	"weft.dev/weft/internal/openflow"
 	"weft.dev/weft/internal/openflow/action"
 	"weft.dev/weft/internal/openflow/oxm"
+	"weft.dev/weft/internal/overlay/pipeline/buckets"
 	"weft.dev/weft/internal/overlay/pipeline/cookies"
 	"weft.dev/weft/internal/overlay/pipeline/groupid"
 	"weft.dev/weft/internal/reconcile"
@@ -108,7 +106,7 @@ func (c Services) Rules(list []service.VirtualAddress, ids *groupid.IDs) Service
 		if b.entries += b.cost(v); b.entries > MaxServiceEntries {
 			b.warnings = append(b.warnings, fmt.Errorf("%s: %s port %d of %s and what follows: a node takes %d flows and buckets for one Service; what is beyond is left to the host",
 				v.Owner, v.Protocol, v.Port, v.IP, MaxServiceEntries))
-			b.rules = append(b.rules, c.HostRules(v.Owner, clusterIPs(list[i:]))...)
+			b.rules = append(b.rules, c.HostRules(v.Owner, clusterIPs(list[i:]), list[:i])...)
 			break
 		}
 		b.address(v)
@@ -131,8 +129,10 @@ func clusterIPs(list []service.VirtualAddress) []netip.Addr {
 }
 
 // HostRules returns the flows that leave a Service's addresses in the Services' network to the host, which serves the ports that the switch
-// does not serve. Without connection tracking there are none: the host serves all Services.
-func (c Services) HostRules(owner reconcile.Owner, addresses []netip.Addr) []Rule {
+// does not serve. served are its addresses that the switch serves. Without connection tracking there are none: the host serves all Services.
+// Without policies, packets to an address of which the switch serves no port are not tracked: conntrack would not see the host's replies, and
+// would find a TCP connection invalid.
+func (c Services) HostRules(owner reconcile.Owner, addresses []netip.Addr, served []service.VirtualAddress) []Rule {
 	if !c.Conntrack {
 		return nil
 	}
@@ -140,8 +140,12 @@ func (c Services) HostRules(owner reconcile.Owner, addresses []netip.Addr) []Rul
 	trusted, whose := c.trusted()
 	addresses = slices.SortedFunc(slices.Values(addresses), netip.Addr.Compare)
 	for _, addr := range slices.Compact(addresses) {
-		if c.ServiceNetwork.Contains(addr) {
-			p.output(TableHost, priorityTrusted, "to a Service that the host serves"+whose, append(slices.Clip(trusted), oxm.IPDst(host(addr))), c.toHost()...)
+		if !c.ServiceNetwork.Contains(addr) {
+			continue
+		}
+		p.handOver(priorityTrusted, "to a Service that the host serves"+whose, append(slices.Clip(trusted), oxm.IPDst(host(addr))), c.toHost()...)
+		if !c.policies() && !slices.Contains(clusterIPs(served), addr) {
+			p.add(TableState, priorityHosts, "to a Service that the host serves, which has conntrack of its own", untracked(oxm.IPDst(host(addr))), action.GotoTable(TableEgressPolicy))
 		}
 	}
 	return p.rules
@@ -275,12 +279,15 @@ const (
 	ctDNAT    = 7
 )
 
-// reject sends a new connection to the host to be rejected: the switch cannot create packets. A node port needs no flow: the node with the
-// address answers.
+// reject sends a new connection to the host to be rejected: the switch cannot create packets. At a node port, the node with the address
+// answers, which is not tracked without policies: then the connection is not committed either (handOver).
 func (b *serviceProgram) reject(v *service.VirtualAddress, on conditions, priority uint16) {
-	if v.Kind != service.KindNodePort {
+	switch {
+	case v.Kind != service.KindNodePort:
 		b.add(TableService, priority, "no endpoints: the host rejects", on,
 			action.SetField(oxm.EthSrc(RejectMAC())), action.GotoTable(TableHost))
+	case !b.config.policies():
+		b.add(TableService, priority, "no endpoints: the node with the address answers", on, action.CTClear(), action.GotoTable(TableEgressPolicy))
 	}
 }
 
@@ -319,7 +326,7 @@ func (b *serviceProgram) choose(v *service.VirtualAddress) []action.Action {
 		k = &backend{name: name, group: b.ids.ID(name)}
 		b.backends[name] = k
 		b.limits(v)
-		endpoints := Services{b.config}.share(v.Endpoints)
+		endpoints := buckets.Share(b.config.NodeIP, v.Endpoints, MaxEndpoints)
 		if v.Affinity > 0 {
 			b.affinity(k, v, endpoints)
 		} else {
@@ -347,7 +354,7 @@ func (c Services) translate(to netip.AddrPort) action.Action {
 // client's connections would go to one endpoint. For more endpoints than that hash has values, each connection needs an upcall.
 func (c Services) balance(k *backend, protocol service.Protocol, endpoints []service.Endpoint) *openflow.Group {
 	group := &openflow.Group{ID: k.group, Type: openflow.GroupSelect, Selection: &openflow.Selection{Method: "dp_hash"}}
-	if len(endpoints) > hashValues {
+	if len(endpoints) > buckets.HashValues {
 		group.Selection = &openflow.Selection{Method: "hash", Fields: []oxm.Field{oxm.FieldIPv4Src, sourcePort(protocol)}}
 	}
 	if len(endpoints) == 1 { // nothing to choose, no hash to compute
@@ -355,22 +362,18 @@ func (c Services) balance(k *backend, protocol service.Protocol, endpoints []ser
 		group.Buckets = []openflow.Bucket{{Actions: action.Actions{c.translate(endpoints[0].Addr)}}}
 		return group
 	}
-	weight, ids := weightOf(len(endpoints)), bucketIDs(endpoints)
+	weight, ids := buckets.Weight(len(endpoints)), buckets.IDs(endpoints)
 	for i, e := range endpoints {
 		bucket := openflow.Bucket{ID: ids[i], Weight: weight, Actions: action.Actions{c.translate(e.Addr)}}
 		if i == 0 && weight > 1 {
 			// The least weight decides how finely the switch divides the hash values: one share gets a bucket of its own.
 			bucket.Weight--
-			group.Buckets = append(group.Buckets, openflow.Bucket{ID: fineBucket, Weight: 1, Actions: bucket.Actions})
+			group.Buckets = append(group.Buckets, openflow.Bucket{ID: buckets.Fine, Weight: 1, Actions: bucket.Actions})
 		}
 		group.Buckets = append(group.Buckets, bucket)
 	}
 	return group
 }
-
-// hashValues is the maximum number of hash values that the switch divides among the buckets of a group (MAX_SELECT_GROUP_HASH_VALUES of
-// ofproto-dpif.h).
-const hashValues = 256
 
 func sourcePort(p service.Protocol) oxm.Field {
 	switch p {
@@ -383,21 +386,6 @@ func sourcePort(p service.Protocol) oxm.Field {
 	}
 }
 
-// fineBucket is the number of the bucket that only makes the shares finer. bucketIDs returns no such number.
-const fineBucket = 1
-
-// weightOf returns the weight of each of n endpoints. The switch divides 2^k hash values among the buckets: at least 16, at least the sum
-// of all weights in units of the least, and at most 256 (ofproto-dpif logs it on level DBG for a group). With weights of 1, ten endpoints
-// would have 1 or 2 of 16 values. Weights of 8 limit the difference to an eighth; many endpoints get the greatest weight that has room. If
-// n is a power of two, nothing is left over. Over hashValues, the group uses another hash, which is even.
-func weightOf(n int) uint16 {
-	const fine = 8
-	if bits.OnesCount(uint(n)) == 1 {
-		return 1
-	}
-	return uint16(max(1, min(fine, hashValues/max(1, n)))) //nolint:gosec // 1 to 8
-}
-
 // affinity adds the flows and the group of a port with affinity. A client without an endpoint, or whose endpoint is gone, gets one by a
 // hash of its address. So simultaneous connections, before the switch has learned, go to the same endpoint.
 func (b *serviceProgram) affinity(k *backend, v *service.VirtualAddress, endpoints []service.Endpoint) {
@@ -408,7 +396,7 @@ func (b *serviceProgram) affinity(k *backend, v *service.VirtualAddress, endpoin
 	}
 	ipv4, of := oxm.EthType(oxm.EthTypeIPv4), oxm.Reg(RegService, k.group)
 	b.add(TableEndpoint, unknown, "no endpoint yet, or the endpoint was removed: pick one", match(ipv4, of), action.GroupAction(k.group))
-	ids := bucketIDs(endpoints)
+	ids := buckets.IDs(endpoints)
 	for i, e := range endpoints {
 		addr, port := binary.BigEndian.Uint32(e.Addr.Addr().AsSlice()), uint32(e.Addr.Port())
 		group.Buckets = append(group.Buckets, openflow.Bucket{ID: ids[i], Weight: 1, Actions: action.Actions{
@@ -438,45 +426,4 @@ func (b *serviceProgram) learn(k *backend, timeout time.Duration, endpoint netip
 			action.LearnLoad(reg(RegEndpoint), reg(RegEndpoint)), action.LearnLoad(reg(RegEndpointPort), reg(RegEndpointPort)),
 		},
 	})
-}
-
-// share returns the endpoints that this node uses: all, or, if there are too many, this node's part, which changes little when the
-// endpoints change.
-func (c Services) share(endpoints []service.Endpoint) []service.Endpoint {
-	if len(endpoints) <= MaxEndpoints {
-		return endpoints
-	}
-	rank := make(map[netip.AddrPort]uint64, len(endpoints))
-	for _, e := range endpoints {
-		sum := sha256.Sum256([]byte(c.NodeIP.String() + " " + e.Addr.String()))
-		rank[e.Addr] = binary.BigEndian.Uint64(sum[:])
-	}
-	byRank := slices.SortedFunc(maps.Keys(rank), func(x, y netip.AddrPort) int {
-		if rank[x] < rank[y] {
-			return -1
-		}
-		return 1
-	})
-	for _, out := range byRank[MaxEndpoints:] {
-		delete(rank, out)
-	}
-	return slices.DeleteFunc(slices.Clone(endpoints), func(e service.Endpoint) bool { _, in := rank[e.Addr]; return !in })
-}
-
-// bucketIDs numbers endpoints by their addresses and not by their positions. An endpoint keeps its number when others are added or removed,
-// so a hash keeps selecting it for the same clients. Numbers that collide are resolved in the endpoints' order.
-func bucketIDs(endpoints []service.Endpoint) []uint32 {
-	const lowest, numbers = fineBucket + 1, 0xff000000
-	taken := make(map[uint32]bool, len(endpoints))
-	ids := make([]uint32, 0, len(endpoints))
-	for _, e := range endpoints {
-		sum := sha256.Sum256([]byte(e.Addr.String()))
-		id := lowest + binary.BigEndian.Uint32(sum[:])%numbers
-		for taken[id] {
-			id = lowest + (id-lowest+1)%numbers
-		}
-		taken[id] = true
-		ids = append(ids, id)
-	}
-	return ids
 }

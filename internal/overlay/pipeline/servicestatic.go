@@ -27,6 +27,7 @@ const (
 	priorityStray    = 240 // tracked ICMP of no connection: about one that never passed connection tracking
 	priorityInvalid  = 230 // tracked packets that conntrack finds invalid
 	priorityHairpin  = 220
+	priorityHosts    = 211 // to Services that the host serves
 	priorityVirtual  = 210 // to the Services' network
 	priorityGateway  = 205 // between pods and the host, which tracks its own connections
 	priorityAnswers  = 200 // from endpoints, to local pods
@@ -250,6 +251,15 @@ func (c Services) NodesRules(a NodeAddresses) []Rule {
 func (c Services) FlushPod(addr netip.Addr) []openflow.CTFlush {
 	zone := c.zone()
 	return []openflow.CTFlush{{Zone: &zone, Orig: openflow.CTTuple{Src: addr}}, {Zone: &zone, Reply: openflow.CTTuple{Src: addr}}}
+}
+
+// FlushTarget returns the conntrack flush for the connections to a target. Call it as Flush, after the target's flows are removed.
+func (c Services) FlushTarget(t Target) openflow.CTFlush {
+	f := c.Flush(service.Stale{Protocol: t.Protocol, Endpoint: netip.AddrPortFrom(t.At.Addr(), t.Port)})
+	if !t.At.IsSingleIP() {
+		f.Reply.Src = netip.Addr{} // the zone has connections of pods only
+	}
+	return f
 }
 
 // Flush returns the conntrack flush for an outdated connection (service.Outdated). Call it after the change of the flows, and after the

@@ -68,23 +68,31 @@ func (p *program) hostServices() {
 	const all, judged = 200, 215
 	c := p.config
 	if !c.isolates() && (Firewalls{c}).on() {
-		p.add(TableHost, judged, "to Services that the switch does not serve, from pods isolated for egress: no policy would see the endpoint, and the host rejects",
+		p.handOver(judged, "to Services that the switch does not serve, from pods isolated for egress: no policy would see the endpoint, and the host rejects",
 			match(oxm.EthType(oxm.EthTypeIPv4), flag(FlagEgress)), c.toReject()...)
 	}
 	trusted, whose := c.trusted()
 	if !c.Conntrack {
 		p.output(TableHost, priorityTrusted, "to Services, which the host serves"+whose, trusted, c.toHost()...)
 	} else {
-		p.output(TableHost, priorityTrusted, "fragments, which show no ports: the host finds the Service"+whose,
+		p.handOver(priorityTrusted, "fragments, which show no ports: the host finds the Service"+whose,
 			append(slices.Clip(trusted), match(oxm.EthType(oxm.EthTypeIPv4), oxm.IPFrag(oxm.FragYes))...), c.toHost()...)
 	}
-	// With policies the connection is committed, so that the rejection reaches a pod that one isolates; the reset, which is tracked there, ends
-	// the entry. In the other modes the reset is not tracked, and an entry would keep the client's port from the Service's first endpoint.
-	refuse := p.add
 	if c.policies() {
-		refuse = p.output
+		policyTables{p}.datagrams(trusted, whose)
 	}
-	refuse(TableHost, all, "to Services that the switch does not serve: the host rejects", nil, c.toReject()...)
+	p.handOver(all, "to Services that the switch does not serve: the host rejects", nil, c.toReject()...)
+}
+
+// handOver adds a flow of TableHost that hands packets to the host. With policies, a new connection is committed, so that the host's reply
+// reaches a pod that a policy isolates. In the other modes the host's replies are not tracked: an entry would keep the client's port from a
+// Service's first endpoint, and end a TCP connection that sends more than conntrack expects without a reply.
+func (p *program) handOver(priority uint16, purpose string, on conditions, actions ...action.Action) {
+	add := p.add
+	if p.config.policies() {
+		add = p.output
+	}
+	add(TableHost, priority, purpose, on, actions...)
 }
 
 // priorityTrusted is the priority in table 60 of what the host serves.

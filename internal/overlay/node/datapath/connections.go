@@ -47,7 +47,7 @@ func (c *Connections) FlushOutdated(ctx context.Context, what []openflow.CTFlush
 	ctx, cancel := context.WithTimeout(ctx, flushTimeout)
 	defer cancel()
 	for range 2 {
-		if err := c.settle(ctx); err != nil {
+		if err := c.Settle(ctx); err != nil {
 			return err
 		}
 		if err := c.Flush(ctx, what); err != nil {
@@ -67,9 +67,9 @@ func (c *Connections) Flush(ctx context.Context, what []openflow.CTFlush) error 
 	return nil
 }
 
-// settle waits until the datapath uses the flows that are committed. A switch that was killed leaves its socket behind, with its process ID
+// Settle waits until the datapath uses the flows that are committed. A switch that was killed leaves its socket behind, with its process ID
 // in the name.
-func (c *Connections) settle(ctx context.Context) error {
+func (c *Connections) Settle(ctx context.Context) error {
 	paths, _ := filepath.Glob(filepath.Join(c.RunDir, "ovs-vswitchd.*.ctl")) // the error is for a bad pattern
 	err := errNoSwitch
 	for _, path := range paths {
