@@ -9,8 +9,11 @@ import (
 	"regexp"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/containernetworking/plugins/pkg/ns"
+
+	"weft.dev/weft/internal/testwait"
 )
 
 // TestChangesByHand: what another program changes on the bridge or at a pod's port is restored when the kernel reports it: this agent compares
@@ -63,10 +66,13 @@ func TestChangesByHand(t *testing.T) {
 		}
 		return all.String(), nil
 	}
-	before, err := state()
-	if err != nil {
-		t.Fatal(err)
-	}
+	var before string
+	testwait.Within(t, time.Minute, "all devices up", func() error {
+		if before, err = state(); err == nil && strings.Contains(before, "NO-CARRIER") {
+			err = errors.New(before)
+		}
+		return err
+	})
 	for _, change := range []string{
 		"ip link set cni0 type bridge nf_call_iptables 0 nf_call_ip6tables 0",
 		"ip link set cni0 address 02:00:00:00:00:99",
