@@ -67,12 +67,11 @@ func (p *purges) run(ctx context.Context) {
 	}
 }
 
-// repaired are the releases with the commit "dpif-netdev: Fix dpif_netdev_flow_put", by series. All later series have it.
-var repaired = map[[2]int]int{{2, 17}: 8, {3, 0}: 5, {3, 1}: 3}
-
 // mistakesFlows reports whether the userspace datapath of a release of Open vSwitch may change another flow than the intended one. An unknown
 // release may.
 func mistakesFlows(version string) bool {
+	// The first release of each series with the commit "dpif-netdev: Fix dpif_netdev_flow_put". All later series have it.
+	repaired := map[[2]int]int{{2, 17}: 8, {3, 0}: 5, {3, 1}: 3}
 	parts := strings.SplitN(version, ".", 4)
 	if len(parts) < 3 {
 		return true
