@@ -132,7 +132,7 @@ func (e *estate) setMode(t *testing.T, plugin string) {
 	}
 }
 
-// isolates returns what judges whether an agent has the mode of a plugin, by its state: with and without VNIDs are told apart.
+// isolates returns a function that reports whether an agent's state is that of a plugin's mode, which is with VNIDs or without.
 func isolates(plugin string) func(state *admin.State, flows string) bool {
 	return func(state *admin.State, _ string) bool {
 		return (state.VNIDsVersion != "") == (plugin != networkv1.PluginSubnet)

@@ -3,9 +3,9 @@ package engines
 import (
 	"context"
 	"log/slog"
-	"strconv"
-	"strings"
 	"time"
+
+	"k8s.io/apimachinery/pkg/util/version"
 
 	"weft.dev/weft/internal/reconcile"
 )
@@ -34,7 +34,7 @@ func (p *purges) after(event reconcile.Event) {
 	}
 	select {
 	case p.due <- struct{}{}:
-	default:
+	default: // a purge is due already
 	}
 }
 
@@ -69,27 +69,16 @@ func (p *purges) run(ctx context.Context) {
 
 // mistakesFlows reports whether the userspace datapath of a release of Open vSwitch may change another flow than the intended one. An unknown
 // release may.
-func mistakesFlows(version string) bool {
-	// The first release of each series with the commit "dpif-netdev: Fix dpif_netdev_flow_put". All later series have it.
-	repaired := map[[2]int]int{{2, 17}: 8, {3, 0}: 5, {3, 1}: 3}
-	parts := strings.SplitN(version, ".", 4)
-	if len(parts) < 3 {
+func mistakesFlows(release string) bool {
+	is, err := version.ParseGeneric(release)
+	if err != nil {
 		return true
 	}
-	var number [3]int
-	for i := range number {
-		digits := parts[i]
-		if end := strings.IndexFunc(digits, func(r rune) bool { return r < '0' || r > '9' }); end >= 0 {
-			digits = digits[:end]
-		}
-		var err error
-		if number[i], err = strconv.Atoi(digits); err != nil {
-			return true
+	// The first release of each series with the commit "dpif-netdev: Fix dpif_netdev_flow_put". All of 3.2 and later have it.
+	for _, repaired := range []*version.Version{version.MustParseGeneric("2.17.8"), version.MustParseGeneric("3.0.5"), version.MustParseGeneric("3.1.3")} {
+		if is.Major() == repaired.Major() && is.Minor() == repaired.Minor() {
+			return is.LessThan(repaired)
 		}
 	}
-	series := [2]int{number[0], number[1]}
-	if patch, known := repaired[series]; known {
-		return number[2] < patch
-	}
-	return series[0] < 3 // 3.2 is the first that always had it
+	return is.LessThan(version.MustParseGeneric("3.2"))
 }
