@@ -133,6 +133,27 @@ func silence(t *testing.T, policy *networkingv1.NetworkPolicy, pod *ovntest.Pod,
 	})
 }
 
+// nameService creates a Service for DNS with one endpoint, at port 5353.
+func nameService(t *testing.T, namespace, endpoint string) (*corev1.Service, *discoveryv1.EndpointSlice) {
+	t.Helper()
+	c := api(t)
+	udp, port, name, ready := corev1.ProtocolUDP, int32(5353), "dns", true
+	dns := &corev1.Service{
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "dns"},
+		Spec:       corev1.ServiceSpec{Ports: []corev1.ServicePort{{Name: name, Protocol: udp, Port: 53, TargetPort: intstr.FromInt32(port)}}},
+	}
+	must(t, c.Create(t.Context(), dns))
+	t.Cleanup(func() { _ = c.Delete(context.Background(), dns) })
+	slice := &discoveryv1.EndpointSlice{
+		ObjectMeta:  metav1.ObjectMeta{Namespace: namespace, Name: "dns-1", Labels: map[string]string{discoveryv1.LabelServiceName: "dns"}},
+		AddressType: discoveryv1.AddressTypeIPv4, Ports: []discoveryv1.EndpointPort{{Name: &name, Protocol: &udp, Port: &port}},
+		Endpoints: []discoveryv1.Endpoint{{Addresses: []string{endpoint}, Conditions: discoveryv1.EndpointConditions{Ready: &ready}}},
+	}
+	must(t, c.Create(t.Context(), slice))
+	t.Cleanup(func() { _ = c.Delete(context.Background(), slice) })
+	return dns, slice
+}
+
 // A connection to a Service that its sender's policy refuses, although the translation has committed it, opens no way for packets of the
 // endpoint to the sender. Once it is allowed, both reach each other.
 func TestRefusedConnectionsToServicesHaveNoReplies(t *testing.T) {
@@ -148,20 +169,7 @@ func TestRefusedConnectionsToServicesHaveNoReplies(t *testing.T) {
 		pod, result := start(t, s.nodes[0], namespace, name, map[string]string{"app": name})
 		pods[name], addresses[name] = pod, result.IPs[0].Address.IP.String()
 	}
-	udp, port, name, ready := corev1.ProtocolUDP, int32(5353), "dns", true
-	dns := &corev1.Service{
-		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "dns"},
-		Spec:       corev1.ServiceSpec{Ports: []corev1.ServicePort{{Name: name, Protocol: udp, Port: 53, TargetPort: intstr.FromInt32(port)}}},
-	}
-	must(t, c.Create(t.Context(), dns))
-	t.Cleanup(func() { _ = c.Delete(context.Background(), dns) })
-	slice := &discoveryv1.EndpointSlice{
-		ObjectMeta:  metav1.ObjectMeta{Namespace: namespace, Name: "dns-1", Labels: map[string]string{discoveryv1.LabelServiceName: "dns"}},
-		AddressType: discoveryv1.AddressTypeIPv4, Ports: []discoveryv1.EndpointPort{{Name: &name, Protocol: &udp, Port: &port}},
-		Endpoints: []discoveryv1.Endpoint{{Addresses: []string{addresses["answers"]}, Conditions: discoveryv1.EndpointConditions{Ready: &ready}}},
-	}
-	must(t, c.Create(t.Context(), slice))
-	t.Cleanup(func() { _ = c.Delete(context.Background(), slice) })
+	dns, _ := nameService(t, namespace, addresses["answers"])
 	var endpoint net.PacketConn
 	must(t, pods["answers"].Do(func(ns.NetNS) (err error) {
 		endpoint, err = net.ListenPacket("udp4", addresses["answers"]+":5353")
@@ -272,20 +280,8 @@ func TestDatagramsFollowServices(t *testing.T) {
 		pods[name], addresses[name] = pod, result.IPs[0].Address.IP.String()
 		named(t, pod.NetNS, ":5353", name)
 	}
-	udp, port, name, late, ready := corev1.ProtocolUDP, int32(5353), "dns", "late", true
-	dns := &corev1.Service{
-		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "dns"},
-		Spec:       corev1.ServiceSpec{Ports: []corev1.ServicePort{{Name: name, Protocol: udp, Port: 53, TargetPort: intstr.FromInt32(port)}}},
-	}
-	must(t, c.Create(t.Context(), dns))
-	t.Cleanup(func() { _ = c.Delete(context.Background(), dns) })
-	slice := &discoveryv1.EndpointSlice{
-		ObjectMeta:  metav1.ObjectMeta{Namespace: namespace, Name: "dns-1", Labels: map[string]string{discoveryv1.LabelServiceName: "dns"}},
-		AddressType: discoveryv1.AddressTypeIPv4, Ports: []discoveryv1.EndpointPort{{Name: &name, Protocol: &udp, Port: &port}},
-		Endpoints: []discoveryv1.Endpoint{{Addresses: []string{addresses["first"]}, Conditions: discoveryv1.EndpointConditions{Ready: &ready}}},
-	}
-	must(t, c.Create(t.Context(), slice))
-	t.Cleanup(func() { _ = c.Delete(context.Background(), slice) })
+	dns, slice := nameService(t, namespace, addresses["first"])
+	udp, port, late := corev1.ProtocolUDP, int32(5353), "late"
 	dial := func(port string) net.Conn {
 		var conn net.Conn
 		must(t, pods["asks"].Do(func(ns.NetNS) (err error) {

@@ -297,34 +297,41 @@ func TestFirstEndpointIsAdded(t *testing.T) {
 // A client that was refused, because the Service had no endpoint, is served from the same port once there is one: no entry of the refused
 // connection is left by which the next one would pass untranslated.
 func TestRefusedClientIsServedFromItsPort(t *testing.T) {
-	for _, mode := range []pipeline.Mode{pipeline.ModeSubnet, pipeline.ModeMultitenant, pipeline.ModeNetworkPolicy} {
+	for _, mode := range modes() {
 		t.Run(string(mode), func(t *testing.T) {
 			n := startNode(t, 2)
 			n.setMode(mode)
-			for _, rule := range []string{
-				"add table ip refuse", "add chain ip refuse input { type filter hook prerouting priority raw; }",
-				"add rule ip refuse input ether saddr " + pipeline.RejectMAC().String() + " meta l4proto tcp reject with tcp reset",
-			} {
-				n.in(n.NetNS, "nft", rule)
-			}
+			n.in(n.NetNS, "nft", rejectRules())
 			n.serve(n.pods["b"].space, "b", "tcp", ":8080")
 			before, after := vip("web", "172.30.0.10", service.TCP, 80), vip("web", "172.30.0.10", service.TCP, 80, "10.128.0.6:8080")
 			n.apply(before)
-			const port = 40000
-			if _, err := n.dialFrom("a", "tcp", port, "172.30.0.10:80"); !errors.Is(err, syscall.ECONNREFUSED) {
-				t.Fatalf("without an endpoint: %v", err)
-			}
+			const port, to = 40000, "172.30.0.10:80"
+			n.refusedFrom(port, to)
 			n.apply(after)
 			n.flush([]service.VirtualAddress{before}, []service.VirtualAddress{after})
-			conn, err := n.dialFrom("a", "tcp", port, "172.30.0.10:80")
-			if err != nil {
-				t.Fatalf("with one: %v\n%s", err, n.AppCtl("dpctl/dump-conntrack"))
-			}
-			defer func() { _ = conn.Close() }()
-			if got, err := say(conn); err != nil || got != "b sees 10.128.0.5" {
-				t.Errorf("%q, %v", got, err)
-			}
+			n.servedFrom(port, to)
 		})
+	}
+}
+
+// refusedFrom expects that pod a is refused from a port by a Service without endpoints.
+func (n *serviceNode) refusedFrom(port int, to string) {
+	n.t.Helper()
+	if _, err := n.dialFrom("a", "tcp", port, to); !refused(err) {
+		n.t.Fatalf("without an endpoint: %v", err)
+	}
+}
+
+// servedFrom expects that pod a is served from a port by a Service with pod b as its endpoint.
+func (n *serviceNode) servedFrom(port int, to string) {
+	n.t.Helper()
+	conn, err := n.dialFrom("a", "tcp", port, to)
+	if err != nil {
+		n.t.Fatalf("with one: %v\n%s", err, n.AppCtl("dpctl/dump-conntrack"))
+	}
+	defer func() { _ = conn.Close() }()
+	if got, err := say(conn); err != nil || got != "b sees 10.128.0.5" {
+		n.t.Errorf("%q, %v", got, err)
 	}
 }
 

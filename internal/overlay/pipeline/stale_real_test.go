@@ -142,18 +142,9 @@ func TestRefusedPodWithEgressIP(t *testing.T) {
 	n.in(n.NetNS, "nft", rejectRules())
 	n.serve(n.pods["b"].space, "b", "tcp", ":8080")
 	n.apply(vip("web", "172.30.0.10", service.TCP, 80))
-	if _, err := n.dialFrom("a", "tcp", port, to); !refused(err) {
-		t.Fatalf("without an endpoint: %v", err)
-	}
+	n.refusedFrom(port, to)
 	n.apply(vip("web", "172.30.0.10", service.TCP, 80, "10.128.0.6:8080"))
-	conn, err := n.dialFrom("a", "tcp", port, to)
-	if err != nil {
-		t.Fatalf("with one: %v\n%s", err, n.AppCtl("dpctl/dump-conntrack"))
-	}
-	defer func() { _ = conn.Close() }()
-	if got, err := say(conn); err != nil || got != "b sees 10.128.0.5" {
-		t.Errorf("%q, %v", got, err)
-	}
+	n.servedFrom(port, to)
 }
 
 // A client that was refused at a node port, because the Service had no endpoint, is served from the same port once there is one.
@@ -170,21 +161,12 @@ func TestRefusedAtNodePort(t *testing.T) {
 			}
 			n.apply(nodePort())
 			const port, to = 40000, "192.0.2.1:30080"
-			if _, err := n.dialFrom("a", "tcp", port, to); !refused(err) {
-				t.Fatalf("without an endpoint: %v", err)
-			}
+			n.refusedFrom(port, to)
 			if known := n.AppCtl("dpctl/dump-conntrack"); mode != pipeline.ModeNetworkPolicy && strings.Contains(known, "dport=30080") {
 				t.Errorf("the refused connection has an entry: %s", known)
 			}
 			n.apply(nodePort("10.128.0.6:8080"))
-			conn, err := n.dialFrom("a", "tcp", port, to)
-			if err != nil {
-				t.Fatalf("with one: %v\n%s", err, n.AppCtl("dpctl/dump-conntrack"))
-			}
-			defer func() { _ = conn.Close() }()
-			if got, err := say(conn); err != nil || got != "b sees 10.128.0.5" {
-				t.Errorf("%q, %v", got, err)
-			}
+			n.servedFrom(port, to)
 		})
 	}
 }
