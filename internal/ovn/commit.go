@@ -1,6 +1,7 @@
 package ovn
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -153,10 +154,25 @@ type plan struct {
 	// parents are the rows whose references change, as they were before; nil: the row is new.
 	parents map[Key]source
 	failed  map[Key]error
+	// references are the rows that enter or leave a parent's set.
+	references map[reference][]Key
+}
+
+// reference is a change of the set in which a parent has its rows of a table.
+type reference struct {
+	parent  Key
+	column  string
+	mutator ovsdb.Mutator
+}
+
+func (r reference) compare(other reference) int {
+	return cmp.Or(r.parent.Compare(other.parent), cmp.Compare(r.column, other.column), cmp.Compare(r.mutator, other.mutator))
 }
 
 func newPlan(v *view, change Change) *plan {
-	p := &plan{view: v, change: change, sets: map[Key]bool{}, parents: map[Key]source{}, failed: map[Key]error{}}
+	p := &plan{
+		view: v, change: change, sets: map[Key]bool{}, parents: map[Key]source{}, failed: map[Key]error{}, references: map[reference][]Key{},
+	}
 	for _, table := range tables() {
 		for _, key := range keysOf(change.Set, table) {
 			p.sets[key] = true
@@ -170,6 +186,7 @@ func newPlan(v *view, change Change) *plan {
 			p.remove(key)
 		}
 	}
+	p.refer()
 	return p
 }
 
@@ -219,9 +236,9 @@ func (p *plan) set(key Key, want Row) error {
 		return nil
 	}
 	if have.Parent != (Key{}) {
-		p.reference(key, have.Parent, ovsdb.MutateOperationDelete)
+		p.mutate(key, have.Parent, ovsdb.MutateOperationDelete)
 	}
-	p.reference(key, want.Parent, ovsdb.MutateOperationInsert)
+	p.mutate(key, want.Parent, ovsdb.MutateOperationInsert)
 	return nil
 }
 
@@ -245,24 +262,36 @@ func (p *plan) remove(key Key) {
 		return
 	}
 	if _, goes := p.change.Delete[row.Parent]; row.Parent != (Key{}) && !goes {
-		p.reference(key, row.Parent, ovsdb.MutateOperationDelete)
+		p.mutate(key, row.Parent, ovsdb.MutateOperationDelete)
 	}
 	p.add(key, ovsdb.Operation{Op: ovsdb.OperationDelete, Table: string(key.Table), Where: byUUID(key.UUID)})
 }
 
-// reference adds the row to its parent's set, or removes it from it.
-func (p *plan) reference(key, parent Key, mutator ovsdb.Mutator) {
+// mutate adds the row to its parent's set, or removes it from it.
+func (p *plan) mutate(key, parent Key, mutator ovsdb.Mutator) {
 	c, ok := schema(key.Table)
 	if !ok || parent == (Key{}) {
 		return
 	}
 	p.parents[parent] = p.view.source(parent)
-	p.add(key, ovsdb.Operation{
-		Op: ovsdb.OperationMutate, Table: string(parent.Table), Where: byUUID(parent.UUID),
-		Mutations: []ovsdb.Mutation{{
-			Column: c.column, Mutator: mutator, Value: ovsdb.OvsSet{GoSet: []any{ovsdb.UUID{GoUUID: key.UUID}}},
-		}},
-	})
+	at := reference{parent, c.column, mutator}
+	p.references[at] = append(p.references[at], key)
+}
+
+// refer adds the operations that change the parents' sets, one for all rows of a set: the server copies a set for each operation. If the
+// server refuses one, its first row fails, and the next round has the others.
+func (p *plan) refer() {
+	for _, at := range slices.SortedFunc(maps.Keys(p.references), reference.compare) {
+		rows := p.references[at]
+		set := ovsdb.OvsSet{}
+		for _, key := range rows {
+			set.GoSet = append(set.GoSet, ovsdb.UUID{GoUUID: key.UUID})
+		}
+		p.add(rows[0], ovsdb.Operation{
+			Op: ovsdb.OperationMutate, Table: string(at.parent.Table), Where: byUUID(at.parent.UUID),
+			Mutations: []ovsdb.Mutation{{Column: at.column, Mutator: at.mutator, Value: set}},
+		})
+	}
 }
 
 // encode returns the columns in which want differs from have.
