@@ -72,10 +72,12 @@ func (f *Failure) Error() string {
 
 type server struct {
 	cni *libcni.CNIConfig
-	// mu guards busy: the IDs of sandboxes for which a call is under way. idle is signalled when one ends.
-	mu   sync.Mutex
-	idle *sync.Cond
-	busy map[string]bool
+	// mu guards what follows: the IDs of sandboxes for which a call is under way, and of those whose DEL came before their ADD. idle is
+	// signalled when a call ends.
+	mu    sync.Mutex
+	idle  *sync.Cond
+	busy  map[string]bool
+	early map[string]bool
 }
 
 // begin waits until no other call for the sandbox is under way. As in containerd, the DEL of a sandbox follows the end of its ADD, even if the
@@ -110,10 +112,10 @@ func Run(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("answer on %s: %w", Socket, err)
 	}
-	s := &server{cni: libcni.NewCNIConfig([]string{binDir}, nil), busy: map[string]bool{}}
+	s := &server{cni: libcni.NewCNIConfig([]string{binDir}, nil), busy: map[string]bool{}, early: map[string]bool{}}
 	s.idle = sync.NewCond(&s.mu)
 	mux := http.NewServeMux()
-	mux.HandleFunc("POST /prepare", s.handle(func(_ context.Context, b Sandbox) (types.Result, time.Duration, error) { return nil, 0, prepare(b) }))
+	mux.HandleFunc("POST /prepare", s.handle(func(_ context.Context, b Sandbox) (types.Result, time.Duration, error) { return nil, 0, s.prepare(b) }))
 	mux.HandleFunc("POST /add", s.handle(s.add))
 	mux.HandleFunc("POST /del", s.handle(s.del))
 	mux.HandleFunc("POST /check", s.handle(s.check))
@@ -205,7 +207,7 @@ func (s *server) add(ctx context.Context, b Sandbox) (types.Result, time.Duratio
 	if err != nil {
 		return nil, 0, err
 	}
-	if err := prepare(b); err != nil {
+	if err := s.prepare(b); err != nil {
 		return nil, 0, err
 	}
 	began := time.Now()
@@ -213,8 +215,17 @@ func (s *server) add(ctx context.Context, b Sandbox) (types.Result, time.Duratio
 	return res, time.Since(began), err
 }
 
-// prepare makes a sandbox's namespace, unless it exists.
-func prepare(b Sandbox) error {
+var errEarly = errors.New("its DEL came before")
+
+// prepare makes a sandbox's namespace, unless it exists. An ADD whose caller is gone may begin after the DEL of its sandbox: nothing would
+// remove the namespace.
+func (s *server) prepare(b Sandbox) error {
+	s.mu.Lock()
+	early := s.early[b.ID]
+	s.mu.Unlock()
+	if early {
+		return fmt.Errorf("make sandbox %s: %w", b.ID, errEarly)
+	}
 	raw, err := json.Marshal(b)
 	if err != nil {
 		return fmt.Errorf("encode sandbox %s: %w", b.ID, err)
@@ -236,6 +247,11 @@ func (s *server) del(ctx context.Context, b Sandbox) (types.Result, time.Duratio
 		return nil, time.Since(began), err
 	}
 	took := time.Since(began)
+	if _, err := os.Stat(b.file()); errors.Is(err, os.ErrNotExist) {
+		s.mu.Lock()
+		s.early[b.ID] = true
+		s.mu.Unlock()
+	}
 	return nil, took, errors.Join(dropNetns(b.netns()), remove(b.file()))
 }
 
