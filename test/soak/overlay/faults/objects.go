@@ -166,8 +166,10 @@ func (s *Scene) readdress(ctx context.Context, n lab.Node, to string) error {
 	if s.Cluster.Datapath == "netdev" {
 		device = "br-phy"
 	}
-	// At once: the lab restores its nodes' addresses, and tunnels use the first address.
-	script := fmt.Sprintf("ip addr flush dev %[2]s; ip addr add %[1]s/24 dev %[2]s; ip route replace default via 172.31.0.254 dev %[2]s", to, device)
+	// Tunnels use the first address. The lab restores its nodes' addresses, also between the two commands: then it would be the first, or there
+	// already.
+	script := fmt.Sprintf("until ip -o -4 addr show dev %[2]s | head -n 1 | grep -qF ' %[1]s/'; do "+
+		"ip addr flush dev %[2]s; ip addr replace %[1]s/24 dev %[2]s; done; ip route replace default via 172.31.0.254 dev %[2]s", to, device)
 	if _, err := probe.Run(ctx, n.Enter("sh", "-ec", script)); err != nil {
 		return err
 	}
