@@ -72,8 +72,8 @@ func (f *Failure) Error() string {
 
 type server struct {
 	cni *libcni.CNIConfig
-	// mu guards what follows: the IDs of sandboxes for which a call is under way, and of those whose DEL came before their ADD. idle is
-	// signalled when a call ends.
+	// mu guards what follows: the IDs of sandboxes for which a call is under way, and of those that did not exist when their DEL came. idle
+	// is signalled when a call ends.
 	mu    sync.Mutex
 	idle  *sync.Cond
 	busy  map[string]bool

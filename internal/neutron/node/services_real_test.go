@@ -4,6 +4,7 @@ package node
 
 import (
 	"bufio"
+	"cmp"
 	"context"
 	"encoding/json"
 	"errors"
@@ -137,21 +138,30 @@ func silence(t *testing.T, policy *networkingv1.NetworkPolicy, pod *ovntest.Pod,
 func nameService(t *testing.T, namespace, endpoint string) (*corev1.Service, *discoveryv1.EndpointSlice) {
 	t.Helper()
 	c := api(t)
-	udp, port, name, ready := corev1.ProtocolUDP, int32(5353), "dns", true
+	port := corev1.ServicePort{Name: "dns", Protocol: corev1.ProtocolUDP, Port: 53, TargetPort: intstr.FromInt32(5353)}
 	dns := &corev1.Service{
-		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "dns"},
-		Spec:       corev1.ServiceSpec{Ports: []corev1.ServicePort{{Name: name, Protocol: udp, Port: 53, TargetPort: intstr.FromInt32(port)}}},
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "dns"}, Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{port}},
 	}
 	must(t, c.Create(t.Context(), dns))
 	t.Cleanup(func() { _ = c.Delete(context.Background(), dns) })
+	return dns, endpoints(t, namespace, "dns", port, endpoint)
+}
+
+// endpoints creates the slice of a Service's port, with the addresses of its endpoints.
+func endpoints(t *testing.T, namespace, name string, of corev1.ServicePort, addresses ...string) *discoveryv1.EndpointSlice {
+	t.Helper()
+	c := api(t)
+	protocol, port, ready := cmp.Or(of.Protocol, corev1.ProtocolTCP), of.TargetPort.IntVal, true
 	slice := &discoveryv1.EndpointSlice{
-		ObjectMeta:  metav1.ObjectMeta{Namespace: namespace, Name: "dns-1", Labels: map[string]string{discoveryv1.LabelServiceName: "dns"}},
-		AddressType: discoveryv1.AddressTypeIPv4, Ports: []discoveryv1.EndpointPort{{Name: &name, Protocol: &udp, Port: &port}},
-		Endpoints: []discoveryv1.Endpoint{{Addresses: []string{endpoint}, Conditions: discoveryv1.EndpointConditions{Ready: &ready}}},
+		ObjectMeta:  metav1.ObjectMeta{Namespace: namespace, Name: name + "-1", Labels: map[string]string{discoveryv1.LabelServiceName: name}},
+		AddressType: discoveryv1.AddressTypeIPv4, Ports: []discoveryv1.EndpointPort{{Name: &of.Name, Protocol: &protocol, Port: &port}},
+	}
+	for _, address := range addresses {
+		slice.Endpoints = append(slice.Endpoints, discoveryv1.Endpoint{Addresses: []string{address}, Conditions: discoveryv1.EndpointConditions{Ready: &ready}})
 	}
 	must(t, c.Create(t.Context(), slice))
 	t.Cleanup(func() { _ = c.Delete(context.Background(), slice) })
-	return dns, slice
+	return slice
 }
 
 // A connection to a Service that its sender's policy refuses, although the translation has committed it, opens no way for packets of the
@@ -384,18 +394,11 @@ func TestServiceIsCreatedAgain(t *testing.T) {
 		})
 		return conn, err
 	}
-	tcp, port, name, ready := corev1.ProtocolTCP, int32(8080), "http", true
-	slice := &discoveryv1.EndpointSlice{
-		ObjectMeta:  metav1.ObjectMeta{Namespace: namespace, Name: "web-1", Labels: map[string]string{discoveryv1.LabelServiceName: "web"}},
-		AddressType: discoveryv1.AddressTypeIPv4, Ports: []discoveryv1.EndpointPort{{Name: &name, Protocol: &tcp, Port: &port}},
-		Endpoints: []discoveryv1.Endpoint{{Addresses: []string{address}, Conditions: discoveryv1.EndpointConditions{Ready: &ready}}},
-	}
-	must(t, c.Create(t.Context(), slice))
-	t.Cleanup(func() { _ = c.Delete(context.Background(), slice) })
+	port := corev1.ServicePort{Name: "http", Port: 80, TargetPort: intstr.FromInt32(8080)}
+	endpoints(t, namespace, "web", port, address)
 	serve := func() *corev1.Service {
 		web := &corev1.Service{
-			ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "web"},
-			Spec:       corev1.ServiceSpec{Ports: []corev1.ServicePort{{Name: name, Port: 80, TargetPort: intstr.FromInt32(port)}}},
+			ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "web"}, Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{port}},
 		}
 		must(t, c.Create(t.Context(), web))
 		t.Cleanup(func() { _ = c.Delete(context.Background(), web) })
@@ -451,22 +454,13 @@ func TestServicesAndPolicies(t *testing.T) {
 		pods[name], addresses[name] = pod, result.IPs[0].Address.IP.String()
 		answers(t, pods[name].NetNS, ":8080", name)
 	}
+	port := corev1.ServicePort{Name: "http", Protocol: corev1.ProtocolTCP, Port: 80, TargetPort: intstr.FromInt32(8080)}
 	web := &corev1.Service{
-		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "web"},
-		Spec:       corev1.ServiceSpec{Ports: []corev1.ServicePort{{Name: "http", Port: 80, TargetPort: intstr.FromInt32(8080)}}},
+		ObjectMeta: metav1.ObjectMeta{Namespace: namespace, Name: "web"}, Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{port}},
 	}
 	must(t, c.Create(t.Context(), web))
 	t.Cleanup(func() { _ = c.Delete(context.Background(), web) })
-	tcp, port, name, ready := corev1.ProtocolTCP, int32(8080), "http", true
-	slice := &discoveryv1.EndpointSlice{
-		ObjectMeta:  metav1.ObjectMeta{Namespace: namespace, Name: "web-1", Labels: map[string]string{discoveryv1.LabelServiceName: "web"}},
-		AddressType: discoveryv1.AddressTypeIPv4, Ports: []discoveryv1.EndpointPort{{Name: &name, Protocol: &tcp, Port: &port}},
-	}
-	for _, name := range []string{"near", "far"} {
-		slice.Endpoints = append(slice.Endpoints, discoveryv1.Endpoint{Addresses: []string{addresses[name]}, Conditions: discoveryv1.EndpointConditions{Ready: &ready}})
-	}
-	must(t, c.Create(t.Context(), slice))
-	t.Cleanup(func() { _ = c.Delete(context.Background(), slice) })
+	endpoints(t, namespace, "web", port, addresses["near"], addresses["far"])
 	virtual := net.JoinHostPort(web.Spec.ClusterIP, "80")
 	for _, from := range []string{"client", "other"} {
 		seen := map[string]bool{}
@@ -506,7 +500,7 @@ func TestServicesAndPolicies(t *testing.T) {
 	}
 
 	policy := onlyClients(t, namespace, "web", map[string]string{"web": "true"},
-		networkingv1.NetworkPolicyPort{Protocol: &tcp, Port: &intstr.IntOrString{IntVal: 8080}})
+		networkingv1.NetworkPolicyPort{Protocol: &port.Protocol, Port: &intstr.IntOrString{IntVal: 8080}})
 	eventually(t, "others reach the endpoints no more", func() error {
 		for _, endpoint := range []string{"near", "far"} { // each on its node
 			if answer, err := asks(pods["other"].NetNS, net.JoinHostPort(addresses[endpoint], "8080"), false); err == nil {
