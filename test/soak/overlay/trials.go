@@ -2,6 +2,7 @@ package overlay
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"time"
 
@@ -109,6 +110,19 @@ func (t *trial) restored(ctx context.Context) error {
 			if _, err := probe.Run(ctx, n.Enter("ovs-appctl", "-T", appctlTime, "-t", "ovs-vswitchd", "revalidator/wait")); err != nil {
 				return err
 			}
+		}
+	}
+	// The node's kernel may still have answers to what it received: they wait until their neighbour is resolved, or found absent.
+	for _, n := range t.cluster.Nodes() {
+		_, err := probe.Await(ctx, program.RecoveryTime, n.Name+" without unresolved neighbours", func(ctx context.Context) error {
+			waiting, err := probe.Run(ctx, n.Enter("ip", "neigh", "show", "nud", "incomplete"))
+			if err == nil && waiting != "" {
+				err = errors.New(waiting)
+			}
+			return err
+		})
+		if err != nil {
+			return err
 		}
 	}
 	// A sniffer may not have read yet what it received before: what it reads in order ends with the honest packets.
