@@ -54,14 +54,15 @@ func agentFaults() []Fault {
 			return "", group.Wait()
 		}},
 		{Name: "agent killed again and again while it starts", Spares: losses.All, Kills: []string{"n1/weft-agent"}, Do: func(ctx context.Context, s *Scene, n lab.Node) (string, error) {
-			old := 0
-			for range 10 {
-				pid, err := probe.Signal(ctx, s.Cluster, program.Agent(n), syscall.SIGKILL)
-				if err != nil {
+			for range 9 {
+				if err := probe.Kill(ctx, s.Cluster, program.Agent(n), syscall.SIGKILL); err != nil {
 					return "", err
 				}
-				old = pid
-				<-time.After(100*time.Millisecond + s.Within(400*time.Millisecond))
+				<-time.After(s.Within(500 * time.Millisecond))
+			}
+			old, err := probe.Signal(ctx, s.Cluster, program.Agent(n), syscall.SIGKILL)
+			if err != nil {
+				return "", err
 			}
 			return "", program.AwaitAgent(ctx, s.Cluster, n, old)
 		}},
