@@ -18,8 +18,9 @@ import (
 // MemoryPods is the number of pods on a node whose agent's memory is measured.
 const MemoryPods = 100
 
-// settleStep is the time between two readings of a program's memory.
-const settleStep = time.Second
+// settleStep is the time between two readings of a program's memory. A controller returns what its start took only after the start: two
+// readings one second apart were equal before that.
+const settleStep = 5 * time.Second
 
 // settled returns the resident size of a program in MB, once two readings differ by a hundredth at most.
 func settled(ctx context.Context, c *lab.Cluster, program string) (float64, error) {
