@@ -174,10 +174,13 @@ func (s *Scene) readdress(ctx context.Context, n lab.Node, to string) error {
 		return err
 	}
 	if device == "br-phy" {
+		// The default route goes first and comes last: with it alone, tunnels would go through the gateway, and the other node would take the
+		// gateway's MAC address from them for this node's (terminate_native_tunnel in Open vSwitch). Then both would send through the gateway,
+		// each because of the other's packets, until some ARP reply ends it.
 		for _, argv := range [][]string{
+			{"ovs-appctl", "-t", "ovs-vswitchd", "ovs/route/del", "0.0.0.0/0"},
 			{"ovs-appctl", "-t", "ovs-vswitchd", "ovs/route/del", "172.31.0.0/24"},
 			{"ovs-appctl", "-t", "ovs-vswitchd", "ovs/route/add", "172.31.0.0/24", device},
-			{"ovs-appctl", "-t", "ovs-vswitchd", "ovs/route/del", "0.0.0.0/0"},
 			{"ovs-appctl", "-t", "ovs-vswitchd", "ovs/route/add", "0.0.0.0/0", device, "172.31.0.254"},
 		} {
 			if _, err := probe.Run(ctx, n.Enter(argv...)); err != nil {
