@@ -5,12 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"os"
-	"path/filepath"
 	"slices"
-	"strings"
 	"sync"
-	"sync/atomic"
 	"testing"
 	"time"
 
@@ -25,11 +21,8 @@ import (
 	"weft.dev/weft/internal/cni"
 	"weft.dev/weft/internal/ipam"
 	"weft.dev/weft/internal/link"
-	"weft.dev/weft/internal/link/marked"
-	"weft.dev/weft/internal/link/podlink"
 	"weft.dev/weft/internal/nft"
 	"weft.dev/weft/internal/openflow"
-	"weft.dev/weft/internal/openflow/bridge"
 	"weft.dev/weft/internal/overlay/host"
 	"weft.dev/weft/internal/overlay/pipeline"
 	"weft.dev/weft/internal/ovsdb"
@@ -52,222 +45,6 @@ const (
 	bootID  = "boot-1"
 	patient = 10 * time.Second
 )
-
-// breakable is an engine that can be made to fail.
-type breakable[K comparable, V any] struct {
-	reconcile.Engine[K, V]
-	mu   sync.Mutex
-	err  error
-	hook func()
-	bad  func(reconcile.Change[K, V]) error
-}
-
-// refuse sets a function that decides about each commit; nil: nothing is refused.
-func (b *breakable[K, V]) refuse(bad func(reconcile.Change[K, V]) error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.bad = bad
-}
-
-func (b *breakable[K, V]) fail(err error) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.err = err
-}
-
-// before sets a function that is called before each commit.
-func (b *breakable[K, V]) before(hook func()) {
-	b.mu.Lock()
-	defer b.mu.Unlock()
-	b.hook = hook
-}
-
-func (b *breakable[K, V]) Read(ctx context.Context) (map[K]V, error) {
-	b.mu.Lock()
-	err := b.err
-	b.mu.Unlock()
-	if err != nil {
-		return nil, err
-	}
-	return b.Engine.Read(ctx)
-}
-
-func (b *breakable[K, V]) Commit(ctx context.Context, change reconcile.Change[K, V]) error {
-	b.mu.Lock()
-	hook := b.hook
-	b.mu.Unlock()
-	if hook != nil {
-		hook()
-	}
-	b.mu.Lock()
-	err := b.err
-	if err == nil && b.bad != nil {
-		err = b.bad(change)
-	}
-	b.mu.Unlock()
-	if err != nil {
-		return err
-	}
-	return b.Engine.Commit(ctx, change)
-}
-
-// breakablePods are pods' links that can be made to fail.
-type breakablePods struct {
-	*podlink.Fake
-	mu                     sync.Mutex
-	create, delete, unplug func() error
-}
-
-func (p *breakablePods) Create(ctx context.Context, pair podlink.Pair) (podlink.Created, error) {
-	p.mu.Lock()
-	hook := p.create
-	p.mu.Unlock()
-	if hook != nil {
-		if err := hook(); err != nil {
-			return podlink.Created{}, err
-		}
-	}
-	return p.Fake.Create(ctx, pair)
-}
-
-func (p *breakablePods) Delete(ctx context.Context, names ...string) error {
-	p.mu.Lock()
-	hook := p.delete
-	p.mu.Unlock()
-	if hook != nil {
-		if err := hook(); err != nil {
-			return err
-		}
-	}
-	return p.Fake.Delete(ctx, names...)
-}
-
-func (p *breakablePods) Unplug(ctx context.Context, pair podlink.Pair, began func()) error {
-	p.mu.Lock()
-	hook := p.unplug
-	p.mu.Unlock()
-	if hook != nil {
-		if err := hook(); err != nil {
-			began()
-			return err
-		}
-	}
-	return p.Fake.Unplug(ctx, pair, began)
-}
-
-func (p *breakablePods) onUnplug(hook func() error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.unplug = hook
-}
-
-func (p *breakablePods) onCreate(hook func() error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.create = hook
-}
-
-func (p *breakablePods) onDelete(hook func() error) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.delete = hook
-}
-
-// switchPorts reports ports that the switch has added, as the function in added decides; nil: no port is reported.
-type switchPorts struct {
-	mu    sync.Mutex
-	added func(name string, ofport uint32) <-chan struct{}
-}
-
-func (p *switchPorts) on(added func(name string, ofport uint32) <-chan struct{}) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	p.added = added
-}
-
-func (p *switchPorts) Added(name string, ofport uint32) (added <-chan struct{}, stop func()) {
-	p.mu.Lock()
-	defer p.mu.Unlock()
-	if p.added == nil {
-		return nil, func() {}
-	}
-	return p.added(name, ofport), func() {}
-}
-
-// node is the state of a machine that survives the agent.
-type node struct {
-	flows *bridge.Fake
-	rows  *ovsdb.Fake
-	links *marked.Fake
-	rules *nft.Fake
-	pods  *breakablePods
-	dir   string
-	cache string
-	// spare is Options.Spare of its agents.
-	spare int
-	// rest is Options.PortRest of its agents; 0: ports need no rest.
-	rest time.Duration
-	// tracked records the switch's conntrack flushes.
-	tracked *tracked
-	// ports reports ports that the switch has added, if set up to do so.
-	ports *switchPorts
-	// uplink is the node's own interface; nil: it is not used.
-	uplink Uplink
-	// privileged is Options.Privileged of its agents.
-	privileged func(context.Context, cni.Args) (bool, error)
-	// conflict is Options.Conflict of its agents.
-	conflict func(*attach.Record, error)
-	// ahead is how far its clock is ahead.
-	ahead atomic.Int64
-	// kernel records the conntrack flushes of the node's own kernel.
-	kernel *kernel
-
-	flowEngine *breakable[openflow.Key, openflow.Entry]
-	rowEngine  *breakable[ovsdb.Key, ovsdb.Row]
-	linkEngine *breakable[link.Key, link.Item]
-	ruleEngine *breakable[nft.Key, nft.Item]
-}
-
-func newNode(dir string) *node {
-	n := &node{
-		flows: bridge.NewFake(), rows: ovsdb.NewFake(host.Bridge), links: marked.NewFake(host.Devices()...), rules: nft.NewFake(),
-		pods: &breakablePods{Fake: podlink.NewFake()}, dir: dir, tracked: &tracked{}, ports: &switchPorts{}, kernel: &kernel{},
-	}
-	n.flowEngine = &breakable[openflow.Key, openflow.Entry]{Engine: n.flows}
-	n.rowEngine = &breakable[ovsdb.Key, ovsdb.Row]{Engine: n.rows}
-	n.linkEngine = &breakable[link.Key, link.Item]{Engine: n.links}
-	n.ruleEngine = &breakable[nft.Key, nft.Item]{Engine: n.rules}
-	return n
-}
-
-// now returns the time of its agents.
-func (n *node) now() time.Time { return time.Now().Add(time.Duration(n.ahead.Load())) }
-
-// commits returns the numbers of commits to the engines.
-func (n *node) commits() [4]int {
-	return [4]int{n.flows.Commits(), n.rows.Transactions(), n.links.Commits(), n.rules.Commits()}
-}
-
-// state returns everything that is programmed, as text.
-func (n *node) state(t tb) string {
-	t.Helper()
-	rows, err := n.rows.Read(context.Background())
-	if err != nil {
-		t.Fatal(err)
-	}
-	links, _ := n.links.Read(context.Background())
-	rules, _ := n.rules.Read(context.Background())
-	return strings.Join([]string{n.flows.String(), lines(rows), lines(links), lines(rules)}, "----\n")
-}
-
-func lines[K comparable, V fmt.Stringer](items map[K]V) string {
-	var all []string
-	for _, item := range items {
-		all = append(all, item.String()+"\n")
-	}
-	slices.Sort(all)
-	return strings.Join(all, "")
-}
 
 // life is one run of an agent on a node. Its requests pass through attach/lifecycle, as the runtime's do.
 type life struct {
@@ -416,14 +193,6 @@ func small() View {
 // request returns a request for the sandbox of that name, and creates its namespace.
 func (r requests) request(name string) *cni.Request { return r.on.request(name, "/run/netns/"+name) }
 
-func (n *node) request(name, netns string) *cni.Request {
-	n.pods.AddNamespace(netns)
-	return &cni.Request{
-		ContainerID: name, IfName: "eth0", Netns: netns, NetConf: &cni.NetConf{CNIVersion: "1.0.0"},
-		Args: cni.Args{PodNamespace: "default", PodName: "pod-" + name, PodUID: "uid-" + name},
-	}
-}
-
 func keyOf(req *cni.Request) attach.Key {
 	return attach.Key{ContainerID: req.ContainerID, IfName: req.IfName}
 }
@@ -564,40 +333,6 @@ func fresh(t tb, dir string, view View, records []attach.Record, tenants ...Tena
 	return n.state(t)
 }
 
-// obstruct makes the record of an attachment impossible to write or remove until the returned function is called.
-func (n *node) obstruct(t tb, key attach.Key) (clear func()) {
-	t.Helper()
-	probe, err := os.MkdirTemp("", "weft-record-*")
-	if err != nil {
-		t.Fatal(err)
-	}
-	defer func() { _ = os.RemoveAll(probe) }()
-	store, err := attach.Open(probe)
-	if err != nil {
-		t.Fatal(err)
-	}
-	err = store.Put(context.Background(), attach.Record{
-		Network: NetworkName, ContainerID: key.ContainerID, IfName: key.IfName, Netns: "/n", BootID: "b",
-		State: attach.Planned, Created: time.Unix(1, 0),
-	})
-	if err = errors.Join(err, store.Close()); err != nil {
-		t.Fatal(err)
-	}
-	names, err := filepath.Glob(filepath.Join(probe, "*.json"))
-	if err != nil || len(names) != 1 {
-		t.Fatal(names, err)
-	}
-	path := filepath.Join(n.dir, filepath.Base(names[0]))
-	if err := errors.Join(os.RemoveAll(path), os.MkdirAll(filepath.Join(path, "in the way"), 0o700)); err != nil {
-		t.Fatal(err)
-	}
-	return func() {
-		if err := os.RemoveAll(path); err != nil {
-			t.Errorf("clearing the way: %v", err)
-		}
-	}
-}
-
 func codeIs(err error, code cni.Code) bool {
 	var own *cni.Error
 	return errors.As(err, &own) && own.Code == code
@@ -611,13 +346,4 @@ func addresses(recs []attach.Record) map[netip.Addr]attach.Key {
 		}
 	}
 	return all
-}
-
-func tempDir(t tb, base string) string {
-	t.Helper()
-	dir, err := os.MkdirTemp(base, "node-*")
-	if err != nil {
-		t.Fatal(err)
-	}
-	return dir
 }

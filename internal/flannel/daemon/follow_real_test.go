@@ -165,6 +165,28 @@ func TestDirectRoutingFollowsLinks(t *testing.T) {
 	way("via " + n2.Address() + " dev eth0")
 }
 
+// TestDirectRouteIsRemoved: the direct route of a removed peer is removed, although the peer's address is routed through a gateway by then.
+// flanneld looks at the routes again when it removes a peer, and then searches for the peer's tunnel entries.
+func TestDirectRouteIsRemoved(t *testing.T) {
+	weft, _ := programs(t)
+	u := flanneltest.NewUnderlay(t)
+	etcd := u.Etcd()
+	etcd.Put(configKey, `{"Network":"10.5.0.0/16",`+below+`"Backend":{"Type":"vxlan","DirectRouting":true}}`)
+	n1 := u.Node()
+	startWeft(n1, weft, etcd)
+	n1.Subnet("FLANNEL_SUBNET")
+	const subnet = "10.5.200.0/24"
+	peer := subnetsPrefix + "10.5.200.0-24"
+	etcd.Put(peer, `{"PublicIP":"192.0.2.200","BackendType":"vxlan","BackendData":{"VNI":1,"VtepMAC":"02:00:00:00:00:c8"}}`)
+	has(t, n1, subnet, true)
+	if route := n1.IP("route show " + subnet); !strings.Contains(route, "via 192.0.2.200 dev eth0") {
+		t.Errorf("route %q, want one by eth0", route)
+	}
+	n1.IP("route add 192.0.2.200/32 via 192.0.2.254")
+	etcd.Delete(peer)
+	has(t, n1, subnet, false)
+}
+
 // TestPeerThatCannotBeProgrammed: such a peer does not delay others; with flanneld, its retries delay everything after it for a minute.
 func TestPeerThatCannotBeProgrammed(t *testing.T) {
 	weft, _ := programs(t)
