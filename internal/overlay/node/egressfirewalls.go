@@ -9,6 +9,7 @@ import (
 	"path/filepath"
 	"reflect"
 	"sync"
+	"sync/atomic"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -19,6 +20,7 @@ import (
 	networkv1 "weft.dev/weft/api/openshift/v1"
 	"weft.dev/weft/internal/egressfirewall"
 	"weft.dev/weft/internal/overlay"
+	"weft.dev/weft/internal/overlay/feature"
 	"weft.dev/weft/internal/overlay/firewalls"
 	"weft.dev/weft/internal/overlay/node/watch"
 	"weft.dev/weft/internal/realised"
@@ -44,29 +46,40 @@ type egressFirewalls struct {
 	gathered gatheredNames
 	judged   judgedPolicies
 
+	// synced reports for each watch whether its first list is processed; empty while nothing is watched. handler receives NetNamespaces. Only
+	// prepare and end use them.
+	synced  []toolscache.DoneChecker
+	handler toolscache.ResourceEventHandlerRegistration
+
+	// listed says that the first lists are processed. Until then, steps do nothing.
+	listed atomic.Bool
+
 	// mu guards the changes not yet processed.
 	mu       sync.Mutex
 	policies map[egressfirewall.Key]struct{}
 	spaces   map[string]struct{}
 
-	// stepping serialises the steps, and guards the fields below.
-	stepping sync.Mutex
-	index    *egressfirewall.Index
+	// runs makes one step at a time.
+	runs feature.Runs
+	firewallState
+}
+
+// firewallState is the state of the step in progress. While nothing is watched, it belongs to prepare and end.
+type firewallState struct {
+	index *egressfirewall.Index
 	// residents are the namespaces that have, or recently had, pods on this node.
 	residents residents
 	// forget starts a step when the next namespace without pods is due to be removed from residents; nil: none is due.
 	forget *time.Timer
-	// synced reports for each watch whether its first list is processed; empty while nothing is watched. handler receives NetNamespaces.
-	synced  []toolscache.DoneChecker
-	handler toolscache.ResourceEventHandlerRegistration
 	// known says that the network has received all firewalls once; unsettled, that the last update may not be in effect.
 	known, unsettled bool
 }
 
 func newEgressFirewalls(store cache.Cache, vnids *watch.NetNamespaces, log *slog.Logger) *egressFirewalls {
 	e := &egressFirewalls{
-		cache: store, vnids: vnids, log: log, wake: make(chan struct{}, 1), index: egressfirewall.NewIndex(), mark: vnids.Mark(realised.EgressNetworkPolicy),
-		policies: map[egressfirewall.Key]struct{}{}, spaces: map[string]struct{}{}, residents: residents{},
+		cache: store, vnids: vnids, log: log, wake: make(chan struct{}, 1), mark: vnids.Mark(realised.EgressNetworkPolicy),
+		policies: map[egressfirewall.Key]struct{}{}, spaces: map[string]struct{}{},
+		firewallState: firewallState{index: egressfirewall.NewIndex(), residents: residents{}},
 	}
 	e.gathered.step = e.signal
 	return e
@@ -193,7 +206,7 @@ func (e *egressFirewalls) prepare(ctx context.Context, network *overlay.Network,
 	if err := e.enter(ctx); err != nil {
 		return err
 	}
-	if err := e.step(ctx, network, true); errors.Is(err, watch.ErrUnprogrammed) {
+	if err := e.step(ctx, network); errors.Is(err, watch.ErrUnprogrammed) {
 		e.signal() // the step is retried; nothing else waits for it
 	} else if err != nil {
 		return err
@@ -203,8 +216,6 @@ func (e *egressFirewalls) prepare(ctx context.Context, network *overlay.Network,
 
 // enter starts the watches if necessary, and waits until their first lists are processed.
 func (e *egressFirewalls) enter(ctx context.Context) error {
-	e.stepping.Lock()
-	defer e.stepping.Unlock()
 	if len(e.synced) == 0 {
 		if err := e.watch(ctx); err != nil {
 			return fmt.Errorf("watching the API server: %w", err)
@@ -215,6 +226,7 @@ func (e *egressFirewalls) enter(ctx context.Context) error {
 	if !toolscache.WaitFor(waiting, "", e.synced...) {
 		return errors.New("waiting for the API server to list all EgressNetworkPolicies and NetNamespaces")
 	}
+	e.listed.Store(true)
 	return nil
 }
 
@@ -246,12 +258,14 @@ func (e *egressFirewalls) watch(ctx context.Context) error {
 	return nil
 }
 
-// end ends the watches, and discards the state derived from them.
-func (e *egressFirewalls) end(ctx context.Context) error {
-	e.stepping.Lock()
-	defer e.stepping.Unlock()
+// end ends the watches once the step in progress has ended, and discards the state derived from them.
+func (e *egressFirewalls) end(ctx context.Context, network *overlay.Network) error {
 	if len(e.synced) == 0 {
 		return nil
+	}
+	e.listed.Store(false)
+	if err := e.step(ctx, network); err != nil { // a step in progress may still read the objects
+		return err
 	}
 	err := e.vnids.Unfollow(ctx, e.handler)
 	if again := e.cache.RemoveInformer(ctx, &networkv1.EgressNetworkPolicy{}); again != nil {
@@ -296,20 +310,20 @@ func (e *egressFirewalls) take() (policies map[egressfirewall.Key]struct{}, spac
 	return policies, spaces
 }
 
-// step updates the network with the changes since the last step; the first time, with everything. It does nothing while nothing is watched.
-// Before the first complete step it does nothing either, unless all is set: the caller has then waited for the watches' first lists.
-func (e *egressFirewalls) step(ctx context.Context, network *overlay.Network, all bool) error {
-	e.stepping.Lock()
-	defer e.stepping.Unlock()
-	if len(e.synced) == 0 || !e.known && !all {
-		return nil
-	}
-	err := e.advance(ctx, network)
-	e.mark.Done(err)
-	return err
+// step updates the network with the changes since the last step; the first time, with everything. It does nothing before the watches' first
+// lists are processed. One step is made at a time, as feature.Runs describes.
+func (e *egressFirewalls) step(ctx context.Context, network *overlay.Network) error {
+	return e.runs.Do(ctx, func(ctx context.Context) error {
+		if !e.listed.Load() {
+			return nil
+		}
+		err := e.advance(ctx, network)
+		e.mark.Done(err)
+		return err
+	})
 }
 
-// advance does the work of step. The caller holds stepping.
+// advance does the work of step once the first lists are processed.
 func (e *egressFirewalls) advance(ctx context.Context, network *overlay.Network) error {
 	policies, spaces := e.take()
 	if err := e.read(ctx, policies, spaces); err != nil {
@@ -390,7 +404,7 @@ func (e *egressFirewalls) ahead(ctx context.Context, network *overlay.Network, n
 	e.mu.Lock()
 	maps.Copy(e.spaces, names)
 	e.mu.Unlock()
-	if err := e.step(ctx, network, false); err != nil {
+	if err := e.step(ctx, network); err != nil {
 		e.signal()
 	}
 }

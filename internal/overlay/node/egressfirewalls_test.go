@@ -63,10 +63,10 @@ func TestEventsOfNames(t *testing.T) {
 			t.Error(err)
 		}
 	}()
-	e.synced = []toolscache.DoneChecker{registered{}}
+	e.listed.Store(true)
 	e.notePolicy(policy)
 	<-e.wake
-	if err := e.step(t.Context(), network, true); err != nil {
+	if err := e.step(t.Context(), network); err != nil {
 		t.Fatal(err)
 	}
 	for _, want := range []string{
@@ -79,7 +79,7 @@ func TestEventsOfNames(t *testing.T) {
 			case <-time.After(patience):
 				t.Fatalf("no event %q in %q", want, reported.events)
 			}
-			if err := e.step(t.Context(), network, false); err != nil {
+			if err := e.step(t.Context(), network); err != nil {
 				t.Fatal(err)
 			}
 		}
@@ -151,24 +151,6 @@ func TestResidents(t *testing.T) {
 	}
 }
 
-// registered is a watch whose first list is processed.
-type registered struct {
-	toolscache.ResourceEventHandlerRegistration
-}
-
-// HasSynced implements toolscache.ResourceEventHandlerRegistration.
-func (registered) HasSynced() bool { return true }
-
-// Name implements toolscache.DoneChecker.
-func (registered) Name() string { return "registered" }
-
-// Done implements toolscache.DoneChecker.
-func (registered) Done() <-chan struct{} {
-	done := make(chan struct{})
-	close(done)
-	return done
-}
-
 // watched is a cache with the objects of a client, and an informer.
 type watched struct {
 	cached
@@ -199,9 +181,9 @@ func TestFirewallsBeforeTenants(t *testing.T) {
 	go from.informer.RunWithContext(t.Context())
 	e := newEgressFirewalls(from, nil, slog.New(slog.DiscardHandler))
 	e.names = resolver.NewNames(resolver.Options{Changed: e.gathered.changed})
-	e.synced = []toolscache.DoneChecker{registered{}}
+	e.listed.Store(true)
 	e.notePolicy(policy)
-	if err := e.step(t.Context(), network, true); err != nil {
+	if err := e.step(t.Context(), network); err != nil {
 		t.Fatal(err)
 	}
 	x := newTenants(from, watch.New(from, watch.NewMarks()), slog.New(slog.DiscardHandler), func() {})

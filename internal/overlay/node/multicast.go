@@ -4,7 +4,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"sync"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
@@ -21,8 +20,8 @@ type multicastNamespaces struct {
 	*watch.Follower
 	cache cache.Cache
 
-	// stepping serialises step, and guards the fields below.
-	stepping sync.Mutex
+	// The fields below are those of the step in progress.
+
 	// received says that the network has received everything once; unsettled, that the last update may not be in effect.
 	received, unsettled bool
 }
@@ -51,8 +50,6 @@ func (m *multicastNamespaces) prepare(ctx context.Context, network *overlay.Netw
 
 // end stops watching. The network is in a mode without multicast. Before it enters another one, it receives everything again.
 func (m *multicastNamespaces) end(ctx context.Context) error {
-	m.stepping.Lock()
-	defer m.stepping.Unlock()
 	watched, err := m.End(ctx)
 	if watched {
 		m.received, m.unsettled = false, false
@@ -62,18 +59,14 @@ func (m *multicastNamespaces) end(ctx context.Context) error {
 
 // step updates the network with what changed since the last step; the first time, with everything.
 func (m *multicastNamespaces) step(ctx context.Context, network *overlay.Network) error {
-	m.stepping.Lock()
-	defer m.stepping.Unlock()
-	dirty, ok := m.Take()
-	if !ok {
-		return nil
-	}
-	err := m.advance(ctx, network, dirty)
-	m.Mark.Done(err)
-	return err
+	return m.Step(ctx, func(ctx context.Context, dirty map[string]struct{}) error {
+		err := m.advance(ctx, network, dirty)
+		m.Mark.Done(err)
+		return err
+	})
 }
 
-// advance does the work of step once objects are watched. The caller holds stepping.
+// advance does the work of step once objects are watched.
 func (m *multicastNamespaces) advance(ctx context.Context, network *overlay.Network, dirty map[string]struct{}) error {
 	change, err := m.change(ctx, dirty)
 	if err != nil {

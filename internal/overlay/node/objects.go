@@ -224,7 +224,7 @@ func (o *Objects) Follow(ctx context.Context, network *overlay.Network) error {
 	following.Go(func() error { return o.services.Run(followCtx, network.Services) })
 	keep(o.policies.Wake(), "NetworkPolicies", func() error { return o.policies.Step(followCtx, network.UpdatePolicies, false) })
 	keep(o.tenants.Wake(), "the VNIDs of projects", func() error { return o.tenants.step(followCtx, network) })
-	keep(o.egressFirewalls.wake, "EgressNetworkPolicies", func() error { return o.egressFirewalls.step(followCtx, network, false) })
+	keep(o.egressFirewalls.wake, "EgressNetworkPolicies", func() error { return o.egressFirewalls.step(followCtx, network) })
 	keep(o.egressIPs.Wake(), "egress addresses", func() error { return o.egressIPs.Step(followCtx, network) })
 	keep(o.egressIPs.WithPods(), "nodes with egress addresses", func() error {
 		o.egressIPs.UpdateProbed(network)
@@ -276,7 +276,7 @@ func (o *Objects) Program(ctx context.Context, network *overlay.Network, at Host
 	if view.Guarded() { // the modes with VNIDs
 		return view, nil
 	}
-	return view, errors.Join(o.tenants.end(ctx), o.egressFirewalls.end(ctx), o.egressIPs.End(ctx, network), o.multicast.end(ctx))
+	return view, errors.Join(o.tenants.end(ctx), o.egressFirewalls.end(ctx, network), o.egressIPs.End(ctx, network), o.multicast.end(ctx))
 }
 
 // transform is an informer's transform. It is called for each object that arrives from the API server, and for all objects of a list before

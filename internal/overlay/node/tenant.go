@@ -5,7 +5,6 @@ import (
 	"fmt"
 	"log/slog"
 	"maps"
-	"sync"
 	"time"
 
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -37,13 +36,12 @@ type tenants struct {
 	// ahead is called with the changed NetNamespaces before the network receives their VNIDs; nil: not called.
 	ahead func(ctx context.Context, network *overlay.Network, names map[string]struct{})
 
-	// stepping serialises step, and guards known and missing.
-	stepping sync.Mutex
-	// known are the VNIDs that the network has received.
+	// known are the VNIDs that the network has received. Like handed, it belongs to the step in progress.
 	known map[string]uint32
 	// handed says that the network has received what the mark has taken up. It is in effect once nothing is pending in the network.
 	handed bool
-	// missing is the time since which no further VNID has arrived, missed the number of namespaces without one.
+
+	// missing is the time since which no further VNID has arrived, missed the number of namespaces without one. Only prepare uses them.
 	missing time.Time
 	missed  int
 }
@@ -73,8 +71,6 @@ func (t *tenants) prepare(ctx context.Context, network *overlay.Network, mode cl
 
 // end stops watching.
 func (t *tenants) end(ctx context.Context) error {
-	t.stepping.Lock()
-	defer t.stepping.Unlock()
 	watched, err := t.End(ctx)
 	if watched {
 		known := make(map[string]struct{}, len(t.known))
@@ -88,12 +84,13 @@ func (t *tenants) end(ctx context.Context) error {
 
 // step updates the network with what changed since the last step.
 func (t *tenants) step(ctx context.Context, network *overlay.Network) error {
-	t.stepping.Lock()
-	defer t.stepping.Unlock()
-	dirty, ok := t.Take()
-	if !ok {
-		return nil
-	}
+	return t.Step(ctx, func(ctx context.Context, dirty map[string]struct{}) error {
+		return t.advance(ctx, network, dirty)
+	})
+}
+
+// advance does the work of step once objects are watched.
+func (t *tenants) advance(ctx context.Context, network *overlay.Network, dirty map[string]struct{}) error {
 	change, err := t.change(ctx, dirty)
 	if err != nil {
 		t.Untake(dirty)
@@ -120,8 +117,7 @@ func (t *tenants) step(ctx context.Context, network *overlay.Network) error {
 	return nil
 }
 
-// finish records that what was handed over is in effect, once it is: a namespace changes its VNID in several steps. The caller holds
-// stepping.
+// finish records that what was handed over is in effect, once it is: a namespace changes its VNID in several steps.
 func (t *tenants) finish(network *overlay.Network) {
 	t.handed = network.Projects.Pending()
 	if !t.handed {
@@ -131,13 +127,11 @@ func (t *tenants) finish(network *overlay.Network) {
 
 // look records what has come into effect since. If a step is in progress, that step records it.
 func (t *tenants) look(network *overlay.Network) {
-	if !t.stepping.TryLock() {
-		return
-	}
-	defer t.stepping.Unlock()
-	if t.handed {
-		t.finish(network)
-	}
+	t.Between(func() {
+		if t.handed {
+			t.finish(network)
+		}
+	})
 }
 
 // change returns the differences between the given NetNamespaces and what the network has received. The first time, these are all of them,
@@ -192,8 +186,6 @@ func (t *tenants) complete(network *overlay.Network, now time.Time) error {
 	if network.Projects.InUse() {
 		return nil
 	}
-	t.stepping.Lock()
-	defer t.stepping.Unlock()
 	names := network.WithoutVNID()
 	if len(names) == 0 {
 		t.missing = time.Time{}

@@ -47,20 +47,22 @@ type Follower struct {
 	// probes prevent the node from taking an address that a host outside the cluster uses.
 	probes *egressProbes
 
-	// stepping serialises step, and guards the fields below.
-	stepping sync.Mutex
+	// The next fields are those of the step in progress.
+
 	// known are the valid NetNamespaces.
 	known map[string]egressip.Namespace
 	site  site
-	// choices are the ways that lead to several other nodes, by VNID.
-	choices map[uint32]*choice
 	// cannot are the addresses that are assigned to this node and that it cannot hold, with the reasons.
 	cannot map[netip.Addr]string
 	// unfit are the addresses of cannot, and those in the node's ranges that it could not hold either.
 	unfit map[netip.Addr]string
 
-	// judging guards the fields below.
-	judging  sync.Mutex
+	// mu guards the fields below.
+	mu sync.Mutex
+	// prepared is the site of the next step, without what that step reads from the kernel.
+	prepared site
+	// choices are the ways that lead to several other nodes, by VNID.
+	choices  map[uint32]*choice
 	problems map[string]string
 	// unheld are the addresses of unfit, for the node's status; nil until they are known.
 	unheld map[string]string
@@ -102,9 +104,9 @@ func (e *Follower) Prepare(ctx context.Context, network *overlay.Network, view *
 	if !view.Cluster.Mode.HasVNIDs() {
 		return nil
 	}
-	e.stepping.Lock()
-	e.site = site{mode: view.Cluster.Mode, node: view.Local.HostIP, network: view.Node.Network, uplink: view.Node.Uplink}
-	e.stepping.Unlock()
+	e.mu.Lock()
+	e.prepared = site{mode: view.Cluster.Mode, node: view.Local.HostIP, network: view.Node.Network, uplink: view.Node.Uplink}
+	e.mu.Unlock()
 	e.spaces.Await(true)
 	if err := e.spaces.Begin(ctx); err != nil {
 		return err
@@ -120,14 +122,12 @@ func (e *Follower) Prepare(ctx context.Context, network *overlay.Network, view *
 
 // End stops watching, and removes all egress IPs from the network.
 func (e *Follower) End(ctx context.Context, network *overlay.Network) error {
-	e.stepping.Lock()
-	defer e.stepping.Unlock()
 	watched, err := e.spaces.End(ctx)
 	if watched {
 		e.cannot, e.unfit = nil, nil
 		clear(e.known)
-		e.choices = nil
-		e.alive.Watch(nil)
+		e.choose(nil)
+		e.UpdateProbed(network)
 		e.judge()
 	}
 	return errors.Join(err, network.EgressIPs.Update(ctx, egress.IPs{}))
@@ -135,18 +135,14 @@ func (e *Follower) End(ctx context.Context, network *overlay.Network) error {
 
 // Step updates the network from the current objects and from which nodes answer.
 func (e *Follower) Step(ctx context.Context, network *overlay.Network) error {
-	e.stepping.Lock()
-	defer e.stepping.Unlock()
-	dirty, ok := e.spaces.Take()
-	if !ok {
-		return nil
-	}
-	err := e.advance(ctx, network, dirty)
-	e.spaces.Mark.Done(err)
-	return err
+	return e.spaces.Step(ctx, func(ctx context.Context, dirty map[string]struct{}) error {
+		err := e.advance(ctx, network, dirty)
+		e.spaces.Mark.Done(err)
+		return err
+	})
 }
 
-// advance does the work of step once objects are watched. The caller holds stepping.
+// advance does the work of Step once objects are watched.
 func (e *Follower) advance(ctx context.Context, network *overlay.Network, dirty map[string]struct{}) error {
 	if err := e.learn(ctx, dirty); err != nil {
 		e.spaces.Untake(dirty)
@@ -164,13 +160,21 @@ func (e *Follower) advance(ctx context.Context, network *overlay.Network, dirty 
 	if err != nil {
 		return fmt.Errorf("the node's gateways: %w", err)
 	}
+	e.site = e.nextSite()
 	e.site.others, e.site.gateways = others, gateways
 	all := e.ways(subnets.Items)
-	e.alive.Watch(e.toProbe(network.WithPods()))
+	e.UpdateProbed(network)
 	if err := network.EgressIPs.Update(ctx, all); err != nil {
 		return fmt.Errorf("%w: %w", watch.ErrUnprogrammed, err)
 	}
 	return nil
+}
+
+// nextSite returns the site that was prepared.
+func (e *Follower) nextSite() site {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	return e.prepared
 }
 
 // learn reads the NetNamespaces that changed.
@@ -206,10 +210,10 @@ func (e *Follower) judge() {
 	for address, why := range e.unfit {
 		unheld[address.String()] = why
 	}
-	e.judging.Lock()
+	e.mu.Lock()
 	changed := e.unheld == nil || !maps.Equal(e.unheld, unheld)
 	e.problems, e.unheld = problems, unheld
-	e.judging.Unlock()
+	e.mu.Unlock()
 	if changed {
 		e.notify()
 	}
@@ -217,8 +221,8 @@ func (e *Follower) judge() {
 
 // Refusals returns the egress IPs that this node cannot hold, with the reasons; nil while they are not known.
 func (e *Follower) Refusals() map[string]string {
-	e.judging.Lock()
-	defer e.judging.Unlock()
+	e.mu.Lock()
+	defer e.mu.Unlock()
 	return maps.Clone(e.unheld)
 }
 
@@ -249,7 +253,7 @@ func (e *Follower) ways(subnets []networkv1.HostSubnet) egress.IPs {
 	}
 	plan := egressip.NewPlan(slices.Collect(maps.Values(e.known)), nodes)
 	all := egress.IPs{Ways: map[uint32]egress.Way{}, Namespaces: map[string]uint32{}}
-	e.choices = map[uint32]*choice{}
+	choices := map[uint32]*choice{}
 	for vnid, way := range plan.Ways {
 		here, others := e.split(way.Holders, peers)
 		if here.IsValid() {
@@ -257,7 +261,7 @@ func (e *Follower) ways(subnets []networkv1.HostSubnet) egress.IPs {
 			continue
 		}
 		if len(others) > 1 { // with one node there is no choice
-			e.choices[vnid] = &choice{others: others}
+			choices[vnid] = &choice{others: others}
 		}
 		all.Ways[vnid] = egress.Way{Nodes: e.answering(others)}
 	}
@@ -267,12 +271,20 @@ func (e *Follower) ways(subnets []networkv1.HostSubnet) egress.IPs {
 		// In the modes without isolation by VNID, a namespace that happens to have the same VNID is still independent.
 		if wanted && (e.site.mode == clusternetwork.ModeMultitenant || len(ns.IPs) > 0) {
 			all.Namespaces[name] = ns.VNID
-			if c := e.choices[ns.VNID]; c != nil {
+			if c := choices[ns.VNID]; c != nil {
 				c.namespaces = append(c.namespaces, name)
 			}
 		}
 	}
+	e.choose(choices)
 	return all
+}
+
+// choose sets the ways that lead to several other nodes.
+func (e *Follower) choose(choices map[uint32]*choice) {
+	e.mu.Lock()
+	defer e.mu.Unlock()
+	e.choices = choices
 }
 
 // hold returns the way out through an address of this node. No traffic leaves through it until a probe has shown that no foreign host uses
@@ -325,7 +337,8 @@ type choice struct {
 	others     []peer
 }
 
-// toProbe returns the addresses to probe: those of nodes through which pods on this node leave, if there is a choice of nodes.
+// toProbe returns the addresses to probe: those of nodes through which pods on this node leave, if there is a choice of nodes. The caller holds
+// mu.
 func (e *Follower) toProbe(withPods map[string]struct{}) []netip.Addr {
 	addresses := map[netip.Addr]struct{}{}
 	for _, c := range e.choices {
@@ -343,10 +356,10 @@ func (e *Follower) toProbe(withPods map[string]struct{}) []netip.Addr {
 	return slices.SortedFunc(maps.Keys(addresses), netip.Addr.Compare)
 }
 
-// UpdateProbed updates the set of probed nodes for the current pods.
+// UpdateProbed updates the set of probed nodes for the current pods. It waits for no step in progress.
 func (e *Follower) UpdateProbed(network *overlay.Network) {
-	e.stepping.Lock()
-	defer e.stepping.Unlock()
+	e.mu.Lock()
+	defer e.mu.Unlock()
 	e.alive.Watch(e.toProbe(network.WithPods()))
 }
 
@@ -421,8 +434,8 @@ func (e *Follower) answering(nodes []peer) []netip.Addr {
 
 // Problems returns which NetNamespaces are not in effect as written, with the reasons.
 func (e *Follower) Problems() map[string]string {
-	e.judging.Lock()
-	defer e.judging.Unlock()
+	e.mu.Lock()
+	defer e.mu.Unlock()
 	return maps.Clone(e.problems)
 }
 

@@ -12,11 +12,18 @@ import (
 	"github.com/google/go-cmp/cmp/cmpopts"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
+	toolscache "k8s.io/client-go/tools/cache"
+	fakesource "k8s.io/client-go/tools/cache/testing"
+	"sigs.k8s.io/controller-runtime/pkg/cache"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	networkv1 "weft.dev/weft/api/openshift/v1"
+	"weft.dev/weft/internal/attach"
 	"weft.dev/weft/internal/clusternetwork"
 	"weft.dev/weft/internal/egressip"
+	"weft.dev/weft/internal/overlay"
 	"weft.dev/weft/internal/overlay/egress"
+	"weft.dev/weft/internal/overlay/node/watch"
 )
 
 func egressHost(name, hostIP, subnet string, ips ...string) networkv1.HostSubnet {
@@ -226,6 +233,70 @@ func TestEgressNodesAreAskedForPods(t *testing.T) {
 		if got := strings.Join(words, " "); got != want {
 			t.Errorf("with pods of %q: %q are probed, want %q", withPods, got, want)
 		}
+	}
+}
+
+// watchedNothing is a cache without objects.
+type watchedNothing struct {
+	cache.Cache
+	informer toolscache.SharedIndexInformer
+}
+
+func (w watchedNothing) GetInformer(context.Context, client.Object, ...cache.InformerGetOption) (cache.Informer, error) {
+	return w.informer, nil
+}
+
+func (watchedNothing) RemoveInformer(context.Context, client.Object) error { return nil }
+
+func (watchedNothing) List(context.Context, client.ObjectList, ...client.ListOption) error {
+	return nil
+}
+
+// While a step waits for the node, the set of probed nodes follows the pods, and the node's status is reported.
+func TestStepsHoldNoLock(t *testing.T) {
+	records, err := attach.Open(t.TempDir())
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = records.Close() }()
+	network := overlay.New(overlay.Engines{}, records, overlay.Options{BootID: "boot"})
+	source := fakesource.NewFakeControllerSource()
+	defer source.Shutdown()
+	objects := watchedNothing{informer: toolscache.NewSharedIndexInformer(source, &networkv1.NetNamespace{}, 0, toolscache.Indexers{})}
+	go objects.informer.RunWithContext(t.Context())
+	e := New(objects, watch.New(objects, watch.NewMarks()), "n1", func() {})
+	began, release := make(chan struct{}), make(chan struct{})
+	e.others = func() (map[netip.Addr]struct{}, error) {
+		close(began)
+		<-release
+		return nil, errors.New("no netlink")
+	}
+	if err := e.spaces.Begin(t.Context()); err != nil {
+		t.Fatal(err)
+	}
+	stepped := make(chan error, 1)
+	go func() { stepped <- e.Step(t.Context(), network) }()
+	<-began
+	met := make(chan struct{})
+	go func() {
+		defer close(met)
+		e.UpdateProbed(network)
+		if problems, refusals := e.Problems(), e.Refusals(); len(problems) > 0 || refusals != nil {
+			t.Errorf("during the first step: problems %v, refusals %v", problems, refusals)
+		}
+	}()
+	select {
+	case <-met:
+	case <-time.After(10 * time.Second):
+		t.Error("a step that hangs delays the set of probed nodes")
+	}
+	close(release)
+	if err := <-stepped; err == nil {
+		t.Error("a step without the node's addresses succeeds")
+	}
+	<-met
+	if err := e.End(t.Context(), network); err != nil {
+		t.Error(err)
 	}
 }
 

@@ -14,6 +14,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 
 	networkv1 "weft.dev/weft/api/openshift/v1"
+	"weft.dev/weft/internal/overlay/feature"
 	"weft.dev/weft/internal/realised"
 	"weft.dev/weft/internal/steps"
 	"weft.dev/weft/internal/watermark"
@@ -109,7 +110,8 @@ func (w *NetNamespaces) informer(ctx context.Context) (cache.Informer, error) {
 	return informer, nil
 }
 
-// Follower collects the names of NetNamespaces that changed, for a reader that processes them in steps.
+// Follower collects the names of NetNamespaces that changed, for a reader that processes them in steps. Step may be called concurrently.
+// Begin, Await and End have one caller.
 type Follower struct {
 	vnids *NetNamespaces
 	// wake triggers a step. While the node waits for the NetNamespaces, changed is called as well.
@@ -117,14 +119,16 @@ type Follower struct {
 	changed func()
 	// Mark is the resourceVersion observed of this follower.
 	Mark *watermark.Mark
+	// runs makes one step at a time.
+	runs feature.Runs
 
 	// mu guards the fields below.
 	mu sync.Mutex
 	// handler receives changes; nil: nothing is watched.
 	handler toolscache.ResourceEventHandlerRegistration
 	dirty   map[string]struct{}
-	// awaited says that the node waits for NetNamespaces.
-	awaited bool
+	// awaited says that the node waits for NetNamespaces, stepping that a step is in progress.
+	awaited, stepping bool
 }
 
 // New returns the watch of a cache, with the marks that are notified of arriving objects. It begins with the first follower.
@@ -187,17 +191,31 @@ func (f *Follower) follow(ctx context.Context) (toolscache.ResourceEventHandlerR
 	return f.handler, nil
 }
 
-// End stops watching, and reports whether there was a watch. Names that are returned with Untake afterwards are kept for the next watch.
+// End stops watching once the step in progress has ended, and reports whether there was a watch. Until the next Begin, no step processes
+// anything. Names that are returned with Untake afterwards are kept for the next watch.
 func (f *Follower) End(ctx context.Context) (watched bool, err error) {
-	f.mu.Lock()
-	defer f.mu.Unlock()
-	if f.handler == nil {
+	handler := f.setHandler(nil)
+	if handler == nil {
 		return false, nil
 	}
-	err = f.vnids.Unfollow(ctx, f.handler)
-	f.handler, f.awaited, f.dirty = nil, false, map[string]struct{}{}
+	if err := f.Step(ctx, nil); err != nil { // a step in progress may still read the objects
+		f.setHandler(handler)
+		return false, err
+	}
+	err = f.vnids.Unfollow(ctx, handler)
+	f.mu.Lock()
+	f.awaited, f.dirty = false, map[string]struct{}{}
+	f.mu.Unlock()
 	f.Mark.End()
 	return true, err
+}
+
+// setHandler sets what receives changes, and returns what did before.
+func (f *Follower) setHandler(now toolscache.ResourceEventHandlerRegistration) (before toolscache.ResourceEventHandlerRegistration) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	before, f.handler = f.handler, now
+	return before
 }
 
 // Wake receives once there is work for a step.
@@ -219,17 +237,46 @@ func (f *Follower) note(at Change) {
 // Signal triggers a step.
 func (f *Follower) Signal() { steps.Wake(f.wake) }
 
-// Take returns what changed since the last call. ok is false if nothing is watched, or the first list is not complete: a part would be
-// taken for the whole.
-func (f *Follower) Take() (dirty map[string]struct{}, ok bool) {
+// Step calls process with the names that changed since the last step. One step is made at a time, as feature.Runs describes. Step does
+// nothing while nothing is watched, or the first list is not complete: a part would be taken for the whole. State that only steps use needs no
+// lock; between End and Begin it belongs to their caller.
+func (f *Follower) Step(ctx context.Context, process func(ctx context.Context, dirty map[string]struct{}) error) error {
+	return f.runs.Do(ctx, func(ctx context.Context) error {
+		dirty, ok := f.take()
+		if !ok {
+			return nil
+		}
+		defer f.stepped()
+		return process(ctx, dirty)
+	})
+}
+
+// Between calls do, unless a step is in progress. do may use what otherwise only steps use. It must not block.
+func (f *Follower) Between(do func()) {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	if !f.stepping {
+		do()
+	}
+}
+
+// take begins a step with what changed since the last one. ok is false if there is none: nothing is watched, or the first list is not complete.
+func (f *Follower) take() (dirty map[string]struct{}, ok bool) {
 	f.mu.Lock()
 	defer f.mu.Unlock()
 	if f.handler == nil || !f.handler.HasSynced() {
 		return nil, false
 	}
 	f.Mark.Take()
-	dirty, f.dirty = f.dirty, map[string]struct{}{}
+	dirty, f.dirty, f.stepping = f.dirty, map[string]struct{}{}, true
 	return dirty, true
+}
+
+// stepped ends a step.
+func (f *Follower) stepped() {
+	f.mu.Lock()
+	defer f.mu.Unlock()
+	f.stepping = false
 }
 
 // Untake returns names that could not be processed.

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"slices"
 	"testing"
+	"testing/synctest"
 	"time"
 
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -74,13 +75,68 @@ func TestBeginWaitsForTheFirstList(t *testing.T) {
 		if err := f.Begin(t.Context()); silent != errors.Is(err, ErrUnread) {
 			t.Errorf("without a list %t: %v", silent, err)
 		}
-		if dirty, ok := f.Take(); ok == silent || len(dirty) != map[bool]int{false: 1}[silent] {
+		if dirty, ok := f.take(); ok == silent || len(dirty) != map[bool]int{false: 1}[silent] {
 			t.Errorf("without a list %t: taken are %v, %t", silent, dirty, ok)
 		}
 		if _, err := f.End(t.Context()); err != nil {
 			t.Error(err)
 		}
 	}
+}
+
+// While a step is in progress, changes are noted, and the watch does not end. Without a watch, no step processes anything.
+func TestEndWaitsForTheStep(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		objects := &watchedNetNamespaces{source: fakesource.NewFakeControllerSource()}
+		defer objects.source.Shutdown()
+		f := NewFollower(New(objects, NewMarks()), func() {})
+		if err := f.Begin(t.Context()); err != nil {
+			t.Fatal(err)
+		}
+		release, results := make(chan struct{}), make(chan error, 2)
+		go func() {
+			results <- f.Step(t.Context(), func(context.Context, map[string]struct{}) error {
+				<-release
+				return nil
+			})
+		}()
+		synctest.Wait()
+		f.Between(func() { t.Error("a step is in progress, and it is between two") })
+		objects.source.Add(&networkv1.NetNamespace{ObjectMeta: metav1.ObjectMeta{Name: "a"}, NetName: "a"})
+		synctest.Wait()
+		select {
+		case <-f.Wake():
+		default:
+			t.Error("a change waits for the step")
+		}
+		go func() {
+			_, err := f.End(t.Context())
+			results <- err
+		}()
+		synctest.Wait()
+		if objects.running == nil {
+			t.Error("the watch ended during a step")
+		}
+		close(release)
+		for range 2 {
+			if err := <-results; err != nil {
+				t.Error(err)
+			}
+		}
+		if objects.running != nil {
+			t.Error("the watch has not ended")
+		}
+		if err := f.Step(t.Context(), func(context.Context, map[string]struct{}) error {
+			t.Error("a step without a watch")
+			return nil
+		}); err != nil {
+			t.Error(err)
+		}
+		between := false
+		if f.Between(func() { between = true }); !between {
+			t.Error("no step is in progress, and it is not between two")
+		}
+	})
 }
 
 // Each follower of NetNamespaces is notified of all objects and of their changes until it unfollows, independently of other followers. The
