@@ -16,6 +16,7 @@ import (
 	weftv1 "weft.dev/weft/api/weft/v1"
 	"weft.dev/weft/deploy"
 	"weft.dev/weft/deploy/crds"
+	"weft.dev/weft/internal/testwait"
 )
 
 func neutronPort(digit, node string) *weftv1.NeutronPort {
@@ -46,7 +47,7 @@ func TestAgentReportsItsOwnPortsOnly(t *testing.T) {
 	mine := agentOn(t, "mine")
 	plugged := client.RawPatch("application/merge-patch+json", []byte(`{"status": {"plugged": true}}`))
 	const refusal = "may change the status of its own node's NeutronPorts only"
-	eventually(t, "the policy refuses another node's port", func() bool {
+	testwait.Until(t, "the policy refuses another node's port", func() bool {
 		err := mine.Status().Patch(ctx, neutronPort("2", "other"), plugged)
 		return apierrors.IsForbidden(err) && strings.Contains(err.Error(), refusal)
 	})
@@ -80,7 +81,7 @@ func TestControllerDeletesTenantsNamespacesOnly(t *testing.T) {
 	}
 	must(t, admin.Create(ctx, namespace("shop", nil)))
 	const refusal = "may create and delete Namespaces of Tenants only"
-	eventually(t, "the policy refuses the deletion of another's Namespace", func() bool {
+	testwait.Until(t, "the policy refuses the deletion of another's Namespace", func() bool {
 		err := controller.Delete(ctx, namespace("shop", nil), client.DryRunAll)
 		return apierrors.IsForbidden(err) && strings.Contains(err.Error(), refusal)
 	})

@@ -24,6 +24,7 @@ import (
 	"weft.dev/weft/deploy"
 	"weft.dev/weft/deploy/crds"
 	"weft.dev/weft/internal/apiservertest"
+	"weft.dev/weft/internal/testwait"
 )
 
 var server *apiservertest.Server //nolint:gochecknoglobals // set once, by TestMain
@@ -105,7 +106,7 @@ func TestAgentWritesItsOwnNodeOnly(t *testing.T) {
 	mine := agentOn(t, "mine")
 	// The policy takes effect some time after it was written, the rights as well.
 	object, patch := condition("other", "NetworkUnavailable")
-	eventually(t, "the policy refuses", func() bool {
+	testwait.Until(t, "the policy refuses", func() bool {
 		err := mine.Status().Patch(ctx, object, patch)
 		return apierrors.IsForbidden(err) && strings.Contains(err.Error(), "may not change node other")
 	})
@@ -165,7 +166,7 @@ const nodeNetworkRefusal = "may create the NodeNetwork of its own node and chang
 func ownNodeNetworkOnly(t *testing.T, admin, mine client.Client) {
 	ctx := t.Context()
 	must(t, admin.Create(ctx, nodeNetwork("other")))
-	eventually(t, "the policy refuses another's status", func() bool {
+	testwait.Until(t, "the policy refuses another's status", func() bool {
 		err := mine.Status().Patch(ctx, nodeNetwork("other"), sections(`[{"name": "vpc"}]`))
 		return apierrors.IsForbidden(err) && strings.Contains(err.Error(), nodeNetworkRefusal)
 	})
@@ -226,7 +227,7 @@ func ownHostSubnetOnly(t *testing.T, admin, mine client.Client) {
 	must(t, admin.Create(ctx, subnet("other", "192.0.2.2")))
 	text := `{"status": {"conditions": [{"type": "Test", "status": "True", "reason": "Test", "message": "", "lastTransitionTime": "2026-01-01T00:00:00Z"}]}}`
 	status := client.RawPatch("application/merge-patch+json", []byte(text))
-	eventually(t, "its own status is written", func() bool {
+	testwait.Until(t, "its own status is written", func() bool {
 		return mine.Status().Patch(ctx, subnet("mine", ""), status) == nil
 	})
 	moved := client.RawPatch("application/merge-patch+json", []byte(`{"hostIP": "192.0.2.3"}`))
@@ -240,21 +241,6 @@ func ownHostSubnetOnly(t *testing.T, admin, mine client.Client) {
 	} {
 		if !apierrors.IsForbidden(err) || !strings.Contains(err.Error(), "may change the status of its own HostSubnet only") {
 			t.Errorf("%s: %v, want a refusal by the policy", name, err)
-		}
-	}
-}
-
-func eventually(t *testing.T, what string, check func() bool) {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(t.Context(), time.Minute)
-	defer cancel()
-	tick := time.NewTicker(50 * time.Millisecond)
-	defer tick.Stop()
-	for !check() {
-		select {
-		case <-ctx.Done():
-			t.Fatalf("not within a minute: %s", what)
-		case <-tick.C:
 		}
 	}
 }

@@ -22,6 +22,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 	"github.com/vishvananda/netlink"
 
+	"weft.dev/weft/internal/testwait"
 	"weft.dev/weft/lab"
 	"weft.dev/weft/lab/machine"
 	"weft.dev/weft/lab/plan"
@@ -200,7 +201,7 @@ func switchComesBack(ctx context.Context, t *testing.T, c *lab.Cluster) {
 	if err := syscall.Kill(pid, syscall.SIGKILL); err != nil {
 		t.Fatal(err)
 	}
-	until(ctx, t, "the switch runs again", func() bool {
+	testwait.Until(t, "the switch runs again", func() bool {
 		st, err := lab.Inspect(ctx, c.Name())
 		if err != nil {
 			return false
@@ -208,7 +209,7 @@ func switchComesBack(ctx context.Context, t *testing.T, c *lab.Cluster) {
 		now := pidOf(t, st, "n1/ovs-vswitchd")
 		return now != 0 && now != pid
 	})
-	until(ctx, t, "n2 reaches n1", func() bool {
+	testwait.Until(t, "n2 reaches n1", func() bool {
 		argv := c.Node(2).Enter("ping", "-c", "1", "-W", "1", c.Node(1).IP.String())
 		return exec.CommandContext(ctx, argv[0], argv[1:]...).Run() == nil
 	})
@@ -223,19 +224,6 @@ func pidOf(t *testing.T, st report.Status, program string) int {
 	}
 	t.Fatalf("lab %s runs no %s", st.Name, program)
 	return 0
-}
-
-func until(ctx context.Context, t *testing.T, what string, ok func() bool) {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(ctx, 30*time.Second)
-	defer cancel()
-	for !ok() {
-		select {
-		case <-ctx.Done():
-			t.Fatalf("not within 30 s: %s", what)
-		case <-time.After(50 * time.Millisecond):
-		}
-	}
 }
 
 // killSupervisor kills a lab's supervisor, and waits until the lab is dead; its programs still run.
@@ -254,7 +242,7 @@ func killSupervisor(ctx context.Context, t *testing.T, name string) {
 // dies waits until a lab is dead.
 func dies(ctx context.Context, t *testing.T, name string) {
 	t.Helper()
-	until(ctx, t, "the lab is dead", func() bool {
+	testwait.Until(t, "the lab is dead", func() bool {
 		st, err := lab.Inspect(ctx, name)
 		return err == nil && st.Phase == report.Dead
 	})

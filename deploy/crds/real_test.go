@@ -18,6 +18,7 @@ import (
 	"sigs.k8s.io/yaml"
 
 	"weft.dev/weft/internal/apiservertest"
+	"weft.dev/weft/internal/testwait"
 )
 
 var server *apiservertest.Server //nolint:gochecknoglobals // set once, by TestMain
@@ -287,7 +288,7 @@ func clusterNetworkStoredBefore(ctx context.Context, t *testing.T, c client.Clie
 		t.Fatal(err)
 	}
 	install := func(crd *apiextensionsv1.CustomResourceDefinition) {
-		await(ctx, t, "installing the definition", func() error {
+		testwait.Within(t, time.Minute, "installing the definition", func() error {
 			have := &apiextensionsv1.CustomResourceDefinition{}
 			if err := definitions.Get(ctx, client.ObjectKeyFromObject(crd), have); err != nil {
 				return err
@@ -299,10 +300,10 @@ func clusterNetworkStoredBefore(ctx context.Context, t *testing.T, c client.Clie
 	obj, fresh := object(t, clusterNetwork(goodNetworks+", hostsubnetlength: 9")), object(t, clusterNetwork(goodNetworks+", hostsubnetlength: 9"))
 	fresh.SetName("fresh")
 	install(former)
-	await(ctx, t, "the former definition", func() error { return c.Create(ctx, fresh.DeepCopy(), client.DryRunAll) })
+	testwait.Within(t, time.Minute, "the former definition", func() error { return c.Create(ctx, fresh.DeepCopy(), client.DryRunAll) })
 	create(ctx, t, c, obj)
 	install(all[i])
-	await(ctx, t, "the definition", func() error {
+	testwait.Within(t, time.Minute, "the definition", func() error {
 		if err := c.Create(ctx, fresh.DeepCopy(), client.DryRunAll); err == nil {
 			return errors.New("a new object of the same fields is accepted")
 		}
@@ -325,26 +326,6 @@ func clusterNetworkStoredBefore(ctx context.Context, t *testing.T, c client.Clie
 	obj.Object["hostsubnetlength"] = int64(9)
 	if err := c.Update(ctx, obj); err == nil {
 		t.Error("once mended, it is taken as it was")
-	}
-}
-
-// await waits until something works.
-func await(ctx context.Context, t *testing.T, what string, try func() error) {
-	t.Helper()
-	ctx, cancel := context.WithTimeout(ctx, time.Minute)
-	defer cancel()
-	ticker := time.NewTicker(50 * time.Millisecond)
-	defer ticker.Stop()
-	for {
-		err := try()
-		if err == nil {
-			return
-		}
-		select {
-		case <-ctx.Done():
-			t.Fatalf("%s: %v", what, err)
-		case <-ticker.C:
-		}
 	}
 }
 

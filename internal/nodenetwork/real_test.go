@@ -5,6 +5,7 @@ package nodenetwork
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"os"
 	"strings"
@@ -111,21 +112,18 @@ func (f *fixture) makeNode() *corev1.Node {
 // eventually waits until check returns true for the node's object, and returns the object.
 func (f *fixture) eventually(what string, check func(*weftv1.NodeNetwork) bool) *weftv1.NodeNetwork {
 	f.t.Helper()
-	ctx, cancel := context.WithTimeout(f.t.Context(), time.Minute)
-	defer cancel()
-	tick := time.NewTicker(20 * time.Millisecond)
-	defer tick.Stop()
-	for {
-		var object weftv1.NodeNetwork
-		if err := f.Get(ctx, client.ObjectKey{Name: f.node}, &object); err == nil && check(&object) {
-			return &object
+	var object weftv1.NodeNetwork
+	testwait.Within(f.t, time.Minute, what, func() error {
+		object = weftv1.NodeNetwork{}
+		if err := f.Get(f.t.Context(), client.ObjectKey{Name: f.node}, &object); err != nil {
+			return err
 		}
-		select {
-		case <-ctx.Done():
-			f.t.Fatalf("not within a minute: %s; it is %+v; log:\n%s", what, object, f.log)
-		case <-tick.C:
+		if !check(&object) {
+			return fmt.Errorf("it is %+v; log:\n%s", object, f.log)
 		}
-	}
+		return nil
+	})
+	return &object
 }
 
 func names(object *weftv1.NodeNetwork) string {

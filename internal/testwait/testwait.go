@@ -9,11 +9,11 @@ import (
 
 // Limits of a wait.
 const (
-	patience = 20 * time.Second
+	patience = time.Minute
 	interval = 10 * time.Millisecond
 )
 
-// Until waits for a condition. It fails the test if the condition does not hold within 20 s.
+// Until waits for a condition. It fails the test if the condition does not hold within a minute.
 func Until(t testing.TB, what string, holds func() bool) {
 	t.Helper()
 	if !comes(patience, holds) {

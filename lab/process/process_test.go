@@ -9,6 +9,7 @@ import (
 	"testing"
 	"time"
 
+	"weft.dev/weft/internal/testwait"
 	"weft.dev/weft/lab/process"
 )
 
@@ -20,17 +21,6 @@ func group(t *testing.T) *process.Group {
 	return g
 }
 
-// await waits until something holds.
-func await(t *testing.T, what string, holds func() bool) {
-	t.Helper()
-	const patience = 60 * time.Second
-	for deadline := time.Now().Add(patience); !holds(); time.Sleep(10 * time.Millisecond) {
-		if time.Now().After(deadline) {
-			t.Fatalf("%s: not within %s", what, patience)
-		}
-	}
-}
-
 // A program's crash remains in its status after a restart, and so does the end of its log.
 func TestCrashIsReported(t *testing.T) {
 	for _, script := range []string{"echo boom; kill -ABRT $$", "echo boom; kill -SEGV $$", "echo boom; exit 2"} {
@@ -38,7 +28,7 @@ func TestCrashIsReported(t *testing.T) {
 		if err := g.Start(t.Context(), process.Program{Name: "n1/p", Argv: []string{"sh", "-c", script}}); err != nil {
 			t.Fatal(err)
 		}
-		await(t, "it ends", func() bool { return g.List()[0].Restarts > 0 })
+		testwait.Until(t, "it ends", func() bool { return g.List()[0].Restarts > 0 })
 		if st := g.List()[0]; !strings.Contains(st.Crash, "boom") {
 			t.Errorf("%s: %+v", script, st)
 		}
@@ -58,7 +48,7 @@ func TestDeadProgramComesBack(t *testing.T) {
 	if err := p.Kill(); err != nil {
 		t.Fatal(err)
 	}
-	await(t, "it comes back", func() bool { return g.Pid("n1/p") != first && g.Pid("n1/p") != 0 })
+	testwait.Until(t, "it comes back", func() bool { return g.Pid("n1/p") != first && g.Pid("n1/p") != 0 })
 	if st := g.List(); len(st) != 1 || st[0].Restarts != 1 || !strings.Contains(st[0].Last, "killed") || st[0].Crash != "" {
 		t.Errorf("List = %+v", st)
 	}

@@ -40,7 +40,7 @@ func TestBothNetworks(t *testing.T) {
 	add := func(spec lab.PodSpec, want bool) *lab.Pod {
 		t.Helper()
 		var pod *lab.Pod
-		eventually(ctx, t, "pod "+spec.Name+" is attached", func() (err error) { // flannel may have no lease yet
+		eventually(t, "pod "+spec.Name+" is attached", func() (err error) { // flannel may have no lease yet
 			pod, err = c.AddPod(ctx, spec)
 			return err
 		})
@@ -58,7 +58,7 @@ func TestBothNetworks(t *testing.T) {
 	add(lab.PodSpec{Node: "n1", Namespace: "onflannel", Name: "back", Annotations: map[string]string{placement.AnnotationNetwork: "overlay"}}, false)
 	for _, from := range pods {
 		for _, to := range pods {
-			eventually(ctx, t, from.Name+" reaches "+to.Name, func() error { return ping(ctx, from, to) })
+			eventually(t, from.Name+" reaches "+to.Name, func() error { return ping(ctx, from, to) })
 		}
 	}
 	closed := &networkingv1.NetworkPolicy{

@@ -92,9 +92,9 @@ func (s *stage) meet(ctx context.Context, t *testing.T) {
 		ways = append(ways, [2]*lab.Pod{s.attacker, s.neighbour}, [2]*lab.Pod{s.attacker, s.remote}, [2]*lab.Pod{s.neighbour, s.attacker})
 	}
 	for _, way := range ways {
-		eventually(ctx, t, way[0].Name+" reaches "+way[1].Name, func() error { return ping(ctx, way[0], way[1]) })
+		eventually(t, way[0].Name+" reaches "+way[1].Name, func() error { return ping(ctx, way[0], way[1]) })
 	}
-	eventually(ctx, t, "the attacker reaches its gateway", func() error {
+	eventually(t, "the attacker reaches its gateway", func() error {
 		_, err := output(ctx, s.attacker.Enter("ping", "-n", "-c", "1", "-W", "1", s.scene.Gateway.IP.String())...)
 		return err
 	})
@@ -279,7 +279,7 @@ func hostilePods(ctx context.Context, t *testing.T, c *lab.Cluster) {
 			t.Fatal(err)
 		}
 		for _, victim := range []*lab.Pod{s.neighbour, s.remote} {
-			eventually(ctx, t, victim.Name+" is closed to the attacker", func() error {
+			eventually(t, victim.Name+" is closed to the attacker", func() error {
 				if ping(ctx, s.attacker, victim) == nil {
 					return errors.New("it answers")
 				}

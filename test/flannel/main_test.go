@@ -12,6 +12,7 @@ import (
 	"testing"
 	"time"
 
+	"weft.dev/weft/internal/testwait"
 	"weft.dev/weft/lab"
 	"weft.dev/weft/lab/programs"
 	"weft.dev/weft/lab/report"
@@ -73,19 +74,7 @@ func output(ctx context.Context, argv ...string) (string, error) {
 }
 
 // eventually repeats an attempt until it succeeds.
-func eventually(ctx context.Context, t *testing.T, what string, attempt func() error) {
+func eventually(t *testing.T, what string, attempt func() error) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(ctx, time.Minute)
-	defer cancel()
-	for {
-		err := attempt()
-		if err == nil {
-			return
-		}
-		select {
-		case <-ctx.Done():
-			t.Fatalf("not in time: %s: %v", what, err)
-		case <-time.After(50 * time.Millisecond):
-		}
-	}
+	testwait.Within(t, time.Minute, what, attempt)
 }

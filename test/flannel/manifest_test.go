@@ -111,7 +111,7 @@ func flanneld(ctx context.Context, t *testing.T, c *lab.Cluster) (stop func()) {
 			t.Fatal(err)
 		}
 		running = append(running, started)
-		eventually(ctx, t, "flanneld of "+n.Name+" is ready", func() error {
+		eventually(t, "flanneld of "+n.Name+" is ready", func() error {
 			_, err := output(ctx, n.Enter("curl", "-sf", "http://127.0.0.1:8082/readyz")...)
 			return err
 		})
@@ -230,7 +230,7 @@ func takeover(ctx context.Context, t *testing.T, c *lab.Cluster, page func(ctx c
 		page(ctx, "helm install weft")
 		kubectl(ctx, t, c, "-n", "weft", "rollout", "status", "daemonset/weft-agent", "--timeout=180s")
 		for name := range pods {
-			eventually(ctx, t, "a record of "+name, func() error { return recorded(nodes[name], name) })
+			eventually(t, "a record of "+name, func() error { return recorded(nodes[name], name) })
 		}
 	})
 	if lost > 0 {
@@ -263,7 +263,7 @@ func takeover(ctx context.Context, t *testing.T, c *lab.Cluster, page func(ctx c
 	// flannel's plugin ends and attaches pods again.
 	kubectl(ctx, t, c, "-n", "quickstart", "delete", "pod", everywhere[0].Name, "--wait=true")
 	gone := reservation(nodes["quickstart/"+everywhere[0].Name], everywhere[0].Addresses[0].Addr())
-	eventually(ctx, t, "flannel's plugin frees the address", func() error {
+	eventually(t, "flannel's plugin frees the address", func() error {
 		if _, err := os.Stat(gone); !errors.Is(err, os.ErrNotExist) {
 			return fmt.Errorf("%s: %w", gone, err)
 		}
@@ -298,7 +298,7 @@ func hostPorts(ctx context.Context, t *testing.T, c *lab.Cluster, page func(ctx 
 		}
 		for _, pair := range [][3]string{{pods[0], pods[2], pods[3]}, {pods[2], pods[0], pods[1]}} {
 			from, to, node := pair[0], pair[1], pair[2]
-			eventually(ctx, t, when+": "+from+" reaches the host port of "+to, func() error {
+			eventually(t, when+": "+from+" reaches the host port of "+to, func() error {
 				got, err := tryKubectl(ctx, c, "-n", "quickstart", "exec", from, "--", "wget", "-T", "2", "-q", "-O", "-", "http://"+node+":8090/hostname")
 				if err == nil && got != to {
 					err = fmt.Errorf("%q answers", got)
@@ -318,7 +318,7 @@ func hostPorts(ctx context.Context, t *testing.T, c *lab.Cluster, page func(ctx 
 func inStep(ctx context.Context, t *testing.T, c *lab.Cluster) {
 	t.Helper()
 	weft := filepath.Join(weftBin, "weft")
-	eventually(ctx, t, "weft status", func() error {
+	eventually(t, "weft status", func() error {
 		out, err := output(ctx, "env", "NO_PROXY=*", weft, "--kubeconfig="+c.Kubeconfig, "status")
 		if err == nil && !strings.Contains(out, "nodes with a lease: 2 of 2, with Weft's agent: 2") {
 			err = errors.New(out)
@@ -326,7 +326,7 @@ func inStep(ctx context.Context, t *testing.T, c *lab.Cluster) {
 		return err
 	})
 	for _, n := range c.Nodes() {
-		eventually(ctx, t, "weft diff on "+n.Name, func() error {
+		eventually(t, "weft diff on "+n.Name, func() error {
 			out, err := output(ctx, n.Enter(weft, "diff")...)
 			if err == nil && !strings.Contains(out, "nftables weft-flannel-pods") {
 				err = errors.New(out)
@@ -399,7 +399,7 @@ func TestManifest(t *testing.T) {
 	service := kubectl(ctx, t, c, "-n", "quickstart", "get", "service", "somewhere", "-o", "jsonpath={.spec.clusterIP}")
 	asks := func(pod, url, want string) {
 		t.Helper()
-		eventually(ctx, t, pod+" gets "+url, func() error {
+		eventually(t, pod+" gets "+url, func() error {
 			got, err := tryKubectl(ctx, c, "-n", "quickstart", "exec", pod, "--", "wget", "-T", "5", "-q", "-O", "-", url)
 			if err == nil && !strings.HasPrefix(got, want) {
 				err = fmt.Errorf("answer %q, want %q", got, want)

@@ -43,7 +43,7 @@ func TestNetwork(t *testing.T) {
 	reachesAsItMust(ctx, t, c, "the matrix")
 	t.Run("hostile", func(t *testing.T) { hostilePods(ctx, t, c) })
 	near, far := addPod(ctx, t, c, "n1", "near"), addPod(ctx, t, c, "n2", "far")
-	eventually(ctx, t, "without a policy", func() error { return ping(ctx, near, far) })
+	eventually(t, "without a policy", func() error { return ping(ctx, near, far) })
 	k, err := c.Client()
 	if err != nil {
 		t.Fatal(err)
@@ -55,7 +55,7 @@ func TestNetwork(t *testing.T) {
 	if _, err := k.NetworkingV1().NetworkPolicies("default").Create(ctx, deny, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	eventually(ctx, t, "with a policy that allows nothing", func() error {
+	eventually(t, "with a policy that allows nothing", func() error {
 		if ping(ctx, near, far) == nil {
 			return fmt.Errorf("%s reaches %s", near.Name, far.Name)
 		}
@@ -64,7 +64,7 @@ func TestNetwork(t *testing.T) {
 	if err := k.NetworkingV1().NetworkPolicies("default").Delete(ctx, "deny", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	eventually(ctx, t, "when the policy is gone", func() error { return ping(ctx, near, far) })
+	eventually(t, "when the policy is gone", func() error { return ping(ctx, near, far) })
 	foreignDrops(ctx, t, c, near, far)
 	for _, pod := range []*lab.Pod{near, far} {
 		if err := c.DelPod(ctx, pod); err != nil {
@@ -83,7 +83,7 @@ func foreignDrops(ctx context.Context, t *testing.T, c *lab.Cluster, near, far *
 		if _, err := output(ctx, n.Enter("iptables-nft", "-P", "FORWARD", "DROP")...); err != nil {
 			t.Fatal(err)
 		}
-		eventually(ctx, t, "chain FORWARD of "+n.Name+" is open for pods", func() error {
+		eventually(t, "chain FORWARD of "+n.Name+" is open for pods", func() error {
 			rules, err := output(ctx, n.Enter("iptables-nft", "-S", "FORWARD")...)
 			if err == nil && strings.Count(rules, "10.244.0.0/16") != 2 {
 				err = errors.New(rules)
@@ -91,7 +91,7 @@ func foreignDrops(ctx context.Context, t *testing.T, c *lab.Cluster, near, far *
 			return err
 		})
 	}
-	eventually(ctx, t, "beside a program that drops all forwarded packets", func() error { return errors.Join(ping(ctx, near, far), ping(ctx, far, near)) })
+	eventually(t, "beside a program that drops all forwarded packets", func() error { return errors.Join(ping(ctx, near, far), ping(ctx, far, near)) })
 }
 
 // TestBesideFlanneld: pods of a node with Weft's agent and of one with the original flanneld and its plugin reach each other, in both
@@ -121,7 +121,7 @@ func mixed(ctx context.Context, t *testing.T, cfg lab.Config) {
 			t.Errorf("pod %s has addresses %s, want one of each family", way[1].Name, addresses)
 		}
 		for _, address := range way[1].IPs {
-			eventually(ctx, t, "from the pod "+way[0].Name+" to "+address.String(), func() error {
+			eventually(t, "from the pod "+way[0].Name+" to "+address.String(), func() error {
 				_, err := output(ctx, way[0].Enter("ping", "-n", "-c", "1", "-W", "1", address.String())...)
 				return err
 			})
@@ -133,7 +133,7 @@ func mixed(ctx context.Context, t *testing.T, cfg lab.Config) {
 		}
 		for _, address := range pod.IPs {
 			// The agent removes it after DEL is answered.
-			eventually(ctx, t, "after DEL, the removal of the reservation of "+address.String(), func() error {
+			eventually(t, "after DEL, the removal of the reservation of "+address.String(), func() error {
 				_, err := os.Stat(reservation(pod.Node, address))
 				switch {
 				case errors.Is(err, os.ErrNotExist):

@@ -63,7 +63,7 @@ func (u *under) start(spec lab.PodSpec) *lab.Pod {
 		u.t.Fatal(err)
 	}
 	var pod *lab.Pod
-	eventually(u.ctx, u.t, spec.Name+" is attached", func() error {
+	eventually(u.t, spec.Name+" is attached", func() error {
 		var err error
 		if pod, err = node.Attach(u.ctx, spec, uid); err != nil && pod != nil {
 			_, undone := pod.Detach(u.ctx)
@@ -84,7 +84,7 @@ func (u *under) gateway() *lab.Pod {
 			}
 		}
 	}
-	eventually(u.ctx, u.t, "the gateway's StatefulSet", func() error {
+	eventually(u.t, "the gateway's StatefulSet", func() error {
 		text, err := output(u.ctx, "env", "NO_PROXY=*", filepath.Join(lab.KubernetesBin(u.c.Config), "kubectl"), "--kubeconfig="+u.c.Kubeconfig,
 			"-n", "kube-system", "get", "statefulset", "vpc-nat-gw-gw1", "-o", "json")
 		if err != nil {
@@ -147,7 +147,7 @@ spec: {vpc: test-vpc-1, cidrBlock: 10.0.3.0/24, namespaces: [ns1]}
 
 func (u *under) reaches(pair traffic.Pair) {
 	u.t.Helper()
-	eventually(u.ctx, u.t, pair.Name+" arrives", func() error {
+	eventually(u.t, pair.Name+" arrives", func() error {
 		ctx, cancel := context.WithTimeout(u.ctx, 2*time.Second)
 		defer cancel()
 		_, err := traffic.Ping(ctx, pair.From, pair.To)
@@ -201,7 +201,7 @@ func (u *under) settle(name string) {
 	if err := u.c.DelPod(u.ctx, pod); err != nil {
 		u.t.Fatal(err)
 	}
-	eventually(u.ctx, u.t, "the address of "+name+" is free", func() error {
+	eventually(u.t, "the address of "+name+" is free", func() error {
 		return u.noAddress("ns1/" + name)
 	})
 }
@@ -251,7 +251,7 @@ func TestFailures(t *testing.T) {
 			for _, pair := range u.pairs {
 				u.reaches(pair)
 			}
-			eventually(ctx, t, "the rows are as they were", func() error {
+			eventually(t, "the rows are as they were", func() error {
 				after := u.rows()
 				for row, version := range before {
 					// A server that starts gives all rows new versions.
@@ -313,7 +313,7 @@ func (u *under) tunnelPort(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer func() { _ = conn.Close() }()
-		eventually(u.ctx, t, "UDP beside the tunnel port of "+node.Name, func() error {
+		eventually(t, "UDP beside the tunnel port of "+node.Name, func() error {
 			for _, to := range []uint16{geneve, beside} {
 				if _, err := conn.WriteToUDPAddrPort([]byte("weft"), netip.AddrPortFrom(node.IP, to)); err != nil {
 					return err
@@ -337,7 +337,7 @@ func (u *under) replaced(t *testing.T) {
 	if err := u.c.DelPod(u.ctx, u.gate); err != nil {
 		t.Fatal(err)
 	}
-	eventually(u.ctx, t, "the former gateway's address is free", func() error {
+	eventually(t, "the former gateway's address is free", func() error {
 		return u.noAddress("kube-system/vpc-nat-gw-gw1-0")
 	})
 	u.gate = u.gateway()

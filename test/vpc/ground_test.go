@@ -39,13 +39,13 @@ func TestGround(t *testing.T) {
 			must(ctx, t, n.Enter(argv...)...)
 		}
 	}
-	eventually(ctx, t, "10.0.1.11 reaches 10.0.1.12 on the other node", func() error {
+	eventually(t, "10.0.1.11 reaches 10.0.1.12 on the other node", func() error {
 		_, err := output(ctx, c.Node(1).Enter("ip", "netns", "exec", "pod", "ping", "-n", "-c", "1", "-W", "2", "10.0.1.12")...)
 		return err
 	})
 	for i, n := range c.Nodes() {
 		for _, to := range []lab.Outside{c.External, c.Outside} {
-			eventually(ctx, t, n.Name+" to "+to.URL, func() error {
+			eventually(t, n.Name+" to "+to.URL, func() error {
 				seen, err := output(ctx, n.Enter("ip", "netns", "exec", "pod", "curl", "-s", "-S", "--max-time", "5", to.URL)...)
 				if want := fmt.Sprintf("192.168.100.23%d", i); err == nil && seen != want {
 					err = fmt.Errorf("saw %s, want %s", seen, want)

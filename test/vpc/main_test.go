@@ -14,6 +14,7 @@ import (
 	"testing"
 	"time"
 
+	"weft.dev/weft/internal/testwait"
 	"weft.dev/weft/lab"
 	"weft.dev/weft/lab/pages"
 	"weft.dev/weft/lab/programs"
@@ -95,19 +96,7 @@ func must(ctx context.Context, t *testing.T, argv ...string) string {
 }
 
 // eventually repeats an attempt until it succeeds.
-func eventually(ctx context.Context, t *testing.T, what string, attempt func() error) {
+func eventually(t *testing.T, what string, attempt func() error) {
 	t.Helper()
-	ctx, cancel := context.WithTimeout(ctx, time.Minute)
-	defer cancel()
-	for {
-		err := attempt()
-		if err == nil {
-			return
-		}
-		select {
-		case <-ctx.Done():
-			t.Fatalf("not in time: %s: %v", what, err)
-		case <-time.After(50 * time.Millisecond):
-		}
-	}
+	testwait.Within(t, time.Minute, what, attempt)
 }

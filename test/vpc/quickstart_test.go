@@ -80,7 +80,7 @@ func TestExamples(t *testing.T) {
 	}
 	page(ctx, "--all")
 	const kinds = "vpcs.kubeovn.io,subnets.kubeovn.io,ips.kubeovn.io,vpc-nat-gateways,iptables-eips,iptables-snat-rules,iptables-fip-rules"
-	eventually(ctx, t, "the page's commands have removed all objects", func() error {
+	eventually(t, "the page's commands have removed all objects", func() error {
 		if left := kubectl("get", "-o", "name", kinds); left != "" {
 			return errors.New(left)
 		}

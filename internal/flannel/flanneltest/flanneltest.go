@@ -282,17 +282,7 @@ const connectPatience = 5 * time.Second
 // Eventually waits until check returns nil.
 func Eventually(t *testing.T, what string, check func() error) {
 	t.Helper()
-	deadline := time.Now().Add(patience)
-	for {
-		err := check()
-		if err == nil {
-			return
-		}
-		if time.Now().After(deadline) {
-			t.Fatalf("%s: %v", what, err)
-		}
-		<-time.After(50 * time.Millisecond)
-	}
+	testwait.Within(t, patience, what, check)
 }
 
 // Subnet waits for a key in the node's subnet.env, and returns its value.

@@ -6,6 +6,8 @@ import (
 	"bytes"
 	"context"
 	"encoding/hex"
+	"errors"
+	"fmt"
 	"net"
 	"net/netip"
 	"strings"
@@ -20,6 +22,7 @@ import (
 	"weft.dev/weft/internal/openflow/ovstest"
 	"weft.dev/weft/internal/openflow/oxm"
 	"weft.dev/weft/internal/openflow/session"
+	"weft.dev/weft/internal/testwait"
 )
 
 func TestTheSwitchAnswersEveryRequest(t *testing.T) {
@@ -127,19 +130,15 @@ func TestConnectionsAreFlushed(t *testing.T) {
 	waitTracked(t, s, 0)
 }
 
-func waitTracked(t *testing.T, s *ovstest.Switch, n int) string {
+func waitTracked(t *testing.T, s *ovstest.Switch, n int) (out string) {
 	t.Helper()
-	deadline := time.Now().Add(30 * time.Second)
-	for {
-		out := s.AppCtl("dpctl/dump-conntrack", "netdev@ovs-netdev")
-		if strings.Count(out, "zone=77") == n {
-			return out
+	testwait.Within(t, 30*time.Second, fmt.Sprintf("%d connections in the zone", n), func() error {
+		if out = s.AppCtl("dpctl/dump-conntrack", "netdev@ovs-netdev"); strings.Count(out, "zone=77") != n {
+			return errors.New(out)
 		}
-		if time.Now().After(deadline) {
-			t.Fatalf("want %d connections in the zone:\n%s", n, out)
-		}
-		time.Sleep(20 * time.Millisecond)
-	}
+		return nil
+	})
+	return out
 }
 
 func TestLearnedFlowsBelongToTheSwitch(t *testing.T) {

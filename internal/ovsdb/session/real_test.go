@@ -21,6 +21,7 @@ import (
 	"time"
 
 	"weft.dev/weft/internal/ovsdb/session"
+	"weft.dev/weft/internal/testwait"
 )
 
 // process is a running ovsdb-server.
@@ -55,7 +56,7 @@ func startServer(t testing.TB, file string, args ...string) *process {
 	s.cmd.Env = append(os.Environ(), "OVS_RUNDIR="+dir, "OVS_LOGDIR="+dir)
 	must(t, s.cmd.Start())
 	t.Cleanup(s.kill)
-	until(t, "socket of ovsdb-server", func() bool {
+	testwait.Until(t, "socket of ovsdb-server", func() bool {
 		conn, err := net.Dial("unix", s.socket)
 		if err == nil {
 			_ = conn.Close()
@@ -69,17 +70,6 @@ func (s *process) kill() {
 	if s.cmd.ProcessState == nil {
 		_ = s.cmd.Process.Signal(syscall.SIGKILL)
 		_ = s.cmd.Wait()
-	}
-}
-
-func until(t testing.TB, what string, holds func() bool) {
-	t.Helper()
-	tick := time.NewTicker(5 * time.Millisecond)
-	defer tick.Stop()
-	for deadline := time.Now().Add(patience); !holds(); <-tick.C {
-		if time.Now().After(deadline) {
-			t.Fatalf("%s: not in %v", what, patience)
-		}
 	}
 }
 
@@ -144,7 +134,7 @@ func movesToLeader(t *testing.T, end func(t *testing.T, leader *process)) {
 	follower := keep(t, session.Config{Endpoints: endpoints[:1]})
 	second := keep(t, session.Config{Endpoints: endpoints[1:2]})
 	for _, k := range []*session.Keeper{follower, second} {
-		until(t, "copy of a follower", func() bool { return names(t, k)["first"] })
+		testwait.Until(t, "copy of a follower", func() bool { return names(t, k)["first"] })
 	}
 	<-connected
 	end(t, servers[leader])
@@ -179,7 +169,7 @@ func TestRealTLS(t *testing.T) {
 		TLS: &tls.Config{MinVersion: tls.VersionTLS12, RootCAs: roots, Certificates: []tls.Certificate{certificate}},
 	})
 	write(t, k, insert("sealed"))
-	until(t, "the own write in the copy", func() bool { return names(t, k)["sealed"] })
+	testwait.Until(t, "the own write in the copy", func() bool { return names(t, k)["sealed"] })
 }
 
 // selfSigned writes key.pem and cert.pem, and returns them.

@@ -20,6 +20,7 @@ import (
 	"weft.dev/weft/internal/policy/enforcer"
 	"weft.dev/weft/internal/policy/nftables"
 	"weft.dev/weft/internal/reconcile"
+	"weft.dev/weft/internal/testwait"
 )
 
 const bridge = "cni0"
@@ -90,22 +91,7 @@ func TestRefusedFragment(t *testing.T) {
 		t.Error("a node that moved keeps its permissions")
 	}
 	n.table.blocks.Store(false)
-	eventually(t, func() bool { return n.Update(t.Context(), enforcer.Change{}) == nil })
-}
-
-// eventually waits for a condition.
-func eventually(t *testing.T, condition func() bool) {
-	t.Helper()
-	for deadline := time.Now().Add(time.Minute); !condition(); {
-		if time.Now().After(deadline) {
-			t.Fatal("it does not come")
-		}
-		select {
-		case <-time.After(10 * time.Millisecond):
-		case <-t.Context().Done():
-			t.Fatal(t.Context().Err())
-		}
-	}
+	testwait.Until(t, "the policies are in effect", func() bool { return n.Update(t.Context(), enforcer.Change{}) == nil })
 }
 
 func start(t *testing.T) *node {
