@@ -2,7 +2,9 @@ package clusternetwork
 
 import (
 	"cmp"
+	"maps"
 	"net/netip"
+	"slices"
 
 	networkv1 "weft.dev/weft/api/openshift/v1"
 )
@@ -35,6 +37,15 @@ func RefusedEgressIPs(hs *networkv1.HostSubnet) map[netip.Addr]string {
 		}
 	}
 	return refused
+}
+
+// RefusedAbove returns the address above which a node refuses every egress IP, given those that it cannot hold; the zero value if there is
+// none. A HostSubnet's status has room for the lowest refused addresses only. Once the room is used up, there may be more above the highest.
+func RefusedAbove(refused map[netip.Addr]string) netip.Addr {
+	if len(refused) < networkv1.MaxRefusedEgressIPs {
+		return netip.Addr{}
+	}
+	return slices.SortedFunc(maps.Keys(refused), netip.Addr.Compare)[networkv1.MaxRefusedEgressIPs-1]
 }
 
 // EgressCIDRs returns the ranges of egress IPs that a HostSubnet's node may host, without invalid ones.

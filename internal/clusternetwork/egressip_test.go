@@ -33,3 +33,20 @@ func TestEgressIPs(t *testing.T) {
 		t.Errorf("ranges %v", ranges)
 	}
 }
+
+// Below the limit of the status, a node refuses what it names. At the limit, it refuses every address above the highest as well.
+func TestRefusedAbove(t *testing.T) {
+	refused := map[netip.Addr]string{}
+	for ip := netip.MustParseAddr("192.0.2.7"); len(refused) < networkv1.MaxRefusedEgressIPs-1; ip = ip.Next() {
+		refused[ip] = "it is taken"
+	}
+	if got := RefusedAbove(refused); got.IsValid() {
+		t.Errorf("with room in the status, every address above %s is refused", got)
+	}
+	for _, ip := range []string{"192.0.2.80", "192.0.2.81"} {
+		refused[netip.MustParseAddr(ip)] = "it is taken"
+		if got := RefusedAbove(refused); got != netip.MustParseAddr("192.0.2.80") {
+			t.Errorf("with %d refused addresses, those above %s are refused", len(refused), got)
+		}
+	}
+}

@@ -225,8 +225,8 @@ func (a *assigner) unfit(node *Node, ip netip.Addr, placed *placement) string {
 	switch {
 	case !slices.ContainsFunc(node.CIDRs, func(c netip.Prefix) bool { return c.Contains(ip) }):
 		return "has it not in its egressCIDRs"
-	case node.Refused[ip] != "":
-		return "cannot hold it: " + node.Refused[ip]
+	case node.refusal(ip) != "":
+		return "cannot hold it: " + node.refusal(ip)
 	case taken:
 		return "has " + other.String() + " for this project already"
 	case node.Limited && placed.count[node.Name] >= node.Capacity:

@@ -30,10 +30,21 @@ type Node struct {
 	Capacity int
 	// Refused has the addresses that the node reports it cannot hold, with the reason. For these the node does not count.
 	Refused map[netip.Addr]string
+	// RefusedAbove is the address above which every address counts as refused, because the node's report has no room for more. The zero
+	// value: none does.
+	RefusedAbove netip.Addr
 	// Offline says that the node does not answer. Addresses that another node can have are removed from it. Used only by Assign.
 	Offline bool
 	// Unproven says that the node is not known to answer. It keeps its addresses and gets no new ones. Used only by Assign.
 	Unproven bool
+}
+
+// refusal returns why the node cannot hold an address; "" if it does not refuse it.
+func (n *Node) refusal(ip netip.Addr) string {
+	if why := n.Refused[ip]; why != "" || !n.RefusedAbove.IsValid() || ip.Compare(n.RefusedAbove) <= 0 {
+		return why
+	}
+	return fmt.Sprintf("its status has no room for more refused addresses, so every address above %s counts as refused: remove the refused addresses from NetNamespaces or from its egressCIDRs", n.RefusedAbove)
 }
 
 // Holder is an address in use, and the node that holds it.
@@ -140,12 +151,12 @@ type claims struct {
 	// vnids has the VNIDs that want an address, nodes the nodes that list it, sorted.
 	vnids map[netip.Addr][]uint32
 	nodes map[netip.Addr][]string
-	// refused has, by node name, the addresses that the node cannot hold, with the reason.
-	refused map[string]map[netip.Addr]string
+	// hosts has all nodes by name.
+	hosts map[string]*Node
 }
 
 func newClaims(namespaces []Namespace, nodes []Node) *claims {
-	c := &claims{projects: map[uint32]*project{}, vnids: map[netip.Addr][]uint32{}, nodes: map[netip.Addr][]string{}, refused: map[string]map[netip.Addr]string{}}
+	c := &claims{projects: map[uint32]*project{}, vnids: map[netip.Addr][]uint32{}, nodes: map[netip.Addr][]string{}, hosts: map[string]*Node{}}
 	ordered := slices.SortedFunc(slices.Values(namespaces), func(a, b Namespace) int { return cmp.Compare(a.Name, b.Name) })
 	for _, ns := range ordered {
 		if len(ns.IPs) == 0 {
@@ -167,8 +178,9 @@ func newClaims(namespaces []Namespace, nodes []Node) *claims {
 			}
 		}
 	}
-	for _, node := range nodes {
-		c.refused[node.Name] = node.Refused
+	for i := range nodes {
+		node := &nodes[i]
+		c.hosts[node.Name] = node
 		for _, ip := range node.IPs {
 			if !slices.Contains(c.nodes[ip], node.Name) {
 				c.nodes[ip] = append(c.nodes[ip], node.Name)
@@ -202,8 +214,8 @@ func (c *claims) judge(p *project, problems []Problem) ([]Holder, []Problem) {
 			report(ReasonUnassigned, "%s is hosted by no node: list it in egressIPs of a HostSubnet, or have it in egressCIDRs of one", ip)
 		case len(listed) > 1:
 			report(ReasonConflict, "%s is listed by nodes %s: no traffic uses it until only one of them lists it", ip, strings.Join(listed, ", "))
-		case c.refused[listed[0]][ip] != "":
-			report(ReasonRefused, "%s is not used: node %s cannot hold it: %s", ip, listed[0], c.refused[listed[0]][ip])
+		case c.hosts[listed[0]].refusal(ip) != "":
+			report(ReasonRefused, "%s is not used: node %s cannot hold it: %s", ip, listed[0], c.hosts[listed[0]].refusal(ip))
 		default:
 			at := slices.IndexFunc(holders, func(h Holder) bool { return h.Node == listed[0] })
 			if at >= 0 {

@@ -68,3 +68,21 @@ func TestAssignWithoutRefused(t *testing.T) {
 		t.Errorf("reported: %q", text)
 	}
 }
+
+// A node that refuses every address above one gets none of them, and its traffic does not leave by those that it lists.
+func TestRefusedAbove(t *testing.T) {
+	namespaces := []egressip.Namespace{ns("a", 10, 5), ns("b", 11, 6)}
+	n1 := refusing(auto("n1", 5, 6), 4)
+	n1.RefusedAbove = ip(5)
+	plan := egressip.NewPlan(namespaces, []egressip.Node{n1})
+	if len(plan.Ways[10].Holders) != 1 || len(plan.Ways[11].Holders) != 0 {
+		t.Errorf("ways %v", plan.Ways)
+	}
+	if text := texts(plan.Problems); !strings.Contains(text, "node n1 cannot hold it: its status has no room for more refused addresses, so every address above "+ip(5).String()) {
+		t.Errorf("reported: %q", text)
+	}
+	assigned := egressip.Assign(namespaces, []egressip.Node{n1})
+	if diff := cmp.Diff(map[string][]netip.Addr{"n1": ips(5)}, assigned.IPs, equate); diff != "" {
+		t.Errorf("lists (-want +got):\n%s", diff)
+	}
+}

@@ -122,13 +122,17 @@ type HostSubnetStatus struct {
 	Realised []HostSubnetRealised `json:"realised,omitempty"`
 
 	// refusedEgressIPs are the egress addresses, of those in egressIPs and egressCIDRs that NetNamespaces want, that the node cannot
-	// hold. No node sends traffic to it for them, and where ranges give out addresses, another node gets them.
+	// hold. No node sends traffic to it for them, and where ranges give out addresses, another node gets them. A node may have more
+	// than fit here; these are then the lowest. So while there are 64, every address above the highest of them counts as refused.
 	// +optional
 	// +listType=map
 	// +listMapKey=ip
 	// +kubebuilder:validation:MaxItems=64
 	RefusedEgressIPs []HostSubnetRefusedEgressIP `json:"refusedEgressIPs,omitempty"`
 }
+
+// MaxRefusedEgressIPs is the number of egress addresses for which refusedEgressIPs has room.
+const MaxRefusedEgressIPs = 64
 
 // HostSubnetRefusedEgressIP is an egress address that a node cannot hold.
 type HostSubnetRefusedEgressIP struct {

@@ -48,10 +48,11 @@ func EgressIPs(s EgressIPState) EgressIPPlan {
 	for i := range s.HostSubnets {
 		hs := &s.HostSubnets[i]
 		capacity, limited := s.Capacity[hs.Name]
+		refused := clusternetwork.RefusedEgressIPs(hs)
 		nodes = append(nodes, egressip.Node{
 			Name: hs.Name, IPs: clusternetwork.HostedEgressIPs(hs), CIDRs: clusternetwork.EgressCIDRs(hs),
 			Limited: limited, Capacity: capacity, Offline: s.Offline[hs.Name], Unproven: s.Unproven[hs.Name],
-			Refused: clusternetwork.RefusedEgressIPs(hs),
+			Refused: refused, RefusedAbove: clusternetwork.RefusedAbove(refused),
 		})
 		uids[Object{Kind: KindHostSubnet, Name: hs.Name}] = about(KindHostSubnet, hs.Name, hs.UID)
 	}

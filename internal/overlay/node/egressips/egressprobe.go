@@ -32,6 +32,9 @@ type egressProbes struct {
 
 // egressVerdict is the result of the probe of an address. Until it is known, no traffic leaves through the address.
 type egressVerdict struct {
+	// device and nodes are for the next probe.
+	device  string
+	nodes   []netip.Addr
 	known   bool
 	foreign net.HardwareAddr
 	err     error
@@ -50,9 +53,10 @@ func (p *egressProbes) free(device string, address netip.Addr, nodes []netip.Add
 		v = &egressVerdict{known: p.holds(address)}
 		p.verdicts[address] = v
 		if !v.known {
-			go p.look(v, device, address, nodes)
+			go p.look(v, address)
 		}
 	}
+	v.device, v.nodes = device, nodes
 	switch {
 	case v.err != nil:
 		return false, fmt.Errorf("egressIPs: %s could not be probed: %w", address, v.err)
@@ -62,8 +66,22 @@ func (p *egressProbes) free(device string, address netip.Addr, nodes []netip.Add
 	return v.known, nil
 }
 
+// refuses reports whether the last probe of an address failed, or found a foreign host.
+func (p *egressProbes) refuses(address netip.Addr) bool {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	v := p.verdicts[address]
+	return v != nil && (v.foreign != nil || v.err != nil)
+}
+
 // look probes an address. While a foreign host uses it, or the probe fails, it is probed again, until the address is no longer kept.
-func (p *egressProbes) look(v *egressVerdict, device string, address netip.Addr, nodes []netip.Addr) {
+func (p *egressProbes) look(v *egressVerdict, address netip.Addr) {
+	p.mu.Lock()
+	device, nodes, kept := v.device, v.nodes, p.verdicts[address] == v
+	p.mu.Unlock()
+	if !kept {
+		return
+	}
 	foreign, err := p.probe(device, address, nodes)
 	p.mu.Lock()
 	defer p.mu.Unlock()
@@ -72,7 +90,7 @@ func (p *egressProbes) look(v *egressVerdict, device string, address netip.Addr,
 	}
 	v.known, v.foreign, v.err = true, foreign, err
 	if foreign != nil || err != nil {
-		p.after(conflictInterval, func() { p.look(v, device, address, nodes) })
+		p.after(conflictInterval, func() { p.look(v, address) })
 	}
 	p.changed()
 }

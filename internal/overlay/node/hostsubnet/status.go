@@ -8,6 +8,7 @@ import (
 	"hash/fnv"
 	"log/slog"
 	"maps"
+	"net/netip"
 	"slices"
 	"strings"
 	"time"
@@ -48,7 +49,6 @@ const (
 	maxMessage    = 1024 // bytes
 	maxExceptions = 20
 	maxException  = 256 // bytes
-	maxRefused    = 64
 )
 
 // writeTimeout bounds a write, so that an API server that does not answer does not block the agent.
@@ -273,11 +273,9 @@ func statusOf(state *admin.State, have *networkv1.HostSubnet, now time.Time) net
 	if state.RefusedEgressIPs == nil {
 		status.RefusedEgressIPs = have.DeepCopy().Status.RefusedEgressIPs
 	}
-	for _, ip := range slices.Sorted(maps.Keys(state.RefusedEgressIPs)) {
-		if len(status.RefusedEgressIPs) < maxRefused {
-			status.RefusedEgressIPs = append(status.RefusedEgressIPs,
-				networkv1.HostSubnetRefusedEgressIP{IP: ip, Reason: bounded(state.RefusedEgressIPs[ip], maxException)})
-		}
+	for _, ip := range lowest(state.RefusedEgressIPs) {
+		status.RefusedEgressIPs = append(status.RefusedEgressIPs,
+			networkv1.HostSubnetRefusedEgressIP{IP: ip, Reason: bounded(state.RefusedEgressIPs[ip], maxException)})
 	}
 	if !state.RealisedKnown {
 		status.Realised = have.DeepCopy().Status.Realised
@@ -294,6 +292,17 @@ func statusOf(state *admin.State, have *networkv1.HostSubnet, now time.Time) net
 		meta.SetStatusCondition(&status.Conditions, c)
 	}
 	return status
+}
+
+// lowest returns the refused egress IPs for which the status has room, in order. These are the lowest: if the room is used up, every address
+// above the highest of them counts as refused (clusternetwork.RefusedAbove).
+func lowest(refused map[string]string) []string {
+	number := func(text string) netip.Addr {
+		ip, _ := netip.ParseAddr(text) // made from an address
+		return ip
+	}
+	ips := slices.SortedFunc(maps.Keys(refused), func(a, b string) int { return number(a).Compare(number(b)) })
+	return ips[:min(len(ips), networkv1.MaxRefusedEgressIPs)]
 }
 
 func bounded(message string, most int) string {

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"net/netip"
 	"strconv"
 	"strings"
 	"testing"
@@ -378,5 +379,22 @@ func TestStatusOfRefusedEgressIPs(t *testing.T) {
 	n1.Status.RefusedEgressIPs = []networkv1.HostSubnetRefusedEgressIP{{IP: "192.0.2.102", Reason: "it is taken"}}
 	if got := statusOf(&admin.State{}, &n1, time.Unix(1, 0)); len(got.RefusedEgressIPs) != 1 {
 		t.Errorf("the status of an agent that starts loses what was known: %v", got.RefusedEgressIPs)
+	}
+}
+
+// If more egress IPs are refused than the status has room for, it has the lowest: the readers take every address above them for refused.
+func TestStatusOfManyRefusedEgressIPs(t *testing.T) {
+	state, first := admin.State{RefusedEgressIPs: map[string]string{}}, netip.MustParseAddr("192.0.2.7")
+	for ip := first; len(state.RefusedEgressIPs) <= networkv1.MaxRefusedEgressIPs; ip = ip.Next() {
+		state.RefusedEgressIPs[ip.String()] = "it is taken"
+	}
+	got := statusOf(&state, &networkv1.HostSubnet{ObjectMeta: metav1.ObjectMeta{Name: "n1"}}, time.Unix(1, 0)).RefusedEgressIPs
+	if len(got) != networkv1.MaxRefusedEgressIPs {
+		t.Fatalf("%d are reported", len(got))
+	}
+	for i, want := 0, first; i < len(got); i, want = i+1, want.Next() {
+		if got[i].IP != want.String() {
+			t.Fatalf("number %d is %s, want %s", i, got[i].IP, want)
+		}
 	}
 }
