@@ -26,10 +26,10 @@ func (f fragment) add(items ...nft.Item) {
 	}
 }
 
-// chain adds a base chain with its rules.
+// chain adds a chain with its rules; without a hook it is one to jump to.
 func (f fragment) chain(chain nft.Chain, rules ...string) {
 	chain.Table = table
-	if chain.Type == "" {
+	if chain.Hook != "" && chain.Type == "" {
 		chain.Type = nft.TypeFilter
 	}
 	list := &nft.ChainRules{Family: chain.Family, Table: table, Chain: chain.Name}
@@ -103,24 +103,45 @@ func (c *Config) reject(f fragment) {
 		from+" reject")
 }
 
-// guard rejects packets of pods to metadata services, and to the ports of nodes that are closed to pods. The flows do so too, except if the
+// guard rejects packets of pods to metadata services, and to the ports of nodes that are closed to pods. The flows do so too, except if a
 // host translates (a Service that it serves, a node port at an address that the switch has no flow for) or fragments hide the port.
+//
+// A pod's connection to a node port of another node arrives there from the address of the pod's own node. So what this node translates to
+// a closed port or to a metadata service is rejected whatever its source, except on lo, which has the node's own connections. A connection
+// that keeps its port is not rejected, because the flows on the pod's own node reject it. In this way, nodes of some clouds redirect the
+// address of a load balancer to themselves, and serve ignition files to new nodes there.
+//
+// Packets of existing connections meet only the rules that jump: one for each metadata service, and one for all ports.
 func (c *Config) guard(f fragment) {
-	const begins = "tcp flags & (syn | ack) == syn"
-	var all, forwarded, input []string
+	const metadata, ports = "guard-metadata", "guard-ports"
+	var received, forwarded, closed []string
 	for _, addr := range c.Metadata {
-		to := fmt.Sprintf(`iifname "%s" ip daddr %s`, Tun, addr)
-		all = append(all, to+" meta l4proto { tcp, udp } th dport != 53 reject", to+" meta l4proto != { tcp, udp } reject")
+		received = append(received, fmt.Sprintf("ip daddr %s jump %s", addr, metadata))
+	}
+	forwarded = slices.Clone(received)
+	if len(received) > 0 {
+		f.chain(nft.Chain{Family: nft.FamilyInet, Name: metadata},
+			"meta l4proto { tcp, udp } th dport 53 return",
+			fmt.Sprintf(`iifname "%s" reject`, Tun),
+			`iifname != "lo" ct direction original ct status dnat reject`)
 	}
 	for _, port := range c.ClosedTCP {
-		forwarded = append(forwarded, fmt.Sprintf(`iifname "%s" ip daddr != @%s tcp dport %d %s reject with tcp reset`, Tun, podsSet, port, begins))
-		input = append(input, fmt.Sprintf(`iifname "%s" tcp dport %d %s reject with tcp reset`, Tun, port, begins))
+		closed = append(closed,
+			fmt.Sprintf(`iifname "%s" tcp dport %d reject with tcp reset`, Tun, port),
+			fmt.Sprintf(`iifname != "lo" tcp dport %d ct original proto-dst != %d reject with tcp reset`, port, port))
 	}
-	if len(all)+len(input) == 0 {
+	if len(closed) > 0 {
+		const begins = "tcp flags & (syn | ack) == syn"
+		f.chain(nft.Chain{Family: nft.FamilyInet, Name: ports}, closed...)
+		received = append(received, fmt.Sprintf("%s jump %s", begins, ports))
+		// A pod may listen on such a port.
+		forwarded = append(forwarded, fmt.Sprintf("%s ip daddr != @%s jump %s", begins, podsSet, ports))
+	}
+	if len(received) == 0 {
 		return
 	}
-	f.chain(nft.Chain{Family: nft.FamilyInet, Name: "guard-forward", Hook: nft.HookForward, Priority: priorityFilter}, append(slices.Clone(all), forwarded...)...)
-	f.chain(nft.Chain{Family: nft.FamilyInet, Name: "guard-input", Hook: nft.HookInput, Priority: priorityFilter}, append(slices.Clone(all), input...)...)
+	f.chain(nft.Chain{Family: nft.FamilyInet, Name: "guard-forward", Hook: nft.HookForward, Priority: priorityFilter}, forwarded...)
+	f.chain(nft.Chain{Family: nft.FamilyInet, Name: "guard-input", Hook: nft.HookInput, Priority: priorityFilter}, received...)
 }
 
 // forward drops packets that must not leave although the host would forward them: packets of no connection, which nothing would translate,
