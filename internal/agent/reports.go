@@ -117,12 +117,7 @@ func (r *reports) closed(network *overlay.Network) map[reconcile.Owner]error {
 	if closed == nil {
 		return nil
 	}
-	var boot time.Time
-	var info unix.Sysinfo_t
-	if unix.Sysinfo(&info) == nil {
-		boot = time.Now().Add(-time.Duration(info.Uptime) * time.Second)
-	}
-	maps.Copy(closed, brokenRecords(r.store.Broken(), boot))
+	maps.Copy(closed, brokenRecords(r.store.Broken(), r.store.Booted()))
 	return closed
 }
 

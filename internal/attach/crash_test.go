@@ -7,6 +7,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/google/go-cmp/cmp"
 )
@@ -215,16 +216,27 @@ func TestFault(t *testing.T) {
 	})
 }
 
-// After a loss of power, a record's file may be empty or full of zeros. That is not a record, and is not reported.
+// void are contents of a file in place of a record that was not yet on the device when the power was lost.
+func void() map[string]string { return map[string]string{"empty": "", "zeros": "\x00\x00\x00"} }
+
+// empty replaces a record's file, which was last written at a time.
+func (c scenario) empty(t *testing.T, s *Store, content string, written time.Time) (path string) {
+	t.Helper()
+	path = filepath.Join(s.path, fileName(c.before.Key()))
+	if err := errors.Join(os.WriteFile(path, []byte(content), 0o600), os.Chtimes(path, written, written)); err != nil {
+		t.Fatal(err)
+	}
+	return path
+}
+
+// After a loss of power, a record's file may be empty or full of zeros. It is older than the boot. That is not a record, and is not
+// reported.
 func TestPowerLoss(t *testing.T) {
 	c := scenarios()[1]
-	for name, content := range map[string]string{"empty": "", "zeros": "\x00\x00\x00"} {
+	for name, content := range void() {
 		t.Run(name, func(t *testing.T) {
 			s := c.start(t, sample(2))
-			path := filepath.Join(s.path, fileName(c.before.Key()))
-			if err := os.WriteFile(path, []byte(content), 0o600); err != nil {
-				t.Fatal(err)
-			}
+			path := c.empty(t, s, content, s.Booted().Add(-time.Minute))
 			s = reopen(t, s)
 			wantList(t, s, sample(2))
 			if broken := s.Broken(); len(broken) != 0 {
@@ -234,5 +246,54 @@ func TestPowerLoss(t *testing.T) {
 				t.Errorf("the file: %v", err)
 			}
 		})
+	}
+}
+
+// A file that was written in this boot is a broken record, although it is empty: its pod may still run. So it is if the clock was set
+// forward since, as a record of this boot shows that appears to be older than the boot.
+func TestVoidOfThisBoot(t *testing.T) {
+	c := scenarios()[1]
+	boot, err := ReadBootID()
+	if err != nil {
+		t.Fatal(err)
+	}
+	for name, content := range void() {
+		for clock, step := range map[string]time.Duration{"clock right": 0, "clock set forward": time.Hour} {
+			t.Run(name+" "+clock, func(t *testing.T) {
+				neighbour := sample(2)
+				s := c.start(t, neighbour)
+				neighbour.BootID, neighbour.Created = boot, s.Booted().Add(time.Second-step).UTC().Round(0)
+				put(t, s, neighbour)
+				written := neighbour.Created.Add(time.Minute)
+				path := c.empty(t, s, content, written)
+				s = reopen(t, s)
+				wantList(t, s, neighbour)
+				broken := s.Broken()
+				if len(broken) != 1 || !broken[0].Is(c.before.Key()) || broken[0].Modified.Before(s.Booted()) {
+					t.Fatalf("broken: %v, booted %s", broken, s.Booted())
+				}
+				if !broken[0].Modified.Equal(written) || filepath.Base(broken[0].Path) != filepath.Base(path) {
+					t.Errorf("broken: %v", broken)
+				}
+				if !strings.Contains(broken[0].Err.Error(), "empty") {
+					t.Errorf("reason: %v", broken[0].Err)
+				}
+			})
+		}
+	}
+}
+
+// A store that is opened for reading lists such a file as broken too.
+func TestLookAtVoid(t *testing.T) {
+	c := scenarios()[1]
+	s := c.start(t, sample(2))
+	path := c.empty(t, s, "", time.Now())
+	seen, err := Look(s.path)
+	if err != nil {
+		t.Fatal(err)
+	}
+	wantList(t, seen, sample(2))
+	if broken := seen.Broken(); len(broken) != 1 || broken[0].Path != path {
+		t.Errorf("broken: %v", broken)
 	}
 }

@@ -61,8 +61,9 @@ func (d rootDisk) read(name string) ([]byte, error) {
 var errContent = errors.New("not an attachment record")
 
 // errVoid marks an empty file, or one of zeros. A loss of power leaves such a file in place of a record that was not yet on the device.
-// The end of a program leaves none. The record's interface was lost with the power too.
-var errVoid = errors.New("it is empty")
+// The record's interface was lost with the power too, but only if the file is of a former boot: within a boot, such a file is damage like
+// any other. The end of a program leaves none.
+var errVoid = fmt.Errorf("%w: it is empty", errContent)
 
 // writeFile puts data under name in one step: a reader of name gets either the former content or all of data. After a failure there may
 // be a temporary file, which the next Open removes.

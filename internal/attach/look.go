@@ -16,6 +16,7 @@ var ErrLookOnly = errors.New("these attachment records were opened for reading o
 // runs. Concurrent changes of records may be missing. A dir that does not exist has no records.
 func Look(dir string) (*Store, error) {
 	s := &Store{path: dir, disk: lookDisk{}, close: func() error { return nil }, records: map[Key]Record{}, pending: map[Key]Record{}}
+	s.bootID, _ = ReadBootID() // as in Open
 	root, err := os.OpenRoot(dir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return s, nil

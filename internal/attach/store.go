@@ -68,7 +68,7 @@ type Broken struct {
 	Path string
 	// Err is the error in the file.
 	Err error
-	// Modified is the time of the last write. If it is before the node's boot, nothing of the record exists any more.
+	// Modified is the time of the last write. If it is before Store.Booted, nothing of the record exists any more.
 	Modified time.Time
 }
 
@@ -90,6 +90,8 @@ type Store struct {
 	serial atomic.Uint64
 	// extra has the extra fields of records: those that the first version lacks.
 	extra extraFiles
+	// bootID is the node's boot; "" if it is not known.
+	bootID string
 
 	// mu guards the maps. It is never held across I/O.
 	mu sync.Mutex
@@ -101,7 +103,7 @@ type Store struct {
 
 // Open reads the records in dir. It creates dir if needed, sets its mode to 0700, and locks it against other processes
 // (rootdir.ErrInUse). It moves files that are not records to broken/, which Broken lists; they do not prevent reading others. It removes
-// incompletely written files, on which nothing depends.
+// incompletely written files, on which nothing depends, and files of former boots without content, which a loss of power leaves.
 func Open(dir string) (*Store, error) {
 	lock, err := rootdir.Open(dir)
 	if err != nil {
@@ -118,6 +120,7 @@ func Open(dir string) (*Store, error) {
 		records: map[Key]Record{},
 		pending: map[Key]Record{},
 	}
+	s.bootID, _ = ReadBootID() // without it, no record is of this boot for Booted; the agent does not start
 	err = s.load(root)
 	if err == nil {
 		err = s.openExtra()
@@ -194,9 +197,19 @@ func (s *Store) load(root *os.Root) error {
 	if err != nil {
 		return err
 	}
+	var void []string
 	for _, entry := range entries {
-		if err := s.loadEntry(entry.Name()); err != nil {
+		err := s.loadEntry(entry.Name())
+		if errors.Is(err, errVoid) {
+			void = append(void, entry.Name())
+		} else if err != nil {
 			return fmt.Errorf("%s: %w", entry.Name(), err)
+		}
+	}
+	booted := s.Booted() // once all records are loaded
+	for _, name := range void {
+		if err := s.loadVoid(root, name, booted); err != nil {
+			return fmt.Errorf("%s: %w", name, err)
 		}
 	}
 	return nil
@@ -220,7 +233,8 @@ func (s *Store) loadBroken(root *os.Root) error {
 	return nil
 }
 
-// loadEntry loads one entry of the directory, or removes it or sets it aside.
+// loadEntry loads one entry of the directory, or removes it or sets it aside. It returns errVoid, and leaves the file, for one without
+// content.
 func (s *Store) loadEntry(name string) error {
 	if name == brokenDir {
 		return nil
@@ -234,12 +248,20 @@ func (s *Store) loadEntry(name string) error {
 		s.records[rec.Key()] = rec
 		return nil
 	case errors.Is(err, errVoid):
-		return s.disk.remove(name)
+		return err
 	case errors.Is(err, errContent):
 		return s.setAside(name, err)
 	default:
 		return err
 	}
+}
+
+// loadVoid removes a file without content that is older than the boot, and sets others aside: their pods may still run.
+func (s *Store) loadVoid(root *os.Root, name string, booted time.Time) error {
+	if info, err := root.Lstat(name); err == nil && info.ModTime().Before(booted) {
+		return s.disk.remove(name)
+	}
+	return s.setAside(name, errVoid)
 }
 
 // readRecord reads the record in a file, and compares its key with the file's name. An error in the file's content wraps errContent.
