@@ -8,7 +8,8 @@
 // certificate where only that side can write: a node's agent in the status of its NodeNetwork ([Member]), a controller in the ConfigMap
 // weft-ovn-clients ([Northbound]), the databases in the ConfigMap weft-ovn ([Guard]). The guard writes the nodes' certificates into the
 // list that the southbound server trusts, and the controllers' into that of the northbound server. A certificate cannot sign others: so a
-// node cannot sign a certificate for another node.
+// node cannot sign a certificate for another node. Its subject is the node's name and nothing else: so Open vSwitch, whose role-based access
+// uses the first common name of a subject, finds no other name in it.
 //
 // # Three servers
 //

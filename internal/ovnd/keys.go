@@ -8,6 +8,7 @@ import (
 	"crypto/tls"
 	"crypto/x509"
 	"crypto/x509/pkix"
+	"encoding/asn1"
 	"encoding/pem"
 	"errors"
 	"fmt"
@@ -117,7 +118,8 @@ var (
 	errName        = errors.New("the certificate is another's")
 )
 
-// checkShown checks a certificate that a client publishes: its name is that of its only object, and it cannot sign others.
+// checkShown checks a certificate that a client publishes: its subject is the name of the object, and nothing else, and it cannot sign others.
+// Open vSwitch uses the first common name of a subject (get_peer_common_name, lib/stream-ssl.c), and Go returns the last one.
 func checkShown(text []byte, name string) error {
 	block, rest := pem.Decode(text)
 	if block == nil || block.Type != "CERTIFICATE" || len(rest) != 0 {
@@ -127,11 +129,15 @@ func checkShown(text []byte, name string) error {
 	if err != nil {
 		return fmt.Errorf("certificate of %s: %w", name, err)
 	}
-	if certificate.IsCA || !certificate.BasicConstraintsValid {
+	if certificate.IsCA || !certificate.BasicConstraintsValid || certificate.KeyUsage != x509.KeyUsageDigitalSignature {
 		return fmt.Errorf("certificate of %s: %w", name, errAuthority)
 	}
-	if certificate.Subject.CommonName != name {
-		return fmt.Errorf("certificate of %s: %w: its common name is %.64q", name, errName, certificate.Subject.CommonName)
+	subject, err := asn1.Marshal(pkix.Name{CommonName: name}.ToRDNSequence())
+	if err != nil {
+		return fmt.Errorf("certificate of %s: %w", name, err)
+	}
+	if !bytes.Equal(certificate.RawSubject, subject) {
+		return fmt.Errorf("certificate of %s: %w: its subject is %.128q", name, errName, fmt.Sprint(certificate.Subject.Names))
 	}
 	return nil
 }

@@ -3,6 +3,9 @@ package ovnd
 import (
 	"bytes"
 	"crypto/tls"
+	"crypto/x509"
+	"encoding/asn1"
+	"encoding/pem"
 	"errors"
 	"net/netip"
 	"os"
@@ -49,12 +52,14 @@ func TestKeysIn(t *testing.T) {
 	}
 }
 
-// A certificate is trusted for the name of the object that publishes it, and only if it cannot sign others.
+// A certificate is trusted for the name of the object that publishes it, if it has no other name, and only if it cannot sign others.
 func TestCheckShown(t *testing.T) {
 	keys, err := NewKeys("n1", time.Now())
 	if err != nil {
 		t.Fatal(err)
 	}
+	unlimited := template("n1")
+	unlimited.KeyUsage = 0
 	for name, test := range map[string]struct {
 		text []byte
 		of   string
@@ -66,6 +71,15 @@ func TestCheckShown(t *testing.T) {
 		"none":           {[]byte("hello"), "n1", errCertificate},
 		"a key":          {keys.Key, "n1", errCertificate},
 		"an authority's": {authority(t, "n1"), "n1", errAuthority},
+		"for all uses":   {selfSigned(t, unlimited).Certificate, "n1", errAuthority},
+
+		"with its name in the form of an agent's": {named(t, []string{"CN=n1"}).Certificate, "n1", nil},
+		"with another's name before its own":      {named(t, []string{"CN=n2"}, []string{"CN=n1"}).Certificate, "n1", errName},
+		"with another's name after its own":       {named(t, []string{"CN=n1"}, []string{"CN=n2"}).Certificate, "n1", errName},
+		"with two names in one set":               {named(t, []string{"CN=n1", "CN=n2"}).Certificate, "n1", errName},
+		"with an organization":                    {named(t, []string{"O=n2"}, []string{"CN=n1"}).Certificate, "n1", errName},
+		"with a zero byte in its name":            {named(t, []string{"CN=n1\x00"}).Certificate, "n1", errName},
+		"without a name":                          {named(t).Certificate, "n1", errName},
 	} {
 		if err := checkShown(test.text, test.of); !errors.Is(err, test.want) {
 			t.Errorf("%s: %v, want %v", name, err, test.want)
@@ -80,7 +94,43 @@ func FuzzCheckShown(f *testing.F) {
 	}
 	f.Add(keys.Certificate)
 	f.Add([]byte("-----BEGIN CERTIFICATE-----\n-----END CERTIFICATE-----\n"))
-	f.Fuzz(func(_ *testing.T, text []byte) { _ = checkShown(text, "n1") })
+	f.Add(named(f, []string{"CN=n2"}, []string{"CN=n1"}).Certificate)
+	f.Add(named(f, []string{"CN=n1", "CN=n2"}).Certificate)
+	f.Fuzz(func(t *testing.T, text []byte) {
+		if checkShown(text, "n1") != nil {
+			return
+		}
+		if name := peerName(t, text); name != "n1" {
+			t.Errorf("Open vSwitch finds the name %q in an accepted certificate", name)
+		}
+	})
+}
+
+// peerName returns the name that Open vSwitch finds in a certificate: the first common name, whatever its string's type, to the first zero byte.
+func peerName(t *testing.T, text []byte) string {
+	t.Helper()
+	block, _ := pem.Decode(text)
+	certificate, err := x509.ParseCertificate(block.Bytes)
+	if err != nil {
+		t.Fatal(err)
+	}
+	type attributesSET []struct { // encoding/asn1 recognizes a set by the end of its type's name
+		Type  asn1.ObjectIdentifier
+		Value asn1.RawValue
+	}
+	var sets []attributesSET
+	if rest, err := asn1.Unmarshal(certificate.RawSubject, &sets); err != nil || len(rest) != 0 {
+		t.Fatalf("the subject is followed by %x: %v", rest, err)
+	}
+	for _, set := range sets {
+		for _, attribute := range set {
+			if attribute.Type.Equal(asn1.ObjectIdentifier{2, 5, 4, 3}) {
+				name, _, _ := bytes.Cut(attribute.Value.Bytes, []byte{0})
+				return string(name)
+			}
+		}
+	}
+	return ""
 }
 
 // A server reads its number from what was installed: another number is refused, with what to do.

@@ -338,6 +338,28 @@ func (s *stage) exchangeAddresses(t *testing.T) {
 	}
 }
 
+// refuseNames shows a certificate with the name of another node before its own, which Open vSwitch would use: it does not act as that node.
+func (s *stage) refuseNames(t *testing.T) {
+	t.Helper()
+	victim, err := NewKeys("victim", time.Now())
+	if err != nil {
+		t.Fatal(err)
+	}
+	attacker := named(t, []string{"CN=victim"}, []string{"CN=attacker"})
+	s.show("attacker", attacker.Certificate)
+	s.show("victim", victim.Certificate)
+	eventually(t, "chassis victim is registered", func() error {
+		_, err := s.southbound(victim, "--may-exist", "chassis-add", "victim", "geneve", "192.0.2.40")
+		return err
+	})
+	if out, err := s.southbound(attacker, "set", "Chassis", "victim", "external_ids:by=attacker"); err == nil {
+		t.Errorf("a node changes the chassis of another: %s", out)
+	}
+	if have, err := s.southbound(victim, "--bare", "--columns=external_ids", "find", "Chassis", "name=victim"); err != nil || have != "" {
+		t.Errorf("external_ids of chassis victim: %q, %v", have, err)
+	}
+}
+
 // TestCentral runs the pod's four programs, a controller and nodes: certificates decide which connections are possible, the role decides
 // what nodes may write, and the gate is open only while the databases are complete.
 func TestCentral(t *testing.T) {
@@ -433,6 +455,7 @@ func TestCentral(t *testing.T) {
 		}
 	}
 
+	t.Run("a node presents a certificate with two names", s.refuseNames)
 	t.Run("a node is deleted, and another one has its address", func(t *testing.T) { s.replaceNode(t, node) })
 	t.Run("two nodes exchange their addresses", s.exchangeAddresses)
 	t.Run("the southbound server restarts", func(t *testing.T) {
