@@ -148,12 +148,9 @@ func insideOf(in *Input) map[netip.Prefix]struct{} {
 
 // reach records a rule as unmatched if the gateway has no route in the VPC to its internal address.
 func (c *compiler) reach(rule objects.Meta, internal netip.Addr) {
-	for prefix := range c.inside {
-		if prefix.Contains(internal) {
-			return
-		}
+	if !around(c.inside, netip.PrefixFrom(internal, internal.BitLen())) {
+		c.result.Unmatched = append(c.result.Unmatched, rule.Owner())
 	}
-	c.result.Unmatched = append(c.result.Unmatched, rule.Owner())
 }
 
 // routes returns routes to the VPC's prefixes by eth0, and to everything else by net1.
@@ -345,19 +342,24 @@ func (c *compiler) rules(snats *[]objects.SNAT) []rule {
 	return rules
 }
 
-// sources creates the elements of SNAT rules. The intervals of a map must not overlap, so each rule's elements omit the longer prefixes
-// within its own.
+// sources creates the elements of SNAT rules. The intervals of a map must not overlap, so each rule's elements omit the prefixes of other
+// rules within its own: those directly within it, which include all others.
 func (c *compiler) sources(snats []objects.SNAT) {
+	slices.SortFunc(snats, func(a, b objects.SNAT) int { return a.Prefix.Compare(b.Prefix) })
+	prefixes := make([]netip.Prefix, 0, len(snats))
 	for _, snat := range snats {
-		if !slices.ContainsFunc(c.Subnets, func(s objects.Subnet) bool { return s.Prefix.Overlaps(snat.Prefix) }) {
+		prefixes = append(prefixes, snat.Prefix)
+	}
+	overlaps := c.overlaps()
+	for i, within := range nested(prefixes) {
+		snat := &snats[i]
+		if !overlaps(snat.Prefix) {
 			c.result.Unmatched = append(c.result.Unmatched, snat.Owner())
 		}
 		var b netipx.IPSetBuilder
 		b.AddPrefix(snat.Prefix)
-		for _, other := range snats {
-			if other.Prefix.Bits() > snat.Prefix.Bits() {
-				b.RemovePrefix(other.Prefix)
-			}
+		for _, other := range within {
+			b.RemovePrefix(other)
 		}
 		set, err := b.IPSet()
 		if err != nil {
@@ -371,6 +373,55 @@ func (c *compiler) sources(snats []objects.SNAT) {
 			c.element(Sources, snat.Meta, []string{text}, c.addresses[snat.EIP].String())
 		}
 	}
+}
+
+// overlaps returns a function that reports whether a prefix overlaps a subnet of the VPC. It costs about the same for one subnet and for
+// many, because it is called for each SNAT rule.
+func (c *compiler) overlaps() func(netip.Prefix) bool {
+	subnets, sorted := map[netip.Prefix]struct{}{}, make([]netip.Prefix, 0, len(c.Subnets))
+	for i := range c.Subnets {
+		subnets[c.Subnets[i].Prefix] = struct{}{}
+		sorted = append(sorted, c.Subnets[i].Prefix)
+	}
+	slices.SortFunc(sorted, netip.Prefix.Compare)
+	return func(p netip.Prefix) bool {
+		if around(subnets, p) {
+			return true
+		}
+		at, _ := slices.BinarySearchFunc(sorted, p, netip.Prefix.Compare)
+		return at < len(sorted) && p.Contains(sorted[at].Addr())
+	}
+}
+
+// around reports whether one of the prefixes contains all of p.
+func around(prefixes map[netip.Prefix]struct{}, p netip.Prefix) bool {
+	for bits := p.Bits(); bits >= 0; bits-- {
+		if _, there := prefixes[netip.PrefixFrom(p.Addr(), bits).Masked()]; there {
+			return true
+		}
+	}
+	return false
+}
+
+// nested returns, for each of the sorted prefixes, the others that are directly within it: in no third one that is within it. Each prefix is
+// directly within one other at most, so that there are no more of them than prefixes, whatever they are.
+func nested(sorted []netip.Prefix) [][]netip.Prefix {
+	within := make([][]netip.Prefix, len(sorted))
+	var open []int // the prefixes that contain the current one, the shortest first
+	for i, p := range sorted {
+		for len(open) > 0 {
+			if last := sorted[open[len(open)-1]]; last.Bits() < p.Bits() && last.Contains(p.Addr()) {
+				break
+			}
+			open = open[:len(open)-1]
+		}
+		if len(open) > 0 {
+			parent := open[len(open)-1]
+			within[parent] = append(within[parent], p)
+		}
+		open = append(open, i)
+	}
+	return within
 }
 
 // Hash returns a digest of the state: equal states have equal hashes, wherever they were compiled.
