@@ -18,6 +18,10 @@
 // evaluated after routing, so a default route makes packets reach them, and a further policy drops packets from other sources. With a
 // default route by destination in the same table, routes by source have no effect; the compiler reports them.
 //
+// Each policy excludes all prefixes routed by destination, so that the text grows with the product of both kinds of routes. It is limited for
+// the router as a whole: a table that exceeds the limit has no policies and no default route, and OVN drops the packets that none of its
+// routes matches.
+//
 // # Priorities of policies
 //
 //	1            routes by source, and the drop beside them

@@ -223,6 +223,49 @@ func TestSourceRoutes(t *testing.T) {
 	})
 }
 
+// The text of the policies for routes by source is limited for a Vpc as a whole, whatever the number of its route tables. The tables that exceed
+// the limit are reported with the number and the limit, and have no default route, so that their packets are dropped; a small table is served.
+func TestManyRouteTables(t *testing.T) {
+	const tables, limit = 20, 16 << 20
+	v, subnets := objects.VPC{Meta: meta("Vpc", "v")}, []objects.Subnet{}
+	for i := range tables {
+		table := fmt.Sprintf("t%02d", i)
+		s := subnet("s-"+table, "v", fmt.Sprintf("10.0.%d.0/24", i))
+		s.RouteTable = table
+		subnets = append(subnets, s)
+		hop := fmt.Sprintf("10.0.%d.9", i)
+		for j := range 200 {
+			if i == tables-1 && j > 0 {
+				break // the small table, which is the last one by its name
+			}
+			v.Routes = append(v.Routes, route(table, "src", fmt.Sprintf("172.16.%d.%d/32", j>>8, j&255), hop),
+				route(table, "dst", fmt.Sprintf("172.%d.%d.0/28", 18+j>>8, j&255), hop))
+		}
+	}
+	result := northbound.Router(&northbound.Network{VPC: v, Subnets: subnets})
+	size, served := 0, map[string]bool{}
+	for key, row := range result.Rows {
+		switch {
+		case key.Table == ovn.Policy:
+			size += len(row.Text["match"])
+		case key.Table == ovn.Route && row.Text["ip_prefix"] == "0.0.0.0/0":
+			served[row.Text["route_table"]] = true
+		}
+	}
+	if size > limit || size < limit/2 {
+		t.Errorf("the policies have %d bytes, the limit is %d", size, limit)
+	}
+	if !served["t19"] || len(served) < 2 || len(served)+len(result.Problems) != tables {
+		t.Errorf("served are %v; %d problems", served, len(result.Problems))
+	}
+	for _, problem := range result.Problems {
+		_, table, _ := strings.Cut(problem.Field, "@")
+		if served[table] || !strings.Contains(problem.Text, fmt.Sprintf("%q", table)) || !strings.Contains(problem.Text, fmt.Sprintf("a Vpc can have %d;", limit)) {
+			t.Errorf("%s", problem)
+		}
+	}
+}
+
 // expected is the naive result: the next hops of the longest prefix, sorted, or a drop.
 func expected(routes []objects.Route, source netip.Addr) string {
 	best := -1

@@ -169,15 +169,18 @@ func TestVPCs(t *testing.T) {
 }
 
 // Routes by source match packets that no prefix by destination matches, each source by its longest prefix, and no packets to connected
-// subnets; a user's policy is evaluated before them.
+// subnets; a user's policy is evaluated before them. A route table without a route, as that of too many routes by source, drops: the default
+// route of the main table is not used for it.
 func TestSourceRoutePackets(t *testing.T) {
 	l := newLab(t, 1)
+	apart := subnet("s3", "v", "10.0.3.0/24")
+	apart.RouteTable = "apart"
 	c := &cluster{
 		vpcs: []objects.VPC{{Meta: meta("Vpc", "v"), Routes: []objects.Route{
 			route("", "src", "10.0.1.0/28", "10.0.1.254"), route("", "src", "10.0.1.12/32", "10.0.1.253"),
 		}}},
-		subnets: []objects.Subnet{subnet("s1", "v", "10.0.1.0/24"), subnet("s2", "v", "10.0.2.0/24")},
-		ports:   map[string][]string{"s1": {"10.0.1.11", "10.0.1.12", "10.0.1.77"}, "s2": {"10.0.2.13"}},
+		subnets: []objects.Subnet{subnet("s1", "v", "10.0.1.0/24"), subnet("s2", "v", "10.0.2.0/24"), apart},
+		ports:   map[string][]string{"s1": {"10.0.1.11", "10.0.1.12", "10.0.1.77"}, "s2": {"10.0.2.13"}, "s3": {"10.0.3.14"}},
 	}
 	gateways := []string{"10.0.1.253", "10.0.1.254"}
 	l.apply(t.Context(), t, c)
@@ -196,6 +199,7 @@ func TestSourceRoutePackets(t *testing.T) {
 	}
 	a, b, other, far := l.pod(t, 0, &c.subnets[0], "10.0.1.11"), l.pod(t, 0, &c.subnets[0], "10.0.1.12"),
 		l.pod(t, 0, &c.subnets[0], "10.0.1.77"), l.pod(t, 0, &c.subnets[1], "10.0.2.13")
+	without := l.pod(t, 0, &c.subnets[2], "10.0.3.14")
 	setTTL(t, far, "200")
 	l.Nbctl("--wait=hv", "--timeout=20", "sync")
 	b.Reaches("10.0.2.13")
@@ -212,7 +216,8 @@ func TestSourceRoutePackets(t *testing.T) {
 			t.Errorf("%s: %s is not reached with TTL %s", test.name, test.to, test.ttl)
 		}
 	}
-	if other.Ping("8.8.8.8", "") || far.Ping("8.8.8.8", "") {
+	without.Reaches("10.0.2.13")
+	if other.Ping("8.8.8.8", "") || far.Ping("8.8.8.8", "") || without.Ping("8.8.8.8", "") {
 		t.Error("a source without a route reaches the outside")
 	}
 	c.vpcs[0].Policies = []objects.Policy{{

@@ -1,7 +1,9 @@
 package northbound
 
 import (
+	"cmp"
 	"fmt"
+	"maps"
 	"net/netip"
 	"slices"
 	"strconv"
@@ -19,8 +21,9 @@ const (
 	userPriority   = 2 // added to a user's priority
 )
 
-// maxMembers limits the members of all sets in the policies of a table's routes by source: 16 MB of text.
-const maxMembers = 1 << 20
+// maxPolicyText limits the text of the policies of a router's routes by source, in bytes. The database, ovn-northd and each ovn-controller hold
+// it, and each change of a subnet or of a route changes all of it.
+const maxPolicyText = 16 << 20
 
 // Network is a VPC with what its router depends on.
 type Network struct {
@@ -153,6 +156,7 @@ func (c *compiler) policies() {
 func (c *compiler) routes() {
 	sources := map[string][]objects.Route{}
 	known := map[string][]netip.Prefix{}
+	shadowed := map[string]bool{} // tables with a default route by destination
 	for _, route := range c.VPC.Routes {
 		if !c.reaches(route.NextHop) {
 			c.problem(route.Field+".nextHopIP", "%s is in no subnet of the VPC and in no peering; the route has no effect", route.NextHop)
@@ -163,17 +167,13 @@ func (c *compiler) routes() {
 			continue
 		}
 		known[route.Table] = append(known[route.Table], route.Prefix)
+		shadowed[route.Table] = shadowed[route.Table] || route.Prefix.Bits() == 0
 		c.route(route)
 	}
-	base := netip.PrefixFrom(netip.IPv4Unspecified(), 0)
-	for table, routes := range sources {
-		if slices.Contains(known[table], base) {
-			continue
-		}
-		c.sourceRoutes(table, routes, append(known[table], c.connected...))
-	}
+	maps.DeleteFunc(sources, func(table string, _ []objects.Route) bool { return shadowed[table] })
+	c.sourceRoutes(sources, known)
 	for _, route := range c.VPC.Routes {
-		if route.Source && slices.Contains(known[route.Table], base) {
+		if route.Source && shadowed[route.Table] {
 			c.result.Shadowed = append(c.result.Shadowed, route.Field)
 		}
 	}
@@ -189,40 +189,95 @@ func (c *compiler) route(route objects.Route) {
 	}
 }
 
-// sourceRoutes creates the policies of a table's routes by source. known are the prefixes for which the table has routes by destination.
-func (c *compiler) sourceRoutes(table string, routes []objects.Route, known []netip.Prefix) {
-	ports := c.portsOf(table)
-	if len(ports) == 0 {
-		return // no packet uses the table
+// sourceRoutes creates the policies of the routes by source, by table. known are the prefixes for which tables have routes by destination.
+// Tables with less text come first: a large one does not take the place of the others.
+func (c *compiler) sourceRoutes(sources map[string][]objects.Route, known map[string][]netip.Prefix) {
+	compile := func(table string) sourceTable { return c.sourceTable(table, sources[table], known[table]) }
+	size := make(map[string]int, len(sources))
+	for table := range sources { // texts are not kept: they may be many times the limit
+		t := compile(table)
+		size[table] = t.size()
 	}
-	hops := map[netip.Prefix][]netip.Addr{}
+	tables := slices.SortedFunc(maps.Keys(sources), func(a, b string) int { return cmp.Or(cmp.Compare(size[a], size[b]), cmp.Compare(a, b)) })
+	total := 0
+	for _, table := range tables {
+		if total += size[table]; total > maxPolicyText {
+			c.problem(sources[table][0].Field, "the policies for the %d routes by source of table %q have %d bytes, with those of smaller tables %d, and a Vpc "+
+				"can have %d; packets that no route by destination of the table matches are dropped; use fewer routes by source, or policyRoutes",
+				len(sources[table]), table, size[table], total, maxPolicyText)
+			continue
+		}
+		t := compile(table)
+		c.addSourceTable(&t)
+	}
+}
+
+// sourceTable is what the policies of a table's routes by source consist of.
+type sourceTable struct {
+	name     string
+	inports  string // the ports whose packets use the table
+	unknown  string // the destinations for which the table has no route
+	prefixes []netip.Prefix
+	own      []string // of each prefix, the sources for which it is the longest; empty: none
+	rest     string   // the sources without a route; empty: none
+	hops     map[netip.Prefix][]netip.Addr
+}
+
+// sourceTable returns the zero value if no packet needs the table's routes by source.
+func (c *compiler) sourceTable(table string, routes []objects.Route, known []netip.Prefix) sourceTable {
+	ports := c.portsOf(table)
+	unknown := complement(slices.Concat(known, c.connected))
+	if len(ports) == 0 || unknown == "" {
+		return sourceTable{}
+	}
+	t := sourceTable{name: table, inports: quoted(ports), unknown: unknown, hops: map[netip.Prefix][]netip.Addr{}}
 	for _, route := range routes {
-		if !slices.Contains(hops[route.Prefix], route.NextHop) {
-			hops[route.Prefix] = append(hops[route.Prefix], route.NextHop)
+		if !slices.Contains(t.hops[route.Prefix], route.NextHop) {
+			t.hops[route.Prefix] = append(t.hops[route.Prefix], route.NextHop)
 		}
 	}
-	prefixes := sortedPrefixes(hops)
-	// The default route only makes packets reach the policies; its next hop is the lowest one, so that it does not depend on the order of the
-	// object's list.
-	c.route(objects.Route{Table: table, Prefix: netip.PrefixFrom(netip.IPv4Unspecified(), 0), NextHop: slices.MinFunc(hops[prefixes[0]], netip.Addr.Compare)})
-	unknown, members := complement(known)
-	inports := quoted(ports)
-	if members*len(prefixes) > maxMembers {
-		c.problem(routes[0].Field, "%d routes by source, each of which excludes the ranges of %d routes and subnets, are more than the router can have; "+
-			"packets for other ranges are dropped; use fewer routes by source, or policyRoutes", len(prefixes), len(known))
-		c.policy("source/"+table+"/rest", sourcePriority, fmt.Sprintf("inport == %s && ip4.dst == %s", inports, unknown), "drop", nil)
+	t.prefixes = sortedPrefixes(t.hops)
+	for i, prefix := range t.prefixes {
+		t.own = append(t.own, without(prefix, t.prefixes[i+1:]))
+	}
+	t.rest = complement(t.prefixes)
+	return t
+}
+
+// size returns the length of the policies' text.
+func (t *sourceTable) size() (sum int) {
+	frame := len(t.match(""))
+	for _, sources := range t.sets() {
+		sum += frame + len(sources)
+	}
+	return sum
+}
+
+// sets are the sets of sources that policies match.
+func (t *sourceTable) sets() []string {
+	return slices.DeleteFunc(append(slices.Clone(t.own), t.rest), func(set string) bool { return set == "" })
+}
+
+func (t *sourceTable) match(sources string) string {
+	return fmt.Sprintf("inport == %s && ip4.src == %s && ip4.dst == %s", t.inports, sources, t.unknown)
+}
+
+// addSourceTable creates a table's policies.
+func (c *compiler) addSourceTable(t *sourceTable) {
+	if len(t.prefixes) == 0 {
 		return
 	}
-	for i, prefix := range prefixes {
-		if own := without(prefix, prefixes[i+1:]); own != "" {
-			match := fmt.Sprintf("inport == %s && ip4.src == %s && ip4.dst == %s", inports, own, unknown)
-			addresses := texts(hops[prefix])
-			c.policy("source/"+table+"/"+prefix.String(), sourcePriority, match, "reroute", addresses)
+	// The default route only makes packets reach the policies; its next hop is the lowest one, so that it does not depend on the order of the
+	// object's list.
+	hop := slices.MinFunc(t.hops[t.prefixes[0]], netip.Addr.Compare)
+	c.route(objects.Route{Table: t.name, Prefix: netip.PrefixFrom(netip.IPv4Unspecified(), 0), NextHop: hop})
+	for i, prefix := range t.prefixes {
+		if t.own[i] != "" {
+			c.policy("source/"+t.name+"/"+prefix.String(), sourcePriority, t.match(t.own[i]), "reroute", texts(t.hops[prefix]))
 		}
 	}
-	if rest, members := complement(prefixes); members > 0 {
-		match := fmt.Sprintf("inport == %s && ip4.src == %s && ip4.dst == %s", inports, rest, unknown)
-		c.policy("source/"+table+"/rest", sourcePriority, match, "drop", nil)
+	if t.rest != "" {
+		c.policy("source/"+t.name+"/rest", sourcePriority, t.match(t.rest), "drop", nil)
 	}
 }
 
@@ -261,8 +316,8 @@ func sortedPrefixes(hops map[netip.Prefix][]netip.Addr) []netip.Prefix {
 	return prefixes
 }
 
-// complement returns, as a set in OVN's language with its number of members, the addresses that are in none of the prefixes.
-func complement(prefixes []netip.Prefix) (string, int) {
+// complement returns, as a set in OVN's language, the addresses that are in none of the prefixes. It is empty if there are none.
+func complement(prefixes []netip.Prefix) string {
 	var b netipx.IPSetBuilder
 	b.AddPrefix(netip.PrefixFrom(netip.IPv4Unspecified(), 0))
 	for _, prefix := range prefixes {
@@ -282,23 +337,20 @@ func without(prefix netip.Prefix, following []netip.Prefix) string {
 		}
 		b.RemovePrefix(other)
 	}
-	if set, members := setOf(&b); members > 0 {
-		return set
-	}
-	return ""
+	return setOf(&b)
 }
 
-// setOf returns a set of OVN's language, and its number of members.
-func setOf(b *netipx.IPSetBuilder) (string, int) {
+// setOf returns a set of OVN's language; empty if it has no member.
+func setOf(b *netipx.IPSetBuilder) string {
 	set, err := b.IPSet()
-	if err != nil {
-		return "{}", 0 // only prefixes that are not valid make an error, and parsed ones are
+	if err != nil || len(set.Prefixes()) == 0 {
+		return "" // only prefixes that are not valid make an error, and parsed ones are
 	}
 	words := make([]string, 0, len(set.Prefixes()))
 	for _, prefix := range set.Prefixes() {
 		words = append(words, prefix.String())
 	}
-	return "{" + strings.Join(words, ", ") + "}", len(words)
+	return "{" + strings.Join(words, ", ") + "}"
 }
 
 // quoted returns names as a set of OVN's language. Names of Kubernetes objects have no character that needs an escape.
