@@ -25,6 +25,9 @@ func kubeOVN() []manifest {
 	dnat := func(spec string) string {
 		return api + "kind: IptablesDnatRule, metadata: {name: r}, spec: {eip: e, internalIp: 10.0.1.5, " + spec + "}}"
 	}
+	ip := func(spec string) string {
+		return api + "kind: IP, metadata: {name: i}, spec: {podName: p, " + spec + "}}"
+	}
 	routes := func(n int) string {
 		return vpc("staticRoutes: [" + strings.Repeat("{cidr: 10.0.0.0/8, nextHopIP: 10.0.1.254},", n) + "]")
 	}
@@ -63,6 +66,11 @@ func kubeOVN() []manifest {
 		{"DNAT of port 0", dnat("externalPort: '0', internalPort: '80'"), "externalPort"},
 		{"FIP", api + "kind: IptablesFIPRule, metadata: {name: f}, spec: {eip: e, internalIp: 10.0.1.5}}", ""},
 		{"FIP for a range", api + "kind: IptablesFIPRule, metadata: {name: f}, spec: {eip: e, internalIp: 10.0.1.0/24}}", "must be an IPv4 address"},
+		{"IP", ip("v4IpAddress: 10.0.1.2"), ""},
+		{"IP without an address", ip("v4IpAddress: ''"), ""},
+		{"IP of an IPv6 address", ip("v4IpAddress: 'fd00::1'"), "must be an IPv4 address"},
+		{"IP of a mapped address", ip("v4IpAddress: '::ffff:1.2.3.4'"), "v4IpAddress"},
+		{"IP of a name", ip("v4IpAddress: any"), "must be an IPv4 address"},
 		{"QoSPolicy", api + "kind: QoSPolicy, metadata: {name: q}, spec: {shared: true, bindingType: EIP, " +
 			"bandwidthLimitRules: [{name: in, rateMax: '20', burstMax: '20', priority: 1, direction: ingress}]}}", ""},
 	}

@@ -153,6 +153,7 @@ type IPSpec struct {
 	// v4IpAddress is the address.
 	// +optional
 	// +kubebuilder:validation:MaxLength=15
+	// +kubebuilder:validation:XValidation:rule="self == '' || (isIP(self) && ip(self).family() == 4)",message="must be an IPv4 address, such as 10.0.1.2"
 	V4IPAddress string `json:"v4IpAddress,omitempty"`
 	// v6IpAddress is empty.
 	// +optional

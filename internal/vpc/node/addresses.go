@@ -113,11 +113,15 @@ func (a *ipObjects) Of(ctx context.Context, namespace, pod, uid string) (Address
 // addressOf reads an IP object.
 func addressOf(ip *kubeovn.IP) (Address, error) {
 	spec := &ip.Spec
+	addr, errAddr := objects.AddressOf(ip)
 	prefix, errPrefix := netip.ParsePrefix(spec.CIDR)
-	addr, errAddr := netip.ParseAddr(spec.V4IPAddress)
 	gateway, errGateway := netip.ParseAddr(spec.Gateway)
-	if err := errors.Join(errPrefix, errAddr, errGateway); err != nil {
-		return Address{}, fmt.Errorf("IP %s: %w", ip.Name, err)
+	err := errors.Join(errAddr, errPrefix, errGateway)
+	if err == nil && (!prefix.Addr().Is4() || !gateway.Is4()) {
+		err = fmt.Errorf("spec.cidr %s and spec.gateway %s are not both of IPv4", prefix, gateway)
+	}
+	if err != nil {
+		return Address{}, fmt.Errorf("IP %s: %w; delete the IP object, and the controller makes another one", ip.Name, err)
 	}
 	return Address{
 		Subnet: spec.Subnet, SubnetUID: spec.SubnetUID, Prefix: netip.PrefixFrom(addr, prefix.Bits()), Gateway: gateway,

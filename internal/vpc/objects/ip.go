@@ -31,6 +31,13 @@ func Ended(pod *corev1.Pod) bool {
 // HolderOf returns the PodKey of the pod that an IP object names.
 func HolderOf(ip *kubeovn.IP) string { return PodKey(ip.Spec.Namespace, ip.Spec.PodName) }
 
+// AddressOf returns the address that an IP object assigns. An IP object whose address is not an IPv4 address assigns none.
+func AddressOf(ip *kubeovn.IP) (netip.Addr, error) {
+	var problems Problems
+	addr, _ := problems.addr4("spec.v4IpAddress", ip.Spec.V4IPAddress, "10.0.1.2")
+	return addr, problems.Err()
+}
+
 func shortened(name string) string {
 	if len(name) <= maxName {
 		return name

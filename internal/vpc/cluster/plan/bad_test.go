@@ -220,6 +220,50 @@ func TestHostileStrings(t *testing.T) {
 	}
 }
 
+// An IP object without an IPv4 address is ignored, its Subnet reports it, and other Subnets are not affected. Once it is deleted, its pod gets
+// an address.
+func TestBadAddressOfIP(t *testing.T) {
+	for _, address := range []string{"fd00::1", "::ffff:10.0.1.2", "10.0.1", "nonsense", ""} {
+		t.Run(address, func(t *testing.T) {
+			w := newWorld(t)
+			w.vpc("v", 1, kubeovn.VpcSpec{})
+			w.subnet("s", 2, "v", "10.0.1.0/24")
+			w.subnet("other", 3, "v", "10.0.2.0/24")
+			w.pod("bad", "s", "")
+			w.settle(t)
+			w.ips["bad.ns1"].Spec.V4IPAddress = address
+			w.pod("beside", "s", "")
+			w.pod("good", "other", "")
+			for range 20 {
+				if !w.step(t) {
+					break
+				}
+			}
+			if have := condition(w.subnets["s"].Status.Conditions, "Ready"); !strings.Contains(have, "spec.v4IpAddress") ||
+				!strings.Contains(have, "ns1/bad") || !strings.Contains(have, "delete the IP object") {
+				t.Errorf("the Subnet reports %q", have)
+			}
+			if have := condition(w.subnets["other"].Status.Conditions, "Ready"); strings.Contains(have, "v4IpAddress") {
+				t.Errorf("the other Subnet reports %q", have)
+			}
+			rows := w.ports()
+			for _, name := range []string{"beside.ns1", "good.ns1"} {
+				if ip := w.ips[name]; ip == nil || !strings.Contains(rows, ip.Spec.LogicalPort) {
+					t.Errorf("%s has no address, or no row: %v", name, ip)
+				}
+			}
+			delete(w.ips, "bad.ns1")
+			w.settle(t)
+			if w.ips["bad.ns1"] == nil {
+				t.Errorf("the pod waits: %s", w.waiting["ns1/bad"])
+			}
+			if have := condition(w.subnets["s"].Status.Conditions, "Ready"); strings.Contains(have, "v4IpAddress") {
+				t.Errorf("the Subnet still reports %q", have)
+			}
+		})
+	}
+}
+
 // Whatever text is in an annotation of a pod, no row contains it, the pod waits with a short reason, and other pods get their addresses.
 func TestHostileAnnotations(t *testing.T) {
 	for _, text := range hostile() {

@@ -64,7 +64,7 @@ func (r *rows) addRouter(v *topology.VPC) northbound.Result {
 // place returns the Subnet and the address of an IP object's port; nil: it has none.
 func (r *rows) place(ip *kubeovn.IP) (*topology.Subnet, netip.Addr) {
 	s := r.network.SubnetOf(ip.Spec.SubnetUID)
-	addr, err := netip.ParseAddr(ip.Spec.V4IPAddress)
+	addr, err := objects.AddressOf(ip)
 	if err != nil || s == nil || !s.Switched() {
 		return nil, addr
 	}

@@ -18,15 +18,20 @@ type Addresses struct {
 	Holders int
 	// LanIPs are the addresses of NAT gateways in the VPC.
 	LanIPs []netip.Addr
-	// Outdated are the problems of pods that started with another range or gateway of the Subnet.
+	// Outdated are the problems of pods that started with another range or gateway of the Subnet, or whose IP object has no IPv4 address.
 	Outdated objects.Problems
 }
 
 // Keep records the address of an IP object. If its pod exists, the Subnet stays, even if the address is not one of its range any more: pods
 // keep the address and the gateway with which they started.
 func (s *Subnet) Keep(ip *kubeovn.IP, exists bool) {
-	addr, err := netip.ParseAddr(ip.Spec.V4IPAddress)
+	addr, err := objects.AddressOf(ip)
 	if err != nil {
+		if exists {
+			s.Outdated = append(s.Outdated, objects.Problem{Field: "IP " + ip.Name, Text: fmt.Sprintf(
+				"%s; it is ignored, and the pod %s/%s has no address; delete the IP object", err, ip.Spec.Namespace, ip.Spec.PodName,
+			)})
+		}
 		return
 	}
 	holder := objects.HolderOf(ip)
