@@ -48,6 +48,10 @@ func (r *recorder) Update(_ context.Context, object client.Object, _ ...client.U
 	return r.write("update", object)
 }
 
+func (r *recorder) Delete(_ context.Context, object client.Object, _ ...client.DeleteOption) error {
+	return r.write("delete", object)
+}
+
 func (r *recorder) Status() client.SubResourceWriter { return recordedStatus{recorder: r} }
 
 type recordedStatus struct {

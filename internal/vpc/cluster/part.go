@@ -179,7 +179,8 @@ type reconciler struct {
 	// postponed is since when reports are postponed; the zero value: none is. changed is when the watches last reported a change of another
 	// program.
 	postponed, changed time.Time
-	unreported         bool              // the last round has postponed reports
+	unreported         bool // the last round has postponed reports
+	freeing            freeing
 	reported           map[string]string // why pods wait, as in their events
 	closed             map[string]northbound.Closed
 }
@@ -206,12 +207,13 @@ func (r *reconciler) Reconcile(ctx context.Context, _ cluster.Everything) (ctrlr
 	return r.settle(r.round(ctx)...)
 }
 
-// settle turns the errors of a round into its result. If the round has postponed reports, another round is due, and its errors are only logged: the
-// delay after an error, which grows while an object is refused, would delay the reports on all others. That round meets the errors again.
+// settle turns the errors of a round into its result. If the round has postponed reports or deletions, another round is due, and its errors are
+// only logged: the delay after an error, which grows while an object is refused, would delay those of all others. That round meets the errors
+// again.
 func (r *reconciler) settle(errs ...error) (ctrlreconcile.Result, error) {
 	result, err := cluster.Settle(errs...)
 	switch {
-	case !r.unreported:
+	case !r.unreported && !r.freeing.left:
 		return result, err //nolint:wrapcheck // the writes say what failed
 	case err != nil:
 		r.log.Warn("some objects could not be written, trying again", "error", err)
@@ -225,7 +227,7 @@ func (r *reconciler) settle(errs ...error) (ctrlreconcile.Result, error) {
 // round makes a plan from the changes, and executes it. If execution fails, the next plan is made from all objects; if only some objects
 // could not be written, only these are planned again.
 func (r *reconciler) round(ctx context.Context) (errs []error) {
-	r.unreported = false
+	r.unreported, r.freeing.left = false, false
 	if err := r.lead(ctx); err != nil {
 		return []error{err}
 	}

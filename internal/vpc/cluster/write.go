@@ -40,12 +40,23 @@ type writer struct {
 // one by one, and a report between two of them delays both.
 const reportQuiet = 50 * time.Millisecond
 
+// maxFreed limits the IP objects that are deleted for one plan.
+const maxFreed = 100
+
+// freeing is how far the deletion of former pods' IP objects is.
+type freeing struct {
+	left bool   // the last round has left some to the next one
+	last string // the name of the one that was deleted last
+}
+
 // write writes the plan's objects in two steps, within each of which the writes are concurrent: finalizers, workloads, and addresses that need
-// no finalizer; then the other addresses, and statuses that assign. Statuses that only report are written last. A workload needs no finalizer
-// of its gateway: a workload without a gateway is deleted.
+// no finalizer; then the other addresses, and statuses that assign. IP objects of former pods are deleted after them: nothing in the plan needs
+// that, unless a new one gets the name. Statuses that only report are written last. A workload needs no finalizer of its gateway: a workload
+// without a gateway is deleted.
 func (r *reconciler) write(ctx context.Context, p *plan.Plan) []error {
 	w := &writer{reconciler: r, plan: p, versions: map[key]string{}}
-	each(p.Delete, func(ip *kubeovn.IP) { w.remove(ctx, ip) })
+	replaced, freed := w.removals()
+	each(replaced, func(ip *kubeovn.IP) { w.remove(ctx, ip) })
 	awaiting, free := p.Awaiting()
 	first := append(w.workloads(ctx), w.creations(ctx, free)...)
 	for _, object := range slices.Concat(objectsOf(p.Vpcs), objectsOf(p.Subnets), p.Updates) {
@@ -62,8 +73,47 @@ func (r *reconciler) write(ctx context.Context, p *plan.Plan) []error {
 		then = append(then, func() { w.status(ctx, object) })
 	}
 	run(then)
+	w.free(ctx, freed)
 	w.reports(reports, func(object plan.Object) { w.status(ctx, object) })
 	return w.errs
+}
+
+// removals divides the IP objects to be deleted: replaced are those whose names new ones get, freed are the others. These begin with the one
+// after the last one that was deleted, so that one that cannot be deleted does not keep the others.
+func (w *writer) removals() (replaced, freed []*kubeovn.IP) {
+	created := make(map[string]struct{}, len(w.plan.Create))
+	for _, ip := range w.plan.Create {
+		created[ip.Name] = struct{}{}
+	}
+	var before []*kubeovn.IP
+	for _, ip := range w.plan.Delete {
+		_, replaces := created[ip.Name]
+		switch {
+		case replaces:
+			replaced = append(replaced, ip)
+		case ip.Name <= w.freeing.last:
+			before = append(before, ip)
+		default:
+			freed = append(freed, ip)
+		}
+	}
+	return replaced, append(freed, before...)
+}
+
+// free deletes IP objects, the first maxFreed of them. The next plan deletes the others: however many pods of one tenant end at a time, an
+// address of another one does not wait for all of their deletions, each of which is a request.
+func (w *writer) free(ctx context.Context, ips []*kubeovn.IP) {
+	later := ips[min(len(ips), maxFreed):]
+	ips = ips[:len(ips)-len(later)]
+	before := len(w.errs)
+	each(ips, func(ip *kubeovn.IP) { w.remove(ctx, ip) })
+	for _, ip := range later {
+		w.planner.Retry(ip)
+	}
+	w.freeing.left = len(later) > 0 && len(w.errs)-before < len(ips) // if none could be deleted, the delay after an error applies
+	if len(ips) > 0 {
+		w.freeing.last = ips[len(ips)-1].Name
+	}
 }
 
 // run makes the writes, some concurrently.

@@ -6,6 +6,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/types"
+	"k8s.io/apimachinery/pkg/util/validation"
 
 	kubeovn "weft.dev/weft/api/kubeovn/v1"
 	"weft.dev/weft/internal/vpc/cluster/plan/index"
@@ -22,10 +23,15 @@ type assigned struct {
 	ips      map[string]*kubeovn.IP
 	ipsIn    ipIndex // by the UID of the Subnet
 	ipsOfPod ipIndex // by PodKey
+	// gone has the UIDs of pods that do not exist any more, by the names of their IP objects. A UID is not used again.
+	gone map[string]string
 }
 
 func newAssigned() assigned {
-	return assigned{pods: map[types.UID]*corev1.Pod{}, podOf: map[string]*corev1.Pod{}, ips: map[string]*kubeovn.IP{}, ipsIn: ipIndex{}, ipsOfPod: ipIndex{}}
+	return assigned{
+		pods: map[types.UID]*corev1.Pod{}, podOf: map[string]*corev1.Pod{}, ips: map[string]*kubeovn.IP{}, ipsIn: ipIndex{}, ipsOfPod: ipIndex{},
+		gone: map[string]string{},
+	}
 }
 
 func (a *assigned) addPod(pod *corev1.Pod) {
@@ -71,4 +77,22 @@ func (a *assigned) podOfIP(ip *kubeovn.IP) *corev1.Pod {
 		return pod
 	}
 	return nil
+}
+
+// depart records that a pod does not exist any more.
+func (a *assigned) depart(pod *corev1.Pod) {
+	for name, ip := range a.named(pod) {
+		if ip.Spec.PodUID == string(pod.UID) {
+			a.gone[name] = ip.Spec.PodUID
+		}
+	}
+}
+
+// ended reports whether it is certain that no pod needs the address of an IP object that is no present pod's: its pod does not exist any more,
+// or has ended, or has another IP object, or cannot exist.
+func (a *assigned) ended(ip *kubeovn.IP) bool {
+	if a.gone[ip.Name] == ip.Spec.PodUID || a.pods[types.UID(ip.Spec.PodUID)] != nil {
+		return true
+	}
+	return ip.Spec.PodUID == "" || len(validation.IsDNS1123Label(ip.Spec.Namespace)) > 0 || len(validation.IsDNS1123Subdomain(ip.Spec.PodName)) > 0
 }

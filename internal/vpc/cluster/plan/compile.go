@@ -77,7 +77,7 @@ func (c *compiler) address(pods []bound) map[string]*kubeovn.IP {
 	}
 	a := addresser{
 		network: c.planner.network, gateways: c.planner.gateways, assigned: &c.planner.assigned, chosen: c.chosen, vpcs: map[string]string{},
-		ips: map[string]*kubeovn.IP{},
+		ips: map[string]*kubeovn.IP{}, former: map[string]struct{}{},
 	}
 	for uid := range c.planner.dirty.ranges {
 		for _, ip := range c.planner.assigned.ipsIn[uid] {
@@ -91,7 +91,7 @@ func (c *compiler) address(pods []bound) map[string]*kubeovn.IP {
 			c.planner.pending.waiting[nameOf(p.pod)] = why
 		}
 	}
-	c.plan.Create, c.plan.Delete, c.plan.vpcs = a.created, a.removed, a.vpcs
+	c.plan.Create, c.plan.Delete, c.plan.Confirm, c.plan.vpcs = a.created, a.removed, a.unconfirmed, a.vpcs
 	return a.ips
 }
 
@@ -186,6 +186,7 @@ func (c *compiler) finalizers() {
 // sort sorts what was computed in any order.
 func (c *compiler) sort() {
 	slices.SortFunc(c.plan.Delete, report.CompareNames)
+	slices.SortFunc(c.plan.Confirm, report.CompareNames)
 	slices.SortFunc(c.plan.Vpcs, report.CompareNames)
 	slices.SortFunc(c.plan.Subnets, report.CompareNames)
 	slices.SortFunc(c.plan.VpcStatus, report.CompareNames)

@@ -63,6 +63,9 @@ type Plan struct {
 	Fragments map[string]northbound.Rows
 	// Create and Delete are IP objects. Create assigns an address.
 	Create, Delete []*kubeovn.IP
+	// Confirm are those of Delete whose pods have to be looked up in the API server before the plan is executed: the cache may be behind, and
+	// not have them yet. The planner has seen the pods of the others end.
+	Confirm []*kubeovn.IP
 	// Vpcs and Subnets are objects whose finalizers change; VpcStatus and SubnetStatus are objects whose status changes.
 	Vpcs, VpcStatus       []*kubeovn.Vpc
 	Subnets, SubnetStatus []*kubeovn.Subnet

@@ -6,6 +6,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
+	"k8s.io/apimachinery/pkg/util/resourceversion"
 
 	kubeovn "weft.dev/weft/api/kubeovn/v1"
 	"weft.dev/weft/internal/vpc/cluster/plan/gateways"
@@ -212,7 +213,7 @@ func (p *Planner) Set(object Object) {
 	}
 }
 
-// Remove removes an object that was deleted. It uses only the object's name, and the namespace of a pod.
+// Remove removes an object that was deleted. It uses only the object's name, and the namespace and UID of a pod.
 func (p *Planner) Remove(object Object) {
 	name := object.GetName()
 	switch object.(type) {
@@ -228,8 +229,12 @@ func (p *Planner) Remove(object Object) {
 		p.setPolicy(object.GetNamespace(), name, nil)
 	case *kubeovn.IP:
 		p.removeIP(name)
+		delete(p.assigned.gone, name)
 	case *corev1.Pod:
 		if pod := p.assigned.podNamed(object.GetNamespace(), name); pod != nil {
+			if pod.UID == object.GetUID() {
+				p.assigned.depart(pod)
+			}
 			p.removePod(pod)
 			p.isolations.forget(pod.UID)
 		}
@@ -237,6 +242,9 @@ func (p *Planner) Remove(object Object) {
 		p.gateways.Remove(object)
 	}
 }
+
+// Gone records that the API server has no pod that needs the address of an IP object (Plan.Confirm): later plans do not name it again.
+func (p *Planner) Gone(ip *kubeovn.IP) { p.assigned.gone[ip.Name] = ip.Spec.PodUID }
 
 // Knows reports whether the planner has the given version of a gateway.
 func (p *Planner) Knows(g *kubeovn.VpcNatGateway) bool {
@@ -300,10 +308,14 @@ func (p *Planner) reassigned(ip *kubeovn.IP) {
 func podName(ip *kubeovn.IP) string { return ip.Spec.Namespace + "/" + ip.Spec.PodName }
 
 // setPod sets a pod. The verdict on a former pod of its name is not needed any more; that on the same pod is, while its labels are the same.
+// A report of an earlier pod of the name, which may come late, is no evidence that the present one is gone.
 func (p *Planner) setPod(pod *corev1.Pod) {
 	if before := p.assigned.podNamed(pod.Namespace, pod.Name); before != nil {
 		p.removePod(before)
 		if before.UID != pod.UID {
+			if newer, err := resourceversion.CompareResourceVersion(pod.ResourceVersion, before.ResourceVersion); err == nil && newer > 0 {
+				p.assigned.depart(before)
+			}
 			p.isolations.forget(before.UID)
 		}
 	}

@@ -258,3 +258,60 @@ func large(b *testing.B, subnets int) *plan.Planner {
 	}
 	return p
 }
+
+// An address is removed without a confirmation only if its pod was seen, and is reported as deleted or as replaced by a newer one. A report of
+// an earlier pod of the name may come late.
+func TestConfirm(t *testing.T) {
+	pod := func(uid, version string) *corev1.Pod {
+		return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "ns1", Name: "p", UID: types.UID(uid), ResourceVersion: version}}
+	}
+	ended := pod("u", "6")
+	ended.Status.Phase = corev1.PodSucceeded
+	for name, c := range map[string]struct {
+		change  func(p *plan.Planner)
+		confirm bool
+	}{
+		"deleted":                  {func(p *plan.Planner) { p.Remove(pod("u", "6")) }, false},
+		"ended":                    {func(p *plan.Planner) { p.Set(ended) }, false},
+		"ended and deleted":        {func(p *plan.Planner) { p.Set(ended); p.Remove(ended) }, false},
+		"replaced":                 {func(p *plan.Planner) { p.Set(pod("v", "6")) }, false},
+		"replaced and deleted":     {func(p *plan.Planner) { p.Set(pod("v", "6")); p.Remove(pod("v", "7")) }, false},
+		"deleted, of another UID":  {func(p *plan.Planner) { p.Remove(pod("t", "4")) }, true},
+		"replaced by an older one": {func(p *plan.Planner) { p.Set(pod("t", "4")) }, true},
+		"confirmed": {func(p *plan.Planner) {
+			p.Remove(pod("t", "4"))
+			p.Gone(p.Plan(metav1.Now()).Confirm[0])
+			p.Again()
+		}, false},
+		"deleted, and the IP object reported again": {func(p *plan.Planner) { p.Remove(pod("u", "6")); p.Set(ipOfConfirm("u")) }, false},
+		"deleted, and the IP object of another pod": {func(p *plan.Planner) { p.Remove(pod("u", "6")); p.Set(ipOfConfirm("w")) }, true},
+		"never seen": {func(p *plan.Planner) {
+			p.Remove(pod("u", "6"))
+			p.Remove(ipOfConfirm("u"))
+			p.Plan(metav1.Now())
+			p.Set(ipOfConfirm("u"))
+		}, true},
+	} {
+		t.Run(name, func(t *testing.T) {
+			p := plan.NewPlanner()
+			p.Set(&kubeovn.Vpc{ObjectMeta: created("v", 1)})
+			p.Set(&kubeovn.Subnet{ObjectMeta: created("s", 2), Spec: kubeovn.SubnetSpec{Vpc: "v", CIDRBlock: "10.0.1.0/24"}})
+			p.Set(pod("u", "5"))
+			p.Set(ipOfConfirm("u"))
+			if first := p.Plan(metav1.Now()); len(first.Delete) > 0 {
+				t.Fatalf("removed before the change: %v", first.Delete)
+			}
+			c.change(p)
+			have := p.Plan(metav1.Now())
+			if len(have.Delete) != 1 || (len(have.Confirm) == 1) != c.confirm {
+				t.Errorf("removed: %d; to be confirmed: %d", len(have.Delete), len(have.Confirm))
+			}
+		})
+	}
+}
+
+func ipOfConfirm(uid string) *kubeovn.IP {
+	return &kubeovn.IP{ObjectMeta: metav1.ObjectMeta{Name: "s.10.0.1.2"}, Spec: kubeovn.IPSpec{
+		PodName: "p", Namespace: "ns1", PodUID: uid, Subnet: "s", SubnetUID: "uid-s", V4IPAddress: "10.0.1.2", MacAddress: "0a:58:0a:00:01:02",
+	}}
+}

@@ -35,8 +35,9 @@ type addresser struct {
 	// ips are the IP objects of chosen Subnets, kept and created, by name.
 	ips map[string]*kubeovn.IP
 	// created are IP objects that assign addresses. removed are those of pods that do not exist any more: their addresses are free with the
-	// next plan.
-	created, removed []*kubeovn.IP
+	// next plan. unconfirmed are those of removed whose pods the planner has not seen end.
+	created, removed, unconfirmed []*kubeovn.IP
+	former                        map[string]struct{} // the PodKeys that removed name
 }
 
 // keep keeps the IP objects of existing pods in a Subnet, by its UID, and removes others.
@@ -48,10 +49,19 @@ func (a *addresser) keep(uid string) {
 			s.Keep(ip, pod != nil)
 		}
 		if pod == nil {
-			a.removed = append(a.removed, ip)
+			a.remove(ip)
 			continue
 		}
 		a.ips[ip.Name] = ip
+	}
+}
+
+// remove removes the IP object of a pod that does not exist.
+func (a *addresser) remove(ip *kubeovn.IP) {
+	a.removed = append(a.removed, ip)
+	a.former[objects.HolderOf(ip)] = struct{}{}
+	if !a.assigned.ended(ip) {
+		a.unconfirmed = append(a.unconfirmed, ip)
 	}
 }
 
@@ -80,7 +90,7 @@ func (a *addresser) attach(pod *corev1.Pod, s *topology.Subnet) error {
 		return fmt.Errorf("subnet %s or its Vpc is not in effect, or is being deleted", s.Value.Name)
 	}
 	holder := objects.PodKey(pod.Namespace, pod.Name)
-	if slices.ContainsFunc(a.removed, func(ip *kubeovn.IP) bool { return objects.HolderOf(ip) == holder }) {
+	if _, removed := a.former[holder]; removed {
 		return errors.New("the address of a former pod of this name is not free yet")
 	}
 	last := s.Pool.Last()
