@@ -8,8 +8,9 @@
 // certificate where only that side can write: a node's agent in the status of its NodeNetwork ([Member]), a controller in the ConfigMap
 // weft-ovn-clients ([Northbound]), the databases in the ConfigMap weft-ovn ([Guard]). The guard writes the nodes' certificates into the
 // list that the southbound server trusts, and the controllers' into that of the northbound server. A certificate cannot sign others: so a
-// node cannot sign a certificate for another node. Its subject is the node's name and nothing else: so Open vSwitch, whose role-based access
-// uses the first common name of a subject, finds no other name in it.
+// node cannot sign a certificate for another node. Its subject is the node's name and nothing else: so Open vSwitch, whose role-based
+// access uses the first common name of a subject, finds no other name in it. The guard writes it anew, with the fields that it expects:
+// so that no node's text makes a server refuse the whole list.
 //
 // # Three servers
 //

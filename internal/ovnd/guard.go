@@ -271,11 +271,12 @@ func (g *Guard) trust(ctx context.Context, own []byte) error {
 func (g *Guard) write(ctx context.Context, db Database, own []byte, shown map[string]string) error {
 	list := bytes.Clone(own)
 	for _, name := range slices.Sorted(maps.Keys(shown)) {
-		if err := checkShown([]byte(shown[name]), name); err != nil {
+		certificate, err := checkShown([]byte(shown[name]), name)
+		if err != nil {
 			g.options.Log.WarnContext(ctx, "a certificate is not trusted", "database", string(db), "error", err)
 			continue
 		}
-		list = append(list, shown[name]...)
+		list = append(list, certificate...)
 	}
 	return replaceIfChanged(g.options.clients(db), list)
 }

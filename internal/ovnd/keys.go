@@ -32,6 +32,9 @@ const (
 // have common names of their own: with the same one, OpenSSL does not find the right certificate in a list.
 const serverName = "weft-ovn"
 
+// certificateType is the type of PEM blocks with certificates.
+const certificateType = "CERTIFICATE"
+
 // Certificates are valid for ten years, and are replaced after half of that time.
 const (
 	validity = 10 * 365 * 24 * time.Hour
@@ -70,7 +73,7 @@ func NewKeys(name string, now time.Time, dns ...string) (Keys, error) {
 		return Keys{}, fmt.Errorf("encode the key of %s: %w", name, err)
 	}
 	return Keys{
-		Certificate: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}),
+		Certificate: pem.EncodeToMemory(&pem.Block{Type: certificateType, Bytes: der}),
 		Key:         pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: private}),
 	}, nil
 }
@@ -116,30 +119,78 @@ var (
 	errCertificate = errors.New("not one certificate in PEM")
 	errAuthority   = errors.New("the certificate is an authority's")
 	errName        = errors.New("the certificate is another's")
+	errForm        = errors.New("the certificate does not have the form of those that Weft makes")
 )
 
-// checkShown checks a certificate that a client publishes: its subject is the name of the object, and nothing else, and it cannot sign others.
-// Open vSwitch uses the first common name of a subject (get_peer_common_name, lib/stream-ssl.c), and Go returns the last one.
-func checkShown(text []byte, name string) error {
+// checkShown checks a certificate that a client publishes, and returns it in PEM that has nothing of the client's text. Its subject is the
+// name of the object, and nothing else, and it cannot sign others. Open vSwitch uses the first common name of a subject
+// (get_peer_common_name, lib/stream-ssl.c), and Go returns the last one.
+func checkShown(text []byte, name string) ([]byte, error) {
 	block, rest := pem.Decode(text)
-	if block == nil || block.Type != "CERTIFICATE" || len(rest) != 0 {
-		return fmt.Errorf("certificate of %s: %w", name, errCertificate)
+	if block == nil || block.Type != certificateType || len(rest) != 0 {
+		return nil, fmt.Errorf("certificate of %s: %w", name, errCertificate)
 	}
 	certificate, err := x509.ParseCertificate(block.Bytes)
 	if err != nil {
-		return fmt.Errorf("certificate of %s: %w", name, err)
+		return nil, fmt.Errorf("certificate of %s: %w", name, err)
 	}
 	if certificate.IsCA || !certificate.BasicConstraintsValid || certificate.KeyUsage != x509.KeyUsageDigitalSignature {
-		return fmt.Errorf("certificate of %s: %w", name, errAuthority)
+		return nil, fmt.Errorf("certificate of %s: %w", name, errAuthority)
 	}
 	subject, err := asn1.Marshal(pkix.Name{CommonName: name}.ToRDNSequence())
 	if err != nil {
-		return fmt.Errorf("certificate of %s: %w", name, err)
+		return nil, fmt.Errorf("certificate of %s: %w", name, err)
 	}
 	if !bytes.Equal(certificate.RawSubject, subject) {
-		return fmt.Errorf("certificate of %s: %w: its subject is %.128q", name, errName, fmt.Sprint(certificate.Subject.Names))
+		return nil, fmt.Errorf("certificate of %s: %w: its subject is %.128q", name, errName, fmt.Sprint(certificate.Subject.Names))
 	}
-	return nil
+	der, err := encode(certificate)
+	if err == nil && !bytes.Equal(der, certificate.Raw) {
+		err = errForm
+	}
+	if err != nil {
+		return nil, fmt.Errorf("certificate of %s: %w", name, err)
+	}
+	return pem.EncodeToMemory(&pem.Block{Type: certificateType, Bytes: der}), nil
+}
+
+// encode returns a certificate in DER (RFC 5280, 4.1) with the fields of [NewKeys] and no others. Go skips fields that it does not use, and
+// OpenSSL refuses a whole list of certificates if one field of one of them is malformed.
+func encode(c *x509.Certificate) ([]byte, error) {
+	key, ok := c.PublicKey.(*ecdsa.PublicKey)
+	if !ok || key.Curve != elliptic.P256() {
+		return nil, errForm
+	}
+	public, err := x509.MarshalPKIXPublicKey(key)
+	if err != nil {
+		return nil, fmt.Errorf("encode its key: %w", err)
+	}
+	type validity struct{ NotBefore, NotAfter time.Time }
+	type signed struct {
+		Version         int `asn1:"explicit,tag:0"`
+		Serial          *big.Int
+		Algorithm       pkix.AlgorithmIdentifier
+		Issuer          asn1.RawValue
+		Validity        validity
+		Subject, Public asn1.RawValue
+		Extensions      []pkix.Extension `asn1:"explicit,tag:3"`
+	}
+	algorithm := pkix.AlgorithmIdentifier{Algorithm: asn1.ObjectIdentifier{1, 2, 840, 10045, 4, 3, 2}} // ecdsa-with-SHA256 (RFC 5758, 3.2)
+	subject := asn1.RawValue{FullBytes: c.RawSubject}
+	der, err := asn1.Marshal(struct {
+		Signed    signed
+		Algorithm pkix.AlgorithmIdentifier
+		Signature asn1.BitString
+	}{
+		signed{
+			2, c.SerialNumber, algorithm, subject, validity{c.NotBefore, c.NotAfter}, subject, asn1.RawValue{FullBytes: public}, c.Extensions,
+		},
+		algorithm, asn1.BitString{Bytes: c.Signature, BitLength: 8 * len(c.Signature)},
+	})
+	if err != nil {
+		return nil, fmt.Errorf("encode it: %w", err)
+	}
+	return der, nil
 }
 
 // clientTLS returns the TLS configuration of a client with the keys, for databases with the server certificate.

@@ -52,7 +52,8 @@ func TestKeysIn(t *testing.T) {
 	}
 }
 
-// A certificate is trusted for the name of the object that publishes it, if it has no other name, and only if it cannot sign others.
+// A certificate is trusted for the name of the object that publishes it, if it has no other name, and only if it cannot sign others. The text
+// around it is not used.
 func TestCheckShown(t *testing.T) {
 	keys, err := NewKeys("n1", time.Now())
 	if err != nil {
@@ -80,11 +81,33 @@ func TestCheckShown(t *testing.T) {
 		"with an organization":                    {named(t, []string{"O=n2"}, []string{"CN=n1"}).Certificate, "n1", errName},
 		"with a zero byte in its name":            {named(t, []string{"CN=n1\x00"}).Certificate, "n1", errName},
 		"without a name":                          {named(t).Certificate, "n1", errName},
+
+		"without a newline at its end": {bytes.TrimSpace(keys.Certificate), "n1", nil},
+		"after other text":             {append([]byte("n1\n"), keys.Certificate...), "n1", nil},
+		"that OpenSSL refuses":         {malformed(t, keys.Certificate), "n1", errForm},
+		"with a further field": {change(t, keys.Certificate, func(fields []asn1.RawValue) []asn1.RawValue {
+			return append(fields, asn1.NullRawValue)
+		}), "n1", errForm},
 	} {
-		if err := checkShown(test.text, test.of); !errors.Is(err, test.want) {
+		have, err := checkShown(test.text, test.of)
+		if !errors.Is(err, test.want) {
 			t.Errorf("%s: %v, want %v", name, err, test.want)
 		}
+		if err != nil {
+			continue
+		}
+		block, rest := pem.Decode(have)
+		if !bytes.Equal(have, pem.EncodeToMemory(block)) || len(rest) != 0 || !bytes.Contains(have, body(test.text)) {
+			t.Errorf("%s: returned as\n%s", name, have)
+		}
 	}
+}
+
+// body is the text of a certificate in PEM, between the lines around it.
+func body(text []byte) []byte {
+	_, after, _ := bytes.Cut(text, []byte("-----BEGIN CERTIFICATE-----\n"))
+	before, _, _ := bytes.Cut(after, []byte("-----END CERTIFICATE-----"))
+	return before
 }
 
 func FuzzCheckShown(f *testing.F) {
@@ -96,17 +119,23 @@ func FuzzCheckShown(f *testing.F) {
 	f.Add([]byte("-----BEGIN CERTIFICATE-----\n-----END CERTIFICATE-----\n"))
 	f.Add(named(f, []string{"CN=n2"}, []string{"CN=n1"}).Certificate)
 	f.Add(named(f, []string{"CN=n1", "CN=n2"}).Certificate)
+	f.Add(bytes.TrimSpace(keys.Certificate))
+	f.Add(malformed(f, keys.Certificate))
 	f.Fuzz(func(t *testing.T, text []byte) {
-		if checkShown(text, "n1") != nil {
+		have, err := checkShown(text, "n1")
+		if err != nil {
 			return
 		}
-		if name := peerName(t, text); name != "n1" {
+		if name := peerName(t, have); name != "n1" {
 			t.Errorf("Open vSwitch finds the name %q in an accepted certificate", name)
+		}
+		if block, rest := pem.Decode(have); len(rest) != 0 || block.Type != certificateType || !bytes.Equal(have, pem.EncodeToMemory(block)) {
+			t.Errorf("not one certificate: %s", have)
 		}
 	})
 }
 
-// peerName returns the name that Open vSwitch finds in a certificate: the first common name, whatever its string's type, to the first zero byte.
+// peerName returns the name that Open vSwitch finds in a certificate: the first common name, whatever its string's type, up to a zero byte.
 func peerName(t *testing.T, text []byte) string {
 	t.Helper()
 	block, _ := pem.Decode(text)

@@ -360,6 +360,34 @@ func (s *stage) refuseNames(t *testing.T) {
 	}
 }
 
+// keepOthers shows certificates as a node may write them, whose texts in a list make OpenSSL refuse the list. All other nodes reach the
+// database, and so does a node whose certificate is right.
+func (s *stage) keepOthers(t *testing.T) {
+	t.Helper()
+	keys := map[string]Keys{}
+	for _, name := range []string{"list-1", "list-2", "list-3", "list-4"} {
+		made, err := NewKeys(name, time.Now())
+		if err != nil {
+			t.Fatal(err)
+		}
+		keys[name] = made
+	}
+	s.show("list-2", bytes.TrimSpace(keys["list-2"].Certificate)) // the next text begins on its last line
+	s.show("list-3", malformed(t, keys["list-3"].Certificate))
+	for _, name := range []string{"list-1", "list-4"} {
+		s.show(name, keys[name].Certificate)
+	}
+	for _, name := range []string{"list-1", "list-2", "list-4"} {
+		eventually(t, name+" reaches the southbound database", func() error {
+			_, err := s.southbound(keys[name], "list", "Chassis")
+			return err
+		})
+	}
+	if out, err := s.southbound(keys["list-3"], "list", "Chassis"); err == nil {
+		t.Errorf("a malformed certificate is trusted: %s", out)
+	}
+}
+
 // TestCentral runs the pod's four programs, a controller and nodes: certificates decide which connections are possible, the role decides
 // what nodes may write, and the gate is open only while the databases are complete.
 func TestCentral(t *testing.T) {
@@ -456,6 +484,7 @@ func TestCentral(t *testing.T) {
 	}
 
 	t.Run("a node presents a certificate with two names", s.refuseNames)
+	t.Run("nodes present texts that are no certificates for OpenSSL", s.keepOthers)
 	t.Run("a node is deleted, and another one has its address", func(t *testing.T) { s.replaceNode(t, node) })
 	t.Run("two nodes exchange their addresses", s.exchangeAddresses)
 	t.Run("the southbound server restarts", func(t *testing.T) {

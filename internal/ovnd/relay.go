@@ -84,7 +84,10 @@ type relay struct {
 	peers map[int]peer
 }
 
-type peer struct{ address, certificate string }
+type peer struct {
+	address     string
+	certificate []byte
+}
 
 func newRelay(o Options, log *slog.Logger) (*relay, error) {
 	own, err := tls.LoadX509KeyPair(filepath.Join(o.StateDir, CertificateFile), filepath.Join(o.StateDir, KeyFile))
@@ -98,15 +101,16 @@ func newRelay(o Options, log *slog.Logger) (*relay, error) {
 func (r *relay) know(data map[string]string) {
 	peers := map[int]peer{}
 	for _, other := range r.options.others() {
-		p := peer{data[serverKey(relayKey, other)], data[serverKey(certificateKey, other)]}
-		if p.address == "" {
+		address := data[serverKey(relayKey, other)]
+		if address == "" {
 			continue
 		}
-		if err := checkShown([]byte(p.certificate), serverKey(serverName, other)); err != nil {
+		certificate, err := checkShown([]byte(data[serverKey(certificateKey, other)]), serverKey(serverName, other))
+		if err != nil {
 			r.log.Warn("a server is not trusted", "server", other, "error", err)
 			continue
 		}
-		peers[other] = p
+		peers[other] = peer{address, certificate}
 	}
 	r.mu.Lock()
 	defer r.mu.Unlock()
@@ -126,7 +130,7 @@ func (r *relay) trusted() *x509.CertPool {
 	defer r.mu.Unlock()
 	pool := x509.NewCertPool()
 	for _, p := range r.peers {
-		pool.AppendCertsFromPEM([]byte(p.certificate))
+		pool.AppendCertsFromPEM(p.certificate)
 	}
 	return pool
 }
@@ -244,7 +248,7 @@ func (r *relay) forward(ctx context.Context, conn net.Conn, c channel, server in
 		return fmt.Errorf("connect to server %d: %w", server, errNoPeer)
 	}
 	roots := x509.NewCertPool()
-	roots.AppendCertsFromPEM([]byte(p.certificate))
+	roots.AppendCertsFromPEM(p.certificate)
 	dialer := tls.Dialer{
 		NetDialer: &net.Dialer{Control: boundLoss, KeepAliveConfig: keepAlive()},
 		Config: &tls.Config{

@@ -82,10 +82,11 @@ func serverCertificates(data map[string]string) ([]byte, error) {
 		if data[key] == "" {
 			continue
 		}
-		if err := checkShown([]byte(data[key]), names[i]); err != nil {
+		certificate, err := checkShown([]byte(data[key]), names[i])
+		if err != nil {
 			return nil, err
 		}
-		list = append(list, data[key]...)
+		list = append(list, certificate...)
 	}
 	if len(list) == 0 {
 		return nil, fmt.Errorf("certificate of OVN's databases: %w", errCertificate)

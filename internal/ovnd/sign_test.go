@@ -10,6 +10,7 @@ import (
 	"encoding/asn1"
 	"encoding/pem"
 	"math/big"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -39,7 +40,7 @@ func selfSigned(t testing.TB, template *x509.Certificate) Keys {
 		t.Fatal(err)
 	}
 	return Keys{
-		Certificate: pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}),
+		Certificate: pem.EncodeToMemory(&pem.Block{Type: certificateType, Bytes: der}),
 		Key:         pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: private}),
 	}
 }
@@ -63,6 +64,38 @@ func named(t testing.TB, sets ...[]string) Keys {
 		t.Fatal(err)
 	}
 	return selfSigned(t, template)
+}
+
+// malformed returns a certificate that Go parses and OpenSSL refuses: a field that Go skips, which no certificate of Weft has, is empty.
+func malformed(t testing.TB, certificate []byte) []byte {
+	t.Helper()
+	return change(t, certificate, func(fields []asn1.RawValue) []asn1.RawValue {
+		unique := asn1.RawValue{Class: asn1.ClassContextSpecific, Tag: 1} // issuerUniqueID, a BIT STRING, which has at least one byte
+		signed := changeDER(t, fields[0].FullBytes, func(fields []asn1.RawValue) []asn1.RawValue {
+			return slices.Insert(fields, len(fields)-1, unique) // before the extensions
+		})
+		return append([]asn1.RawValue{{FullBytes: signed}}, fields[1:]...)
+	})
+}
+
+// change changes the fields of a certificate. Its signature stays.
+func change(t testing.TB, certificate []byte, edit func([]asn1.RawValue) []asn1.RawValue) []byte {
+	t.Helper()
+	block, _ := pem.Decode(certificate)
+	return pem.EncodeToMemory(&pem.Block{Type: certificateType, Bytes: changeDER(t, block.Bytes, edit)})
+}
+
+func changeDER(t testing.TB, sequence []byte, edit func([]asn1.RawValue) []asn1.RawValue) []byte {
+	t.Helper()
+	var fields []asn1.RawValue
+	if rest, err := asn1.Unmarshal(sequence, &fields); err != nil || len(rest) != 0 {
+		t.Fatalf("no sequence: %v, and %x follows", err, rest)
+	}
+	der, err := asn1.Marshal(edit(fields))
+	if err != nil {
+		t.Fatal(err)
+	}
+	return der
 }
 
 func template(name string) *x509.Certificate {
@@ -97,7 +130,7 @@ func forge(t *testing.T, node Keys, name string) Keys {
 	}
 	// The issuer is sent as well: the server has it among its trusted certificates.
 	return Keys{
-		Certificate: append(pem.EncodeToMemory(&pem.Block{Type: "CERTIFICATE", Bytes: der}), node.Certificate...),
+		Certificate: append(pem.EncodeToMemory(&pem.Block{Type: certificateType, Bytes: der}), node.Certificate...),
 		Key:         pem.EncodeToMemory(&pem.Block{Type: "PRIVATE KEY", Bytes: private}),
 	}
 }
