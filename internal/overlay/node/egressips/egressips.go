@@ -301,6 +301,9 @@ func (e *Follower) hold(address netip.Addr, peers map[string]peer) egress.Way {
 
 // refusedBy returns the egress IPs that a node cannot hold. For another node they come from its status, for this node from its current
 // state. For this node it also records them, including addresses in the ranges of its HostSubnet.
+//
+// The controller takes a refused address off a node with ranges, and would give it back if the node no longer refused it. So the refusal of
+// an address that the node does not list, also one from before a restart, remains until a probe has found no foreign host.
 func (e *Follower) refusedBy(object *networkv1.HostSubnet, peers map[string]peer) map[netip.Addr]string {
 	reported := clusternetwork.RefusedEgressIPs(object)
 	if object.Name != e.node {
@@ -316,7 +319,11 @@ func (e *Follower) refusedBy(object *networkv1.HostSubnet, peers map[string]peer
 			if !lists && !slices.ContainsFunc(ranges, func(r netip.Prefix) bool { return r.Contains(address) }) || e.unfit[address] != "" {
 				continue
 			}
-			err := e.refusal(address, lists, reported[address], peers, kept)
+			err := e.site.check(address, peers)
+			if err == nil && (lists || reported[address] != "" || e.probes.refuses(address)) {
+				kept[address] = struct{}{}
+				err = e.probes.refusal(e.site.uplink, address, hostAddresses(peers), reported[address])
+			}
 			if err == nil {
 				continue
 			}
@@ -329,26 +336,6 @@ func (e *Follower) refusedBy(object *networkv1.HostSubnet, peers map[string]peer
 		}
 	}
 	return e.unfit
-}
-
-// refusal returns why the node cannot hold an address that it lists or that is in its ranges; nil if it can, as far as it is known. It adds
-// addresses to kept whose probes are to be kept. reported is the reason in the node's status, "" if the address is not refused there.
-//
-// The controller takes a refused address off a node with ranges, and would give it back if the node no longer refused it. So the refusal of
-// an address that the node does not list, also one from before a restart, remains until a probe has found no foreign host.
-func (e *Follower) refusal(address netip.Addr, lists bool, reported string, peers map[string]peer, kept map[netip.Addr]struct{}) error {
-	if err := e.site.check(address, peers); err != nil {
-		return err
-	}
-	if !lists && reported == "" && !e.probes.refuses(address) {
-		return nil
-	}
-	kept[address] = struct{}{}
-	free, err := e.probes.free(e.site.uplink, address, hostAddresses(peers))
-	if !free && err == nil && reported != "" {
-		return errors.New(reported)
-	}
-	return err
 }
 
 // choice is a way that leads to several other nodes, and the namespaces whose pods use it.

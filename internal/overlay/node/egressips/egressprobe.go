@@ -1,6 +1,7 @@
 package egressips
 
 import (
+	"errors"
 	"fmt"
 	"maps"
 	"net"
@@ -72,6 +73,16 @@ func (p *egressProbes) refuses(address netip.Addr) bool {
 	defer p.mu.Unlock()
 	v := p.verdicts[address]
 	return v != nil && (v.foreign != nil || v.err != nil)
+}
+
+// refusal returns why this node may not hold an address; nil if it may, or if that is not known. reported is the reason in the node's status,
+// which counts until the result of a probe is known; "" if the address is not refused there.
+func (p *egressProbes) refusal(device string, address netip.Addr, nodes []netip.Addr, reported string) error {
+	free, err := p.free(device, address, nodes)
+	if !free && err == nil && reported != "" {
+		return errors.New(reported)
+	}
+	return err
 }
 
 // look probes an address. While a foreign host uses it, or the probe fails, it is probed again, until the address is no longer kept.
