@@ -4,7 +4,6 @@ import (
 	"context"
 	"fmt"
 	"reflect"
-	"slices"
 	"strings"
 
 	"golang.org/x/sync/errgroup"
@@ -45,12 +44,12 @@ func (r *reconciler) confirm(ctx context.Context, p *plan.Plan) (behind bool, er
 
 // confirmPods looks up the pods of IP objects.
 func (r *reconciler) confirmPods(ctx context.Context, ips []*kubeovn.IP) (behind bool, err error) {
-	ips, err = r.mayHavePods(ctx, ips)
+	left, gone, err := listed(ctx, r.tools.Live, ips)
 	if err != nil {
 		return false, err
 	}
-	pods := make([]*corev1.Pod, len(ips))
-	err = together(ctx, ips, func(ctx context.Context, i int, ip *kubeovn.IP) error {
+	pods := make([]*corev1.Pod, len(left))
+	err = together(ctx, left, func(ctx context.Context, i int, ip *kubeovn.IP) error {
 		pod := &corev1.Pod{}
 		err := r.tools.Live.Get(ctx, client.ObjectKey{Namespace: ip.Spec.Namespace, Name: ip.Spec.PodName}, pod)
 		if client.IgnoreNotFound(err) != nil {
@@ -64,57 +63,62 @@ func (r *reconciler) confirmPods(ctx context.Context, ips []*kubeovn.IP) (behind
 	if err != nil {
 		return false, err
 	}
-	for i, ip := range ips {
-		if pod := pods[i]; pod == nil || !plan.Needs(pod, ip) {
-			r.planner.Gone(ip)
-			continue
+	for i, ip := range left {
+		if pod := pods[i]; pod != nil && plan.Needs(pod, ip) {
+			r.knows(pod)
+			behind = true
+		} else {
+			gone = append(gone, ip)
 		}
-		r.knows(pods[i])
-		behind = true
+	}
+	for _, ip := range gone {
+		r.planner.Gone(ip)
 	}
 	return behind, nil
 }
 
-// mayHavePods lists the pods of namespaces of which many have to be looked up, and returns the IP objects without those whose pods are not in
-// the lists.
-func (r *reconciler) mayHavePods(ctx context.Context, ips []*kubeovn.IP) (left []*kubeovn.IP, err error) {
+// listed divides IP objects whose pods have to be looked up. If there are many of a namespace, it lists the namespace's pods: gone are those
+// whose pods are not in the list, left are all others.
+func listed(ctx context.Context, live client.Reader, ips []*kubeovn.IP) (left, gone []*kubeovn.IP, err error) {
 	in := map[string][]*kubeovn.IP{}
-	var many []string
 	for _, ip := range ips {
-		if in[ip.Spec.Namespace] = append(in[ip.Spec.Namespace], ip); len(in[ip.Spec.Namespace]) == listedAbove+1 {
-			many = append(many, ip.Spec.Namespace)
+		in[ip.Spec.Namespace] = append(in[ip.Spec.Namespace], ip)
+	}
+	var many []string
+	for namespace, of := range in {
+		if len(of) > listedAbove {
+			many = append(many, namespace)
+		} else {
+			left = append(left, of...)
 		}
 	}
-	lists := make([]map[types.UID]struct{}, len(many))
+	pods := make([]map[types.UID]struct{}, len(many))
 	err = together(ctx, many, func(ctx context.Context, i int, namespace string) (err error) {
-		lists[i], err = r.podsIn(ctx, namespace)
+		pods[i], err = podsIn(ctx, live, namespace)
 		return err
 	})
 	if err != nil {
-		return nil, err
+		return nil, nil, err
 	}
 	for i, namespace := range many {
-		in[namespace] = slices.DeleteFunc(in[namespace], func(ip *kubeovn.IP) bool {
-			_, there := lists[i][types.UID(ip.Spec.PodUID)]
-			if !there {
-				r.planner.Gone(ip)
+		for _, ip := range in[namespace] {
+			if _, there := pods[i][types.UID(ip.Spec.PodUID)]; there {
+				left = append(left, ip)
+			} else {
+				gone = append(gone, ip)
 			}
-			return !there
-		})
+		}
 	}
-	for _, of := range in {
-		left = append(left, of...)
-	}
-	return left, nil
+	return left, gone, nil
 }
 
 // podsIn returns the UIDs of the pods in a namespace. All pages of the list are of the state when it began.
-func (r *reconciler) podsIn(ctx context.Context, namespace string) (map[types.UID]struct{}, error) {
+func podsIn(ctx context.Context, live client.Reader, namespace string) (map[types.UID]struct{}, error) {
 	uids := map[types.UID]struct{}{}
 	for token := ""; ; {
 		page := &metav1.PartialObjectMetadataList{}
 		page.SetGroupVersionKind(corev1.SchemeGroupVersion.WithKind("PodList"))
-		if err := r.tools.Live.List(ctx, page, client.InNamespace(namespace), client.Limit(podsPerPage), client.Continue(token)); err != nil {
+		if err := live.List(ctx, page, client.InNamespace(namespace), client.Limit(podsPerPage), client.Continue(token)); err != nil {
 			return nil, fmt.Errorf("list the pods of namespace %s: %w", namespace, err)
 		}
 		for i := range page.Items {
