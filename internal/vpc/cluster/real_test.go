@@ -5,10 +5,12 @@ package cluster_test
 import (
 	"context"
 	"errors"
+	"fmt"
 	"log/slog"
 	"math/rand/v2"
 	"net/http"
 	"os"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -308,7 +310,8 @@ func TestController(t *testing.T) {
 	})
 }
 
-// A pod that is missing in the controller's cache keeps its address and row; if it is missing in the API server too, its address is free.
+// A pod that is missing in the controller's cache keeps its address and row; if it is missing in the API server too, its address is free. There
+// are so many of these that the controller lists the pods of the namespace, and deletes the IP objects in several rounds.
 func TestPodsThatTheCacheLacks(t *testing.T) {
 	central := ovntest.New(t, nil)
 	central.Start(ovntest.Northbound)
@@ -323,16 +326,23 @@ func TestPodsThatTheCacheLacks(t *testing.T) {
 		Spec:       corev1.PodSpec{NodeName: "node1", Containers: []corev1.Container{{Name: "c", Image: "i"}}},
 	}
 	must(t, c.Create(ctx, hidden))
-	for name, uid := range map[string]string{"hidden": string(hidden.UID), "gone": "gone"} {
-		address := map[string]string{"hidden": "10.0.1.7", "gone": "10.0.1.8"}[name]
+	const pods = 220
+	for i := range pods {
+		name, uid, last := fmt.Sprint("gone-", i), fmt.Sprint("gone-", i), 8+i
+		if i == pods/2 {
+			name, uid, last = "hidden", string(hidden.UID), 7
+		}
+		address := fmt.Sprint("10.0.1.", last)
 		must(t, c.Create(ctx, &kubeovn.IP{ObjectMeta: metav1.ObjectMeta{Name: name + "." + namespace}, Spec: kubeovn.IPSpec{
 			PodName: name, Namespace: namespace, PodUID: uid, Subnet: subnet.Name, SubnetUID: string(subnet.UID), NodeName: "node1",
-			IPAddress: address, V4IPAddress: address, MacAddress: "0a:58:0a:00:01:0" + address[len(address)-1:], LogicalPort: subnet.Name + "/" + address,
+			IPAddress: address, V4IPAddress: address, MacAddress: fmt.Sprintf("0a:58:0a:00:01:%02x", last), LogicalPort: subnet.Name + "/" + address,
 		}}))
 	}
 	stop := start(t, central, 1, "hidden")
-	ovntest.Eventually(t, "the address of the pod that is gone is free", func() bool {
-		return apierrors.IsNotFound(c.Get(ctx, client.ObjectKey{Name: "gone." + namespace}, &kubeovn.IP{}))
+	ovntest.Eventually(t, "the addresses of the pods that are gone are free", func() bool {
+		var left kubeovn.IPList
+		must(t, c.List(ctx, &left))
+		return !slices.ContainsFunc(left.Items, func(ip kubeovn.IP) bool { return strings.HasPrefix(ip.Name, "gone-") })
 	})
 	// A plan after this Subnet has its row is made after the round that deleted.
 	later := strings.Repeat("l", 253) // the longest name; that of the pod's port is longer
