@@ -36,7 +36,9 @@ func keepResult(t *testing.T, dir string, req *cni.Request, result *types100.Res
 }
 
 // spoilt are contents of records that cannot be read: cut short, and as a damaged file system leaves them.
-func spoilt() map[string]string { return map[string]string{"cut short": "{", "empty": "", "zeros": "\x00\x00\x00\x00"} }
+func spoilt() map[string]string {
+	return map[string]string{"cut short": "{", "empty": "", "zeros": "\x00\x00\x00\x00"}
+}
 
 // spoil replaces the content of all records.
 func (n *node) spoil(t *testing.T, content string) {
