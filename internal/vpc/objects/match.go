@@ -3,6 +3,7 @@ package objects
 import (
 	"errors"
 	"fmt"
+	"math/bits"
 	"net"
 	"net/netip"
 	"strconv"
@@ -13,18 +14,6 @@ import (
 const (
 	maxMatch = 4096
 	maxDepth = 32
-)
-
-// kind is the kind of constant that a field of OVN's language is compared with.
-type kind int
-
-const (
-	predicate kind = iota // compared with nothing
-	number
-	ip4Address
-	ip6Address
-	macAddress
-	portName
 )
 
 // CheckMatch returns why the text is not a match in OVN's language (ovn-sb(5), Logical_Flow, match) that ovn-controller can compile, nil if
@@ -98,6 +87,7 @@ func isAlphanumeric(c byte) bool {
 type parser struct {
 	tokens []string
 	at     int
+	not    bool // inside an odd number of !
 }
 
 func (p *parser) done() bool { return p.at == len(p.tokens) }
@@ -147,12 +137,13 @@ func (p *parser) term(depth int) error {
 	case p.done():
 		return errors.New("ends where a comparison is expected")
 	case p.take("!"):
-		if p.peek() != "(" {
-			if k, ok := field(p.peek()); !ok || k != predicate {
-				return errors.New("! needs parentheses, or a name such as tcp, after it")
-			}
+		if s, ok := symbolOf(p.peek()); p.peek() != "(" && (!ok || s.kind != predicate) {
+			return errors.New("! needs parentheses, or a name such as ct.est, after it")
 		}
-		return p.term(depth)
+		p.not = !p.not
+		err := p.term(depth)
+		p.not = !p.not
+		return err
 	case p.take("("):
 		if err := p.expression(depth + 1); err != nil {
 			return err
@@ -171,33 +162,62 @@ func (p *parser) term(depth int) error {
 // comparison reads "field", or "field operator constant".
 func (p *parser) comparison() error {
 	name := p.peek()
-	k, ok := field(name)
+	s, ok := symbolOf(name)
 	if !ok {
 		return fmt.Errorf("%s is not a field; write one such as ip4.src, tcp.dst or inport", quote(name))
 	}
 	p.at++
-	if k == predicate {
+	if s.kind == predicate {
+		if s.nominal && p.not {
+			return fmt.Errorf("%s cannot be negated in OVN; name what matches instead, as in udp || icmp, "+
+				"or except it by a rule of higher priority", name)
+		}
 		return nil
 	}
 	operator := p.peek()
-	switch operator {
-	case "==", "!=":
-	case "<", "<=", ">", ">=":
-		if k != number {
-			return fmt.Errorf("%s can be compared with == and != only", name)
-		}
-	default:
-		return fmt.Errorf("%s needs a comparison, such as %s == value", name, name)
+	if err := p.checkOperator(name, s, operator); err != nil {
+		return err
 	}
 	p.at++
-	if !p.take("{") {
-		return p.constant(name, k)
+	return p.values(name, s, operator)
+}
+
+// checkOperator checks the operator of a comparison. OVN tests a nominal field for equality only: != is allowed where a ! turns it into ==.
+func (p *parser) checkOperator(name string, s symbol, operator string) error {
+	switch {
+	case operator != "==" && operator != "!=" && !s.ordered(operator):
+		return fmt.Errorf("%s needs a comparison, such as %s == value", name, name)
+	case s.nominal && s.ordered(operator):
+		return fmt.Errorf("%s has no order in OVN; list the values that match, as in %s == {..., ...}", name, name)
+	case s.nominal && (operator == "!=") != p.not:
+		return fmt.Errorf("%s can be tested for equality only in OVN, taking ! into account; list the values that match, as in "+
+			"%s == {..., ...}, or except the others by a rule of higher priority", name, name)
+	case s.kind != number && s.ordered(operator):
+		return fmt.Errorf("%s can be compared with == and != only", name)
 	}
-	if operator != "==" && operator != "!=" {
+	return nil
+}
+
+// values reads what follows an operator: a constant, or a set.
+func (p *parser) values(name string, s symbol, operator string) error {
+	set := p.take("{")
+	if set && s.ordered(operator) {
 		return fmt.Errorf("a set can be compared with == and != only, not with %s", operator)
 	}
+	if set {
+		return p.set(name, s)
+	}
+	value, err := p.constant(name, s)
+	if err == nil && value.masked && s.ordered(operator) {
+		err = fmt.Errorf("a value with a mask can be compared with == and != only, not with %s", operator)
+	}
+	return err
+}
+
+// set reads the constants of a set whose first brace has been read.
+func (p *parser) set(name string, s symbol) error {
 	for {
-		if err := p.constant(name, k); err != nil {
+		if _, err := p.constant(name, s); err != nil {
 			return err
 		}
 		if p.take("}") {
@@ -209,46 +229,72 @@ func (p *parser) comparison() error {
 	}
 }
 
-func (p *parser) constant(name string, k kind) error {
+// constant is a value that a field is compared with.
+type constant struct {
+	number uint64 // of a number
+	bits   int    // how many bits of the field are compared
+	masked bool
+}
+
+func (p *parser) constant(name string, s symbol) (constant, error) {
 	text := p.peek()
 	p.at = min(p.at+1, len(p.tokens))
+	value := constant{bits: s.bits}
 	var ok bool
-	switch k {
+	switch s.kind {
 	case ip4Address, ip6Address:
-		ok = isAddress(text, k == ip4Address)
+		value, ok = address(text, s)
 	case macAddress:
 		mac, err := net.ParseMAC(text)
 		ok = err == nil && len(mac) == 6 && strings.Contains(text, ":")
 	case portName:
 		ok = len(text) > 2 && text[0] == '"' && !strings.Contains(text, `\`)
 	case number:
-		ok = isNumber(text, width(name))
+		value, ok = integer(text, s.bits)
+		switch {
+		case ok && value.masked && s.nominal:
+			return value, fmt.Errorf("%s takes no mask in OVN; list the values that match, as in %s == {..., ...}", name, name)
+		case ok && value.masked && !sameFormat(text):
+			return value, fmt.Errorf("%s: write value and mask both in decimal or both in hexadecimal, as in 0x2/0x12", quote(text))
+		}
 	case predicate:
 	}
 	if !ok {
-		return fmt.Errorf("%s is not a value of %s", quote(text), name)
+		return value, fmt.Errorf("%s is not a value of %s", quote(text), name)
 	}
-	return nil
+	return value, nil
 }
 
-// isAddress reports whether the text is an address, or a range without bits outside its prefix.
-func isAddress(text string, is4 bool) bool {
-	if prefix, err := netip.ParsePrefix(text); err == nil {
-		return prefix == prefix.Masked() && prefix.Addr().Is4() == is4 && !prefix.Addr().Is4In6()
+// address parses an address, or a range without bits outside its prefix.
+func address(text string, s symbol) (constant, bool) {
+	prefix, err := netip.ParsePrefix(text)
+	masked := err == nil
+	if !masked {
+		addr, err := netip.ParseAddr(text)
+		if err != nil || addr.Zone() != "" {
+			return constant{}, false
+		}
+		prefix = netip.PrefixFrom(addr, addr.BitLen())
 	}
-	addr, err := netip.ParseAddr(text)
-	return err == nil && addr.Is4() == is4 && !addr.Is4In6() && addr.Zone() == ""
+	ok := prefix == prefix.Masked() && prefix.Addr().Is4() == (s.kind == ip4Address) && !prefix.Addr().Is4In6()
+	return constant{bits: prefix.Bits(), masked: masked}, ok
 }
 
-// isNumber reports whether the text is a number of that many bits, with or without a mask.
-func isNumber(text string, bits int) bool {
+// integer parses a number of that many bits, with or without a mask.
+func integer(text string, width int) (constant, bool) {
 	value, mask, masked := strings.Cut(text, "/")
-	n, err := parseNumber(value, bits)
+	n, err := parseNumber(value, width)
 	if err != nil || !masked {
-		return err == nil
+		return constant{number: n, bits: width}, err == nil
 	}
-	m, err := parseNumber(mask, bits)
-	return err == nil && n&^m == 0
+	m, err := parseNumber(mask, width)
+	return constant{number: n, bits: bits.OnesCount64(m), masked: true}, err == nil && n&^m == 0
+}
+
+// sameFormat reports whether OVN takes the number with its mask: both in one format, or 0 with a hexadecimal mask.
+func sameFormat(text string) bool {
+	value, mask, _ := strings.Cut(text, "/")
+	return strings.HasPrefix(value, "0x") == strings.HasPrefix(mask, "0x") || value == "0"
 }
 
 // parseNumber parses a decimal or hexadecimal number. OVN does not allow leading zeros.
@@ -260,46 +306,4 @@ func parseNumber(text string, bits int) (uint64, error) {
 		return 0, strconv.ErrSyntax
 	}
 	return strconv.ParseUint(text, 10, bits)
-}
-
-// field returns the kind of a name in OVN's language.
-func field(name string) (kind, bool) {
-	switch name {
-	case "ip", "ip4", "ip6", "icmp", "icmp4", "icmp6", "tcp", "udp", "sctp", "arp", "nd", "nd_ns", "nd_na", "igmp",
-		"eth.bcast", "eth.mcast", "ip4.mcast", "ip6.mcast", "ip.is_frag", "ip.later_frag", "ip.first_frag", "vlan.present",
-		"ct.trk", "ct.new", "ct.est", "ct.rel", "ct.rpl", "ct.inv":
-		return predicate, true
-	case "ip4.src", "ip4.dst", "arp.spa", "arp.tpa":
-		return ip4Address, true
-	case "ip6.src", "ip6.dst", "nd.target":
-		return ip6Address, true
-	case "eth.src", "eth.dst", "arp.sha", "arp.tha", "nd.sll", "nd.tll":
-		return macAddress, true
-	case "inport", "outport":
-		return portName, true
-	}
-	if width(name) > 0 {
-		return number, true
-	}
-	return predicate, false
-}
-
-// width returns the number of bits of a field that is a number, 0 for other names.
-func width(name string) int {
-	switch name {
-	case "eth.type", "arp.op", "tcp.src", "tcp.dst", "udp.src", "udp.dst", "sctp.src", "sctp.dst":
-		return 16
-	case "tcp.flags", "vlan.vid":
-		return 12
-	case "ip.proto", "ip.ttl", "icmp4.type", "icmp4.code", "icmp6.type", "icmp6.code":
-		return 8
-	case "ip.dscp":
-		return 6
-	case "vlan.pcp":
-		return 3
-	case "ip.ecn":
-		return 2
-	default:
-		return 0
-	}
 }

@@ -2,6 +2,7 @@ package objects
 
 import (
 	"maps"
+	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -12,18 +13,68 @@ import (
 	kubeovn "weft.dev/weft/api/kubeovn/v1"
 )
 
-func TestCheckMatch(t *testing.T) {
-	for _, good := range []string{
-		"ip4.src == 10.0.1.0/24", "ip4.src == 10.0.1.5 && tcp.dst == 80", "ip4.src == {10.0.1.0/24, 10.0.2.5} && !tcp",
-		"(ip4 && tcp) || (udp.dst == {53, 5353})", "tcp.flags == 0x2/0x12", "1", "0", "!(ip4.dst != 10.0.0.0/8)",
-		`inport == "net1.10.0.1.5"`, "eth.src == 0a:58:0a:00:01:05", "ip.ttl < 5", "ip6.src == fd00::/64", "!ct.est && ct.new",
+// goodMatches returns matches that are allowed.
+func goodMatches() []string {
+	return []string{
+		"1",
+		"0",
 		"((ip4))",
-	} {
+		"ip",
+		"tcp",
+		"icmp",
+		"ip4 || arp",
+		"nd",
+		"!(1)",
+		"ip4.src == 10.0.1.0/24",
+		"ip4.src == 0.0.0.0/0",
+		"ip4.src != 0.0.0.0/0",
+		"ip4.src == 10.0.1.5 && tcp.dst == 80",
+		"ip4.src == {10.0.1.0/24, 10.0.2.5} && udp",
+		"(ip4 && tcp) || (udp.dst == {53, 5353})",
+		"tcp.flags == 0x2/0x12",
+		"tcp.flags == 0/0x12",
+		"tcp.flags == 2/18",
+		"tcp.flags != 0x2/0x12",
+		"!(ip4.dst != 10.0.0.0/8)",
+		`inport == "net1.10.0.1.5"`,
+		`!(inport != {"a", "b"})`,
+		"eth.src == 0a:58:0a:00:01:05",
+		"ip6.src == fd00::/64",
+		"!ct.est && ct.new",
+		"!(ip.proto != 6)",
+		"!(ip.proto != {6, 17} || ct.est)",
+		"ip.ttl == {1, 2}",
+		"tcp.dst < 1024",
+		"!(tcp.dst < 1024)",
+		"tcp.dst >= 0",
+		"tcp.dst < 0",
+		"1 && (tcp.src > 1023 && tcp.src <= 5000)",
+		"vlan.vid == 7 && vlan.pcp != 0",
+		"!vlan.present && !eth.mcast && !eth.bcast",
+		"eth.type == {0, 1, 0x5ff, 0x600, 0x8035, 0x8100, 0x88a8, 0x8847, 0x894f}",
+		"ip4.src == {10.0.0.1, 10.0.0.2} && ip.ttl == 1 && tcp.dst == {80, 443, 8080}",
+		"ip4.dst != {10.0.0.0/8, 172.16.0.0/12, 192.168.0.0/16} && ip4.src == 10.1.0.0/16",
+		"ip4.dst == 10.0.0.1 && (tcp.dst == {80, 443} || udp.dst == 53 || icmp4)",
+		"(ip4.src == 10.0.0.1 || ip4.dst == 10.0.0.1) && (tcp.dst == 80 || udp.dst == 53 || arp.op == 1)",
+	}
+}
+
+func TestCheckMatch(t *testing.T) {
+	for _, good := range goodMatches() {
 		if err := CheckMatch(good); err != nil {
 			t.Errorf("%q: %v", good, err)
 		}
 	}
-	for bad, want := range map[string]string{
+	for bad, want := range badMatches() {
+		if err := CheckMatch(bad); err == nil || !strings.Contains(err.Error(), want) {
+			t.Errorf("%q: %v, want an error with %q", bad, err, want)
+		}
+	}
+}
+
+// badMatches returns matches that are refused, with words of the error.
+func badMatches() map[string]string {
+	bad := map[string]string{
 		"":                             "empty",
 		" ":                            "empty",
 		"ip4)":                         "not expected",
@@ -38,8 +89,10 @@ func TestCheckMatch(t *testing.T) {
 		"tcp.dst == 080":               "not a value",
 		"tcp.dst == {80":               "separated by commas",
 		"tcp.dst == {}":                "not a value",
+		"tcp.dst < {80}":               "a set can be compared",
 		"tcp.flags == 0x3/0x1":         "not a value",
 		"tcp.dst":                      "needs a comparison",
+		"tcp.dst ! 5":                  "needs a comparison",
 		"reg0 == 1":                    "not a field",
 		"ip4.src == $as":               "not expected",
 		"inport == @pg":                "not expected",
@@ -49,14 +102,85 @@ func TestCheckMatch(t *testing.T) {
 		"ip4\nip6":                     "not allowed",
 		"ip4; drop":                    "not expected",
 		"! 1":                          "! needs",
+		"!ip4.src == 10.0.0.1":         "! needs",
+		"!!ct.est":                     "! needs",
 		"ip4 &&":                       "ends",
 		strings.Repeat("(", 50) + "1":  "deep",
 		strings.Repeat("ip4 ", 2000):   "at most",
 		"ip4.src == ::ffff:10.0.0.0/8": "not a value",
-	} {
-		if err := CheckMatch(bad); err == nil || !strings.Contains(err.Error(), want) {
-			t.Errorf("%q: %v, want an error with %q", bad, err, want)
+		"ip.proto == 6/0xff":           "takes no mask",
+		"eth.type == 0x800/0xff00":     "takes no mask",
+	}
+	maps.Copy(bad, refusedByOVN())
+	return bad
+}
+
+// refusedByOVN returns matches that OVN's parser refuses by the levels of fields and the formats of masks, with words of the error.
+func refusedByOVN() map[string]string {
+	return map[string]string{
+		"!tcp":                           "tcp cannot be negated",
+		"!ip4":                           "ip4 cannot be negated",
+		"ip4.src == 10.0.0.1 && !nd":     "nd cannot be negated",
+		"!(udp)":                         "udp cannot be negated",
+		"!(ip4.src == 10.0.0.1 || icmp)": "icmp cannot be negated",
+		"ip.proto != 6":                  "ip.proto == {",
+		"ip.proto != {6, 17}":            "equality only",
+		"!(ip.proto == 6)":               "equality only",
+		"!(ct.new && !(ip.proto != 6))":  "equality only",
+		`inport != "x"`:                  "equality only",
+		`!(outport == {"x", "y"})`:       "equality only",
+		"icmp4.type != 8":                "equality only",
+		"ip.ttl < 5":                     "no order",
+		"!(ip.ttl >= 5)":                 "no order",
+		"icmp6.code > 1":                 "no order",
+		"eth.type >= 0x800":              "no order",
+		"tcp.dst < 0x50/0xff":            "a mask",
+		"tcp.flags == 2/0x2":             "both in hexadecimal",
+		"tcp.flags == 0x2/2":             "both in hexadecimal",
+		"tcp.flags == {0x2, 0x0/2}":      "both in hexadecimal",
+	}
+}
+
+// symbols returns all names that matches may use.
+func symbols() []string {
+	return []string{
+		"ip", "ip4", "ip6", "icmp", "icmp4", "icmp6", "tcp", "udp", "sctp", "arp", "nd", "nd_ns", "nd_na", "igmp", "eth.bcast", "eth.mcast",
+		"ip4.mcast", "ip6.mcast", "ip.is_frag", "ip.later_frag", "ip.first_frag", "vlan.present", "ct.trk", "ct.new", "ct.est", "ct.rel",
+		"ct.rpl", "ct.inv", "inport", "outport", "eth.src", "eth.dst", "eth.type", "vlan.vid", "vlan.pcp", "ip4.src", "ip4.dst", "ip6.src",
+		"ip6.dst", "ip.proto", "ip.ttl", "ip.dscp", "ip.ecn", "arp.op", "arp.spa", "arp.tpa", "arp.sha", "arp.tha", "icmp4.type",
+		"icmp4.code", "icmp6.type", "icmp6.code", "nd.target", "nd.sll", "nd.tll", "tcp.src", "tcp.dst", "tcp.flags", "udp.src", "udp.dst",
+		"sctp.src", "sctp.dst",
+	}
+}
+
+// docs/vpc.md lists every name that matches may use, in a row that tells its operators.
+func TestMatchesAreDocumented(t *testing.T) {
+	text, err := os.ReadFile("../../../docs/vpc.md")
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, page, _ := strings.Cut(string(text), "\n## Matches\n")
+	page, _, _ = strings.Cut(page, "\n## ")
+	var listed []string
+	for line := range strings.Lines(page) {
+		cells := strings.Split(line, " | ")
+		if !strings.HasPrefix(line, "| `") {
+			continue
 		}
+		for i, name := range strings.Split(cells[0], "`") {
+			if i%2 == 0 {
+				continue
+			}
+			s, ok := symbolOf(name)
+			if only := strings.Contains(cells[1], "only") || strings.Contains(cells[1], "no `!`"); !ok || only != s.nominal {
+				t.Errorf("%s: a symbol: %v, nominal: %v; the page says %s", name, ok, s.nominal, cells[1])
+			}
+			listed = append(listed, name)
+		}
+	}
+	slices.Sort(listed)
+	if want := slices.Sorted(slices.Values(symbols())); !slices.Equal(listed, want) {
+		t.Errorf("the page lists\n%v, want\n%v", listed, want)
 	}
 }
 

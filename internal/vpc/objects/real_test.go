@@ -1,0 +1,139 @@
+//go:build real
+
+package objects
+
+import (
+	"encoding/json"
+	"fmt"
+	"maps"
+	"slices"
+	"strings"
+	"testing"
+
+	"pgregory.net/rapid"
+
+	"weft.dev/weft/internal/ovn/ovntest"
+)
+
+// OVN parses every match that CheckMatch allows: those of the tables, and random ones.
+func TestOVNParsesMatches(t *testing.T) {
+	c := ovntest.New(t, nil)
+	c.Start(ovntest.Southbound)
+	datapath := c.Sbctl("create", "Datapath_Binding", "tunnel_key=1", "external_ids:name=sw")
+	matches := slices.Concat(goodMatches(), slices.Sorted(maps.Keys(refusedByOVN())), generated(3000))
+	slices.Sort(matches)
+	matches = slices.Compact(matches)
+	insert(c, datapath, matches)
+	// ovn-trace parses all logical flows before it traces, and warns of each that does not parse. It may fail to trace.
+	out, _ := ovntest.Try(nil, "ovn-trace", "--db="+c.SB(), "sw", "ip4")
+	refused := map[string]string{}
+	for line := range strings.Lines(out) {
+		_, warning, _ := strings.Cut(line, "|WARN|")
+		if match, why, ok := strings.Cut(warning, ": parsing expression failed "); ok {
+			refused[match] = strings.TrimSpace(why)
+		}
+	}
+	for match := range refusedByOVN() {
+		if refused[match] == "" {
+			t.Errorf("OVN parses %q, which the table says it refuses\n%s", match, out[:min(len(out), 1000)])
+		}
+	}
+	allowed := 0
+	for _, match := range matches {
+		if CheckMatch(match) != nil {
+			continue
+		}
+		allowed++
+		if why := refused[match]; why != "" {
+			t.Errorf("%q is allowed, and OVN refuses it: %s", match, why)
+		}
+	}
+	if t.Logf("%d matches, %d allowed, %d refused by OVN", len(matches), allowed, len(refused)); allowed < 300 || len(refused) < 300 {
+		t.Error("random matches are too seldom good or bad")
+	}
+}
+
+// insert creates a logical flow for each match, with a priority of its own.
+func insert(c *ovntest.Central, datapath string, matches []string) {
+	priority := 0
+	for chunk := range slices.Chunk(matches, 200) {
+		args := []string{}
+		for _, match := range chunk {
+			text, _ := json.Marshal(match)
+			priority++
+			args = append(args, "--", "create", "Logical_Flow", "logical_datapath="+datapath, "pipeline=ingress", "table_id=0",
+				fmt.Sprintf("priority=%d", priority), "match="+string(text), `actions="next;"`)
+		}
+		c.Sbctl(args...)
+	}
+}
+
+// generated returns random matches, good and bad ones.
+func generated(n int) []string {
+	generator := rapid.Custom(func(r *rapid.T) string { return drawMatch(r, 3) })
+	matches := make([]string, 0, n)
+	for i := range n {
+		matches = append(matches, generator.Example(i))
+	}
+	return matches
+}
+
+func drawMatch(r *rapid.T, depth int) string {
+	kind := rapid.IntRange(0, 9).Draw(r, "kind")
+	switch {
+	case depth == 0 || kind < 3:
+		return drawComparison(r)
+	case kind == 3:
+		return "!(" + drawMatch(r, depth-1) + ")"
+	}
+	operator := rapid.SampledFrom([]string{" && ", " || "}).Draw(r, "operator")
+	var parts []string
+	for range rapid.IntRange(2, 3).Draw(r, "parts") {
+		parts = append(parts, drawMatch(r, depth-1))
+	}
+	return "(" + strings.Join(parts, operator) + ")"
+}
+
+func drawComparison(r *rapid.T) string {
+	name := rapid.SampledFrom(append(symbols(), "0", "1")).Draw(r, "name")
+	s, ok := symbolOf(name)
+	if !ok {
+		return name
+	}
+	if s.kind == predicate {
+		return rapid.SampledFrom([]string{"", "", "", "", "!"}).Draw(r, "not") + name
+	}
+	operator := rapid.SampledFrom([]string{"==", "==", "==", "==", "==", "==", "!=", "!=", "<", "<=", ">", ">="}).Draw(r, "operator")
+	values := rapid.SliceOfN(rapid.Custom(func(r *rapid.T) string { return drawConstant(r, s) }), 1, 3).Draw(r, "values")
+	if len(values) == 1 {
+		return name + " " + operator + " " + values[0]
+	}
+	return name + " " + operator + " {" + strings.Join(values, ", ") + "}"
+}
+
+func drawConstant(r *rapid.T, s symbol) string {
+	switch s.kind {
+	case ip4Address:
+		return rapid.SampledFrom([]string{"10.0.0.1", "10.0.0.0/8", "10.1.0.0/16", "0.0.0.0/0", "192.168.1.0/24"}).Draw(r, "ip4")
+	case ip6Address:
+		return rapid.SampledFrom([]string{"fd00::1", "fd00::/8", "::/0", "::1", "fe80::/10"}).Draw(r, "ip6")
+	case macAddress:
+		return rapid.SampledFrom([]string{"0a:58:0a:00:01:05", "ff:ff:ff:ff:ff:ff", "00:00:00:00:00:00"}).Draw(r, "mac")
+	case portName:
+		return rapid.SampledFrom([]string{`"p"`, `"q"`, `"net1.10.0.1.5"`}).Draw(r, "port")
+	}
+	most := uint64(1)<<s.bits - 1
+	mask := rapid.SampledFrom([]uint64{0, 0, 0, 0, 0, 0, 0, 0, 0, 1, most, most &^ 3}).Draw(r, "mask")
+	n := rapid.Uint64Range(0, most).Draw(r, "number")
+	if mask != 0 {
+		n &= mask
+	}
+	format := func(n uint64) string {
+		return fmt.Sprintf(rapid.SampledFrom([]string{"%d", "0x%x"}).Draw(r, "format"), n)
+	}
+	text := format(n)
+	if mask != 0 {
+		text += "/" + format(mask)
+	}
+	return text
+}
