@@ -14,11 +14,15 @@ import (
 const (
 	maxMatch = 4096
 	maxDepth = 32
+	// maxFlows is more flows than a match of maxMatch characters that lists values can need, and enough to exclude the three private
+	// ranges of IPv4 with != (8*12*16).
+	maxFlows = 2048
 )
 
 // CheckMatch returns why the text is not a match in OVN's language (ovn-sb(5), Logical_Flow, match) that ovn-controller can compile, nil if
 // it is. A flow that ovn-controller cannot compile is not installed, so that a dropping rule would not drop. Allowed fields are those of
-// packets and of conntrack; registers, address sets, port groups and functions are refused.
+// packets and of conntrack; registers, address sets, port groups and functions are refused. So is a match that ovn-controller compiles to
+// more than maxFlows flows, because every node of the VPC would do that.
 func CheckMatch(text string) error {
 	if len(text) > maxMatch {
 		return fmt.Errorf("a match has at most %d characters", maxMatch)
@@ -28,13 +32,14 @@ func CheckMatch(text string) error {
 		return err
 	}
 	p := &parser{tokens: tokens}
-	if err := p.expression(0); err != nil {
+	e, err := p.expression(0)
+	if err != nil {
 		return err
 	}
 	if !p.done() {
 		return fmt.Errorf("%s is not expected", quote(p.peek()))
 	}
-	return nil
+	return e.check()
 }
 
 // lex splits a match into tokens. A string is one token with its quotes.
@@ -110,76 +115,87 @@ func (p *parser) take(token string) bool {
 }
 
 // expression parses terms joined by one operator. OVN allows && and || together only with parentheses.
-func (p *parser) expression(depth int) error {
+func (p *parser) expression(depth int) (expansion, error) {
 	if depth > maxDepth {
-		return fmt.Errorf("parentheses are more than %d deep", maxDepth)
+		return expansion{}, fmt.Errorf("parentheses are more than %d deep", maxDepth)
 	}
-	if err := p.term(depth); err != nil {
-		return err
-	}
+	first, err := p.term(depth)
 	operator := p.peek()
-	if operator != "&&" && operator != "||" {
-		return nil
+	if err != nil || operator != "&&" && operator != "||" {
+		return first, err
 	}
+	parts := []expansion{first}
 	for p.take(operator) {
-		if err := p.term(depth); err != nil {
-			return err
+		part, err := p.term(depth)
+		if err != nil {
+			return expansion{}, err
 		}
+		parts = append(parts, part)
 	}
 	if next := p.peek(); next == "&&" || next == "||" {
-		return errors.New("&& and || need parentheses when they are used together")
+		return expansion{}, errors.New("&& and || need parentheses when they are used together")
 	}
-	return nil
+	if (operator == "&&") != p.not {
+		return allOf(parts), nil
+	}
+	return anyOf(parts), nil
 }
 
-func (p *parser) term(depth int) error {
+func (p *parser) term(depth int) (expansion, error) {
 	switch {
 	case p.done():
-		return errors.New("ends where a comparison is expected")
+		return expansion{}, errors.New("ends where a comparison is expected")
 	case p.take("!"):
 		if s, ok := symbolOf(p.peek()); p.peek() != "(" && (!ok || s.kind != predicate) {
-			return errors.New("! needs parentheses, or a name such as ct.est, after it")
+			return expansion{}, errors.New("! needs parentheses, or a name such as ct.est, after it")
 		}
 		p.not = !p.not
-		err := p.term(depth)
+		e, err := p.term(depth)
 		p.not = !p.not
-		return err
+		return e, err
 	case p.take("("):
-		if err := p.expression(depth + 1); err != nil {
-			return err
+		e, err := p.expression(depth + 1)
+		if err == nil && !p.take(")") {
+			err = errors.New("a parenthesis is not closed")
 		}
-		if !p.take(")") {
-			return errors.New("a parenthesis is not closed")
-		}
-		return nil
-	case p.take("0"), p.take("1"):
-		return nil
+		return e, err
+	case p.take("0"):
+		return constantly(p.not), nil
+	case p.take("1"):
+		return constantly(!p.not), nil
 	default:
 		return p.comparison()
 	}
 }
 
 // comparison reads "field", or "field operator constant".
-func (p *parser) comparison() error {
+func (p *parser) comparison() (expansion, error) {
 	name := p.peek()
 	s, ok := symbolOf(name)
 	if !ok {
-		return fmt.Errorf("%s is not a field; write one such as ip4.src, tcp.dst or inport", quote(name))
+		return expansion{}, fmt.Errorf("%s is not a field; write one such as ip4.src, tcp.dst or inport", quote(name))
 	}
 	p.at++
 	if s.kind == predicate {
 		if s.nominal && p.not {
-			return fmt.Errorf("%s cannot be negated in OVN; name what matches instead, as in udp || icmp, "+
+			return expansion{}, fmt.Errorf("%s cannot be negated in OVN; name what matches instead, as in udp || icmp, "+
 				"or except it by a rule of higher priority", name)
 		}
-		return nil
+		return predicateFlows(name, p.not), nil
 	}
 	operator := p.peek()
 	if err := p.checkOperator(name, s, operator); err != nil {
-		return err
+		return expansion{}, err
 	}
 	p.at++
-	return p.values(name, s, operator)
+	values, err := p.values(name, s, operator)
+	if err != nil {
+		return expansion{}, err
+	}
+	if p.not {
+		operator = inverse(operator)
+	}
+	return comparisonFlows(name, s, operator, values), nil
 }
 
 // checkOperator checks the operator of a comparison. OVN tests a nominal field for equality only: != is allowed where a ! turns it into ==.
@@ -199,10 +215,10 @@ func (p *parser) checkOperator(name string, s symbol, operator string) error {
 }
 
 // values reads what follows an operator: a constant, or a set.
-func (p *parser) values(name string, s symbol, operator string) error {
+func (p *parser) values(name string, s symbol, operator string) ([]constant, error) {
 	set := p.take("{")
 	if set && s.ordered(operator) {
-		return fmt.Errorf("a set can be compared with == and != only, not with %s", operator)
+		return nil, fmt.Errorf("a set can be compared with == and != only, not with %s", operator)
 	}
 	if set {
 		return p.set(name, s)
@@ -211,20 +227,23 @@ func (p *parser) values(name string, s symbol, operator string) error {
 	if err == nil && value.masked && s.ordered(operator) {
 		err = fmt.Errorf("a value with a mask can be compared with == and != only, not with %s", operator)
 	}
-	return err
+	return []constant{value}, err
 }
 
 // set reads the constants of a set whose first brace has been read.
-func (p *parser) set(name string, s symbol) error {
+func (p *parser) set(name string, s symbol) ([]constant, error) {
+	var values []constant
 	for {
-		if _, err := p.constant(name, s); err != nil {
-			return err
+		value, err := p.constant(name, s)
+		if err != nil {
+			return nil, err
 		}
+		values = append(values, value)
 		if p.take("}") {
-			return nil
+			return values, nil
 		}
 		if !p.take(",") {
-			return errors.New("the constants of a set are separated by commas, and the set ends with }")
+			return nil, errors.New("the constants of a set are separated by commas, and the set ends with }")
 		}
 	}
 }

@@ -13,56 +13,58 @@ import (
 	kubeovn "weft.dev/weft/api/kubeovn/v1"
 )
 
-// goodMatches returns matches that are allowed.
-func goodMatches() []string {
-	return []string{
-		"1",
-		"0",
-		"((ip4))",
-		"ip",
-		"tcp",
-		"icmp",
-		"ip4 || arp",
-		"nd",
-		"!(1)",
-		"ip4.src == 10.0.1.0/24",
-		"ip4.src == 0.0.0.0/0",
-		"ip4.src != 0.0.0.0/0",
-		"ip4.src == 10.0.1.5 && tcp.dst == 80",
-		"ip4.src == {10.0.1.0/24, 10.0.2.5} && udp",
-		"(ip4 && tcp) || (udp.dst == {53, 5353})",
-		"tcp.flags == 0x2/0x12",
-		"tcp.flags == 0/0x12",
-		"tcp.flags == 2/18",
-		"tcp.flags != 0x2/0x12",
-		"!(ip4.dst != 10.0.0.0/8)",
-		`inport == "net1.10.0.1.5"`,
-		`!(inport != {"a", "b"})`,
-		"eth.src == 0a:58:0a:00:01:05",
-		"ip6.src == fd00::/64",
-		"!ct.est && ct.new",
-		"!(ip.proto != 6)",
-		"!(ip.proto != {6, 17} || ct.est)",
-		"ip.ttl == {1, 2}",
-		"tcp.dst < 1024",
-		"!(tcp.dst < 1024)",
-		"tcp.dst >= 0",
-		"tcp.dst < 0",
-		"1 && (tcp.src > 1023 && tcp.src <= 5000)",
-		"vlan.vid == 7 && vlan.pcp != 0",
-		"!vlan.present && !eth.mcast && !eth.bcast",
-		"eth.type == {0, 1, 0x5ff, 0x600, 0x8035, 0x8100, 0x88a8, 0x8847, 0x894f}",
-		"ip4.src == {10.0.0.1, 10.0.0.2} && ip.ttl == 1 && tcp.dst == {80, 443, 8080}",
-		"ip4.dst != {10.0.0.0/8, 172.16.0.0/12, 192.168.0.0/16} && ip4.src == 10.1.0.0/16",
-		"ip4.dst == 10.0.0.1 && (tcp.dst == {80, 443} || udp.dst == 53 || icmp4)",
-		"(ip4.src == 10.0.0.1 || ip4.dst == 10.0.0.1) && (tcp.dst == 80 || udp.dst == 53 || arp.op == 1)",
+// goodMatches returns matches that are allowed, with the number of flows that ovn-controller makes of them at most.
+func goodMatches() map[string]int {
+	return map[string]int{
+		"1": 1, "0": 0, "((ip4))": 1, "ip": 2, "tcp": 2, "icmp": 2, "ip4 || arp": 2, "nd": 2, "!(1)": 0,
+		"ip4.src == 10.0.1.0/24":                    1,
+		"ip4.src == 0.0.0.0/0":                      1,
+		"ip4.src != 0.0.0.0/0":                      0,
+		"ip4.src == 10.0.1.5 && tcp.dst == 80":      1,
+		"ip4.src == {10.0.1.0/24, 10.0.2.5} && udp": 2,
+		"(ip4 && tcp) || (udp.dst == {53, 5353})":   5,
+		"tcp.flags == 0x2/0x12":                     2,
+		"tcp.flags == 0/0x12":                       2,
+		"tcp.flags == 2/18":                         2,
+		"tcp.flags != 0x2/0x12":                     4,
+		"!(ip4.dst != 10.0.0.0/8)":                  1,
+		`inport == "net1.10.0.1.5"`:                 1,
+		`!(inport != {"a", "b"})`:                   2,
+		"eth.src == 0a:58:0a:00:01:05":              1,
+		"ip6.src == fd00::/64":                      1,
+		"!ct.est && ct.new":                         1,
+		"!(ip.proto != 6)":                          2,
+		"!(ip.proto != {6, 17} || ct.est)":          4,
+		"ip.ttl == {1, 2}":                          4,
+		"tcp.dst < 1024":                            2,
+		"!(tcp.dst < 1024)":                         32,
+		"tcp.dst >= 0":                              2,
+		"tcp.dst < 0":                               0,
+		"1 && (tcp.src > 1023 && tcp.src <= 5000)":  72,
+		"vlan.vid == 7 && vlan.pcp != 0":            3,
+		"!vlan.present && !eth.mcast && !eth.bcast": 48,
+		"eth.type == {0, 1, 0x5ff, 0x600, 0x8035, 0x8100, 0x88a8, 0x8847, 0x894f}": 9,
+		"ip.later_frag && udp":            2,
+		"tcp.dst == 80 && !ip.later_frag": 257,
+		"ip4 && !ip.is_frag":              257,
+		"tcp && !ip4.mcast":               42,
+		"ip6 && !ip6.mcast":               40,
+		"ip.first_frag":                   257,
+		"ip4.src == {10.0.0.1, 10.0.0.2} && ip.ttl == 1 && tcp.dst == {80, 443, 8080}":                    6,
+		"ip4.dst != {10.0.0.0/8, 172.16.0.0/12, 192.168.0.0/16} && ip4.src == 10.1.0.0/16":                1536,
+		"(tcp.src != 1 || tcp.dst != 1) && (tcp.src != 2 || tcp.dst != 2)":                                1156,
+		"ip4.dst == 10.0.0.1 && (tcp.dst == {80, 443} || udp.dst == 53 || icmp4)":                         4,
+		"(ip4.src == 10.0.0.1 || ip4.dst == 10.0.0.1) && (tcp.dst == 80 || udp.dst == 53 || arp.op == 1)": 6,
 	}
 }
 
 func TestCheckMatch(t *testing.T) {
-	for _, good := range goodMatches() {
+	for good, want := range goodMatches() {
 		if err := CheckMatch(good); err != nil {
 			t.Errorf("%q: %v", good, err)
+		}
+		if got := flowsOf(t, good); got != want {
+			t.Errorf("%q: %d flows, want %d", good, got, want)
 		}
 	}
 	for bad, want := range badMatches() {
@@ -72,44 +74,68 @@ func TestCheckMatch(t *testing.T) {
 	}
 }
 
+// flowsOf returns the number by which a match is held to maxFlows.
+func flowsOf(t *testing.T, text string) int {
+	t.Helper()
+	tokens, err := lex(text)
+	if err != nil {
+		t.Fatal(err)
+	}
+	e, err := (&parser{tokens: tokens}).expression(0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	return e.size()
+}
+
 // badMatches returns matches that are refused, with words of the error.
 func badMatches() map[string]string {
 	bad := map[string]string{
-		"":                             "empty",
-		" ":                            "empty",
-		"ip4)":                         "not expected",
-		"ip4) || (1":                   "not expected",
-		"(ip4":                         "not closed",
-		"ip4 && tcp || udp":            "parentheses",
-		"ip4.src == 10.0.1.5/24":       "not a value",
-		"ip4.src == 10.0.1.300":        "not a value",
-		"ip4.src == fd00::1":           "not a value",
-		"ip4.src < 10.0.0.0":           "== and !=",
-		"tcp.dst == 65536":             "not a value",
-		"tcp.dst == 080":               "not a value",
-		"tcp.dst == {80":               "separated by commas",
-		"tcp.dst == {}":                "not a value",
-		"tcp.dst < {80}":               "a set can be compared",
-		"tcp.flags == 0x3/0x1":         "not a value",
-		"tcp.dst":                      "needs a comparison",
-		"tcp.dst ! 5":                  "needs a comparison",
-		"reg0 == 1":                    "not a field",
-		"ip4.src == $as":               "not expected",
-		"inport == @pg":                "not expected",
-		`is_chassis_resident("x")`:     "not a field",
-		`inport == "a\"`:               "not a value",
-		`inport == "a`:                 "not a value",
-		"ip4\nip6":                     "not allowed",
-		"ip4; drop":                    "not expected",
-		"! 1":                          "! needs",
-		"!ip4.src == 10.0.0.1":         "! needs",
-		"!!ct.est":                     "! needs",
-		"ip4 &&":                       "ends",
-		strings.Repeat("(", 50) + "1":  "deep",
-		strings.Repeat("ip4 ", 2000):   "at most",
-		"ip4.src == ::ffff:10.0.0.0/8": "not a value",
-		"ip.proto == 6/0xff":           "takes no mask",
-		"eth.type == 0x800/0xff00":     "takes no mask",
+		"":                                "empty",
+		" ":                               "empty",
+		"ip4)":                            "not expected",
+		"ip4) || (1":                      "not expected",
+		"(ip4":                            "not closed",
+		"ip4 && tcp || udp":               "parentheses",
+		"ip4.src == 10.0.1.5/24":          "not a value",
+		"ip4.src == 10.0.1.300":           "not a value",
+		"ip4.src == fd00::1":              "not a value",
+		"ip4.src < 10.0.0.0":              "== and !=",
+		"tcp.dst == 65536":                "not a value",
+		"tcp.dst == 080":                  "not a value",
+		"tcp.dst == {80":                  "separated by commas",
+		"tcp.dst == {}":                   "not a value",
+		"tcp.dst < {80}":                  "a set can be compared",
+		"tcp.flags == 0x3/0x1":            "not a value",
+		"tcp.dst":                         "needs a comparison",
+		"tcp.dst ! 5":                     "needs a comparison",
+		"reg0 == 1":                       "not a field",
+		"ip4.src == $as":                  "not expected",
+		"inport == @pg":                   "not expected",
+		`is_chassis_resident("x")`:        "not a field",
+		`inport == "a\"`:                  "not a value",
+		`inport == "a`:                    "not a value",
+		"ip4\nip6":                        "not allowed",
+		"ip4; drop":                       "not expected",
+		"! 1":                             "! needs",
+		"!ip4.src == 10.0.0.1":            "! needs",
+		"!!ct.est":                        "! needs",
+		"ip4 &&":                          "ends",
+		strings.Repeat("(", 50) + "1":     "deep",
+		strings.Repeat("ip4 ", 2000):      "at most",
+		"ip4.src == ::ffff:10.0.0.0/8":    "not a value",
+		"ip.proto == 6/0xff":              "takes no mask",
+		"eth.type == 0x800/0xff00":        "takes no mask",
+		"!ip.is_frag":                     "ip4 && !ip.is_frag",
+		"ip.later_frag && tcp.dst == 80":  "have no ports",
+		"udp.src == 53 && !ip.first_frag": "have no ports",
+		"ct.new && !(ip4.mcast)":          "ip4 && !ip4.mcast",
+		"(ip4 || ct.new) && !ip6.mcast":   "ip4 && !ip6.mcast",
+		"(tcp.src != 1 || tcp.dst != 1) && (tcp.src != 2 || tcp.dst != 2) && (tcp.src != 3 || tcp.dst != 3)": "flows of it, at most 2048",
+		"tcp.dst != {22, 80, 443}": "8192 flows of it, at most 2048",
+		"ip4.src != {10.0.0.1, 10.0.0.2, 10.0.0.3, 10.0.0.4, 10.0.0.5, 10.0.0.6, 10.0.0.7}":            "more than 1000000000 flows",
+		"eth.src != 0a:58:0a:00:01:05 && eth.dst != 0a:58:0a:00:01:05 && eth.src != 0a:58:0a:00:01:06": "2353 flows",
+		`ip4 && !ip.is_frag && !ip.later_frag`:                                                         "flows of it",
 	}
 	maps.Copy(bad, refusedByOVN())
 	return bad

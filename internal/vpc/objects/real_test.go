@@ -6,6 +6,9 @@ import (
 	"encoding/json"
 	"fmt"
 	"maps"
+	"os"
+	"path/filepath"
+	"regexp"
 	"slices"
 	"strings"
 	"testing"
@@ -20,7 +23,7 @@ func TestOVNParsesMatches(t *testing.T) {
 	c := ovntest.New(t, nil)
 	c.Start(ovntest.Southbound)
 	datapath := c.Sbctl("create", "Datapath_Binding", "tunnel_key=1", "external_ids:name=sw")
-	matches := slices.Concat(goodMatches(), slices.Sorted(maps.Keys(refusedByOVN())), generated(3000))
+	matches := slices.Concat(slices.Sorted(maps.Keys(goodMatches())), slices.Sorted(maps.Keys(refusedByOVN())), generated(3000))
 	slices.Sort(matches)
 	matches = slices.Compact(matches)
 	insert(c, datapath, matches)
@@ -53,19 +56,70 @@ func TestOVNParsesMatches(t *testing.T) {
 	}
 }
 
-// insert creates a logical flow for each match, with a priority of its own.
-func insert(c *ovntest.Central, datapath string, matches []string) {
-	priority := 0
+// ovn-controller makes at most as many flows of a match as CheckMatch computes, and Open vSwitch takes them: if it refused one, none would
+// be installed. It does so for ports of later fragments, and some negations match all packets: therefore CheckMatch refuses these.
+func TestFlowsOfMatches(t *testing.T) {
+	s := ovntest.NewSite(t, 1)
+	const mac, address = "0a:58:0a:00:01:05", "10.0.1.5"
+	s.Nbctl("ls-add", "sw", "--", "lsp-add", "sw", "p", "--", "lsp-set-addresses", "p", mac+" "+address)
+	chassis := s.Chassis[0]
+	chassis.Installed(t, chassis.AddPod(t, "p", mac, address+"/24", ""))
+	s.Stop(ovntest.Northd) // it would remove the flows
+	datapath := s.Sbctl("--bare", "--columns=_uuid", "find", "Datapath_Binding")
+	matches := slices.DeleteFunc(slices.Concat(slices.Sorted(maps.Keys(goodMatches())), generated(3000)), func(match string) bool {
+		return CheckMatch(match) != nil
+	})
+	everything := []string{"!ip.is_frag", "!ip.later_frag", "!ip.first_frag", "!ip4.mcast", "!ip6.mcast"}
+	cookies := insert(s.Central, datapath, slices.Concat(matches, everything))
+	last := insert(s.Central, datapath, []string{"ip4 && ip.ttl == 77"})[0]
+	flows := map[string][]string{}
+	ovntest.Eventually(t, "ovn-controller has made the flows", func() bool {
+		clear(flows)
+		for _, flow := range chassis.DumpFlows("br-int") {
+			cookie, _, _ := strings.Cut(flow, ",")
+			flows[cookie] = append(flows[cookie], flow)
+		}
+		return len(flows["cookie=0x"+last]) > 0
+	})
+	made, computed := 0, 0
+	for i, match := range matches {
+		got, most := len(flows["cookie=0x"+cookies[i]]), flowsOf(t, match)
+		if got > most {
+			t.Errorf("%q becomes %d flows, computed %d", match, got, most)
+		}
+		made, computed = made+got, computed+most
+	}
+	t.Logf("%d matches became %d flows, computed %d", len(matches), made, computed)
+	for i, match := range everything {
+		all := regexp.MustCompile(`priority=\d+,metadata=0x\d+ actions`)
+		if got := flows["cookie=0x"+cookies[len(matches)+i]]; !slices.ContainsFunc(got, all.MatchString) {
+			t.Errorf("%s does not match all packets:\n%s", match, strings.Join(got, "\n"))
+		}
+	}
+	insert(s.Central, datapath, []string{"ip.later_frag && tcp.dst == 80"})
+	ovntest.Eventually(t, "Open vSwitch refuses a flow", func() bool {
+		log, err := os.ReadFile(filepath.Join(chassis.RunDir, "ovn-controller.log"))
+		return err == nil && strings.Contains(string(log), "OFPBMC_BAD_PREREQ")
+	})
+}
+
+// insert creates a logical flow for each match, with a priority of its own, and returns the cookies of their OpenFlow flows.
+func insert(c *ovntest.Central, datapath string, matches []string) []string {
+	var cookies []string
 	for chunk := range slices.Chunk(matches, 200) {
 		args := []string{}
 		for _, match := range chunk {
 			text, _ := json.Marshal(match)
-			priority++
 			args = append(args, "--", "create", "Logical_Flow", "logical_datapath="+datapath, "pipeline=ingress", "table_id=0",
-				fmt.Sprintf("priority=%d", priority), "match="+string(text), `actions="next;"`)
+				fmt.Sprintf("priority=%d", 1+len(cookies)), "match="+string(text), `actions="next;"`)
+			cookies = append(cookies, "")
 		}
-		c.Sbctl(args...)
+		uuids := strings.Fields(c.Sbctl(args...))
+		for i, uuid := range uuids {
+			cookies[len(cookies)-len(chunk)+i] = strings.TrimLeft(uuid[:8], "0")
+		}
 	}
+	return cookies
 }
 
 // generated returns random matches, good and bad ones.

@@ -28,6 +28,24 @@ func (symbol) ordered(operator string) bool {
 	return operator == "<" || operator == "<=" || operator == ">" || operator == ">="
 }
 
+// inverse returns the operator under a !.
+func inverse(operator string) string {
+	switch operator {
+	case "==":
+		return "!="
+	case "!=":
+		return "=="
+	case "<":
+		return ">="
+	case "<=":
+		return ">"
+	case ">":
+		return "<="
+	default:
+		return "<"
+	}
+}
+
 // symbolOf returns what a name means in OVN's language, of the names that matches may use.
 func symbolOf(name string) (symbol, bool) {
 	switch name {
