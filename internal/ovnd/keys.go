@@ -177,16 +177,14 @@ func encode(c *x509.Certificate) ([]byte, error) {
 	}
 	algorithm := pkix.AlgorithmIdentifier{Algorithm: asn1.ObjectIdentifier{1, 2, 840, 10045, 4, 3, 2}} // ecdsa-with-SHA256 (RFC 5758, 3.2)
 	subject := asn1.RawValue{FullBytes: c.RawSubject}
+	contents := signed{
+		2, c.SerialNumber, algorithm, subject, validity{c.NotBefore, c.NotAfter}, subject, asn1.RawValue{FullBytes: public}, c.Extensions,
+	}
 	der, err := asn1.Marshal(struct {
 		Signed    signed
 		Algorithm pkix.AlgorithmIdentifier
 		Signature asn1.BitString
-	}{
-		signed{
-			2, c.SerialNumber, algorithm, subject, validity{c.NotBefore, c.NotAfter}, subject, asn1.RawValue{FullBytes: public}, c.Extensions,
-		},
-		algorithm, asn1.BitString{Bytes: c.Signature, BitLength: 8 * len(c.Signature)},
-	})
+	}{contents, algorithm, asn1.BitString{Bytes: c.Signature, BitLength: 8 * len(c.Signature)}})
 	if err != nil {
 		return nil, fmt.Errorf("encode it: %w", err)
 	}
