@@ -137,25 +137,11 @@ func TestTakeoverOfIPTables(t *testing.T) {
 	startWeft(n2, weft, etcd)
 	p1, p2 := n1.Pod(), n2.Pod()
 	u.Space.IP("route add 10.5.0.0/16 via " + n1.Address())
-	tunnel := strings.TrimSuffix(n1.Subnet("FLANNEL_SUBNET"), "1/24") + "0"
 	works := func(with string) {
 		t.Helper()
 		p1.Reach(t, p2.Address)
 		p2.Reach(t, p1.Address)
-		for _, c := range []struct {
-			name          string
-			from, to      *flanneltest.Space
-			address, want string
-		}{
-			{"pod to outside", p1.Space, u.Space, "192.0.2.254", n1.Address()},
-			{"pod to pod", p1.Space, p2.Space, p2.Address, p1.Address},
-			{"outside to this node's pod", u.Space, p1.Space, p1.Address, "192.0.2.254"},
-			{"outside through this node to another's pod", u.Space, p2.Space, p2.Address, tunnel},
-		} {
-			if got := flanneltest.Source(t, c.from, c.to, c.address); got != c.want {
-				t.Errorf("with %s, %s: the source is %s, want %s", with, c.name, got, c.want)
-			}
-		}
+		sources(t, with, u, n1, [2]*flanneltest.Pod{p1, p2})
 		if out, err := n1.Run("iptables", "-t", "nat", "-S", "FLANNEL-POSTRTG"); err != nil {
 			t.Errorf("with %s: flanneld's rules: %s %v", with, out, err)
 		}
