@@ -46,7 +46,7 @@ func TestKubeOVNFaultsHaveTests(t *testing.T) {
 
 // The table of what must hold for VPCs is in order and complete, and names tests that exist.
 func TestVPCsHaveTests(t *testing.T) {
-	complete(t, tableOfTests(t, "## What must hold for VPCs"), 36)
+	complete(t, tableOfTests(t, "## What must hold for VPCs"), 37)
 }
 
 // The table of what an attack found is in order, and names tests that exist.

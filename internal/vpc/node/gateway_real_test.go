@@ -182,11 +182,12 @@ func (m *manyRecords) Attached() []attach.Record {
 	return all
 }
 
-// nodeUnderTest is an agent's network on the site's chassis; the test acts as its kubelet.
+// nodeUnderTest is an agent's network on a chassis of the site; the test acts as its kubelet.
 type nodeUnderTest struct {
 	client.Client
 	t       *testing.T
 	site    *ovntest.Site
+	chassis *ovntest.Chassis
 	records *manyRecords
 	network network.Network
 	objects ctrlcache.Cache
@@ -195,17 +196,22 @@ type nodeUnderTest struct {
 	applied []*unstructured.Unstructured
 }
 
+// newNode returns a node whose agent does not run yet.
+func newNode(t *testing.T, c client.Client, site *ovntest.Site, chassis *ovntest.Chassis) *nodeUnderTest {
+	return &nodeUnderTest{Client: c, t: t, site: site, chassis: chassis, records: &manyRecords{recs: map[attach.Key]attach.Record{}}}
+}
+
 func (n *nodeUnderTest) start() {
 	n.t.Helper()
 	ctx, cancel := context.WithCancel(context.Background())
-	kind := node.Kind(node.Options{Node: "node1", Database: "unix:" + n.site.Chassis[0].DBSock})
+	kind := node.Kind(node.Options{Node: n.chassis.Name, Database: "unix:" + n.chassis.DBSock})
 	by := map[client.Object]ctrlcache.ByObject{}
 	for _, object := range kind.Objects {
 		by[object.Kind] = object.By
 	}
 	objects, err := ctrlcache.New(server.Config(), ctrlcache.Options{Scheme: n.Scheme(), ByObject: by})
 	must(n.t, err)
-	made, runner, err := kind.New(ctx, startNode(ctx, n.t, n.site.Chassis[0].NetNS, "boot"), network.Deps{
+	made, runner, err := kind.New(ctx, startNode(ctx, n.t, n.chassis.NetNS, "boot"), network.Deps{
 		Records: n.records, Objects: objects, API: n.Client, Log: slog.New(slog.NewTextHandler(n.t.Output(), nil)),
 	})
 	must(n.t, err)
@@ -255,7 +261,7 @@ func (n *nodeUnderTest) add(namespace, name string) (*ovntest.Pod, attach.Record
 func (n *nodeUnderTest) makePod(namespace, name string, template *corev1.PodTemplateSpec) {
 	n.t.Helper()
 	pod := &corev1.Pod{ObjectMeta: *template.ObjectMeta.DeepCopy(), Spec: *template.Spec.DeepCopy()}
-	pod.Namespace, pod.Name, pod.Spec.NodeName = namespace, name, "node1"
+	pod.Namespace, pod.Name, pod.Spec.NodeName = namespace, name, n.chassis.Name
 	must(n.t, n.Create(n.t.Context(), pod))
 }
 
@@ -339,13 +345,18 @@ func changedDefinition(n *nodeUnderTest, gate, host *ovntest.Pod, works func()) 
 // controller, kubelet and runtime. It returns two hosts outside, too.
 func newGateways(t *testing.T, further string) (n *nodeUnderTest, host, router *ovntest.Pod) {
 	t.Helper()
-	site := ovntest.NewSite(t, 1)
+	return gatewaysOn(t, ovntest.NewSite(t, 1), further)
+}
+
+// gatewaysOn is newGateways on a site, with an agent on its first chassis, which has the network outside.
+func gatewaysOn(t *testing.T, site *ovntest.Site, further string) (n *nodeUnderTest, host, router *ovntest.Pod) {
+	t.Helper()
 	host, router = ovntest.Outside(t, site.Chassis[0].NetNS)
 	scheme := runtime.NewScheme()
 	must(t, errors.Join(clientgoscheme.AddToScheme(scheme), kubeovn.AddToScheme(scheme)))
 	c, err := client.New(server.Config(), client.Options{Scheme: scheme})
 	must(t, err)
-	n = &nodeUnderTest{Client: c, t: t, site: site, records: &manyRecords{recs: map[attach.Key]attach.Record{}}}
+	n = newNode(t, c, site, site.Chassis[0])
 	n.namespace("ns1")
 	n.namespace("kube-system")
 	controllerOf(t, site)
