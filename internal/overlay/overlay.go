@@ -42,6 +42,7 @@ import (
 	"weft.dev/weft/internal/ovsdb"
 	"weft.dev/weft/internal/policy"
 	"weft.dev/weft/internal/reconcile"
+	"weft.dev/weft/internal/steps"
 )
 
 // NetworkName is the name of this network in attachment records.
@@ -176,7 +177,7 @@ type Network struct {
 
 // viewRuns program the last View. The fields are those of the run in progress.
 type viewRuns struct {
-	feature.Runs
+	steps.Runs
 	started bool
 	// incomplete says that the last run failed: the next one compiles everything.
 	incomplete bool

@@ -1,4 +1,5 @@
-// Package steps repeats a step until what it compares is equal: on each wake-up, and after a delay if it failed.
+// Package steps makes steps of I/O: Keep repeats a step on each wake-up, and after a delay if it failed. Runs makes one step at a time for
+// several callers, without a lock during I/O.
 package steps
 
 import (

@@ -24,6 +24,7 @@ import (
 	"weft.dev/weft/internal/overlay/pipeline"
 	"weft.dev/weft/internal/overlay/pipeline/groupid"
 	"weft.dev/weft/internal/reconcile"
+	"weft.dev/weft/internal/steps"
 )
 
 // IPs says how the traffic of all namespaces with egress IPs leaves the cluster, from the view of this node.
@@ -70,7 +71,7 @@ type Addresses struct {
 	come    chan []netip.Addr
 
 	// runs programs what is wanted.
-	runs feature.Runs
+	runs steps.Runs
 
 	mu     sync.RWMutex
 	wanted IPs

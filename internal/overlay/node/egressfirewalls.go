@@ -20,7 +20,6 @@ import (
 	networkv1 "weft.dev/weft/api/openshift/v1"
 	"weft.dev/weft/internal/egressfirewall"
 	"weft.dev/weft/internal/overlay"
-	"weft.dev/weft/internal/overlay/feature"
 	"weft.dev/weft/internal/overlay/firewalls"
 	"weft.dev/weft/internal/overlay/node/watch"
 	"weft.dev/weft/internal/realised"
@@ -60,7 +59,7 @@ type egressFirewalls struct {
 	spaces   map[string]struct{}
 
 	// runs makes one step at a time.
-	runs feature.Runs
+	runs steps.Runs
 	firewallState
 }
 
@@ -311,7 +310,7 @@ func (e *egressFirewalls) take() (policies map[egressfirewall.Key]struct{}, spac
 }
 
 // step updates the network with the changes since the last step; the first time, with everything. It does nothing before the watches' first
-// lists are processed. One step is made at a time, as feature.Runs describes.
+// lists are processed. One step is made at a time, as steps.Runs describes.
 func (e *egressFirewalls) step(ctx context.Context, network *overlay.Network) error {
 	return e.runs.Do(ctx, func(ctx context.Context) error {
 		if !e.listed.Load() {

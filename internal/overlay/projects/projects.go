@@ -20,6 +20,7 @@ import (
 	"weft.dev/weft/internal/overlay/feature"
 	"weft.dev/weft/internal/overlay/pipeline"
 	"weft.dev/weft/internal/reconcile"
+	"weft.dev/weft/internal/steps"
 )
 
 const (
@@ -68,7 +69,7 @@ type Projects struct {
 	network feature.Network
 	opts    Options
 	wake    chan struct{}
-	runs    feature.Runs
+	runs    steps.Runs
 
 	mu    sync.RWMutex
 	known map[string]*project

@@ -14,7 +14,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 
 	networkv1 "weft.dev/weft/api/openshift/v1"
-	"weft.dev/weft/internal/overlay/feature"
 	"weft.dev/weft/internal/realised"
 	"weft.dev/weft/internal/steps"
 	"weft.dev/weft/internal/watermark"
@@ -120,7 +119,7 @@ type Follower struct {
 	// Mark is the resourceVersion observed of this follower.
 	Mark *watermark.Mark
 	// runs makes one step at a time.
-	runs feature.Runs
+	runs steps.Runs
 
 	// mu guards the fields below.
 	mu sync.Mutex
@@ -237,7 +236,7 @@ func (f *Follower) note(at Change) {
 // Signal triggers a step.
 func (f *Follower) Signal() { steps.Wake(f.wake) }
 
-// Step calls process with the names that changed since the last step. One step is made at a time, as feature.Runs describes. Step does
+// Step calls process with the names that changed since the last step. One step is made at a time, as steps.Runs describes. Step does
 // nothing while nothing is watched, or the first list is not complete: a part would be taken for the whole. State that only steps use needs no
 // lock; between End and Begin it belongs to their caller.
 func (f *Follower) Step(ctx context.Context, process func(ctx context.Context, dirty map[string]struct{}) error) error {

@@ -1,4 +1,4 @@
-package feature_test
+package steps_test
 
 import (
 	"context"
@@ -6,12 +6,12 @@ import (
 	"testing"
 	"testing/synctest"
 
-	"weft.dev/weft/internal/overlay/feature"
+	"weft.dev/weft/internal/steps"
 )
 
-// states is a feature whose changes are numbers: wanted is the last one that was stored, made are those that runs began with.
+// states is a caller whose changes are numbers: wanted is the last one that was stored, made are those that runs began with.
 type states struct {
-	runs   feature.Runs
+	runs   steps.Runs
 	wanted int
 	made   []int
 	hang   chan struct{}
