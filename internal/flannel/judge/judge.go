@@ -294,7 +294,7 @@ func (j *Judge) step(ctx context.Context, first bool) error {
 			return err
 		}
 	}
-	refused := j.follower.Step(ctx, j.enforcer.Update, first)
+	refused := j.follower.Step(ctx, j.enforcer.Update)
 	j.mu.Lock()
 	started := j.started
 	j.mu.Unlock()

@@ -222,7 +222,7 @@ func (o *Objects) Follow(ctx context.Context, network *overlay.Network) error {
 		following.Go(func() error { return steps.Keep(followCtx, o.log, wake, what, step) })
 	}
 	following.Go(func() error { return o.services.Run(followCtx, network.Services) })
-	keep(o.policies.Wake(), "NetworkPolicies", func() error { return o.policies.Step(followCtx, network.UpdatePolicies, false) })
+	keep(o.policies.Wake(), "NetworkPolicies", func() error { return o.policies.Step(followCtx, network.UpdatePolicies) })
 	keep(o.tenants.Wake(), "the VNIDs of projects", func() error { return o.tenants.step(followCtx, network) })
 	keep(o.egressFirewalls.wake, "EgressNetworkPolicies", func() error { return o.egressFirewalls.step(followCtx, network) })
 	keep(o.egressIPs.Wake(), "egress addresses", func() error { return o.egressIPs.Step(followCtx, network) })

@@ -47,7 +47,7 @@ func (o *Objects) updateNetwork(ctx context.Context, network *overlay.Network, v
 	if err := o.policies.Enter(ctx); err != nil {
 		return err
 	}
-	if err := o.policies.Step(ctx, network.UpdatePolicies, true); err != nil {
+	if err := o.policies.Step(ctx, network.UpdatePolicies); err != nil {
 		return err
 	}
 	if err := network.Update(ctx, view); err != nil {
@@ -55,7 +55,7 @@ func (o *Objects) updateNetwork(ctx context.Context, network *overlay.Network, v
 	}
 	// Policies that changed meanwhile may have been handed over and not be in effect yet. This step waits for them; if it fails, it is
 	// retried.
-	if err := o.policies.Step(ctx, network.UpdatePolicies, false); err != nil {
+	if err := o.policies.Step(ctx, network.UpdatePolicies); err != nil {
 		o.policies.Signal()
 	}
 	return nil

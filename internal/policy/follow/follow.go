@@ -21,6 +21,7 @@ import (
 
 	"weft.dev/weft/internal/policy"
 	"weft.dev/weft/internal/policy/enforcer"
+	"weft.dev/weft/internal/steps"
 )
 
 // Mark records how far NetworkPolicies are in effect.
@@ -53,21 +54,23 @@ func (noMark) Take() {}
 // Done implements Mark.
 func (noMark) Done(error) {}
 
-// Follower follows NetworkPolicies, pods and namespaces. New returns one.
+// Follower follows NetworkPolicies, pods and namespaces. New returns one. Step may be called concurrently; Enter, Forget and Leave have one
+// caller.
 type Follower struct {
 	cache cache.Cache
 	wake  chan struct{}
 	mark  Mark
+	// synced report whether each watch has all objects; empty while nothing is watched. It belongs to the caller of Enter.
+	synced []toolscache.DoneChecker
+	// runs makes one step at a time.
+	runs steps.Runs
 
-	// mu guards the changes.
+	// mu guards the fields below. It is not held during I/O.
 	mu    sync.Mutex
 	dirty policyNames
-
-	// stepping serialises the steps, and guards the fields below.
-	stepping sync.Mutex
-	// synced report whether each watch has all objects; empty while nothing is watched.
-	synced []toolscache.DoneChecker
-	// known says that the network has got all objects.
+	// listed says that the watches have all objects and that the network wants them. Until then, steps do nothing.
+	listed bool
+	// known says that the network has got all objects, or gets them by the step in progress.
 	known bool
 }
 
@@ -100,10 +103,8 @@ func Kinds() []client.Object {
 // syncTimeout bounds how long Enter waits for the watches.
 const syncTimeout = 10 * time.Second
 
-// Enter watches the objects and waits until the watches have all of them. It may be called again.
+// Enter watches the objects and waits until the watches have all of them. From then on, steps hand them over. It may be called again.
 func (p *Follower) Enter(ctx context.Context) error {
-	p.stepping.Lock()
-	defer p.stepping.Unlock()
 	if len(p.synced) == 0 {
 		if err := p.watch(ctx); err != nil {
 			return err
@@ -114,6 +115,9 @@ func (p *Follower) Enter(ctx context.Context) error {
 	if !toolscache.WaitFor(waiting, "", p.synced...) {
 		return errors.New("waiting for the API server to list all NetworkPolicies, pods and namespaces")
 	}
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.listed = true
 	return nil
 }
 
@@ -144,15 +148,21 @@ func (p *Follower) watch(ctx context.Context) error {
 	return nil
 }
 
-// Leave ends the watches. The network has discarded the objects.
+// Leave ends the watches once the step in progress has ended. The network has discarded the objects.
 func (p *Follower) Leave(ctx context.Context) error {
-	p.stepping.Lock()
-	defer p.stepping.Unlock()
 	if len(p.synced) == 0 {
 		return nil
 	}
-	p.synced, p.known = nil, false
-	p.take()
+	p.Forget()
+	// A step in progress may still read the objects, and that would begin a watch again.
+	if err := p.runs.Do(ctx, func(context.Context) error { return nil }); err != nil {
+		return err
+	}
+	p.synced = nil
+	p.mu.Lock()
+	p.mark.Take()
+	p.dirty = newPolicyNames()
+	p.mu.Unlock()
 	p.mark.End()
 	var errs []error
 	for _, kind := range Kinds() {
@@ -164,11 +174,12 @@ func (p *Follower) Leave(ctx context.Context) error {
 	return nil
 }
 
-// Forget makes the next Step hand over all objects: the network is about to discard its own.
+// Forget makes steps do nothing until the next Enter, and the first one after it hand over all objects: the network is about to discard its
+// own. It does not wait for the step in progress.
 func (p *Follower) Forget() {
-	p.stepping.Lock()
-	defer p.stepping.Unlock()
-	p.known = false
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	p.listed, p.known = false, false
 }
 
 // samePolicyObject reports whether two states of an object are the same for policies: pods are written often.
@@ -204,12 +215,7 @@ func (p *Follower) note(object any) {
 }
 
 // Signal makes a Step due.
-func (p *Follower) Signal() {
-	select {
-	case p.wake <- struct{}{}:
-	default: // one is due
-	}
-}
+func (p *Follower) Signal() { steps.Wake(p.wake) }
 
 // lastState returns the object of a notification. If its deletion was missed, that is the last known state.
 func lastState(notified any) any {
@@ -226,43 +232,51 @@ func (p *Follower) passed(object any) {
 	}
 }
 
-func (p *Follower) take() policyNames {
+// take begins a step with what changed since the last one. reset says that the step hands over all objects. ok is false if there is no step:
+// the watches do not have all objects, or the network does not want them.
+func (p *Follower) take() (dirty policyNames, reset, ok bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
+	if !p.listed {
+		return policyNames{}, false, false
+	}
 	p.mark.Take()
-	dirty := p.dirty
-	p.dirty = newPolicyNames()
-	return dirty
+	dirty, reset = p.dirty, !p.known
+	p.dirty, p.known = newPolicyNames(), true
+	return dirty, reset, true
 }
 
-func (p *Follower) putBack(names policyNames) {
+// putBack undoes take for objects that could not be read.
+func (p *Follower) putBack(names policyNames, reset bool) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	maps.Copy(p.dirty.policies, names.policies)
 	maps.Copy(p.dirty.pods, names.pods)
 	maps.Copy(p.dirty.namespaces, names.namespaces)
+	if reset {
+		p.known = false
+	}
 }
 
-// Step hands over the changes since the last Step, and all objects the first time. It does nothing while nothing is watched. It also does
-// nothing before all objects were handed over, unless all is set: then Enter has returned, so the watches have them.
-func (p *Follower) Step(ctx context.Context, update func(context.Context, enforcer.Change) error, all bool) error {
-	p.stepping.Lock()
-	defer p.stepping.Unlock()
-	if len(p.synced) == 0 || !p.known && !all {
-		return nil
-	}
-	names := p.take()
-	change, err := p.change(ctx, names)
-	if err != nil {
-		p.putBack(names)
+// Step hands over the changes since the last Step, and all objects the first time. It does nothing before Enter has returned. One step is
+// made at a time, as steps.Runs describes.
+func (p *Follower) Step(ctx context.Context, update func(context.Context, enforcer.Change) error) error {
+	return p.runs.Do(ctx, func(ctx context.Context) error {
+		names, reset, ok := p.take()
+		if !ok {
+			return nil
+		}
+		change, err := p.change(ctx, names)
+		if err != nil {
+			p.putBack(names, reset)
+			p.mark.Done(err)
+			return err
+		}
+		change.Reset = reset
+		err = update(ctx, change)
 		p.mark.Done(err)
 		return err
-	}
-	change.Reset = !p.known
-	p.known = true
-	err = update(ctx, change)
-	p.mark.Done(err)
-	return err
+	})
 }
 
 // change reads the changed objects.

@@ -89,6 +89,7 @@ func TestSamePolicyObject(t *testing.T) {
 // Events are merged: one step takes all waiting events of an object. The deletion of an object may come as a tombstone.
 func TestPolicyEventsFold(t *testing.T) {
 	p := New(nil, nil)
+	p.listed = true
 	for range 3 {
 		p.note(fullPod())
 	}
@@ -97,15 +98,15 @@ func TestPolicyEventsFold(t *testing.T) {
 	if len(p.wake) != 1 {
 		t.Errorf("%d wake-ups wait, want 1", len(p.wake))
 	}
-	names := p.take()
+	names, _, _ := p.take()
 	_, pod := names.pods[policy.Key{Namespace: "shop", Name: "web"}]
 	_, deny := names.policies[policy.Key{Namespace: "shop", Name: "deny"}]
 	_, space := names.namespaces["shop"]
 	if !pod || !deny || !space || len(names.pods)+len(names.policies)+len(names.namespaces) != 3 {
 		t.Errorf("taken are %v", names)
 	}
-	p.putBack(names)
-	if again := p.take(); len(again.pods) != 1 || len(again.policies) != 1 || len(again.namespaces) != 1 {
+	p.putBack(names, false)
+	if again, _, _ := p.take(); len(again.pods) != 1 || len(again.policies) != 1 || len(again.namespaces) != 1 {
 		t.Errorf("put back, and taken again are %v", again)
 	}
 }
