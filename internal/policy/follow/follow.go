@@ -60,8 +60,10 @@ type Follower struct {
 	cache cache.Cache
 	wake  chan struct{}
 	mark  Mark
-	// synced report whether each watch has all objects; empty while nothing is watched. It belongs to the caller of Enter.
-	synced []toolscache.DoneChecker
+	// synced report whether each watch has all objects; empty while nothing is watched. forgotten says that Forget was called since Enter. Both
+	// belong to the caller of Enter.
+	synced    []toolscache.DoneChecker
+	forgotten bool
 	// runs makes one step at a time.
 	runs steps.Runs
 
@@ -105,6 +107,11 @@ const syncTimeout = 10 * time.Second
 
 // Enter watches the objects and waits until the watches have all of them. From then on, steps hand them over. It may be called again.
 func (p *Follower) Enter(ctx context.Context) error {
+	if p.forgotten { // without Leave: steps have taken objects that the watches do not report again
+		if err := p.Leave(ctx); err != nil {
+			return err
+		}
+	}
 	if len(p.synced) == 0 {
 		if err := p.watch(ctx); err != nil {
 			return err
@@ -150,15 +157,16 @@ func (p *Follower) watch(ctx context.Context) error {
 
 // Leave ends the watches once the step in progress has ended. The network has discarded the objects.
 func (p *Follower) Leave(ctx context.Context) error {
+	p.Forget()
 	if len(p.synced) == 0 {
+		p.forgotten = false
 		return nil
 	}
-	p.Forget()
 	// A step in progress may still read the objects, and that would begin a watch again.
 	if err := p.runs.Do(ctx, func(context.Context) error { return nil }); err != nil {
 		return err
 	}
-	p.synced = nil
+	p.synced, p.forgotten = nil, false
 	p.mu.Lock()
 	p.mark.Take()
 	p.dirty = newPolicyNames()
@@ -179,7 +187,7 @@ func (p *Follower) Leave(ctx context.Context) error {
 func (p *Follower) Forget() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
-	p.listed, p.known = false, false
+	p.listed, p.known, p.forgotten = false, false, true
 }
 
 // samePolicyObject reports whether two states of an object are the same for policies: pods are written often.
