@@ -9,7 +9,6 @@ import (
 	"slices"
 	"strings"
 	"testing"
-	"time"
 
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
@@ -288,7 +287,7 @@ func clusterNetworkStoredBefore(ctx context.Context, t *testing.T, c client.Clie
 		t.Fatal(err)
 	}
 	install := func(crd *apiextensionsv1.CustomResourceDefinition) {
-		testwait.Within(t, time.Minute, "installing the definition", func() error {
+		testwait.Eventually(t, "installing the definition", func() error {
 			have := &apiextensionsv1.CustomResourceDefinition{}
 			if err := definitions.Get(ctx, client.ObjectKeyFromObject(crd), have); err != nil {
 				return err
@@ -300,10 +299,10 @@ func clusterNetworkStoredBefore(ctx context.Context, t *testing.T, c client.Clie
 	obj, fresh := object(t, clusterNetwork(goodNetworks+", hostsubnetlength: 9")), object(t, clusterNetwork(goodNetworks+", hostsubnetlength: 9"))
 	fresh.SetName("fresh")
 	install(former)
-	testwait.Within(t, time.Minute, "the former definition", func() error { return c.Create(ctx, fresh.DeepCopy(), client.DryRunAll) })
+	testwait.Eventually(t, "the former definition", func() error { return c.Create(ctx, fresh.DeepCopy(), client.DryRunAll) })
 	create(ctx, t, c, obj)
 	install(all[i])
-	testwait.Within(t, time.Minute, "the definition", func() error {
+	testwait.Eventually(t, "the definition", func() error {
 		if err := c.Create(ctx, fresh.DeepCopy(), client.DryRunAll); err == nil {
 			return errors.New("a new object of the same fields is accepted")
 		}

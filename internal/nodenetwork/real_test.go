@@ -113,7 +113,7 @@ func (f *fixture) makeNode() *corev1.Node {
 func (f *fixture) eventually(what string, check func(*weftv1.NodeNetwork) bool) *weftv1.NodeNetwork {
 	f.t.Helper()
 	var object weftv1.NodeNetwork
-	testwait.Within(f.t, time.Minute, what, func() error {
+	testwait.Eventually(f.t, what, func() error {
 		object = weftv1.NodeNetwork{}
 		if err := f.Get(f.t.Context(), client.ObjectKey{Name: f.node}, &object); err != nil {
 			return err

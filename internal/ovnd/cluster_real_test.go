@@ -22,6 +22,7 @@ import (
 	"github.com/vishvananda/netns"
 
 	"weft.dev/weft/internal/ovsdb/session"
+	"weft.dev/weft/internal/testwait"
 	"weft.dev/weft/internal/vswitch"
 )
 
@@ -151,7 +152,7 @@ func (c *trio) ready(numbers ...int) {
 	c.t.Helper()
 	for _, i := range numbers {
 		for _, db := range []Database{NorthboundDB, SouthboundDB} {
-			eventually(c.t, fmt.Sprintf("server %d of %s is ready", i, db), func() error { return Ready(c.t.Context(), db, c.pods[i].options) })
+			testwait.Eventually(c.t, fmt.Sprintf("server %d of %s is ready", i, db), func() error { return Ready(c.t.Context(), db, c.pods[i].options) })
 		}
 	}
 }
@@ -159,7 +160,7 @@ func (c *trio) ready(numbers ...int) {
 func (c *trio) leader(db Database) int {
 	c.t.Helper()
 	found := -1
-	eventually(c.t, "a server leads", func() error {
+	testwait.Eventually(c.t, "a server leads", func() error {
 		for i, p := range c.pods {
 			status, err := appctl(c.t.Context(), p.options.withDefaults().control(db), "cluster/status", db.schemaName())
 			if err == nil && field(status, "Role") == "leader" {
@@ -200,7 +201,7 @@ func (c *trio) nbctl(i int, args ...string) string {
 // has waits until a server has a logical switch.
 func (c *trio) has(i int, name string) {
 	c.t.Helper()
-	eventually(c.t, fmt.Sprintf("server %d has %s", i, name), func() error {
+	testwait.Eventually(c.t, fmt.Sprintf("server %d has %s", i, name), func() error {
 		if !strings.Contains(c.nbctl(i, "ls-list"), name) {
 			return errNotYet
 		}
@@ -211,7 +212,7 @@ func (c *trio) has(i int, name string) {
 func (c *trio) served(node Keys, numbers ...int) {
 	c.t.Helper()
 	for _, i := range numbers {
-		eventually(c.t, fmt.Sprintf("the node reaches server %d of the southbound database", i), func() error {
+		testwait.Eventually(c.t, fmt.Sprintf("the node reaches server %d of the southbound database", i), func() error {
 			_, err := c.pods[i].southbound(node, "list", "Chassis")
 			return err
 		})

@@ -141,7 +141,7 @@ func (s *stage) serve(db Database) {
 	s.t.Helper()
 	daemon, err := Serve(s.t.Context(), db, s.options)
 	s.start(string(db), daemon, err)
-	eventually(s.t, "the database is served", func() error { return answers(s.t.Context(), s.options.socket(db)) })
+	testwait.Eventually(s.t, "the database is served", func() error { return answers(s.t.Context(), s.options.socket(db)) })
 }
 
 // stop kills a program, without a clean shutdown.
@@ -211,11 +211,6 @@ func (s *stage) southbound(keys Keys, args ...string) (string, error) {
 	), args...)...)
 }
 
-func eventually(t *testing.T, what string, attempt func() error) {
-	t.Helper()
-	testwait.Within(t, time.Minute, what, attempt)
-}
-
 var errNotYet = errors.New("not yet")
 
 // closed returns an error unless connections to the southbound database's port fail.
@@ -230,7 +225,7 @@ func (s *stage) closed() error {
 // complete marks the northbound database over TLS, as the controller does.
 func (s *stage) complete(keeper *session.Keeper, term string) {
 	s.t.Helper()
-	eventually(s.t, "the controller marks the northbound database", func() error {
+	testwait.Eventually(s.t, "the controller marks the northbound database", func() error {
 		ctx, cancel := context.WithTimeout(s.t.Context(), 10*time.Second)
 		defer cancel()
 		return keeper.Do(ctx, func(db *session.Session) error {
@@ -270,7 +265,7 @@ func (s *stage) replaceNode(t *testing.T, other Keys) {
 	}
 	register := func(name, address string) {
 		t.Helper()
-		eventually(t, "chassis "+name+" is registered", func() error {
+		testwait.Eventually(t, "chassis "+name+" is registered", func() error {
 			_, err := s.southbound(keys[name], "--may-exist", "chassis-add", name, "geneve", address)
 			return err
 		})
@@ -311,9 +306,9 @@ func (s *stage) exchangeAddresses(t *testing.T) {
 		s.show(name, made.Certificate)
 	}
 	for name, address := range former {
-		eventually(t, "chassis "+name+" is registered", func() error { return add(name, address) })
+		testwait.Eventually(t, "chassis "+name+" is registered", func() error { return add(name, address) })
 	}
-	eventually(t, "the database refuses an address that another chassis has", func() error {
+	testwait.Eventually(t, "the database refuses an address that another chassis has", func() error {
 		if err := add("other", former["left"]); err == nil || !strings.Contains(err.Error(), "identical values") {
 			return fmt.Errorf("not refused for that reason: %w", err)
 		}
@@ -324,7 +319,7 @@ func (s *stage) exchangeAddresses(t *testing.T) {
 		s.report(weftv1.VPCNode{Chassis: name, Certificate: string(keys[name].Certificate), EncapIP: now[name]})
 	}
 	for _, name := range []string{"left", "right"} {
-		eventually(t, "chassis "+name+" has its new address", func() error {
+		testwait.Eventually(t, "chassis "+name+" has its new address", func() error {
 			have, err := s.southbound(keys[name], "--bare", "--columns=ip", "find", "Encap", "chassis_name="+name)
 			if err != nil || have == now[name] {
 				return err
@@ -348,7 +343,7 @@ func (s *stage) refuseNames(t *testing.T) {
 	attacker := named(t, []string{"CN=victim"}, []string{"CN=attacker"})
 	s.show("attacker", attacker.Certificate)
 	s.show("victim", victim.Certificate)
-	eventually(t, "chassis victim is registered", func() error {
+	testwait.Eventually(t, "chassis victim is registered", func() error {
 		_, err := s.southbound(victim, "--may-exist", "chassis-add", "victim", "geneve", "192.0.2.40")
 		return err
 	})
@@ -378,7 +373,7 @@ func (s *stage) keepOthers(t *testing.T) {
 		s.show(name, keys[name].Certificate)
 	}
 	for _, name := range []string{"list-1", "list-2", "list-4"} {
-		eventually(t, name+" reaches the southbound database", func() error {
+		testwait.Eventually(t, name+" reaches the southbound database", func() error {
 			_, err := s.southbound(keys[name], "list", "Chassis")
 			return err
 		})
@@ -426,7 +421,7 @@ func TestCentral(t *testing.T) {
 		t.Fatal(err)
 	}
 	defer keeper.Close()
-	eventually(t, "the controller reaches the northbound database", func() error {
+	testwait.Eventually(t, "the controller reaches the northbound database", func() error {
 		ctx, cancel := context.WithTimeout(t.Context(), 10*time.Second)
 		defer cancel()
 		return keeper.Do(ctx, func(*session.Session) error { return nil })
@@ -446,12 +441,12 @@ func TestCentral(t *testing.T) {
 	}
 	s.show("n3", other.Certificate) // with another node's name
 	s.complete(keeper, "1")
-	eventually(t, "the node reaches the southbound database", func() error {
+	testwait.Eventually(t, "the node reaches the southbound database", func() error {
 		_, err := s.southbound(node, "list", "Chassis")
 		return err
 	})
 	if want := endpoint(s.options.Address, s.options.SouthboundPort); s.published(southboundKey) != want {
-		eventually(t, "the address is published", func() error {
+		testwait.Eventually(t, "the address is published", func() error {
 			if have := s.published(southboundKey); have != want {
 				return fmt.Errorf("published %q, want %q", have, want)
 			}
@@ -490,7 +485,7 @@ func TestCentral(t *testing.T) {
 	t.Run("the southbound server restarts", func(t *testing.T) {
 		s.stop(string(SouthboundDB))
 		s.serve(SouthboundDB)
-		eventually(t, "the node reaches the southbound database", func() error {
+		testwait.Eventually(t, "the node reaches the southbound database", func() error {
 			_, err := s.southbound(node, "list", "Chassis")
 			return err
 		})
@@ -504,9 +499,9 @@ func TestCentral(t *testing.T) {
 		if err := s.closed(); err != nil {
 			t.Fatal(err)
 		}
-		eventually(t, "the guard sees the new database", func() error { return answers(t.Context(), s.options.socket(NorthboundDB)) })
+		testwait.Eventually(t, "the guard sees the new database", func() error { return answers(t.Context(), s.options.socket(NorthboundDB)) })
 		s.complete(keeper, "2")
-		eventually(t, "the node reaches the southbound database", func() error {
+		testwait.Eventually(t, "the node reaches the southbound database", func() error {
 			_, err := s.southbound(node, "list", "Chassis")
 			return err
 		})

@@ -21,6 +21,12 @@ func Until(t testing.TB, what string, holds func() bool) {
 	}
 }
 
+// Eventually repeats an attempt until it succeeds. It fails the test, with the last error, if none succeeds within a minute.
+func Eventually(t testing.TB, what string, attempt func() error) {
+	t.Helper()
+	Within(t, patience, what, attempt)
+}
+
 // Within repeats an attempt until it succeeds. It fails the test, with the last error, if none succeeds within the limit.
 func Within(t testing.TB, limit time.Duration, what string, attempt func() error) {
 	t.Helper()

@@ -14,6 +14,7 @@ import (
 	"weft.dev/weft/internal/attach/lifecycle"
 	"weft.dev/weft/internal/cni"
 	"weft.dev/weft/internal/flannel/address"
+	"weft.dev/weft/internal/testwait"
 )
 
 // addPod attaches a sandbox of a pod.
@@ -70,7 +71,7 @@ func TestAnnotationIP(t *testing.T) {
 		}
 		del(t, h, container)
 	}
-	eventually(t, "host-local's files of the last sandbox are gone", func() error {
+	testwait.Eventually(t, "host-local's files of the last sandbox are gone", func() error {
 		if left, err := filepath.Glob(filepath.Join(s.dir, "networks", "cbr0", "*77")); len(left) > 0 {
 			return fmt.Errorf("%v, %w", left, err)
 		}

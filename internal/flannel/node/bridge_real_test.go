@@ -16,6 +16,7 @@ import (
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/containernetworking/plugins/pkg/ns"
 	"golang.org/x/sys/unix"
+	"weft.dev/weft/internal/testwait"
 )
 
 // wire is a packet socket on a pod's eth0.
@@ -154,7 +155,7 @@ func TestBridgeLearnsNothing(t *testing.T) {
 	stop()
 	_, stop = serveUntil(t, s)
 	defer stop()
-	eventually(t, "the ports are repaired", func() error {
+	testwait.Eventually(t, "the ports are repaired", func() error {
 		at := run("fdb", "show", "br", "cni0")
 		for _, name := range []string{"attacker", "victim"} {
 			if !strings.Contains(at, mac(name).String()+" dev "+port(name)+" sticky master cni0 static") {
@@ -255,9 +256,9 @@ func TestBridgeMACChanged(t *testing.T) {
 			t.Fatal(err)
 		}
 	}
-	eventually(t, "the pod has the other MAC", known(foreign))
+	testwait.Eventually(t, "the pod has the other MAC", known(foreign))
 	if _, err := s.links.Verify(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the pod has the bridge's MAC", known(mac))
+	testwait.Eventually(t, "the pod has the bridge's MAC", known(mac))
 }

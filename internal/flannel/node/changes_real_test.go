@@ -9,7 +9,6 @@ import (
 	"regexp"
 	"strings"
 	"testing"
-	"time"
 
 	"github.com/containernetworking/plugins/pkg/ns"
 
@@ -67,7 +66,7 @@ func TestChangesByHand(t *testing.T) {
 		return all.String(), nil
 	}
 	var before string
-	testwait.Within(t, time.Minute, "all devices up", func() error {
+	testwait.Eventually(t, "all devices up", func() error {
 		if before, err = state(); err == nil && strings.Contains(before, "NO-CARRIER") {
 			err = errors.New(before)
 		}
@@ -94,7 +93,7 @@ func TestChangesByHand(t *testing.T) {
 		if _, err := run(change); err != nil {
 			t.Fatal(err)
 		}
-		eventually(t, "after "+change, func() error {
+		testwait.Eventually(t, "after "+change, func() error {
 			now, err := state()
 			if err == nil && now != before {
 				err = errors.New(now + "\nwant " + before)

@@ -10,6 +10,7 @@ import (
 	"testing"
 
 	"github.com/containernetworking/plugins/pkg/ns"
+	"weft.dev/weft/internal/testwait"
 )
 
 // TestForwarding: a node whose pods have IPv6 addresses forwards IPv6, also after another program has turned that off. Another node's setting
@@ -43,6 +44,6 @@ func TestForwarding(t *testing.T) {
 			t.Error(err)
 		}
 		off()
-		eventually(t, "forwarding after it was turned off", check)
+		testwait.Eventually(t, "forwarding after it was turned off", check)
 	}
 }

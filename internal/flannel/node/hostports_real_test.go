@@ -31,6 +31,7 @@ import (
 	"weft.dev/weft/internal/attach/lifecycle"
 	"weft.dev/weft/internal/cni"
 	"weft.dev/weft/internal/network/networktest"
+	"weft.dev/weft/internal/testwait"
 )
 
 // mirrors answers each connection and each datagram at a port of a namespace with the client's address.
@@ -181,7 +182,7 @@ func TestHostPorts(t *testing.T) {
 	all("without an agent")
 	runNFT(t, s.space, "delete table inet weft-flannel")
 	_ = serve(t, s)
-	eventually(t, "the rules are there again", func() error {
+	testwait.Eventually(t, "the rules are there again", func() error {
 		_, err := asks(outside, "192.0.2.1:8080", time.Second)
 		return err
 	})
@@ -254,14 +255,14 @@ func TestHostPortConflictIsReported(t *testing.T) {
 	}
 	h = serve(t, s)
 	const why = "pod default/second cannot have host port 8080/tcp of this node: pod default/first has it"
-	eventually(t, "the section has the conflict", func() error { return condition(metav1.ConditionFalse, why) })
+	testwait.Eventually(t, "the section has the conflict", func() error { return condition(metav1.ConditionFalse, why) })
 	mu.Lock()
 	if len(pods) != 1 || pods[0] != "second: "+why {
 		t.Errorf("reported %q", pods)
 	}
 	mu.Unlock()
 	del(t, h, "first")
-	eventually(t, "the section has the end of the conflict", func() error { return condition(metav1.ConditionTrue, "") })
+	testwait.Eventually(t, "the section has the end of the conflict", func() error { return condition(metav1.ConditionTrue, "") })
 }
 
 // TestLoopbackClosedToPods: although packets to 127.0.0.1 from the bridge are routed, a pod reaches no program of the node that listens

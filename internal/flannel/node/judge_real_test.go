@@ -28,6 +28,7 @@ import (
 	"weft.dev/weft/internal/flannel/judge"
 	"weft.dev/weft/internal/flannel/node"
 	"weft.dev/weft/internal/network"
+	"weft.dev/weft/internal/testwait"
 )
 
 var server *apiservertest.Server //nolint:gochecknoglobals // set once, by TestMain
@@ -169,7 +170,7 @@ func TestNetworkPolicies(t *testing.T) {
 	}
 	to := addresses["server"]
 	for _, from := range []string{"client", "other"} {
-		eventually(t, from+" without a policy", func() error { return passes(spaces[from], to) })
+		testwait.Eventually(t, from+" without a policy", func() error { return passes(spaces[from], to) })
 	}
 	established, err := connect(spaces["other"], to)
 	if err != nil {
@@ -187,10 +188,10 @@ func TestNetworkPolicies(t *testing.T) {
 	if _, err := clients.NetworkingV1().NetworkPolicies("default").Create(ctx, np, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the policy ends what it does not allow", func() error { return refused(echoes(established)) })
-	eventually(t, "the policy refuses", func() error { return refused(passes(spaces["other"], to)) })
-	eventually(t, "the policy allows", func() error { return passes(spaces["client"], to) })
-	eventually(t, "the other direction", func() error { return passes(spaces["server"], addresses["other"]) })
+	testwait.Eventually(t, "the policy ends what it does not allow", func() error { return refused(echoes(established)) })
+	testwait.Eventually(t, "the policy refuses", func() error { return refused(passes(spaces["other"], to)) })
+	testwait.Eventually(t, "the policy allows", func() error { return passes(spaces["client"], to) })
+	testwait.Eventually(t, "the other direction", func() error { return passes(spaces["server"], addresses["other"]) })
 	// While another program opens the table, connections are opened that the policy does not allow. They end when the table is correct again.
 	opened, enough := make(chan struct{}), make(chan struct{})
 	go func() {
@@ -207,17 +208,17 @@ func TestNetworkPolicies(t *testing.T) {
 		}
 	}()
 	var between net.Conn
-	eventually(t, "a connection while the table is open", func() (err error) {
+	testwait.Eventually(t, "a connection while the table is open", func() (err error) {
 		between, err = connect(spaces["other"], to)
 		return err
 	})
 	close(enough)
 	<-opened
 	defer func() { _ = between.Close() }()
-	eventually(t, "the connection ends", func() error { return refused(echoes(between)) })
-	eventually(t, "the policy refuses again", func() error { return refused(passes(spaces["other"], to)) })
+	testwait.Eventually(t, "the connection ends", func() error { return refused(echoes(between)) })
+	testwait.Eventually(t, "the policy refuses again", func() error { return refused(passes(spaces["other"], to)) })
 	if err := clients.NetworkingV1().NetworkPolicies("default").Delete(ctx, "server", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "after the policy", func() error { return passes(spaces["other"], to) })
+	testwait.Eventually(t, "after the policy", func() error { return passes(spaces["other"], to) })
 }

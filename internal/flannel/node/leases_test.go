@@ -6,7 +6,6 @@ import (
 	"log/slog"
 	"strings"
 	"testing"
-	"time"
 
 	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -53,7 +52,7 @@ func TestInvalidConfigurationLater(t *testing.T) {
 			return nil
 		}
 	}
-	testwait.Within(t, time.Minute, "the daemon has the configuration", waits(1))
+	testwait.Eventually(t, "the daemon has the configuration", waits(1))
 	for i, invalid := range []string{
 		`{"Network":"10.244.0.0/16","Backend":{"Type":"vxlam"}}`,
 		`{"Network":"10.244.0.0/16","EnableIPv6":true,"IPv6Network":"fd00:244::/48","Backend":{"Type":"ipip"}}`, // no node can serve it
@@ -63,7 +62,7 @@ func TestInvalidConfigurationLater(t *testing.T) {
 			t.Fatal(err)
 		}
 		l.changed <- struct{}{}
-		testwait.Within(t, time.Minute, "the daemon goes on with the former configuration", waits(2+i))
+		testwait.Eventually(t, "the daemon goes on with the former configuration", waits(2+i))
 	}
 	if text := log.String(); strings.Count(text, "the former one stays in effect") < 2 || strings.Contains(text, "no lease of this node is in effect") {
 		t.Error(text)

@@ -53,7 +53,7 @@ func serveUntil(t *testing.T, s *stage) (h *lifecycle.Handler, stop func()) {
 	done := make(chan error, 2)
 	go func() { done <- h.Run(ctx) }()
 	go func() { done <- runner.Run(ctx) }()
-	eventually(t, "the network is ready", made.Ready)
+	testwait.Eventually(t, "the network is ready", made.Ready)
 	stop = sync.OnceFunc(func() {
 		cancel()
 		for range 2 {
@@ -66,11 +66,6 @@ func serveUntil(t *testing.T, s *stage) (h *lifecycle.Handler, stop func()) {
 	})
 	t.Cleanup(stop)
 	return h, stop
-}
-
-func eventually(t *testing.T, what string, condition func() error) {
-	t.Helper()
-	testwait.Within(t, time.Minute, what, condition)
 }
 
 func add(t *testing.T, h *lifecycle.Handler, name string, pod ns.NetNS, ips ...string) (*types100.Result, error) {
@@ -231,7 +226,7 @@ func TestBridgeIsFull(t *testing.T) {
 		t.Errorf("one pod more: %v", err)
 	}
 	del(t, h, "last")
-	eventually(t, "the next pod gets the port", func() error {
+	testwait.Eventually(t, "the next pod gets the port", func() error {
 		_, err := add(t, h, "one-more", pod)
 		return err
 	})
@@ -277,7 +272,7 @@ func TestNewSubnet(t *testing.T) {
 // onBridge waits until the bridge has, or does not have, addresses.
 func onBridge(t *testing.T, s *stage, want map[string]bool) {
 	t.Helper()
-	eventually(t, "the addresses of the bridge", func() error {
+	testwait.Eventually(t, "the addresses of the bridge", func() error {
 		have := map[string]bool{}
 		err := s.space.Do(func(ns.NetNS) error {
 			bridge, err := netlink.LinkByName("cni0")

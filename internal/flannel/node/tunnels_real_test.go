@@ -16,6 +16,7 @@ import (
 	"github.com/vishvananda/netlink"
 
 	"weft.dev/weft/internal/flannel/host"
+	"weft.dev/weft/internal/testwait"
 )
 
 // runNFT runs nft(8) in a namespace.
@@ -74,7 +75,7 @@ func received(t *testing.T, listener net.PacketConn, data string) bool {
 func arrives(t *testing.T, from ns.NetNS, to string, listener net.PacketConn) {
 	t.Helper()
 	sender, data := datagrams(t, from, to), t.Name()+" "+to // not one of an earlier test
-	eventually(t, "a packet to "+to+" arrives", func() error {
+	testwait.Eventually(t, "a packet to "+to+" arrives", func() error {
 		_, _ = sender.Write([]byte(data)) // an ICMP unreachable causes an error of the next write
 		if !received(t, listener, data) {
 			return errors.New("none")

@@ -20,6 +20,7 @@ import (
 
 	"weft.dev/weft/internal/attach/lifecycle"
 	"weft.dev/weft/internal/cni"
+	"weft.dev/weft/internal/testwait"
 )
 
 // plant adds a connection from an outside address to the node's conntrack table.
@@ -121,7 +122,7 @@ func TestConnectionsOfFormerPods(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		eventually(t, name+" is removed", func() error {
+		testwait.Eventually(t, name+" is removed", func() error {
 			if !h.Idle() {
 				return fmt.Errorf("it waits")
 			}
@@ -161,7 +162,7 @@ func TestConnectionsOfFormerPods(t *testing.T) {
 	}
 	plant(first)
 	detach(h, "second")
-	eventually(t, "connections of a pod that is gone are removed", func() error {
+	testwait.Eventually(t, "connections of a pod that is gone are removed", func() error {
 		return s.planted(append([]netip.Addr{outside}, stays...)...)
 	})
 	attached(h, "third", texts(first)...)
@@ -176,5 +177,5 @@ func TestConnectionsOfFormerPods(t *testing.T) {
 	for _, name := range []string{"third", "stays"} {
 		detach(h, name)
 	}
-	eventually(t, "connections of pods that are gone are removed", func() error { return s.planted(outside) })
+	testwait.Eventually(t, "connections of pods that are gone are removed", func() error { return s.planted(outside) })
 }
