@@ -138,6 +138,12 @@ func (c *Cluster) Crashed(ctx context.Context) error {
 	return errors.Join(errs...)
 }
 
+// Kubectl returns the command that runs kubectl with the lab's API server.
+func (c *Cluster) Kubectl(args ...string) []string {
+	kubectl := filepath.Join(KubernetesBin(c.Config), "kubectl")
+	return append([]string{"env", "NO_PROXY=*", kubectl, "--kubeconfig=" + c.Kubeconfig}, args...)
+}
+
 // Down takes the lab down.
 func (c *Cluster) Down(ctx context.Context) error { return Down(ctx, c.Name(), nil) }
 

@@ -5,8 +5,6 @@ package lab_test
 import (
 	"bytes"
 	"context"
-	"crypto/rand"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"os"
@@ -26,8 +24,8 @@ import (
 	"weft.dev/weft/lab"
 	"weft.dev/weft/lab/machine"
 	"weft.dev/weft/lab/plan"
-	"weft.dev/weft/lab/programs"
 	"weft.dev/weft/lab/report"
+	"weft.dev/weft/test/labs"
 )
 
 // limit is the time limit of every test of a lab whose programs are built; a first build of Kubernetes has its own limit.
@@ -37,49 +35,12 @@ const limit = 5 * time.Minute
 var weftBin string //nolint:gochecknoglobals // built once for all tests
 
 func TestMain(m *testing.M) {
-	os.Exit(run(m))
-}
-
-func run(m *testing.M) int {
-	dir, err := os.MkdirTemp("", "weft-lab-test")
-	if err == nil {
-		defer func() { _ = os.RemoveAll(dir) }()
-		weftBin, err = programs.Folder(context.Background(), "..", dir)
-	}
-	if err != nil {
-		fmt.Fprintln(os.Stderr, err)
-		return 1
-	}
-	return m.Run()
+	os.Exit(labs.Run(m, "..", &weftBin))
 }
 
 func config(t *testing.T, runtime plan.Runtime) lab.Config {
 	t.Helper()
-	raw := make([]byte, 4)
-	_, _ = rand.Read(raw)
-	return lab.Config{Name: "t" + hex.EncodeToString(raw), Nodes: 2, Runtime: runtime, WeftBin: weftBin}
-}
-
-func up(ctx context.Context, t *testing.T, cfg lab.Config) *lab.Cluster {
-	t.Helper()
-	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-		defer cancel()
-		if err := lab.Down(ctx, cfg.Name, nil); err != nil {
-			t.Errorf("take the lab down: %v", err)
-		}
-	})
-	began := time.Now()
-	c, err := lab.Up(ctx, cfg, func(e report.Event) {
-		if e.State != report.Begin {
-			t.Logf("%8s  %s %s", e.Took.Round(time.Millisecond), e.Step, e.Text)
-		}
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Logf("lab %s is up after %s", cfg.Name, time.Since(began).Round(10*time.Millisecond))
-	return c
+	return lab.Config{Name: labs.Name("t"), Nodes: 2, Runtime: runtime, WeftBin: weftBin}
 }
 
 // listing lists what labs leave on a machine: everything with a lab's name, and the settings of the whole machine.
@@ -290,7 +251,7 @@ func TestKilledPrograms(t *testing.T) {
 	cfg := config(t, plan.RuntimeCNI)
 	cfg.NoWeft = true
 	before := list(t, cfg.Name)
-	switchComesBack(ctx, t, up(ctx, t, cfg))
+	switchComesBack(ctx, t, labs.Up(ctx, t, cfg))
 	killSupervisor(ctx, t, cfg.Name)
 	if _, err := lab.Up(ctx, cfg, nil); err != nil {
 		t.Fatal(err)
@@ -314,7 +275,7 @@ func TestTwoLabsSideBySide(t *testing.T) {
 	defer cancel()
 	one, two := config(t, plan.RuntimeCNI), config(t, plan.RuntimeCNI)
 	before := list(t, two.Name)
-	a, b := up(ctx, t, one), up(ctx, t, two)
+	a, b := labs.Up(ctx, t, one), labs.Up(ctx, t, two)
 	var last *lab.Pod // the second lab's, in the end
 	for _, c := range []*lab.Cluster{a, b} {
 		p, err := c.AddPod(ctx, lab.PodSpec{Name: "p", Node: "n1"})
@@ -381,10 +342,9 @@ func TestKubelets(t *testing.T) {
 	defer cancel()
 	cfg := config(t, plan.RuntimeKubelet)
 	before := list(t, cfg.Name)
-	c := up(ctx, t, cfg)
+	c := labs.Up(ctx, t, cfg)
 	kubectl := func(args ...string) string {
-		argv := append([]string{filepath.Join(lab.KubernetesBin(c.Config), "kubectl"), "--kubeconfig", c.Kubeconfig}, args...)
-		return command(ctx, t, append([]string{"env", "NO_PROXY=*"}, argv...))
+		return command(ctx, t, c.Kubectl(args...))
 	}
 	for i := range c.Nodes() {
 		kubectl("run", "p"+strconv.Itoa(i+1), "--image=weft.local/busybox:1", "--image-pull-policy=Never",

@@ -5,8 +5,6 @@ package matrix
 import (
 	"bytes"
 	"context"
-	"crypto/rand"
-	"encoding/hex"
 	"errors"
 	"fmt"
 	"io/fs"
@@ -30,17 +28,11 @@ import (
 	"weft.dev/weft/lab/machine"
 	"weft.dev/weft/lab/plan"
 	"weft.dev/weft/lab/programs"
-	"weft.dev/weft/lab/report"
+	"weft.dev/weft/test/labs"
 )
 
 // limit is the time limit of each test, with Kubernetes' programs built.
 const limit = 8 * time.Minute
-
-func name() string {
-	raw := make([]byte, 4)
-	_, _ = rand.Read(raw)
-	return "m" + hex.EncodeToString(raw)
-}
 
 // bring starts a lab without kubelets for a test.
 func bring(ctx context.Context, t *testing.T, nodes int) *lab.Cluster {
@@ -49,27 +41,14 @@ func bring(ctx context.Context, t *testing.T, nodes int) *lab.Cluster {
 	if err != nil {
 		t.Fatal(err)
 	}
-	cfg := lab.Config{Name: name(), Nodes: nodes, Runtime: plan.RuntimeCNI, WeftBin: bin}
+	cfg := lab.Config{Name: labs.Name("m"), Nodes: nodes, Runtime: plan.RuntimeCNI, WeftBin: bin}
 	before := list(t, cfg.Name)
 	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-		defer cancel()
-		if err := lab.Down(ctx, cfg.Name, nil); err != nil {
-			t.Errorf("take the lab down: %v", err)
-		}
 		if diff := cmp.Diff(before, list(t, cfg.Name)); diff != "" {
 			t.Errorf("after down the machine is not as before:\n%s", diff)
 		}
 	})
-	c, err := lab.Up(ctx, cfg, func(e report.Event) {
-		if e.State == report.Fail {
-			t.Logf("%s: %s", e.Step, e.Text)
-		}
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return c
+	return labs.Up(ctx, t, cfg)
 }
 
 func show(t *testing.T, r *Report) {
@@ -185,7 +164,7 @@ func run(ctx context.Context, t *testing.T, argv []string) {
 func TestQuickstart(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 2*limit)
 	defer cancel()
-	own := name()
+	own := labs.Name("m")
 	script, err := filepath.Abs("../../build/quickstart")
 	if err != nil {
 		t.Fatal(err)

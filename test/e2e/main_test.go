@@ -126,11 +126,7 @@ func takeDown(before probe.Inventory) error {
 	if err := lab.Down(ctx, *labName, nil); err != nil {
 		return err
 	}
-	after, err := probe.TakeInventory(*labName)
-	if err != nil {
-		return err
-	}
-	return before.LeftBy(after)
+	return before.Left()
 }
 
 // build returns the directory with Weft's programs. It builds them into dir, unless they are built already.

@@ -15,8 +15,10 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"weft.dev/weft/internal/placement"
+	"weft.dev/weft/internal/testwait"
 	"weft.dev/weft/lab"
 	"weft.dev/weft/lab/plan"
+	"weft.dev/weft/test/labs"
 	"weft.dev/weft/test/probe"
 )
 
@@ -25,7 +27,7 @@ import (
 func TestBothNetworks(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), limit)
 	defer cancel()
-	c := up(ctx, t, lab.Config{Name: "flanboth", Nodes: 2, Runtime: plan.RuntimeCNI, Network: plan.NetworkBoth, PluginName: "redhat/openshift-ovs-networkpolicy"})
+	c := labs.Up(ctx, t, lab.Config{WeftBin: weftBin, Name: "flanboth", Nodes: 2, Runtime: plan.RuntimeCNI, Network: plan.NetworkBoth, PluginName: "redhat/openshift-ovs-networkpolicy"})
 	k, err := c.Client()
 	if err != nil {
 		t.Fatal(err)
@@ -40,7 +42,7 @@ func TestBothNetworks(t *testing.T) {
 	add := func(spec lab.PodSpec, want bool) *lab.Pod {
 		t.Helper()
 		var pod *lab.Pod
-		eventually(t, "pod "+spec.Name+" is attached", func() (err error) { // flannel may have no lease yet
+		testwait.Eventually(t, "pod "+spec.Name+" is attached", func() (err error) { // flannel may have no lease yet
 			pod, err = c.AddPod(ctx, spec)
 			return err
 		})
@@ -58,7 +60,7 @@ func TestBothNetworks(t *testing.T) {
 	add(lab.PodSpec{Node: "n1", Namespace: "onflannel", Name: "back", Annotations: map[string]string{placement.AnnotationNetwork: "overlay"}}, false)
 	for _, from := range pods {
 		for _, to := range pods {
-			eventually(t, from.Name+" reaches "+to.Name, func() error { return ping(ctx, from, to) })
+			testwait.Eventually(t, from.Name+" reaches "+to.Name, func() error { return ping(ctx, from, to) })
 		}
 	}
 	closed := &networkingv1.NetworkPolicy{

@@ -19,6 +19,7 @@ import (
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	"weft.dev/weft/internal/attach/plan"
+	"weft.dev/weft/internal/testwait"
 	"weft.dev/weft/lab"
 	"weft.dev/weft/test/firstpacket"
 	"weft.dev/weft/test/hostile"
@@ -92,10 +93,10 @@ func (s *stage) meet(ctx context.Context, t *testing.T) {
 		ways = append(ways, [2]*lab.Pod{s.attacker, s.neighbour}, [2]*lab.Pod{s.attacker, s.remote}, [2]*lab.Pod{s.neighbour, s.attacker})
 	}
 	for _, way := range ways {
-		eventually(t, way[0].Name+" reaches "+way[1].Name, func() error { return ping(ctx, way[0], way[1]) })
+		testwait.Eventually(t, way[0].Name+" reaches "+way[1].Name, func() error { return ping(ctx, way[0], way[1]) })
 	}
-	eventually(t, "the attacker reaches its gateway", func() error {
-		_, err := output(ctx, s.attacker.Enter("ping", "-n", "-c", "1", "-W", "1", s.scene.Gateway.IP.String())...)
+	testwait.Eventually(t, "the attacker reaches its gateway", func() error {
+		_, err := probe.Output(ctx, s.attacker.Enter("ping", "-n", "-c", "1", "-W", "1", s.scene.Gateway.IP.String())...)
 		return err
 	})
 }
@@ -279,7 +280,7 @@ func hostilePods(ctx context.Context, t *testing.T, c *lab.Cluster) {
 			t.Fatal(err)
 		}
 		for _, victim := range []*lab.Pod{s.neighbour, s.remote} {
-			eventually(t, victim.Name+" is closed to the attacker", func() error {
+			testwait.Eventually(t, victim.Name+" is closed to the attacker", func() error {
 				if ping(ctx, s.attacker, victim) == nil {
 					return errors.New("it answers")
 				}

@@ -19,12 +19,15 @@ import (
 	"weft.dev/weft/internal/child"
 	"weft.dev/weft/internal/flannel/flanneltest"
 	"weft.dev/weft/internal/flannel/handover"
+	"weft.dev/weft/internal/testwait"
 	"weft.dev/weft/lab"
 	"weft.dev/weft/lab/addon"
 	"weft.dev/weft/lab/controlplane"
 	"weft.dev/weft/lab/image"
 	"weft.dev/weft/lab/pages"
 	"weft.dev/weft/lab/plan"
+	"weft.dev/weft/test/labs"
+	"weft.dev/weft/test/probe"
 )
 
 // kubectl runs kubectl and returns what it prints.
@@ -38,33 +41,7 @@ func kubectl(ctx context.Context, t *testing.T, c *lab.Cluster, args ...string) 
 }
 
 func tryKubectl(ctx context.Context, c *lab.Cluster, args ...string) (string, error) {
-	argv := []string{"env", "NO_PROXY=*", filepath.Join(lab.KubernetesBin(c.Config), "kubectl"), "--kubeconfig=" + c.Kubeconfig}
-	return output(ctx, append(argv, args...)...)
-}
-
-// loadImage loads Weft's image on every node.
-func loadImage(ctx context.Context, t *testing.T, c *lab.Cluster) {
-	t.Helper()
-	im, err := image.Weft(ctx, func(ctx context.Context, _ string, argv ...string) (string, error) { return output(ctx, argv...) }, weftBin)
-	if err != nil {
-		t.Fatal(err)
-	}
-	path := filepath.Join(t.TempDir(), "image.tar")
-	f, err := os.Create(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := image.Write(f, im); err != nil {
-		t.Fatal(err)
-	}
-	if err := f.Close(); err != nil {
-		t.Fatal(err)
-	}
-	for _, n := range c.Nodes() {
-		if _, err := output(ctx, n.Enter("ctr", "-n", "k8s.io", "images", "import", path)...); err != nil {
-			t.Fatal(err)
-		}
-	}
+	return probe.Output(ctx, c.Kubectl(args...)...)
 }
 
 // original replaces the nodes' plugin by flannel's own.
@@ -111,8 +88,8 @@ func flanneld(ctx context.Context, t *testing.T, c *lab.Cluster) (stop func()) {
 			t.Fatal(err)
 		}
 		running = append(running, started)
-		eventually(t, "flanneld of "+n.Name+" is ready", func() error {
-			_, err := output(ctx, n.Enter("curl", "-sf", "http://127.0.0.1:8082/readyz")...)
+		testwait.Eventually(t, "flanneld of "+n.Name+" is ready", func() error {
+			_, err := probe.Output(ctx, n.Enter("curl", "-sf", "http://127.0.0.1:8082/readyz")...)
 			return err
 		})
 	}
@@ -230,7 +207,7 @@ func takeover(ctx context.Context, t *testing.T, c *lab.Cluster, page func(ctx c
 		page(ctx, "helm install weft")
 		kubectl(ctx, t, c, "-n", "weft", "rollout", "status", "daemonset/weft-agent", "--timeout=180s")
 		for name := range pods {
-			eventually(t, "a record of "+name, func() error { return recorded(nodes[name], name) })
+			testwait.Eventually(t, "a record of "+name, func() error { return recorded(nodes[name], name) })
 		}
 	})
 	if lost > 0 {
@@ -256,14 +233,14 @@ func takeover(ctx context.Context, t *testing.T, c *lab.Cluster, page func(ctx c
 		t.Errorf("%d packets were lost when the nodes were given back", lost)
 	}
 	for _, n := range c.Nodes() {
-		if out, err := output(ctx, n.Enter("nft", "list", "tables")...); err != nil || strings.Contains(out, "weft") {
+		if out, err := probe.Output(ctx, n.Enter("nft", "list", "tables")...); err != nil || strings.Contains(out, "weft") {
 			t.Errorf("tables of %s after it was given back: %s %v", n.Name, out, err)
 		}
 	}
 	// flannel's plugin ends and attaches pods again.
 	kubectl(ctx, t, c, "-n", "quickstart", "delete", "pod", everywhere[0].Name, "--wait=true")
 	gone := reservation(nodes["quickstart/"+everywhere[0].Name], everywhere[0].Addresses[0].Addr())
-	eventually(t, "flannel's plugin frees the address", func() error {
+	testwait.Eventually(t, "flannel's plugin frees the address", func() error {
 		if _, err := os.Stat(gone); !errors.Is(err, os.ErrNotExist) {
 			return fmt.Errorf("%s: %w", gone, err)
 		}
@@ -298,7 +275,7 @@ func hostPorts(ctx context.Context, t *testing.T, c *lab.Cluster, page func(ctx 
 		}
 		for _, pair := range [][3]string{{pods[0], pods[2], pods[3]}, {pods[2], pods[0], pods[1]}} {
 			from, to, node := pair[0], pair[1], pair[2]
-			eventually(t, when+": "+from+" reaches the host port of "+to, func() error {
+			testwait.Eventually(t, when+": "+from+" reaches the host port of "+to, func() error {
 				got, err := tryKubectl(ctx, c, "-n", "quickstart", "exec", from, "--", "wget", "-T", "2", "-q", "-O", "-", "http://"+node+":8090/hostname")
 				if err == nil && got != to {
 					err = fmt.Errorf("%q answers", got)
@@ -318,16 +295,16 @@ func hostPorts(ctx context.Context, t *testing.T, c *lab.Cluster, page func(ctx 
 func inStep(ctx context.Context, t *testing.T, c *lab.Cluster) {
 	t.Helper()
 	weft := filepath.Join(weftBin, "weft")
-	eventually(t, "weft status", func() error {
-		out, err := output(ctx, "env", "NO_PROXY=*", weft, "--kubeconfig="+c.Kubeconfig, "status")
+	testwait.Eventually(t, "weft status", func() error {
+		out, err := probe.Output(ctx, "env", "NO_PROXY=*", weft, "--kubeconfig="+c.Kubeconfig, "status")
 		if err == nil && !strings.Contains(out, "nodes with a lease: 2 of 2, with Weft's agent: 2") {
 			err = errors.New(out)
 		}
 		return err
 	})
 	for _, n := range c.Nodes() {
-		eventually(t, "weft diff on "+n.Name, func() error {
-			out, err := output(ctx, n.Enter(weft, "diff")...)
+		testwait.Eventually(t, "weft diff on "+n.Name, func() error {
+			out, err := probe.Output(ctx, n.Enter(weft, "diff")...)
 			if err == nil && !strings.Contains(out, "nftables weft-flannel-pods") {
 				err = errors.New(out)
 			}
@@ -356,8 +333,8 @@ func recorded(n lab.Node, name string) error {
 func TestManifest(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), limit+limit/2)
 	defer cancel()
-	c := up(ctx, t, lab.Config{Name: "flanman", Nodes: 2, Runtime: plan.RuntimeKubelet, Network: plan.NetworkFlannel, NoWeft: true})
-	loadImage(ctx, t, c)
+	c := labs.Up(ctx, t, lab.Config{WeftBin: weftBin, Name: "flanman", Nodes: 2, Runtime: plan.RuntimeKubelet, Network: plan.NetworkFlannel, NoWeft: true})
+	labs.Load(t, c, weftBin, "")
 	kubectl(ctx, t, c, "-n", "kube-system", "delete", "configmap", "kube-flannel-cfg") // the manifest brings its own
 	root, err := filepath.Abs("../..")
 	if err != nil {
@@ -399,7 +376,7 @@ func TestManifest(t *testing.T) {
 	service := kubectl(ctx, t, c, "-n", "quickstart", "get", "service", "somewhere", "-o", "jsonpath={.spec.clusterIP}")
 	asks := func(pod, url, want string) {
 		t.Helper()
-		eventually(t, pod+" gets "+url, func() error {
+		testwait.Eventually(t, pod+" gets "+url, func() error {
 			got, err := tryKubectl(ctx, c, "-n", "quickstart", "exec", pod, "--", "wget", "-T", "5", "-q", "-O", "-", url)
 			if err == nil && !strings.HasPrefix(got, want) {
 				err = fmt.Errorf("answer %q, want %q", got, want)

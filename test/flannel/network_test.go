@@ -14,14 +14,17 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
+	"weft.dev/weft/internal/testwait"
 	"weft.dev/weft/lab"
 	"weft.dev/weft/lab/matrix"
 	"weft.dev/weft/lab/plan"
+	"weft.dev/weft/test/labs"
+	"weft.dev/weft/test/probe"
 )
 
 // ping reports whether one pod's ICMP echo is answered by another.
 func ping(ctx context.Context, from, to *lab.Pod) error {
-	_, err := output(ctx, from.Enter("ping", "-n", "-c", "1", "-W", "1", to.IPs[0].String())...)
+	_, err := probe.Output(ctx, from.Enter("ping", "-n", "-c", "1", "-W", "1", to.IPs[0].String())...)
 	return err
 }
 
@@ -39,11 +42,11 @@ func addPod(ctx context.Context, t *testing.T, c *lab.Cluster, node, name string
 func TestNetwork(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 4*limit)
 	defer cancel()
-	c := up(ctx, t, lab.Config{Name: "flannet", Nodes: 2, Runtime: plan.RuntimeCNI, Network: plan.NetworkFlannel, KubeProxy: true})
+	c := labs.Up(ctx, t, lab.Config{WeftBin: weftBin, Name: "flannet", Nodes: 2, Runtime: plan.RuntimeCNI, Network: plan.NetworkFlannel, KubeProxy: true})
 	reachesAsItMust(ctx, t, c, "the matrix")
 	t.Run("hostile", func(t *testing.T) { hostilePods(ctx, t, c) })
 	near, far := addPod(ctx, t, c, "n1", "near"), addPod(ctx, t, c, "n2", "far")
-	eventually(t, "without a policy", func() error { return ping(ctx, near, far) })
+	testwait.Eventually(t, "without a policy", func() error { return ping(ctx, near, far) })
 	k, err := c.Client()
 	if err != nil {
 		t.Fatal(err)
@@ -55,7 +58,7 @@ func TestNetwork(t *testing.T) {
 	if _, err := k.NetworkingV1().NetworkPolicies("default").Create(ctx, deny, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "with a policy that allows nothing", func() error {
+	testwait.Eventually(t, "with a policy that allows nothing", func() error {
 		if ping(ctx, near, far) == nil {
 			return fmt.Errorf("%s reaches %s", near.Name, far.Name)
 		}
@@ -64,7 +67,7 @@ func TestNetwork(t *testing.T) {
 	if err := k.NetworkingV1().NetworkPolicies("default").Delete(ctx, "deny", metav1.DeleteOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "when the policy is gone", func() error { return ping(ctx, near, far) })
+	testwait.Eventually(t, "when the policy is gone", func() error { return ping(ctx, near, far) })
 	foreignDrops(ctx, t, c, near, far)
 	for _, pod := range []*lab.Pod{near, far} {
 		if err := c.DelPod(ctx, pod); err != nil {
@@ -80,18 +83,18 @@ func TestNetwork(t *testing.T) {
 func foreignDrops(ctx context.Context, t *testing.T, c *lab.Cluster, near, far *lab.Pod) {
 	t.Helper()
 	for _, n := range c.Nodes() {
-		if _, err := output(ctx, n.Enter("iptables-nft", "-P", "FORWARD", "DROP")...); err != nil {
+		if _, err := probe.Output(ctx, n.Enter("iptables-nft", "-P", "FORWARD", "DROP")...); err != nil {
 			t.Fatal(err)
 		}
-		eventually(t, "chain FORWARD of "+n.Name+" is open for pods", func() error {
-			rules, err := output(ctx, n.Enter("iptables-nft", "-S", "FORWARD")...)
+		testwait.Eventually(t, "chain FORWARD of "+n.Name+" is open for pods", func() error {
+			rules, err := probe.Output(ctx, n.Enter("iptables-nft", "-S", "FORWARD")...)
 			if err == nil && strings.Count(rules, "10.244.0.0/16") != 2 {
 				err = errors.New(rules)
 			}
 			return err
 		})
 	}
-	eventually(t, "beside a program that drops all forwarded packets", func() error { return errors.Join(ping(ctx, near, far), ping(ctx, far, near)) })
+	testwait.Eventually(t, "beside a program that drops all forwarded packets", func() error { return errors.Join(ping(ctx, near, far), ping(ctx, far, near)) })
 }
 
 // TestBesideFlanneld: pods of a node with Weft's agent and of one with the original flanneld and its plugin reach each other, in both
@@ -113,16 +116,16 @@ func TestBesideFlanneldInEtcd(t *testing.T) {
 // mixed brings up a lab of one node with Weft and one with the original flanneld, and has their pods reach each other by all addresses.
 func mixed(ctx context.Context, t *testing.T, cfg lab.Config) {
 	t.Helper()
-	cfg.Nodes, cfg.Runtime, cfg.Network, cfg.Flanneld = 2, plan.RuntimeCNI, plan.NetworkFlannel, "n2"
-	c := up(ctx, t, cfg)
+	cfg.Nodes, cfg.Runtime, cfg.Network, cfg.Flanneld, cfg.WeftBin = 2, plan.RuntimeCNI, plan.NetworkFlannel, "n2", weftBin
+	c := labs.Up(ctx, t, cfg)
 	weft, flannel := addPod(ctx, t, c, "n1", "weft"), addPod(ctx, t, c, "n2", "flannel")
 	for _, way := range [][2]*lab.Pod{{weft, flannel}, {flannel, weft}} {
 		if addresses := way[1].IPs; len(addresses) != 2 || addresses[0].Is4() == addresses[1].Is4() {
 			t.Errorf("pod %s has addresses %s, want one of each family", way[1].Name, addresses)
 		}
 		for _, address := range way[1].IPs {
-			eventually(t, "from the pod "+way[0].Name+" to "+address.String(), func() error {
-				_, err := output(ctx, way[0].Enter("ping", "-n", "-c", "1", "-W", "1", address.String())...)
+			testwait.Eventually(t, "from the pod "+way[0].Name+" to "+address.String(), func() error {
+				_, err := probe.Output(ctx, way[0].Enter("ping", "-n", "-c", "1", "-W", "1", address.String())...)
 				return err
 			})
 		}
@@ -133,7 +136,7 @@ func mixed(ctx context.Context, t *testing.T, cfg lab.Config) {
 		}
 		for _, address := range pod.IPs {
 			// The agent removes it after DEL is answered.
-			eventually(t, "after DEL, the removal of the reservation of "+address.String(), func() error {
+			testwait.Eventually(t, "after DEL, the removal of the reservation of "+address.String(), func() error {
 				_, err := os.Stat(reservation(pod.Node, address))
 				switch {
 				case errors.Is(err, os.ErrNotExist):

@@ -4,8 +4,6 @@ package install
 
 import (
 	"context"
-	"crypto/rand"
-	"encoding/hex"
 	"flag"
 	"fmt"
 	"os"
@@ -15,15 +13,11 @@ import (
 	"testing"
 	"time"
 
-	"golang.org/x/sync/errgroup"
-
 	"weft.dev/weft/deploy"
 	"weft.dev/weft/lab"
-	"weft.dev/weft/lab/image"
 	"weft.dev/weft/lab/plan"
 	"weft.dev/weft/lab/programs"
-	"weft.dev/weft/lab/report"
-	"weft.dev/weft/test/probe"
+	"weft.dev/weft/test/labs"
 )
 
 // windows is smaller where a landing has no time.
@@ -74,36 +68,9 @@ type cluster struct {
 // up brings a lab up for the time of a test, after which nothing of it is left.
 func up(t *testing.T, cfg lab.Config) *cluster {
 	t.Helper()
-	raw := make([]byte, 4)
-	_, _ = rand.Read(raw)
-	cfg.Name, cfg.Runtime = "i"+hex.EncodeToString(raw), plan.RuntimeKubelet
-	before, err := probe.TakeInventory(cfg.Name)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		ctx, cancel := context.WithTimeout(context.Background(), time.Minute)
-		defer cancel()
-		if err := lab.Down(ctx, cfg.Name, nil); err != nil {
-			t.Errorf("take the lab down: %v", err)
-		}
-		after, err := probe.TakeInventory(cfg.Name)
-		if err == nil {
-			err = before.LeftBy(after)
-		}
-		if err != nil {
-			t.Error(err)
-		}
-	})
-	c, err := lab.Up(t.Context(), cfg, func(e report.Event) {
-		if e.State == report.Fail {
-			t.Logf("%s: %s", e.Step, e.Text)
-		}
-	})
-	if err != nil {
-		t.Fatal(err)
-	}
-	return &cluster{c, t}
+	cfg.Name, cfg.Runtime = labs.Name("i"), plan.RuntimeKubelet
+	labs.LeavesNothing(t, cfg.Name)
+	return &cluster{labs.Up(t.Context(), t, cfg), t}
 }
 
 // kubectl runs kubectl and returns what it printed.
@@ -119,48 +86,14 @@ func (c *cluster) kubectl(args ...string) string {
 func (c *cluster) try(stdin string, args ...string) (string, error) {
 	ctx, cancel := context.WithTimeout(c.t.Context(), 5*time.Minute)
 	defer cancel()
-	argv := append([]string{"--kubeconfig", c.Kubeconfig}, args...)
-	cmd := exec.CommandContext(ctx, filepath.Join(lab.KubernetesBin(c.Config), "kubectl"), argv...)
-	cmd.Env, cmd.Stdin = append(os.Environ(), "NO_PROXY=*"), strings.NewReader(stdin)
+	argv := c.Kubectl(args...)
+	cmd := exec.CommandContext(ctx, argv[0], argv[1:]...)
+	cmd.Stdin = strings.NewReader(stdin)
 	out, err := cmd.CombinedOutput()
 	if err != nil {
 		return "", fmt.Errorf("kubectl %s: %w\n%s", strings.Join(args, " "), err, out)
 	}
 	return strings.TrimSpace(string(out)), nil
-}
-
-// load makes an image of a tree's programs as `make image` does, and loads it on every node.
-func (c *cluster) load(bin, ref string) {
-	c.t.Helper()
-	im, err := image.Weft(c.t.Context(), func(ctx context.Context, _ string, argv ...string) (string, error) { return probe.Run(ctx, argv) }, bin)
-	if err != nil {
-		c.t.Fatal(err)
-	}
-	im.Ref = ref
-	path := filepath.Join(c.t.TempDir(), "image.tar")
-	f, err := os.Create(path)
-	if err != nil {
-		c.t.Fatal(err)
-	}
-	if err := image.Write(f, im); err != nil {
-		c.t.Fatal(err)
-	}
-	if err := f.Close(); err != nil {
-		c.t.Fatal(err)
-	}
-	var loading errgroup.Group
-	for _, n := range c.Nodes() {
-		loading.Go(func() error {
-			out, err := probe.Run(c.t.Context(), n.Enter("ctr", "-n", "k8s.io", "images", "import", path))
-			if err != nil {
-				err = fmt.Errorf("load %s on %s: %w %s", ref, n.Name, err, out)
-			}
-			return err
-		})
-	}
-	if err := loading.Wait(); err != nil {
-		c.t.Fatal(err)
-	}
 }
 
 // apply applies a manifest with the name of an image in it, as docs/install.md tells users to.

@@ -20,6 +20,7 @@ import (
 	"weft.dev/weft/lab"
 	"weft.dev/weft/lab/image"
 	"weft.dev/weft/lab/pages"
+	"weft.dev/weft/test/labs"
 	"weft.dev/weft/test/probe"
 	"weft.dev/weft/test/traffic"
 )
@@ -49,8 +50,8 @@ func TestUpgradeAndUninstall(t *testing.T) {
 	for _, n := range c.Nodes() {
 		traces[n.Name] = traceOf(ctx, t, n)
 	}
-	c.load(buildPrevious(t, before, c.Config.WeftBin), previousImage)
-	c.load(c.Config.WeftBin, thisImage)
+	labs.Load(t, c.Cluster, buildPrevious(t, before, c.Config.WeftBin), previousImage)
+	labs.Load(t, c.Cluster, c.Config.WeftBin, thisImage)
 
 	c.apply(filepath.Join(before, "deploy/weft.yaml"), previousImage)
 	c.rolledOut()

@@ -17,6 +17,7 @@ import (
 
 	"weft.dev/weft/deploy"
 	"weft.dev/weft/lab"
+	"weft.dev/weft/test/labs"
 	"weft.dev/weft/test/probe"
 	"weft.dev/weft/test/traffic"
 )
@@ -28,7 +29,7 @@ func TestVPCsOffAndOn(t *testing.T) {
 	defer cancel()
 	here := root(t)
 	c := up(t, lab.Config{Nodes: 2, NoWeft: true, WeftBin: current(t), VPC: true})
-	c.load(c.Config.WeftBin, thisImage)
+	labs.Load(t, c.Cluster, c.Config.WeftBin, thisImage)
 	c.kubectl("apply", "--server-side", "-f", filepath.Join(here, "deploy/third-party"))
 	c.apply(filepath.Join(here, "deploy/weft.yaml"), thisImage)
 	c.rolledOut()

@@ -18,7 +18,7 @@ import (
 	"weft.dev/weft/lab/ground"
 	"weft.dev/weft/lab/plan"
 	"weft.dev/weft/lab/programs"
-	labreport "weft.dev/weft/lab/report"
+	"weft.dev/weft/test/labs"
 	"weft.dev/weft/test/probe"
 )
 
@@ -75,11 +75,7 @@ func run(m *testing.M) (code int, err error) {
 	}
 	defer func() { err = errors.Join(err, down(before)) }()
 	cfg := lab.Config{Name: ownLab, Nodes: 2, Runtime: plan.RuntimeKubelet, OpenStack: plan.OpenStackOpenVSwitch, WeftBin: bin}
-	cluster, err = lab.Up(ctx, cfg, func(e labreport.Event) {
-		if e.State != labreport.Begin {
-			fmt.Fprintf(os.Stderr, "%8s  %s %s\n", e.Took.Round(time.Millisecond), e.Step, e.Text)
-		}
-	})
+	cluster, err = lab.Up(ctx, cfg, labs.Print)
 	if err != nil {
 		return 1, fmt.Errorf("bring the lab up: %w", err)
 	}
@@ -93,9 +89,5 @@ func down(before probe.Inventory) error {
 	if err := lab.Down(ctx, ownLab, nil); err != nil {
 		return fmt.Errorf("take the lab down: %w", err)
 	}
-	after, err := probe.TakeInventory(ownLab)
-	if err != nil {
-		return err
-	}
-	return before.LeftBy(after)
+	return before.Left()
 }

@@ -19,10 +19,10 @@ import (
 	"weft.dev/weft/internal/neutron/conf"
 	"weft.dev/weft/internal/neutron/host"
 	"weft.dev/weft/internal/neutron/openstack"
-	"weft.dev/weft/lab"
 	"weft.dev/weft/lab/neutronmatrix"
 	"weft.dev/weft/lab/pages"
 	stack "weft.dev/weft/lab/stack/openstack"
+	"weft.dev/weft/test/labs"
 	"weft.dev/weft/test/neutron/cloudfault"
 	"weft.dev/weft/test/probe"
 )
@@ -117,9 +117,7 @@ func clients(ctx context.Context, t *testing.T) (*openstack.Client, client.Clien
 
 func kubectl(ctx context.Context, t *testing.T, args ...string) {
 	t.Helper()
-	_, err := probe.Run(ctx, append([]string{
-		"env", "NO_PROXY=*", filepath.Join(lab.KubernetesBin(cluster.Config), "kubectl"), "--kubeconfig=" + cluster.Kubeconfig,
-	}, args...))
+	_, err := probe.Run(ctx, cluster.Kubectl(args...))
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -140,14 +138,7 @@ func matrix(ctx context.Context, t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var table strings.Builder
-	if err := report.Table(&table); err != nil {
-		t.Fatal(err)
-	}
-	t.Log("\n" + table.String())
-	if !report.OK() {
-		t.Error("the matrix is not as it must be")
-	}
+	labs.AsItMust(t, report)
 }
 
 // served returns the NeutronPorts of the tenants' pods, by namespace/name.

@@ -21,8 +21,8 @@ import (
 	"weft.dev/weft/lab/plan"
 	"weft.dev/weft/lab/process"
 	"weft.dev/weft/lab/programs"
-	labreport "weft.dev/weft/lab/report"
 	"weft.dev/weft/lab/stack/openstack"
+	"weft.dev/weft/test/labs"
 )
 
 // cloudFor is what the tests share.
@@ -87,11 +87,7 @@ func bring(ctx context.Context, dir string) error {
 		cloudFor.lab, err = lab.Open(ctx, *labName)
 	} else {
 		cfg := lab.Config{Name: ownLab, Nodes: 2, Runtime: plan.RuntimeKubelet, OpenStack: plan.OpenStackOVN, WeftBin: cloudFor.bin}
-		cloudFor.lab, err = lab.Up(ctx, cfg, func(e labreport.Event) {
-			if e.State != labreport.Begin {
-				fmt.Fprintf(os.Stderr, "%8s  %s %s\n", e.Took.Round(time.Millisecond), e.Step, e.Text)
-			}
-		})
+		cloudFor.lab, err = lab.Up(ctx, cfg, labs.Print)
 	}
 	if err != nil {
 		return err
@@ -133,8 +129,6 @@ func kubectl(ctx context.Context, t *testing.T, args ...string) string {
 }
 
 func tryKubectl(ctx context.Context, args ...string) (string, error) {
-	out, err := cloudFor.group.Run(ctx, "", append([]string{
-		"env", "NO_PROXY=*", filepath.Join(lab.KubernetesBin(cloudFor.lab.Config), "kubectl"), "--kubeconfig=" + cloudFor.lab.Kubeconfig,
-	}, args...)...)
+	out, err := cloudFor.group.Run(ctx, "", cloudFor.lab.Kubectl(args...)...)
 	return strings.TrimSpace(out), err
 }

@@ -15,6 +15,7 @@ import (
 	"weft.dev/weft/internal/flows"
 	"weft.dev/weft/lab/neutronmatrix"
 	"weft.dev/weft/lab/pages"
+	"weft.dev/weft/test/labs"
 	"weft.dev/weft/test/probe"
 )
 
@@ -38,14 +39,7 @@ func TestExamples(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	var table strings.Builder
-	if err := report.Table(&table); err != nil {
-		t.Fatal(err)
-	}
-	t.Log("\n" + table.String())
-	if !report.OK() {
-		t.Error("the matrix is not as it must be")
-	}
+	labs.AsItMust(t, report)
 	inStep(ctx, t)
 	followPages(ctx, t)
 	if err := cloudFor.lab.Crashed(ctx); err != nil {

@@ -13,14 +13,17 @@ import (
 
 // Inventory is what a machine has of a lab: names of namespaces, links, mounts, cgroups, processes, folders. Labs run side
 // by side, so only what bears the lab's name, or is new without bearing another's, counts.
-type Inventory map[string]bool
+type Inventory struct {
+	lab  string
+	have map[string]bool
+}
 
 // TakeInventory lists what a machine has of the lab of that name.
 func TakeInventory(name string) (Inventory, error) {
-	have := Inventory{}
+	have := map[string]bool{}
 	links, err := netlink.LinkList()
 	if err != nil {
-		return nil, err
+		return Inventory{}, err
 	}
 	for _, l := range links {
 		if own := "wl-" + name; l.Attrs().Name == own || !strings.HasPrefix(l.Attrs().Name, "wl-") && l.Type() != "veth" {
@@ -33,7 +36,7 @@ func TakeInventory(name string) (Inventory, error) {
 	} {
 		found, err := filepath.Glob(pattern)
 		if err != nil {
-			return nil, err
+			return Inventory{}, err
 		}
 		for _, path := range found {
 			have[kind+" "+path] = true
@@ -41,18 +44,18 @@ func TakeInventory(name string) (Inventory, error) {
 	}
 	mounts, err := os.ReadFile("/proc/self/mountinfo")
 	if err != nil {
-		return nil, err
+		return Inventory{}, err
 	}
 	for line := range strings.Lines(string(mounts)) {
 		if point := strings.Fields(line)[4]; strings.Contains(point+"/", "weft-lab/"+name+"/") {
 			have["mount "+point] = true
 		}
 	}
-	return have, have.addProcesses(name)
+	return Inventory{name, have}, addProcesses(name, have)
 }
 
 // addProcesses adds the processes in the lab's cgroup, or whose command line has a path of the lab's.
-func (have Inventory) addProcesses(name string) error {
+func addProcesses(name string, have map[string]bool) error {
 	found, err := filepath.Glob("/proc/[0-9]*")
 	if err != nil {
 		return err
@@ -71,11 +74,15 @@ func (have Inventory) addProcesses(name string) error {
 	return nil
 }
 
-// LeftBy returns an error that names what is there after and was not before.
-func (have Inventory) LeftBy(after Inventory) error {
+// Left returns an error that names what the machine has of the lab now and did not have then.
+func (i Inventory) Left() error {
+	now, err := TakeInventory(i.lab)
+	if err != nil {
+		return err
+	}
 	var left []string
-	for _, item := range slices.Sorted(maps.Keys(after)) {
-		if !have[item] {
+	for _, item := range slices.Sorted(maps.Keys(now.have)) {
+		if !i.have[item] {
 			left = append(left, item)
 		}
 	}

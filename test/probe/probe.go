@@ -66,6 +66,12 @@ func Run(ctx context.Context, argv []string) (string, error) {
 	return string(out), nil
 }
 
+// Output runs a command and returns its output, as Run does, without the space around it.
+func Output(ctx context.Context, argv ...string) (string, error) {
+	out, err := Run(ctx, argv)
+	return strings.TrimSpace(out), err
+}
+
 // Ready asks a node's agent whether it serves, as its readiness probe does.
 func Ready(ctx context.Context, n lab.Node) error {
 	_, err := AskAgent(ctx, n, "/readyz")

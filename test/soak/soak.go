@@ -88,7 +88,7 @@ func (s *soak) run(ctx context.Context) (err error) {
 	defer func() {
 		down, cancel := context.WithTimeout(context.WithoutCancel(ctx), 2*time.Minute)
 		defer cancel()
-		err = errors.Join(err, s.stage.Lower(down), leftovers(s.opts.lab, before))
+		err = errors.Join(err, s.stage.Lower(down), before.Left())
 	}()
 	if slices.ContainsFunc(chosen, func(p part) bool { return !p.own }) {
 		if err := s.stage.Raise(ctx); err != nil {
@@ -117,13 +117,4 @@ func (s *soak) run(ctx context.Context) (err error) {
 // full reports whether the run has its full size.
 func (o *options) full() bool {
 	return o.restarts >= 500 && o.kills >= 1000 && o.rounds >= 5 && o.crowd >= 1000 && o.faults.String() == "" && o.clock && o.loss
-}
-
-// leftovers returns an error that lists what a lab has left on the machine.
-func leftovers(name string, before probe.Inventory) error {
-	after, err := probe.TakeInventory(name)
-	if err != nil {
-		return err
-	}
-	return before.LeftBy(after)
 }

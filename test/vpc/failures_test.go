@@ -15,8 +15,10 @@ import (
 	"testing"
 	"time"
 
+	"weft.dev/weft/internal/testwait"
 	"weft.dev/weft/lab"
 	"weft.dev/weft/lab/plan"
+	"weft.dev/weft/test/labs"
 	"weft.dev/weft/test/probe"
 	"weft.dev/weft/test/traffic"
 )
@@ -36,9 +38,7 @@ type under struct {
 
 func (u *under) kubectl(args ...string) string {
 	u.t.Helper()
-	return must(u.ctx, u.t, append([]string{
-		"env", "NO_PROXY=*", filepath.Join(lab.KubernetesBin(u.c.Config), "kubectl"), "--kubeconfig=" + u.c.Kubeconfig,
-	}, args...)...)
+	return must(u.ctx, u.t, u.c.Kubectl(args...)...)
 }
 
 // pod starts a pod in a Subnet.
@@ -63,7 +63,7 @@ func (u *under) start(spec lab.PodSpec) *lab.Pod {
 		u.t.Fatal(err)
 	}
 	var pod *lab.Pod
-	eventually(u.t, spec.Name+" is attached", func() error {
+	testwait.Eventually(u.t, spec.Name+" is attached", func() error {
 		var err error
 		if pod, err = node.Attach(u.ctx, spec, uid); err != nil && pod != nil {
 			_, undone := pod.Detach(u.ctx)
@@ -84,9 +84,8 @@ func (u *under) gateway() *lab.Pod {
 			}
 		}
 	}
-	eventually(u.t, "the gateway's StatefulSet", func() error {
-		text, err := output(u.ctx, "env", "NO_PROXY=*", filepath.Join(lab.KubernetesBin(u.c.Config), "kubectl"), "--kubeconfig="+u.c.Kubeconfig,
-			"-n", "kube-system", "get", "statefulset", "vpc-nat-gw-gw1", "-o", "json")
+	testwait.Eventually(u.t, "the gateway's StatefulSet", func() error {
+		text, err := probe.Output(u.ctx, u.c.Kubectl("-n", "kube-system", "get", "statefulset", "vpc-nat-gw-gw1", "-o", "json")...)
 		if err != nil {
 			return err
 		}
@@ -147,7 +146,7 @@ spec: {vpc: test-vpc-1, cidrBlock: 10.0.3.0/24, namespaces: [ns1]}
 
 func (u *under) reaches(pair traffic.Pair) {
 	u.t.Helper()
-	eventually(u.t, pair.Name+" arrives", func() error {
+	testwait.Eventually(u.t, pair.Name+" arrives", func() error {
 		ctx, cancel := context.WithTimeout(u.ctx, 2*time.Second)
 		defer cancel()
 		_, err := traffic.Ping(ctx, pair.From, pair.To)
@@ -201,7 +200,7 @@ func (u *under) settle(name string) {
 	if err := u.c.DelPod(u.ctx, pod); err != nil {
 		u.t.Fatal(err)
 	}
-	eventually(u.t, "the address of "+name+" is free", func() error {
+	testwait.Eventually(u.t, "the address of "+name+" is free", func() error {
 		return u.noAddress("ns1/" + name)
 	})
 }
@@ -221,7 +220,7 @@ func (u *under) noAddress(pod string) error {
 func TestFailures(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), limit)
 	defer cancel()
-	u := &under{t: t, ctx: ctx, c: up(ctx, t, lab.Config{Name: "vpcfailures", Nodes: 2, Runtime: plan.RuntimeCNI, VPC: true})}
+	u := &under{t: t, ctx: ctx, c: labs.Up(ctx, t, lab.Config{WeftBin: weftBin, Name: "vpcfailures", Nodes: 2, Runtime: plan.RuntimeCNI, VPC: true})}
 	u.furnish()
 	// The lab is up: `up` with the same settings finds that, and starts nothing.
 	page(t, u.c, "vpc-cni", "weft-lab ", "weft-lab --name "+u.c.Name()+" ", "/run/weft-lab/lab/", "/run/weft-lab/"+u.c.Name()+"/")(ctx, "ovn-nbctl")
@@ -251,7 +250,7 @@ func TestFailures(t *testing.T) {
 			for _, pair := range u.pairs {
 				u.reaches(pair)
 			}
-			eventually(t, "the rows are as they were", func() error {
+			testwait.Eventually(t, "the rows are as they were", func() error {
 				after := u.rows()
 				for row, version := range before {
 					// A server that starts gives all rows new versions.
@@ -280,7 +279,7 @@ func (u *under) refused(t *testing.T) {
 		if pod == nil {
 			continue
 		}
-		if out, err := output(u.ctx, pod.Enter("ip", "-o", "link")...); err == nil && strings.Contains(out, "eth0") {
+		if out, err := probe.Output(u.ctx, pod.Enter("ip", "-o", "link")...); err == nil && strings.Contains(out, "eth0") {
 			t.Errorf("a refused pod has an interface: %s", out)
 		}
 		if err := u.c.DelPod(u.ctx, pod); err != nil {
@@ -313,7 +312,7 @@ func (u *under) tunnelPort(t *testing.T) {
 			t.Fatal(err)
 		}
 		defer func() { _ = conn.Close() }()
-		eventually(t, "UDP beside the tunnel port of "+node.Name, func() error {
+		testwait.Eventually(t, "UDP beside the tunnel port of "+node.Name, func() error {
 			for _, to := range []uint16{geneve, beside} {
 				if _, err := conn.WriteToUDPAddrPort([]byte("weft"), netip.AddrPortFrom(node.IP, to)); err != nil {
 					return err
@@ -337,7 +336,7 @@ func (u *under) replaced(t *testing.T) {
 	if err := u.c.DelPod(u.ctx, u.gate); err != nil {
 		t.Fatal(err)
 	}
-	eventually(t, "the former gateway's address is free", func() error {
+	testwait.Eventually(t, "the former gateway's address is free", func() error {
 		return u.noAddress("kube-system/vpc-nat-gw-gw1-0")
 	})
 	u.gate = u.gateway()

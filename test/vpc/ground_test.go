@@ -7,8 +7,11 @@ import (
 	"fmt"
 	"testing"
 
+	"weft.dev/weft/internal/testwait"
 	"weft.dev/weft/lab"
 	"weft.dev/weft/lab/plan"
+	"weft.dev/weft/test/labs"
+	"weft.dev/weft/test/probe"
 )
 
 // TestGround proves what the tests of VPCs rely on, without Weft: OVN forwards between the nodes of a lab, and a macvlan of a node's ens37
@@ -16,7 +19,7 @@ import (
 func TestGround(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), limit)
 	defer cancel()
-	c := up(ctx, t, lab.Config{Name: "vpcground", Nodes: 2, Runtime: plan.RuntimeCNI, VPC: true, NoWeft: true})
+	c := labs.Up(ctx, t, lab.Config{WeftBin: weftBin, Name: "vpcground", Nodes: 2, Runtime: plan.RuntimeCNI, VPC: true, NoWeft: true})
 	nbctl := append([]string{"ovn-nbctl", "--db=unix:" + plan.New(c.Config).RunPath("ovn", "nb.sock")}, "--timeout=60")
 	must(ctx, t, append(nbctl, "ls-add", "s1")...)
 	for i, n := range c.Nodes() {
@@ -39,14 +42,14 @@ func TestGround(t *testing.T) {
 			must(ctx, t, n.Enter(argv...)...)
 		}
 	}
-	eventually(t, "10.0.1.11 reaches 10.0.1.12 on the other node", func() error {
-		_, err := output(ctx, c.Node(1).Enter("ip", "netns", "exec", "pod", "ping", "-n", "-c", "1", "-W", "2", "10.0.1.12")...)
+	testwait.Eventually(t, "10.0.1.11 reaches 10.0.1.12 on the other node", func() error {
+		_, err := probe.Output(ctx, c.Node(1).Enter("ip", "netns", "exec", "pod", "ping", "-n", "-c", "1", "-W", "2", "10.0.1.12")...)
 		return err
 	})
 	for i, n := range c.Nodes() {
 		for _, to := range []lab.Outside{c.External, c.Outside} {
-			eventually(t, n.Name+" to "+to.URL, func() error {
-				seen, err := output(ctx, n.Enter("ip", "netns", "exec", "pod", "curl", "-s", "-S", "--max-time", "5", to.URL)...)
+			testwait.Eventually(t, n.Name+" to "+to.URL, func() error {
+				seen, err := probe.Output(ctx, n.Enter("ip", "netns", "exec", "pod", "curl", "-s", "-S", "--max-time", "5", to.URL)...)
 				if want := fmt.Sprintf("192.168.100.23%d", i); err == nil && seen != want {
 					err = fmt.Errorf("saw %s, want %s", seen, want)
 				}

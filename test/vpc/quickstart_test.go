@@ -6,14 +6,14 @@ import (
 	"context"
 	"errors"
 	"net/netip"
-	"path/filepath"
 	"strings"
 	"testing"
 
+	"weft.dev/weft/internal/testwait"
 	"weft.dev/weft/lab"
 	"weft.dev/weft/lab/plan"
 	"weft.dev/weft/lab/vpcmatrix"
-	"weft.dev/weft/test/probe"
+	"weft.dev/weft/test/labs"
 )
 
 // TestExamples applies the objects of deploy/examples/vpc to a cluster that runs OVN from the manifest, and measures what reaches what: pods of a
@@ -24,13 +24,11 @@ import (
 func TestExamples(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), 2*limit)
 	defer cancel()
-	leavesNothing(t, "vpcexamples")
-	c := up(ctx, t, lab.Config{Name: "vpcexamples", Nodes: 2, Runtime: plan.RuntimeKubelet, VPC: true})
+	labs.LeavesNothing(t, "vpcexamples")
+	c := labs.Up(ctx, t, lab.Config{WeftBin: weftBin, Name: "vpcexamples", Nodes: 2, Runtime: plan.RuntimeKubelet, VPC: true})
 	kubectl := func(args ...string) string {
 		t.Helper()
-		return must(ctx, t, append([]string{
-			"env", "NO_PROXY=*", filepath.Join(lab.KubernetesBin(c.Config), "kubectl"), "--kubeconfig=" + c.Kubeconfig,
-		}, args...)...)
+		return must(ctx, t, c.Kubectl(args...)...)
 	}
 	page := page(t, c, "vpc")
 	kubectl("apply", "-f", "../../deploy/examples/vpc/00-namespaces.yaml")
@@ -51,14 +49,7 @@ func TestExamples(t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		var table strings.Builder
-		if err := report.Table(&table); err != nil {
-			t.Fatal(err)
-		}
-		t.Log("\n" + table.String())
-		if !report.OK() {
-			t.Error("the matrix is not as it must be")
-		}
+		labs.AsItMust(t, report)
 	}
 	options := vpcmatrix.Options{FloatingIP: netip.MustParseAddr("192.168.100.232")}
 	matrix(options)
@@ -80,7 +71,7 @@ func TestExamples(t *testing.T) {
 	}
 	page(ctx, "--all")
 	const kinds = "vpcs.kubeovn.io,subnets.kubeovn.io,ips.kubeovn.io,vpc-nat-gateways,iptables-eips,iptables-snat-rules,iptables-fip-rules"
-	eventually(t, "the page's commands have removed all objects", func() error {
+	testwait.Eventually(t, "the page's commands have removed all objects", func() error {
 		if left := kubectl("get", "-o", "name", kinds); left != "" {
 			return errors.New(left)
 		}
@@ -89,22 +80,4 @@ func TestExamples(t *testing.T) {
 	if err := c.Crashed(ctx); err != nil {
 		t.Error(err)
 	}
-}
-
-// leavesNothing fails the test if a lab, which is taken down when the test ends, has left something on the machine.
-func leavesNothing(t *testing.T, name string) {
-	t.Helper()
-	before, err := probe.TakeInventory(name)
-	if err != nil {
-		t.Fatal(err)
-	}
-	t.Cleanup(func() {
-		after, err := probe.TakeInventory(name)
-		if err == nil {
-			err = before.LeftBy(after)
-		}
-		if err != nil {
-			t.Error(err)
-		}
-	})
 }

@@ -7,7 +7,6 @@ import (
 	"errors"
 	"fmt"
 	"net/netip"
-	"path/filepath"
 	"slices"
 	"time"
 
@@ -357,7 +356,6 @@ func (s *Scene) nbctl(ctx context.Context, args ...string) error {
 }
 
 func (s *Scene) kubectl(ctx context.Context, args ...string) error {
-	kubectl := filepath.Join(lab.KubernetesBin(s.Config), "kubectl")
-	_, err := probe.Run(ctx, append([]string{"env", "NO_PROXY=*", kubectl, "--kubeconfig=" + s.Kubeconfig}, args...))
+	_, err := probe.Run(ctx, s.Kubectl(args...))
 	return err
 }

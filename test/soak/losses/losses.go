@@ -33,9 +33,8 @@ func InLab(ctx context.Context, config lab.Config, part func(c *lab.Cluster, too
 		down, cancel := context.WithTimeout(context.WithoutCancel(ctx), downTime)
 		defer cancel()
 		err = errors.Join(err, lab.Down(down, config.Name, nil))
-		after, countErr := probe.TakeInventory(config.Name)
-		if err = errors.Join(err, countErr); err == nil {
-			err = before.LeftBy(after)
+		if err == nil {
+			err = before.Left()
 		}
 	}()
 	began := time.Now()

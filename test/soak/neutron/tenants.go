@@ -63,12 +63,11 @@ func newTenants(ctx context.Context, c *lab.Cluster) (*tenants, error) {
 	if err != nil {
 		return nil, err
 	}
-	kubectl := []string{"env", "NO_PROXY=*", filepath.Join(lab.KubernetesBin(c.Config), "kubectl"), "--kubeconfig=" + c.Kubeconfig}
 	manifest := filepath.Join(c.Config.DeployDir, "examples", "neutron", "tenants.yaml")
-	if _, err := probe.Run(ctx, append(kubectl, "apply", "-f", manifest)); err != nil {
+	if _, err := probe.Run(ctx, c.Kubectl("apply", "-f", manifest)); err != nil {
 		return nil, err
 	}
-	wait := append(slices.Clone(kubectl), "wait", "--for=condition=Ready", "--timeout=180s", "tenants.stackube.kubernetes.io/blue", "tenants.stackube.kubernetes.io/red")
+	wait := c.Kubectl("wait", "--for=condition=Ready", "--timeout=180s", "tenants.stackube.kubernetes.io/blue", "tenants.stackube.kubernetes.io/red")
 	if _, err := probe.Run(ctx, wait); err != nil {
 		return nil, err
 	}

@@ -121,8 +121,7 @@ func (s *scene) close() error {
 }
 
 func (s *scene) kubectl(ctx context.Context, args ...string) (string, error) {
-	kubectl := filepath.Join(lab.KubernetesBin(s.cluster.Config), "kubectl")
-	return probe.Run(ctx, append([]string{"env", "NO_PROXY=*", kubectl, "--kubeconfig=" + s.cluster.Kubeconfig}, args...))
+	return probe.Run(ctx, s.cluster.Kubectl(args...))
 }
 
 // reach waits until every pair exchanges packets.
