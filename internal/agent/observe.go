@@ -11,7 +11,7 @@ import (
 	"weft.dev/weft/internal/metrics"
 	"weft.dev/weft/internal/openflow"
 	"weft.dev/weft/internal/overlay"
-	"weft.dev/weft/internal/overlay/pipeline"
+	"weft.dev/weft/internal/overlay/pipeline/layout"
 )
 
 // serveHealth answers probes and scrapes until ctx ends.
@@ -71,7 +71,7 @@ func tableOf(key openflow.Key) string {
 	if key.Group != 0 {
 		return "groups"
 	}
-	if name := pipeline.TableName(key.Table); name != "" {
+	if name := layout.TableName(key.Table); name != "" {
 		return name
 	}
 	return strconv.Itoa(int(key.Table))

@@ -14,8 +14,8 @@ import (
 	"weft.dev/weft/internal/openflow"
 	"weft.dev/weft/internal/openflow/session"
 	"weft.dev/weft/internal/overlay/host"
-	"weft.dev/weft/internal/overlay/pipeline"
 	"weft.dev/weft/internal/overlay/pipeline/cookies"
+	"weft.dev/weft/internal/overlay/pipeline/layout"
 	"weft.dev/weft/internal/reconcile"
 )
 
@@ -152,7 +152,7 @@ func Explain(dump []openflow.FlowStats, owners []admin.Owner) Report {
 
 func explained(s *openflow.FlowStats) Flow {
 	return Flow{
-		Table: s.Flow.Table, TableName: pipeline.TableName(s.Flow.Table), Priority: s.Flow.Priority,
+		Table: s.Flow.Table, TableName: layout.TableName(s.Flow.Table), Priority: s.Flow.Priority,
 		Match: s.Flow.Match.String(), Actions: s.Flow.Actions.String(), Packets: s.Packets, Bytes: s.Bytes,
 		Cookie: hex(s.Flow.Cookie), Kind: cookies.Kind(s.Flow.Cookie),
 	}

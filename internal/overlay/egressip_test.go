@@ -13,6 +13,7 @@ import (
 	"weft.dev/weft/internal/openflow"
 	"weft.dev/weft/internal/openflow/action"
 	"weft.dev/weft/internal/overlay/pipeline"
+	"weft.dev/weft/internal/overlay/pipeline/layout"
 	"weft.dev/weft/internal/reconcile"
 	"weft.dev/weft/internal/service"
 )
@@ -104,7 +105,7 @@ func (p programmed) way(t *testing.T, name string) string {
 	}
 	for key, entry := range have {
 		flow, ok := entry.(*openflow.Flow)
-		if !ok || key.Table != pipeline.TableEgressRoute || !strings.Contains(key.Match, "in_port="+itoa(rec.OFPort)) {
+		if !ok || key.Table != layout.TableEgressRoute || !strings.Contains(key.Match, "in_port="+itoa(rec.OFPort)) {
 			continue
 		}
 		for _, a := range flow.Actions {
@@ -188,7 +189,7 @@ func TestEgressIPMoveTouchesNoPod(t *testing.T) {
 	pods := 0
 	l.node.flowEngine.refuse(func(change reconcile.Change[openflow.Key, openflow.Entry]) error {
 		for key := range change.Set {
-			if key.Group == 0 && key.Table != pipeline.TableNote && !strings.Contains(key.Match, "in_port=1") {
+			if key.Group == 0 && key.Table != layout.TableNote && !strings.Contains(key.Match, "in_port=1") {
 				pods++
 			}
 		}

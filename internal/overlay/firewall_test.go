@@ -16,8 +16,8 @@ import (
 	"weft.dev/weft/internal/cni"
 	"weft.dev/weft/internal/egressfirewall"
 	"weft.dev/weft/internal/openflow"
-	"weft.dev/weft/internal/overlay/pipeline"
 	"weft.dev/weft/internal/overlay/pipeline/cookies"
+	"weft.dev/weft/internal/overlay/pipeline/layout"
 	"weft.dev/weft/internal/reconcile"
 )
 
@@ -50,7 +50,7 @@ func (p programmed) guarded(t tb, reqs ...*cni.Request) string {
 		cookie := cookies.Of(owner(keyOf(req)))
 		for _, entry := range have {
 			f, ok := entry.(*openflow.Flow)
-			if !ok || f.Cookie != cookie || f.Table != pipeline.TablePod || !strings.Contains(f.String(), "nw_src=") {
+			if !ok || f.Cookie != cookie || f.Table != layout.TablePod || !strings.Contains(f.String(), "nw_src=") {
 				continue
 			}
 			number := "none"
@@ -59,7 +59,7 @@ func (p programmed) guarded(t tb, reqs ...*cni.Request) string {
 			}
 			var ranges []string
 			for key := range have {
-				if key.Table == pipeline.TableEgressFirewall && strings.Contains(key.Match, "reg7="+number) {
+				if key.Table == layout.TableEgressFirewall && strings.Contains(key.Match, "reg7="+number) {
 					to, _ := strings.CutPrefix(key.Match, "ip,reg7="+number)
 					ranges = append(ranges, strings.TrimPrefix(to, ","))
 				}
@@ -83,7 +83,7 @@ func (p programmed) ranges(t tb) int {
 	}
 	n := 0
 	for key := range have {
-		if key.Table == pipeline.TableEgressFirewall && strings.Contains(key.Match, "reg7=0x") {
+		if key.Table == layout.TableEgressFirewall && strings.Contains(key.Match, "reg7=0x") {
 			n++
 		}
 	}

@@ -17,7 +17,7 @@ import (
 	"weft.dev/weft/internal/cni"
 	"weft.dev/weft/internal/openflow"
 	"weft.dev/weft/internal/overlay/multicast"
-	"weft.dev/weft/internal/overlay/pipeline"
+	"weft.dev/weft/internal/overlay/pipeline/layout"
 	"weft.dev/weft/internal/reconcile"
 )
 
@@ -67,10 +67,10 @@ func (p programmed) choir(t tb) string {
 				if vnid == 0 {
 					number = "0"
 				}
-				if f.Table == pipeline.TableMulticastLocal && strings.Contains(text, "reg0="+number+",") && strings.Contains(text+",", fmt.Sprintf("output:%d,", port)) {
+				if f.Table == layout.TableMulticastLocal && strings.Contains(text, "reg0="+number+",") && strings.Contains(text+",", fmt.Sprintf("output:%d,", port)) {
 					byVNID[vnid] = append(byVNID[vnid], ">"+name)
 				}
-				if f.Table == pipeline.TablePod && strings.Contains(text, fmt.Sprintf("in_port=%d,", port)) && strings.Contains(text, "nw_dst=224.0.0.0/4") &&
+				if f.Table == layout.TablePod && strings.Contains(text, fmt.Sprintf("in_port=%d,", port)) && strings.Contains(text, "nw_dst=224.0.0.0/4") &&
 					strings.Contains(text, "set_field:"+number+"->reg0") {
 					byVNID[vnid] = append(byVNID[vnid], name+">")
 				}
@@ -186,7 +186,7 @@ func TestMulticastNodes(t *testing.T) {
 		}
 		var all []string
 		for key, entry := range have {
-			if key.Table == pipeline.TableMulticastTunnel && key.Match != "" {
+			if key.Table == layout.TableMulticastTunnel && key.Match != "" {
 				all = append(all, entry.String())
 			}
 		}
@@ -242,7 +242,7 @@ func TestMulticastKeepsPortsUntilTheyAreLeft(t *testing.T) {
 	var refused atomic.Int32
 	n.flowEngine.refuse(func(change reconcile.Change[openflow.Key, openflow.Entry]) error {
 		for key := range change.Set {
-			if key.Table == pipeline.TableMulticastLocal {
+			if key.Table == layout.TableMulticastLocal {
 				refused.Add(1)
 				return errors.New("no room")
 			}

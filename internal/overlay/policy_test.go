@@ -18,6 +18,7 @@ import (
 	"weft.dev/weft/internal/openflow"
 	"weft.dev/weft/internal/overlay/pipeline"
 	"weft.dev/weft/internal/overlay/pipeline/cookies"
+	"weft.dev/weft/internal/overlay/pipeline/layout"
 	"weft.dev/weft/internal/policy"
 	"weft.dev/weft/internal/reconcile"
 )
@@ -81,7 +82,7 @@ func (p programmed) opens(t tb, req *cni.Request) string {
 	switch {
 	case flows == "":
 		return "closed"
-	case strings.Contains(flows, fmt.Sprintf("set_field:%#x/%#x->reg6", pipeline.FlagIngress, pipeline.FlagIngress)):
+	case strings.Contains(flows, fmt.Sprintf("set_field:%#x/%#x->reg6", layout.FlagIngress, layout.FlagIngress)):
 		return "isolated"
 	default:
 		return "open"
@@ -94,8 +95,8 @@ func TestIsolationComesFirst(t *testing.T) {
 	req := l.request("one")
 	l.node.flowEngine.refuse(func(change reconcile.Change[openflow.Key, openflow.Entry]) error {
 		for _, entry := range change.Set {
-			if f, ok := entry.(*openflow.Flow); ok && f.Table == pipeline.TableLocal && f.Priority == 100 && f.Cookie == cookies.Of(owner(keyOf(req))) &&
-				!strings.Contains(f.String(), fmt.Sprintf("%#x->reg6", pipeline.FlagIngress)) {
+			if f, ok := entry.(*openflow.Flow); ok && f.Table == layout.TableLocal && f.Priority == 100 && f.Cookie == cookies.Of(owner(keyOf(req))) &&
+				!strings.Contains(f.String(), fmt.Sprintf("%#x->reg6", layout.FlagIngress)) {
 				return errors.New("the port is open before its pod is isolated")
 			}
 		}
@@ -155,7 +156,7 @@ func (p programmed) named(t tb, addr netip.Addr) int {
 	}
 	n := 0
 	for key := range all {
-		if key.Table == pipeline.TableIngress && strings.Contains(key.Match, "nw_src="+addr.String()) && addr != netip.MustParseAddr("10.128.0.1") {
+		if key.Table == layout.TableIngress && strings.Contains(key.Match, "nw_src="+addr.String()) && addr != netip.MustParseAddr("10.128.0.1") {
 			n++
 		}
 	}
@@ -282,12 +283,12 @@ func TestModeLeavesWithItsRules(t *testing.T) {
 	l.node.flowEngine.refuse(func(change reconcile.Change[openflow.Key, openflow.Entry]) error {
 		commits++
 		for key, entry := range change.Delete {
-			if key.Table == pipeline.TableIngress && strings.Contains(entry.String(), "conj") && rules == 0 {
+			if key.Table == layout.TableIngress && strings.Contains(entry.String(), "conj") && rules == 0 {
 				rules = commits
 			}
 		}
 		for key := range change.Set {
-			if key.Table == pipeline.TableLocal {
+			if key.Table == layout.TableLocal {
 				pods = commits
 			}
 		}
@@ -311,7 +312,7 @@ func TestConnectionsAreNotInherited(t *testing.T) {
 	opened := 0
 	l.node.flowEngine.refuse(func(change reconcile.Change[openflow.Key, openflow.Entry]) error {
 		for key := range change.Set {
-			if key.Table == pipeline.TableLocal {
+			if key.Table == layout.TableLocal {
 				opened++
 				if len(flushed()) == 0 {
 					t.Error("the port is opened before the connections are flushed")

@@ -16,8 +16,8 @@ import (
 	"weft.dev/weft/internal/clusternetwork"
 	"weft.dev/weft/internal/cni"
 	"weft.dev/weft/internal/openflow"
-	"weft.dev/weft/internal/overlay/pipeline"
 	"weft.dev/weft/internal/overlay/pipeline/cookies"
+	"weft.dev/weft/internal/overlay/pipeline/layout"
 	"weft.dev/weft/internal/reconcile"
 )
 
@@ -91,10 +91,10 @@ func (p programmed) vnidsOf(t *testing.T, req *cni.Request) string {
 		}
 		text := f.String()
 		switch {
-		case f.Table == pipeline.TablePod && strings.Contains(text, "nw_src="):
+		case f.Table == layout.TablePod && strings.Contains(text, "nw_src="):
 			_, rest, _ := strings.Cut(text, "set_field:")
 			sends, _, _ = strings.Cut(rest, "->reg0")
-		case f.Table == pipeline.TableIngress && !strings.Contains(text, "ct_state"):
+		case f.Table == layout.TableIngress && !strings.Contains(text, "ct_state"):
 			_, rest, from := strings.Cut(text, "reg0=")
 			from0, _, _ := strings.Cut(rest, ",")
 			if !from {
@@ -407,11 +407,11 @@ func TestModeChangeOrder(t *testing.T) {
 			for key, entry := range entries {
 				text := entry.String()
 				switch {
-				case key.Group == 0 && key.Table == pipeline.TableTunnel && strings.Contains(text, "tun_src="):
+				case key.Group == 0 && key.Table == layout.TableTunnel && strings.Contains(text, "tun_src="):
 					remotes = commits
-				case key.Group == 0 && key.Table == pipeline.TableIngress && strings.Contains(text, "reg2=0x3"):
+				case key.Group == 0 && key.Table == layout.TableIngress && strings.Contains(text, "reg2=0x3"):
 					pods = commits
-				case key.Group == 0 && key.Table == pipeline.TableIngress:
+				case key.Group == 0 && key.Table == layout.TableIngress:
 					all = commits
 				}
 			}

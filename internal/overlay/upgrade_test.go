@@ -10,6 +10,7 @@ import (
 	"weft.dev/weft/internal/openflow/action"
 	"weft.dev/weft/internal/openflow/bridge"
 	"weft.dev/weft/internal/overlay/pipeline"
+	"weft.dev/weft/internal/overlay/pipeline/layout"
 )
 
 // If another version had any single flow changed, missing or in addition, the next agent corrects it, although the note in the switch says
@@ -46,7 +47,7 @@ func TestUpgradeFindsEveryFlow(t *testing.T) {
 			continue
 		}
 		other := *flow
-		other.Actions = action.Actions{action.Output(pipeline.PortTun)}
+		other.Actions = action.Actions{action.Output(layout.PortTun)}
 		stray := *flow
 		stray.Priority += 7
 		changes := []bridge.Change{{Delete: map[openflow.Key]openflow.Entry{key: flow}}}

@@ -8,7 +8,7 @@
 // Package conjunction compiles the rules of NetworkPolicies, for ModeNetworkPolicy. It keeps what it has compiled, so that the cost of a
 // change depends on the size of the change.
 //
-// Table numbers and their purposes are in tables.go, registers in registers.go. A feature (isolation by VNID, policies, Services, egress,
+// Package layout has the numbers of tables, registers and ports, and their purposes. A feature (isolation by VNID, policies, Services, egress,
 // multicast) adds flows to its own tables: tables 24, 25, 27, 80 and 100 do nothing without it.
 //
 // Some decisions that the flows do not show:

@@ -10,6 +10,7 @@ import (
 
 	"weft.dev/weft/internal/overlay/pipeline"
 	"weft.dev/weft/internal/overlay/pipeline/conjunction"
+	"weft.dev/weft/internal/overlay/pipeline/layout"
 	"weft.dev/weft/internal/policy"
 )
 
@@ -26,13 +27,13 @@ func document(c *pipeline.Config) string {
 	b.WriteString("See a node's own with `weft flows`, which says of each flow what object it comes from, by its cookie; `weft flows --explain`\n" +
 		"counts them by object, and `--pod`, `--policy` and `--service` list one's own ([operations.md](operations.md#weft-flows)). Without Weft's\n" +
 		"words it is `ovs-ofctl -O OpenFlow15 dump-flows br0`.\n\n")
-	fmt.Fprintf(&b, "Ports: %d is `vxlan0`, the tunnel; %d is `tun0`, the host; pods have %d and up.\n\n", pipeline.PortVXLAN, pipeline.PortTun, pipeline.FirstPodPort)
+	fmt.Fprintf(&b, "Ports: %d is `vxlan0`, the tunnel; %d is `tun0`, the host; pods have %d and up.\n\n", layout.PortVXLAN, layout.PortTun, layout.FirstPodPort)
 	b.WriteString("## Registers\n\n| register | holds |\n|---|---|\n")
-	for _, r := range pipeline.Registers() {
+	for _, r := range layout.Registers() {
 		fmt.Fprintf(&b, "| %s | %s |\n", r.Name, r.Purpose)
 	}
 	b.WriteString("\n## Tables\n\n| table | name | purpose |\n|---|---|---|\n")
-	for _, table := range pipeline.Tables() {
+	for _, table := range layout.Tables() {
 		fmt.Fprintf(&b, "| %d | %s | %s |\n", table.Number, table.Name, table.Purpose)
 	}
 	b.WriteString("\n## Flows of a sample\n\n")

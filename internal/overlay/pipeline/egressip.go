@@ -10,11 +10,9 @@ import (
 	"weft.dev/weft/internal/openflow"
 	"weft.dev/weft/internal/openflow/action"
 	"weft.dev/weft/internal/openflow/oxm"
+	"weft.dev/weft/internal/overlay/pipeline/layout"
 	"weft.dev/weft/internal/reconcile"
 )
-
-// FlagAnswer says that the packet came from outside the cluster by the tunnel: it must be a reply of a connection.
-const FlagAnswer uint32 = 1 << 3
 
 // EgressWay says how the traffic of one project with egress IPs leaves the cluster, from the view of one node.
 type EgressWay struct {
@@ -97,8 +95,8 @@ func (c EgressIPs) Rules(w EgressWay, group uint32) ([]Rule, *openflow.Group) {
 	g := &openflow.Group{ID: group, Type: openflow.GroupAll}
 	if w.Here {
 		leave := append([]action.Action{action.SetField(oxm.EthSrc(EgressMAC(w.VNID)))}, c.toHost()...)
-		p.add(TableEgressRoute, priorityEgressHold, "from another node, for an egress IP of this node",
-			match(oxm.InPort(PortVXLAN), oxm.TunID(uint64(w.VNID)), oxm.EthType(oxm.EthTypeIPv4)), leave...)
+		p.add(layout.TableEgressRoute, priorityEgressHold, "from another node, for an egress IP of this node",
+			match(oxm.InPort(layout.PortVXLAN), oxm.TunID(uint64(w.VNID)), oxm.EthType(oxm.EthTypeIPv4)), leave...)
 		g.Buckets = []openflow.Bucket{{Actions: leave}}
 		return p.rules, g
 	}
@@ -111,7 +109,7 @@ func (c EgressIPs) Rules(w EgressWay, group uint32) ([]Rule, *openflow.Group) {
 	}
 	for _, node := range w.Nodes {
 		g.Buckets = append(g.Buckets, openflow.Bucket{Weight: weight, Actions: action.Actions{
-			action.SetField(oxm.TunID(uint64(w.VNID))), action.SetField(oxm.TunDst(node)), action.Output(PortVXLAN),
+			action.SetField(oxm.TunID(uint64(w.VNID))), action.SetField(oxm.TunDst(node)), action.Output(layout.PortVXLAN),
 		}})
 	}
 	return p.rules, g
@@ -126,27 +124,27 @@ func (p egressTables) egressStatic() {
 	if !(EgressIPs{c}).on() {
 		return
 	}
-	ipv4, tunnel := oxm.EthType(oxm.EthTypeIPv4), oxm.InPort(PortVXLAN)
+	ipv4, tunnel := oxm.EthType(oxm.EthTypeIPv4), oxm.InPort(layout.PortVXLAN)
 	for _, network := range c.ClusterNetworks {
 		for _, to := range append(slices.Clip(c.ClusterNetworks), c.ServiceNetwork) {
-			p.to.drop(TableTunnel, priorityUnthrough, "from pods to pods and Services nothing else passes", match(tunnel, oxm.IPSrc(network), oxm.IPDst(to)))
+			p.to.drop(layout.TableTunnel, priorityUnthrough, "from pods to pods and Services nothing else passes", match(tunnel, oxm.IPSrc(network), oxm.IPDst(to)))
 		}
-		p.to.add(TableClassify, priorityAnswerOut, "through the host from outside to other nodes' pods: answers to what left by this node's egress addresses; the rest the host masquerades",
-			match(oxm.InPort(PortTun), oxm.IPDst(network)), source(0), action.GotoTable(TableRemote))
+		p.to.add(layout.TableClassify, priorityAnswerOut, "through the host from outside to other nodes' pods: answers to what left by this node's egress addresses; the rest the host masquerades",
+			match(oxm.InPort(layout.PortTun), oxm.IPDst(network)), source(0), action.GotoTable(layout.TableRemote))
 	}
 	for _, to := range nonsense() {
-		p.to.drop(TableTunnel, priorityUnthrough, to.purpose, match(tunnel, oxm.IPDst(netip.MustParsePrefix(to.prefix))))
+		p.to.drop(layout.TableTunnel, priorityUnthrough, to.purpose, match(tunnel, oxm.IPDst(netip.MustParsePrefix(to.prefix))))
 	}
-	p.to.drop(TableTunnel, priorityUnthrough, "multicast does not leave", match(tunnel, oxm.IPDst(multicast4())))
-	answer := flag(FlagAnswer)
+	p.to.drop(layout.TableTunnel, priorityUnthrough, "multicast does not leave", match(tunnel, oxm.IPDst(multicast4())))
+	answer := flag(layout.FlagAnswer)
 	for _, state := range []oxm.CTFlag{oxm.CTRpl, oxm.CTRel} {
-		p.to.add(TableState, priorityStray+20, "a reply from outside, by the node with the egress IP",
-			match(ipv4, answer, oxm.CTState(oxm.CTTrk|state, oxm.CTInv)), action.GotoTable(TableRoute))
+		p.to.add(layout.TableState, priorityStray+20, "a reply from outside, by the node with the egress IP",
+			match(ipv4, answer, oxm.CTState(oxm.CTTrk|state, oxm.CTInv)), action.GotoTable(layout.TableRoute))
 	}
-	p.to.drop(TableState, priorityStray+15, "from outside by another node, and not a reply", match(ipv4, answer, oxm.CTState(oxm.CTTrk, 0)))
-	p.to.add(TableEgressRoute, priorityEgressAnswer, "replies leave by the node that the request came from",
-		match(ipv4, oxm.CTState(oxm.CTTrk|oxm.CTRpl, 0), oxm.CTMarkMasked(0, MarkUnseen)), c.toHost()...)
-	p.to.drop(TableEgressRoute, priorityEgressClosed, "this node has no egress IP of the project", match(tunnel))
+	p.to.drop(layout.TableState, priorityStray+15, "from outside by another node, and not a reply", match(ipv4, answer, oxm.CTState(oxm.CTTrk, 0)))
+	p.to.add(layout.TableEgressRoute, priorityEgressAnswer, "replies leave by the node that the request came from",
+		match(ipv4, oxm.CTState(oxm.CTTrk|oxm.CTRpl, 0), oxm.CTMarkMasked(0, layout.MarkUnseen)), c.toHost()...)
+	p.to.drop(layout.TableEgressRoute, priorityEgressClosed, "this node has no egress IP of the project", match(tunnel))
 }
 
 // priorityAnswerOut is a priority in table 0, below that of packets from the host to local pods.
@@ -159,10 +157,10 @@ func (p egressTables) egressRemote(r Remote, from conditions) {
 	if !(EgressIPs{c}).on() {
 		return
 	}
-	p.to.add(TableTunnel, priorityThrough, "from the node's pods to outside, by an egress IP of this node",
-		append(slices.Clip(from), oxm.IPSrc(r.Subnet)), action.GotoTable(TableEgressRoute))
-	p.to.add(TableTunnel, priorityThrough-1, "from outside to the node's egress IPs: look up the connection of the reply",
-		append(slices.Clip(from), oxm.IPDst(c.LocalSubnet)), source(0), setFlags(FlagAnswer, FlagAnswer), c.track())
+	p.to.add(layout.TableTunnel, priorityThrough, "from the node's pods to outside, by an egress IP of this node",
+		append(slices.Clip(from), oxm.IPSrc(r.Subnet)), action.GotoTable(layout.TableEgressRoute))
+	p.to.add(layout.TableTunnel, priorityThrough-1, "from outside to the node's egress IPs: look up the connection of the reply",
+		append(slices.Clip(from), oxm.IPDst(c.LocalSubnet)), source(0), setFlags(layout.FlagAnswer, layout.FlagAnswer), c.track())
 }
 
 // egressPod adds the further flows of a pod whose project has egress IPs. Its connections are all tracked, because replies of a connection
@@ -174,22 +172,22 @@ func (p egressTables) egressPod(pod Pod, addr netip.Addr, mac net.HardwareAddr) 
 		return
 	}
 	const local, served = 110, 220
-	again := TableEgressRoute
+	again := layout.TableEgressRoute
 	from := match(oxm.InPort(pod.OFPort), oxm.IPSrc(host(addr)))
-	p.to.add(TableEgressRoute, priorityEgressFind, "possibly a reply to a connection from outside",
+	p.to.add(layout.TableEgressRoute, priorityEgressFind, "possibly a reply to a connection from outside",
 		append(slices.Clip(from), oxm.CTState(0, oxm.CTTrk)), action.CT(action.CTAction{Zone: c.zone(), Table: &again}))
-	p.to.output(TableEgressRoute, priorityEgressPod, "by the project's egress IPs, or not at all", from, action.GroupAction(pod.Egress))
+	p.to.output(layout.TableEgressRoute, priorityEgressPod, "by the project's egress IPs, or not at all", from, action.GroupAction(pod.Egress))
 	p.to.handOver(served, "to Services that the switch does not serve: the host would send it with the node's address", from, c.toReject()...)
 	if c.policies() { // there all connections of pods are tracked
 		return
 	}
 	commit := action.CT(action.CTAction{Commit: true, Zone: c.zone()})
-	p.to.add(TableLocal, local, "from outside to the pod: tracked, so that its replies are recognised",
-		match(oxm.InPort(PortTun), oxm.IPDst(host(addr)), oxm.CTState(0, oxm.CTTrk)),
+	p.to.add(layout.TableLocal, local, "from outside to the pod: tracked, so that its replies are recognised",
+		match(oxm.InPort(layout.PortTun), oxm.IPDst(host(addr)), oxm.CTState(0, oxm.CTTrk)),
 		append([]action.Action{commit}, podPackets{c, &pod}.toLocal(mac)...)...)
 	// The userspace datapath's conntrack would take a reset for a new connection, in the direction of the reset.
-	p.to.add(TableLocal, local+1, "a reset, such as the host's to a packet that it rejects, begins no connection",
-		match(oxm.InPort(PortTun), oxm.IPDst(host(addr)), oxm.TCPFlags(tcpRst, tcpRst), oxm.CTState(0, oxm.CTTrk)),
+	p.to.add(layout.TableLocal, local+1, "a reset, such as the host's to a packet that it rejects, begins no connection",
+		match(oxm.InPort(layout.PortTun), oxm.IPDst(host(addr)), oxm.TCPFlags(tcpRst, tcpRst), oxm.CTState(0, oxm.CTTrk)),
 		append([]action.Action{action.CT(action.CTAction{Zone: c.zone()})}, podPackets{c, &pod}.toLocal(mac)...)...)
 }
 

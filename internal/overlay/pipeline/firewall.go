@@ -8,6 +8,7 @@ import (
 	"weft.dev/weft/internal/openflow"
 	"weft.dev/weft/internal/openflow/action"
 	"weft.dev/weft/internal/openflow/oxm"
+	"weft.dev/weft/internal/overlay/pipeline/layout"
 	"weft.dev/weft/internal/reconcile"
 )
 
@@ -28,11 +29,11 @@ func (p *program) firewallStatic() {
 	const none = 1
 	c := p.config
 	if !(Firewalls{c}).on() {
-		p.add(TableEgressFirewall, priorityDefault, "no firewall", nil, action.GotoTable(TableEgressRoute))
+		p.add(layout.TableEgressFirewall, priorityDefault, "no firewall", nil, action.GotoTable(layout.TableEgressRoute))
 		return
 	}
-	p.add(TableEgressFirewall, none, "no firewall", match(oxm.Reg(RegFirewall, 0)), action.GotoTable(TableEgressRoute))
-	p.drop(TableEgressFirewall, priorityDefault, "an egress firewall whose rules are missing", nil)
+	p.add(layout.TableEgressFirewall, none, "no firewall", match(oxm.Reg(layout.RegFirewall, 0)), action.GotoTable(layout.TableEgressRoute))
+	p.drop(layout.TableEgressFirewall, priorityDefault, "an egress firewall whose rules are missing", nil)
 }
 
 // Flows returns the flows of a namespace's egress firewall. number is Pod.Firewall in the flows of its pods. Without these flows,
@@ -49,9 +50,9 @@ func (c Firewalls) Rules(namespace string, number uint32, f *egressfirewall.Fire
 		return nil
 	}
 	p := c.program(FirewallOwner(namespace))
-	of := match(oxm.EthType(oxm.EthTypeIPv4), oxm.Reg(RegFirewall, number))
+	of := match(oxm.EthType(oxm.EthTypeIPv4), oxm.Reg(layout.RegFirewall, number))
 	if f.Closed != "" {
-		p.drop(TableEgressFirewall, priority, "nothing leaves: "+f.Closed, of)
+		p.drop(layout.TableEgressFirewall, priority, "nothing leaves: "+f.Closed, of)
 		return p.rules
 	}
 	for _, e := range f.Entries {
@@ -61,9 +62,9 @@ func (c Firewalls) Rules(namespace string, number uint32, f *egressfirewall.Fire
 		}
 		at := uint16(priority + e.To.Bits()) //nolint:gosec // 0 to 32
 		if e.Verdict == egressfirewall.Allow {
-			p.add(TableEgressFirewall, at, firewallPurpose(e), on, action.GotoTable(TableEgressRoute))
+			p.add(layout.TableEgressFirewall, at, firewallPurpose(e), on, action.GotoTable(layout.TableEgressRoute))
 		} else {
-			p.drop(TableEgressFirewall, at, firewallPurpose(e), on)
+			p.drop(layout.TableEgressFirewall, at, firewallPurpose(e), on)
 		}
 	}
 	return p.rules

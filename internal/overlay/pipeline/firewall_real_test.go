@@ -23,6 +23,7 @@ import (
 	"weft.dev/weft/internal/openflow/bridge"
 	"weft.dev/weft/internal/overlay/pipeline"
 	"weft.dev/weft/internal/overlay/pipeline/groupid"
+	"weft.dev/weft/internal/overlay/pipeline/layout"
 	"weft.dev/weft/internal/policy"
 	"weft.dev/weft/internal/reconcile"
 )
@@ -89,7 +90,7 @@ func (s *firewallSwitch) follow(t *testing.T, firewalls map[string]*egressfirewa
 	s.have = want
 	changed := 0
 	for key := range change.Set {
-		if key.Table == pipeline.TableEgressFirewall {
+		if key.Table == layout.TableEgressFirewall {
 			changed++
 		}
 	}

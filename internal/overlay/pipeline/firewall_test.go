@@ -9,6 +9,7 @@ import (
 
 	"weft.dev/weft/internal/egressfirewall"
 	"weft.dev/weft/internal/overlay/pipeline"
+	"weft.dev/weft/internal/overlay/pipeline/layout"
 )
 
 // Numbers of the firewalls of the first pod's namespace and of another.
@@ -125,7 +126,7 @@ func documentFirewalls(b *strings.Builder) {
 	for _, s := range firewallSections(c) {
 		concerned := slices.DeleteFunc(s.rules, func(r pipeline.Rule) bool {
 			f := r.Flow
-			return !strings.Contains(f.Match.String()+f.Actions.String(), "reg7") && f.Table != pipeline.TableEgressFirewall && f.Table != pipeline.TableExternal
+			return !strings.Contains(f.Match.String()+f.Actions.String(), "reg7") && f.Table != layout.TableEgressFirewall && f.Table != layout.TableExternal
 		})
 		fmt.Fprintf(b, "\n### Owner `%s`, with firewalls\n\n| table | priority | match | actions | what for |\n|---|---|---|---|---|\n", s.owner)
 		writeRules(b, concerned)

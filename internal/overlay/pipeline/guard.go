@@ -3,6 +3,7 @@ package pipeline
 import (
 	"weft.dev/weft/internal/openflow/action"
 	"weft.dev/weft/internal/openflow/oxm"
+	"weft.dev/weft/internal/overlay/pipeline/layout"
 )
 
 // tcpAck is the ACK flag of TCP (RFC 9293, 3.1). The first packet of a connection has tcpSyn and not tcpAck.
@@ -23,8 +24,8 @@ func (p *program) closeMetadata() {
 	for _, addr := range p.config.Metadata {
 		to := oxm.IPDst(host(addr))
 		for _, port := range []oxm.MatchField{oxm.UDPDst(dnsPort), oxm.TCPDst(dnsPort)} {
-			p.add(TableExternal, names, "the name server of the metadata service", match(to, port), action.GotoTable(TableEgressFirewall))
+			p.add(layout.TableExternal, names, "the name server of the metadata service", match(to, port), action.GotoTable(layout.TableEgressFirewall))
 		}
-		p.add(TableExternal, closed, "the metadata service is closed to pods: the host rejects", match(to), p.config.toReject()...)
+		p.add(layout.TableExternal, closed, "the metadata service is closed to pods: the host rejects", match(to), p.config.toReject()...)
 	}
 }

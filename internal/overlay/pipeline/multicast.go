@@ -10,6 +10,7 @@ import (
 	"weft.dev/weft/internal/openflow"
 	"weft.dev/weft/internal/openflow/action"
 	"weft.dev/weft/internal/openflow/oxm"
+	"weft.dev/weft/internal/overlay/pipeline/layout"
 	"weft.dev/weft/internal/reconcile"
 )
 
@@ -56,10 +57,10 @@ func (c Multicast) ProjectRules(vnid uint32, members []MulticastMember) []Rule {
 		return nil
 	}
 	p := c.program(MulticastOwner(vnid))
-	of := match(oxm.Reg(RegSource, vnid))
-	p.add(TableMulticastOut, priority, "the project has multicast", of, action.GotoTable(TableMulticastTunnel))
+	of := match(oxm.Reg(layout.RegSource, vnid))
+	p.add(layout.TableMulticastOut, priority, "the project has multicast", of, action.GotoTable(layout.TableMulticastTunnel))
 	ordered := slices.SortedFunc(slices.Values(members), func(a, b MulticastMember) int { return cmp.Compare(a.OFPort, b.OFPort) })
-	p.copies(TableMulticastLocal, "to the project's pods here", of, receivers{count: len(ordered), each: func(i int) []action.Action {
+	p.copies(layout.TableMulticastLocal, "to the project's pods here", of, receivers{count: len(ordered), each: func(i int) []action.Action {
 		return []action.Action{action.SetField(oxm.EthDst(PodMAC(ordered[i].Addr))), action.Output(ordered[i].OFPort)}
 	}})
 	return p.rules
@@ -84,18 +85,18 @@ func (c Multicast) NodesRules(remotes []Remote) []Rule {
 			continue
 		}
 		nodes = append(nodes, r.NodeIP)
-		p.add(TableTunnel, priority, "multicast from the node's pods, for this node's",
-			match(oxm.InPort(PortVXLAN), oxm.TunSrc(r.NodeIP), oxm.TunDst(c.NodeIP), oxm.IPSrc(r.Subnet), oxm.IPDst(multicast4())),
-			action.Move(oxm.Bits(oxm.FieldTunID, 0, last), oxm.RegBits(RegSource, 0, last)), action.GotoTable(TableMulticastLocal))
+		p.add(layout.TableTunnel, priority, "multicast from the node's pods, for this node's",
+			match(oxm.InPort(layout.PortVXLAN), oxm.TunSrc(r.NodeIP), oxm.TunDst(c.NodeIP), oxm.IPSrc(r.Subnet), oxm.IPDst(multicast4())),
+			action.Move(oxm.Bits(oxm.FieldTunID, 0, last), oxm.RegBits(layout.RegSource, 0, last)), action.GotoTable(layout.TableMulticastLocal))
 	}
 	slices.SortFunc(nodes, netip.Addr.Compare)
 	nodes = slices.Compact(nodes) // two objects may briefly name the same node
-	p.copies(TableMulticastTunnel, "a copy to every other node", nil, receivers{
+	p.copies(layout.TableMulticastTunnel, "a copy to every other node", nil, receivers{
 		count: len(nodes), first: []action.Action{sourceToTunnel()},
 		each: func(i int) []action.Action {
-			return []action.Action{action.SetField(oxm.TunDst(nodes[i])), action.Output(PortVXLAN)}
+			return []action.Action{action.SetField(oxm.TunDst(nodes[i])), action.Output(layout.PortVXLAN)}
 		},
-		next: TableMulticastLocal,
+		next: layout.TableMulticastLocal,
 	})
 	return p.rules
 }
@@ -123,13 +124,13 @@ func (p *program) copies(table uint8, purpose string, of conditions, r receivers
 		}
 		switch {
 		case to < r.count:
-			actions = append(actions, action.SetField(oxm.Reg(RegPart, part+1)), action.Resubmit(openflow.PortInPort, table))
+			actions = append(actions, action.SetField(oxm.Reg(layout.RegPart, part+1)), action.Resubmit(openflow.PortInPort, table))
 		case r.next != 0 && part > 0:
-			actions = append(actions, action.SetField(oxm.Reg(RegPart, 0)), action.GotoTable(r.next))
+			actions = append(actions, action.SetField(oxm.Reg(layout.RegPart, 0)), action.GotoTable(r.next))
 		case r.next != 0:
 			actions = append(actions, action.GotoTable(r.next))
 		}
-		p.add(table, priority, purpose, append(slices.Clip(of), oxm.Reg(RegPart, part)), actions...)
+		p.add(table, priority, purpose, append(slices.Clip(of), oxm.Reg(layout.RegPart, part)), actions...)
 	}
 }
 
@@ -140,7 +141,7 @@ func (p *program) multicastFrom(pod Pod, addr netip.Addr, mac net.HardwareAddr) 
 		return
 	}
 	group, mask := net.HardwareAddr{0x01, 0x00, 0x5e, 0, 0, 0}, net.HardwareAddr{0xff, 0xff, 0xff, 0x80, 0, 0} // RFC 1112, 6.4
-	p.add(TablePod, priority, "multicast from the pod's own address",
+	p.add(layout.TablePod, priority, "multicast from the pod's own address",
 		match(oxm.InPort(pod.OFPort), oxm.EthSrc(mac), oxm.EthDstMasked(group, mask), oxm.IPSrc(host(addr)), oxm.IPDst(multicast4())),
-		source(pod.VNID), action.GotoTable(TableMulticastOut))
+		source(pod.VNID), action.GotoTable(layout.TableMulticastOut))
 }

@@ -9,6 +9,7 @@ import (
 
 	"weft.dev/weft/internal/openflow"
 	"weft.dev/weft/internal/overlay/pipeline"
+	"weft.dev/weft/internal/overlay/pipeline/layout"
 )
 
 // multicastPods returns the sample's pods of two projects. The first, with two pods, has multicast.
@@ -128,7 +129,7 @@ func TestMulticastListsAreSplit(t *testing.T) {
 			})
 		}
 		for table, rules := range map[uint8][]pipeline.Rule{
-			pipeline.TableMulticastLocal: pipeline.Multicast{Config: c}.ProjectRules(42, list), pipeline.TableMulticastTunnel: pipeline.Multicast{Config: c}.NodesRules(remotes),
+			layout.TableMulticastLocal: pipeline.Multicast{Config: c}.ProjectRules(42, list), layout.TableMulticastTunnel: pipeline.Multicast{Config: c}.NodesRules(remotes),
 		} {
 			outputs, parts := 0, 0
 			for _, r := range rules {

@@ -10,6 +10,7 @@ import (
 
 	"weft.dev/weft/internal/overlay/pipeline"
 	"weft.dev/weft/internal/overlay/pipeline/cookies"
+	"weft.dev/weft/internal/overlay/pipeline/layout"
 	"weft.dev/weft/internal/reconcile"
 )
 
@@ -51,7 +52,7 @@ func TestTablesOnlyGoUp(t *testing.T) {
 			if _, err := fmt.Sscan(m[1], &to); err != nil || to <= int(f.Table) {
 				t.Errorf("%s goes down", f)
 			}
-			if pipeline.TableName(uint8(to)) == "" {
+			if layout.TableName(uint8(to)) == "" {
 				t.Errorf("%s goes to a table without a name", f)
 			}
 		}
@@ -135,7 +136,7 @@ func TestValidate(t *testing.T) {
 
 func TestNote(t *testing.T) {
 	key, entry := pipeline.Note(reconcile.Hash{1, 2, 3, 4})
-	if key.Table != pipeline.TableNote || !strings.Contains(entry.String(), "note:00.00.00.00.00.00.00.01.") {
+	if key.Table != layout.TableNote || !strings.Contains(entry.String(), "note:00.00.00.00.00.00.00.01.") {
 		t.Errorf("note is %s", entry)
 	}
 }
@@ -150,7 +151,7 @@ func TestClosedPorts(t *testing.T) {
 			closed[key.Table] = append(closed[key.Table], port)
 		}
 	}
-	for _, table := range []uint8{pipeline.TableRoute, pipeline.TableHost, pipeline.TableExternal} {
+	for _, table := range []uint8{layout.TableRoute, layout.TableHost, layout.TableExternal} {
 		slices.Sort(closed[table])
 		if got := strings.Join(closed[table], " "); got != "88 90" {
 			t.Errorf("table %d closes 47.. %q", table, got)

@@ -9,6 +9,7 @@ import (
 	"weft.dev/weft/internal/openflow"
 	"weft.dev/weft/internal/openflow/action"
 	"weft.dev/weft/internal/openflow/oxm"
+	"weft.dev/weft/internal/overlay/pipeline/layout"
 	"weft.dev/weft/internal/policy"
 	"weft.dev/weft/internal/reconcile"
 )
@@ -41,7 +42,7 @@ type Pod struct {
 func (c *Config) CheckPod(pod Pod) error {
 	usable := 0
 	switch {
-	case pod.OFPort < FirstPodPort || pod.OFPort > 0xfeff: // the last number that an interface can have
+	case pod.OFPort < layout.FirstPodPort || pod.OFPort > 0xfeff: // the last number that an interface can have
 		return fmt.Errorf("%s: port %d is not a pod's port", pod.Owner, pod.OFPort)
 	case pod.VNID > vnidMax || slices.ContainsFunc(pod.Admits, func(vnid uint32) bool { return vnid > vnidMax }):
 		return fmt.Errorf("%s: VNID %d, or one of %d, is over %d", pod.Owner, pod.VNID, pod.Admits, vnidMax)
@@ -91,15 +92,15 @@ func (p *program) pod4(pod Pod, addr netip.Addr) {
 	vnid := own.source()
 	port, from := oxm.InPort(pod.OFPort), oxm.EthSrc(mac)
 	multicastBit := net.HardwareAddr{1, 0, 0, 0, 0, 0}
-	p.add(TablePod, priority, "ARP from the pod, with its own addresses",
+	p.add(layout.TablePod, priority, "ARP from the pod, with its own addresses",
 		match(port, from, oxm.ARP(), oxm.ARPSPA(host(addr)), oxm.ARPSHA(mac)),
-		source(vnid), action.GotoTable(TableRoute))
-	p.add(TablePod, priority, "IPv4 from the pod's own address, to one receiver",
+		source(vnid), action.GotoTable(layout.TableRoute))
+	p.add(layout.TablePod, priority, "IPv4 from the pod's own address, to one receiver",
 		match(port, from, oxm.EthDstMasked(net.HardwareAddr{0, 0, 0, 0, 0, 0}, multicastBit), oxm.IPSrc(host(addr))),
-		slices.Concat([]action.Action{source(vnid)}, own.sends(), own.guarded(), []action.Action{action.GotoTable(TableState)})...)
+		slices.Concat([]action.Action{source(vnid)}, own.sends(), own.guarded(), []action.Action{action.GotoTable(layout.TableState)})...)
 	p.multicastFrom(pod, addr, mac)
-	p.add(TableARPLocal, priority, "ARP to the pod", match(oxm.ARP(), oxm.ARPTPA(host(addr))), action.Output(pod.OFPort))
-	p.add(TableLocal, priority, "to the pod", match(oxm.IPDst(host(addr))),
+	p.add(layout.TableARPLocal, priority, "ARP to the pod", match(oxm.ARP(), oxm.ARPTPA(host(addr))), action.Output(pod.OFPort))
+	p.add(layout.TableLocal, priority, "to the pod", match(oxm.IPDst(host(addr))),
 		own.toLocal(mac)...)
 	egressTables{p}.egressPod(pod, addr, mac)
 	if p.config.Conntrack {
@@ -130,7 +131,7 @@ func (k podPackets) guarded() []action.Action {
 	if !(Firewalls{k.config}).on() || k.pod.Firewall == 0 {
 		return nil
 	}
-	return []action.Action{action.SetField(oxm.Reg(RegFirewall, k.pod.Firewall))}
+	return []action.Action{action.SetField(oxm.Reg(layout.RegFirewall, k.pod.Firewall))}
 }
 
 // sends returns the actions that set how a packet's sender is isolated; receives does the same for its receiver.
@@ -138,9 +139,9 @@ func (k podPackets) sends() []action.Action {
 	if !k.config.policies() || !k.pod.Isolation.Egress {
 		return nil
 	}
-	flags := FlagEgress
+	flags := layout.FlagEgress
 	if k.pod.Isolation.KeepsEgress {
-		flags |= FlagKeepEgress
+		flags |= layout.FlagKeepEgress
 	}
 	return []action.Action{setFlags(flags, flags)}
 }
@@ -149,9 +150,9 @@ func (k podPackets) receives() []action.Action {
 	if !k.config.policies() || !k.pod.Isolation.Ingress {
 		return nil
 	}
-	flags := FlagIngress
+	flags := layout.FlagIngress
 	if k.pod.Isolation.KeepsIngress {
-		flags |= FlagKeepIngress
+		flags |= layout.FlagKeepIngress
 	}
 	return []action.Action{setFlags(flags, flags)}
 }
@@ -159,7 +160,7 @@ func (k podPackets) receives() []action.Action {
 // toLocal returns the actions that send a packet for a local pod to the table that decides whether the pod receives it.
 func (k podPackets) toLocal(mac net.HardwareAddr) []action.Action {
 	return slices.Concat([]action.Action{
-		action.SetField(oxm.Reg(RegDestination, k.source())), action.SetField(oxm.Reg(RegPort, k.pod.OFPort)),
+		action.SetField(oxm.Reg(layout.RegDestination, k.source())), action.SetField(oxm.Reg(layout.RegPort, k.pod.OFPort)),
 		action.SetField(oxm.EthDst(mac)),
-	}, k.receives(), []action.Action{action.GotoTable(TableIngress)})
+	}, k.receives(), []action.Action{action.GotoTable(layout.TableIngress)})
 }

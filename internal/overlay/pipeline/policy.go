@@ -6,38 +6,12 @@ import (
 
 	"weft.dev/weft/internal/openflow/action"
 	"weft.dev/weft/internal/openflow/oxm"
+	"weft.dev/weft/internal/overlay/pipeline/layout"
 	"weft.dev/weft/internal/service"
 )
 
 // ModeNetworkPolicy isolates pods by NetworkPolicies. It needs connection tracking.
 const ModeNetworkPolicy Mode = "networkpolicy"
-
-// Bits of RegFlags that policies use.
-const (
-	// FlagEgress says that the sender is isolated for egress.
-	FlagEgress uint32 = 1 << 10
-	// FlagIngress says that the receiver is isolated for ingress.
-	FlagIngress uint32 = 1 << 11
-	// FlagAllowed says that a rule allows the packet, not only that nothing isolates.
-	FlagAllowed uint32 = 1 << 12
-	// FlagKeepEgress says that established connections of the sender continue although it is isolated for egress.
-	FlagKeepEgress uint32 = 1 << 13
-	// FlagKeepIngress says the same of the receiver, isolated for ingress.
-	FlagKeepIngress uint32 = 1 << 14
-	// FlagTranslated says that the packet begins a connection to a Service. After the commit in TableLocal its state is not known any more.
-	FlagTranslated uint32 = 1 << 15
-)
-
-// MarkEnded is the bit of a connection's mark (ct_mark) that says that policy has refused it after its beginning. Its replies are dropped
-// as well. The bit is cleared when the connection is allowed again.
-const MarkEnded uint32 = 1 << 0
-
-// MarkUnseen is the bit of a connection's mark that says that its direction is unknown: it is older than the mode or than the switch. Its
-// packets pass where nothing isolates or a rule allows them; that they are replies means nothing.
-const MarkUnseen uint32 = 1 << 1
-
-// MarkHost is the bit of a connection's mark that says that the host serves it: its first datagram was fragmented, and showed no ports.
-const MarkHost uint32 = 1 << 2
 
 // Priorities in tables 27 and 80 with policies. Those of rules are used by package conjunction.
 const (
@@ -56,11 +30,11 @@ const (
 func (c *Config) policies() bool { return c.Mode == ModeNetworkPolicy }
 
 // flag matches packets with the bit of RegFlags set.
-func flag(bit uint32) oxm.MatchField { return oxm.RegMasked(RegFlags, bit, bit) }
+func flag(bit uint32) oxm.MatchField { return oxm.RegMasked(layout.RegFlags, bit, bit) }
 
 // setFlags sets the bits of RegFlags in mask to on.
 func setFlags(on, mask uint32) action.Action {
-	return action.SetField(oxm.RegMasked(RegFlags, on, mask))
+	return action.SetField(oxm.RegMasked(layout.RegFlags, on, mask))
 }
 
 // mark commits the packet's connection, if it is new, and sets or clears a bit of its mark.
@@ -80,10 +54,10 @@ type policyTables struct{ to *program }
 
 // policyStatic adds the flows for policies that depend on no policy, except those that deliver.
 func (p policyTables) policyStatic() {
-	p.judge(TableEgressPolicy, FlagEgress, FlagKeepEgress, TableRoute)
-	p.refuseTranslated(TableEgressPolicy, flag(FlagEgress), oxm.CTState(oxm.CTTrk|oxm.CTNew|oxm.CTDNAT, 0))
+	p.judge(layout.TableEgressPolicy, layout.FlagEgress, layout.FlagKeepEgress, layout.TableRoute)
+	p.refuseTranslated(layout.TableEgressPolicy, flag(layout.FlagEgress), oxm.CTState(oxm.CTTrk|oxm.CTNew|oxm.CTDNAT, 0))
 	p.to.errorsStatic()
-	p.to.output(TableRoute, priorityHostward, "replies to connections that the host masqueraded, and translates back", match(oxm.IPDst(host(OutsideSource()))), p.to.config.toHost()...)
+	p.to.output(layout.TableRoute, priorityHostward, "replies to connections that the host masqueraded, and translates back", match(oxm.IPDst(host(OutsideSource()))), p.to.config.toHost()...)
 }
 
 // trackPods tracks the connections of all pods of this node, isolated or not. So when a policy isolates a pod, the direction of its
@@ -92,14 +66,14 @@ func (p policyTables) policyStatic() {
 func (p policyTables) trackPods() {
 	local, track := p.to.config.LocalSubnet, p.to.config.track()
 	serviceTables(p).hostsOwn(priorityHostOnly, priorityFromHost)
-	p.to.add(TableState, priorityToPods, "to a pod of this node: look up the connection", untracked(oxm.IPDst(local)), track)
-	p.to.add(TableState, priorityFromPods, "from a pod of this node: look up the connection", untracked(oxm.IPSrc(local)), track)
+	p.to.add(layout.TableState, priorityToPods, "to a pod of this node: look up the connection", untracked(oxm.IPDst(local)), track)
+	p.to.add(layout.TableState, priorityFromPods, "from a pod of this node: look up the connection", untracked(oxm.IPSrc(local)), track)
 }
 
 // judge adds the flows of a table that decides by policies, except the rules: replies pass, and packets of isolated pods are dropped unless
 // a rule allows them.
 func (p policyTables) judge(table uint8, isolated, keeps uint32, next uint8) {
-	ipv4, ended, seen := oxm.EthType(oxm.EthTypeIPv4), oxm.CTMarkMasked(MarkEnded, MarkEnded), oxm.CTMarkMasked(0, MarkUnseen)
+	ipv4, ended, seen := oxm.EthType(oxm.EthTypeIPv4), oxm.CTMarkMasked(layout.MarkEnded, layout.MarkEnded), oxm.CTMarkMasked(0, layout.MarkUnseen)
 	for _, kind := range []struct {
 		state oxm.CTFlag
 		what  string
@@ -109,11 +83,11 @@ func (p policyTables) judge(table uint8, isolated, keeps uint32, next uint8) {
 		p.to.add(table, priorityReply, kind.what+" connections that were allowed", match(ipv4, state, seen), action.GotoTable(next))
 	}
 	p.to.add(table, priorityKeep, "a connection that is no longer allowed; its entry is kept",
-		match(ipv4, oxm.RegMasked(RegFlags, isolated|keeps, isolated|keeps), oxm.CTState(oxm.CTTrk|oxm.CTEst, 0), oxm.CTMarkMasked(0, MarkEnded|MarkUnseen)),
+		match(ipv4, oxm.RegMasked(layout.RegFlags, isolated|keeps, isolated|keeps), oxm.CTState(oxm.CTTrk|oxm.CTEst, 0), oxm.CTMarkMasked(0, layout.MarkEnded|layout.MarkUnseen)),
 		action.GotoTable(next))
 	// Fragments may lack their ports: that no rule allows one says nothing about its connection.
 	p.to.add(table, priorityEnd, "a connection that is no longer allowed: its replies are rejected too",
-		match(ipv4, flag(isolated), oxm.CTState(oxm.CTTrk|oxm.CTEst, 0), seen, oxm.IPFrag(oxm.FragNo)), p.to.config.mark(MarkEnded, MarkEnded))
+		match(ipv4, flag(isolated), oxm.CTState(oxm.CTTrk|oxm.CTEst, 0), seen, oxm.IPFrag(oxm.FragNo)), p.to.config.mark(layout.MarkEnded, layout.MarkEnded))
 	p.to.drop(table, priorityRefused, "no rule allows it", match(ipv4, flag(isolated)))
 }
 
@@ -121,16 +95,16 @@ func (p policyTables) judge(table uint8, isolated, keeps uint32, next uint8) {
 // connection before any verdict: unless it is marked, packets of the other end are its replies, and pass by the policies of both ends.
 func (p policyTables) refuseTranslated(table uint8, on ...oxm.MatchField) {
 	p.to.add(table, priorityEnd, "a new connection to a Service that no rule allows: it has no replies",
-		append(match(oxm.EthType(oxm.EthTypeIPv4), oxm.IPFrag(oxm.FragNo)), on...), p.to.config.mark(MarkEnded, MarkEnded))
+		append(match(oxm.EthType(oxm.EthTypeIPv4), oxm.IPFrag(oxm.FragNo)), on...), p.to.config.mark(layout.MarkEnded, layout.MarkEnded))
 }
 
 // deliverByPolicy decides which packets pods receive, and delivers them.
 func (p policyTables) deliverByPolicy() {
-	p.to.add(TableIngress, priorityHost, "a node always reaches its pods", match(oxm.IPSrc(host(p.to.config.Gateway))), action.GotoTable(TableDeliver))
-	p.judge(TableIngress, FlagIngress, FlagKeepIngress, TableDeliver)
-	p.refuseTranslated(TableIngress, flag(FlagIngress), flag(FlagTranslated))
-	p.to.add(TableIngress, priorityFree, "the receiver is not isolated", nil, action.GotoTable(TableDeliver))
-	p.to.output(TableDeliver, priorityFree, "deliver", nil, action.OutputReg(oxm.Whole(oxm.FieldReg(RegPort))))
+	p.to.add(layout.TableIngress, priorityHost, "a node always reaches its pods", match(oxm.IPSrc(host(p.to.config.Gateway))), action.GotoTable(layout.TableDeliver))
+	p.judge(layout.TableIngress, layout.FlagIngress, layout.FlagKeepIngress, layout.TableDeliver)
+	p.refuseTranslated(layout.TableIngress, flag(layout.FlagIngress), flag(layout.FlagTranslated))
+	p.to.add(layout.TableIngress, priorityFree, "the receiver is not isolated", nil, action.GotoTable(layout.TableDeliver))
+	p.to.output(layout.TableDeliver, priorityFree, "deliver", nil, action.OutputReg(oxm.Whole(oxm.FieldReg(layout.RegPort))))
 }
 
 // outputJudged adds, to a flow that outputs, what policies need besides the commit of a new connection.
@@ -143,12 +117,12 @@ func (p policyTables) outputJudged(table uint8, priority uint16, purpose string,
 	const middle, again = 2, 3
 	ipv4 := oxm.EthType(oxm.EthTypeIPv4)
 	if !oxm.NewMatch(on...).Has(oxm.FieldUDPDst) {
-		begun := append(match(ipv4, oxm.CTState(oxm.CTTrk|oxm.CTNew, oxm.CTRel|oxm.CTDNAT), oxm.RegMasked(RegFlags, 0, FlagAllowed),
+		begun := append(match(ipv4, oxm.CTState(oxm.CTTrk|oxm.CTNew, oxm.CTRel|oxm.CTDNAT), oxm.RegMasked(layout.RegFlags, 0, layout.FlagAllowed),
 			oxm.TCPFlags(0, tcpSyn)), on...)
-		p.to.add(table, priority+middle, purpose+"; midstream, in a connection that no rule names", begun, append([]action.Action{p.to.config.mark(MarkUnseen, MarkUnseen)}, actions...)...)
+		p.to.add(table, priority+middle, purpose+"; midstream, in a connection that no rule names", begun, append([]action.Action{p.to.config.mark(layout.MarkUnseen, layout.MarkUnseen)}, actions...)...)
 	}
-	back := append(match(ipv4, oxm.CTState(oxm.CTTrk, oxm.CTRpl|oxm.CTRel|oxm.CTInv), oxm.CTMarkMasked(MarkEnded, MarkEnded)), on...)
-	p.to.add(table, priority+again, purpose+"; the connection is allowed again", back, append([]action.Action{p.to.config.mark(0, MarkEnded)}, actions...)...)
+	back := append(match(ipv4, oxm.CTState(oxm.CTTrk, oxm.CTRpl|oxm.CTRel|oxm.CTInv), oxm.CTMarkMasked(layout.MarkEnded, layout.MarkEnded)), on...)
+	p.to.add(table, priority+again, purpose+"; the connection is allowed again", back, append([]action.Action{p.to.config.mark(0, layout.MarkEnded)}, actions...)...)
 }
 
 // datagrams keeps with the host what it serves of UDP: a connection whose first datagram was fragmented. Later datagrams may show their ports,
@@ -156,14 +130,14 @@ func (p policyTables) outputJudged(table uint8, priority uint16, purpose string,
 func (p policyTables) datagrams(trusted conditions, whose string) {
 	const begun, known, ahead = priorityTrusted + 4, 205, 140 // ahead of each Service's flows in TableService
 	c := p.to.config
-	udp, hosts := match(oxm.EthType(oxm.EthTypeIPv4), oxm.IPProto(uint8(service.UDP))), oxm.CTMarkMasked(MarkHost, MarkHost)
+	udp, hosts := match(oxm.EthType(oxm.EthTypeIPv4), oxm.IPProto(uint8(service.UDP))), oxm.CTMarkMasked(layout.MarkHost, layout.MarkHost)
 	commit := action.CT(action.CTAction{Commit: true, Zone: c.zone(), NAT: c.ownSource(), Exec: action.Actions{action.SetField(hosts)}})
-	p.to.add(TableHost, begun, "a connection that begins with fragments: the host serves it"+whose,
+	p.to.add(layout.TableHost, begun, "a connection that begins with fragments: the host serves it"+whose,
 		slices.Concat(trusted, udp, match(oxm.IPFrag(oxm.FragYes), oxm.CTState(oxm.CTTrk|oxm.CTNew, oxm.CTRel|oxm.CTDNAT))),
 		append([]action.Action{commit}, c.toHost()...)...)
-	p.to.add(TableHost, known, "a connection that began with fragments"+whose, slices.Concat(trusted, udp, match(oxm.CTState(oxm.CTTrk, 0), hosts)), c.toHost()...)
-	p.to.add(TableService, ahead, "a connection that began with fragments stays with the host",
-		append(udp, oxm.CTState(oxm.CTTrk|oxm.CTNew, 0), hosts), action.GotoTable(TableEgressPolicy))
+	p.to.add(layout.TableHost, known, "a connection that began with fragments"+whose, slices.Concat(trusted, udp, match(oxm.CTState(oxm.CTTrk, 0), hosts)), c.toHost()...)
+	p.to.add(layout.TableService, ahead, "a connection that began with fragments stays with the host",
+		append(udp, oxm.CTState(oxm.CTTrk|oxm.CTNew, 0), hosts), action.GotoTable(layout.TableEgressPolicy))
 }
 
 // tcpSyn is the SYN flag of TCP, which begins a connection (RFC 9293, 3.1).
@@ -171,7 +145,7 @@ const tcpSyn = 0x002
 
 // itself lets a pod reach itself by a Service, regardless of its isolation.
 func (p policyTables) itself(pod Pod, addr netip.Addr) {
-	p.to.add(TableEgressPolicy, priorityItself, "the pod to itself, by a Service",
+	p.to.add(layout.TableEgressPolicy, priorityItself, "the pod to itself, by a Service",
 		match(oxm.InPort(pod.OFPort), oxm.IPSrc(host(addr)), oxm.IPDst(host(addr)), oxm.CTState(oxm.CTTrk|oxm.CTDNAT, 0)),
-		action.GotoTable(TableRoute))
+		action.GotoTable(layout.TableRoute))
 }

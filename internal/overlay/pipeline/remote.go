@@ -9,6 +9,7 @@ import (
 	"weft.dev/weft/internal/openflow"
 	"weft.dev/weft/internal/openflow/action"
 	"weft.dev/weft/internal/openflow/oxm"
+	"weft.dev/weft/internal/overlay/pipeline/layout"
 	"weft.dev/weft/internal/reconcile"
 )
 
@@ -63,21 +64,21 @@ func (c *Config) RemoteRules(r Remote) []Rule {
 		return nil
 	}
 	p := c.program(r.Owner())
-	from := match(oxm.InPort(PortVXLAN), oxm.TunSrc(r.NodeIP), oxm.TunDst(c.NodeIP))
+	from := match(oxm.InPort(layout.PortVXLAN), oxm.TunSrc(r.NodeIP), oxm.TunDst(c.NodeIP))
 	sender := c.sourceFromTunnel()
-	p.add(TableTunnel, priority, "ARP from the node, for an address of its own, to this node's pods",
+	p.add(layout.TableTunnel, priority, "ARP from the node, for an address of its own, to this node's pods",
 		append(slices.Clip(from), oxm.ARP(), oxm.ARPSPA(r.Subnet), oxm.ARPTPA(c.LocalSubnet)),
-		sender, action.GotoTable(TableRoute))
-	p.add(TableTunnel, priority, "IPv4 from the node's pods or its gateway, to this node's pods",
+		sender, action.GotoTable(layout.TableRoute))
+	p.add(layout.TableTunnel, priority, "IPv4 from the node's pods or its gateway, to this node's pods",
 		append(slices.Clip(from), oxm.IPSrc(r.Subnet), oxm.IPDst(c.LocalSubnet)),
-		sender, action.GotoTable(TableState))
+		sender, action.GotoTable(layout.TableState))
 	egressTables{p}.egressRemote(r, from)
 	vni := sourceToTunnel()
 	if r.FixedVNID != 0 {
 		vni = action.SetField(oxm.TunID(uint64(r.FixedVNID)))
 	}
-	tunnel := []action.Action{vni, action.SetField(oxm.TunDst(r.NodeIP)), action.Output(PortVXLAN)}
-	p.add(TableARPRemote, priority, "ARP to the node", match(oxm.ARP(), oxm.ARPTPA(r.Subnet)), tunnel...)
-	p.output(TableRemote, priority, "to the node's pods", match(oxm.IPDst(r.Subnet)), tunnel...)
+	tunnel := []action.Action{vni, action.SetField(oxm.TunDst(r.NodeIP)), action.Output(layout.PortVXLAN)}
+	p.add(layout.TableARPRemote, priority, "ARP to the node", match(oxm.ARP(), oxm.ARPTPA(r.Subnet)), tunnel...)
+	p.output(layout.TableRemote, priority, "to the node's pods", match(oxm.IPDst(r.Subnet)), tunnel...)
 	return p.rules
 }

@@ -5,6 +5,7 @@ import (
 	"weft.dev/weft/internal/openflow/action"
 	"weft.dev/weft/internal/openflow/oxm"
 	"weft.dev/weft/internal/overlay/pipeline/cookies"
+	"weft.dev/weft/internal/overlay/pipeline/layout"
 	"weft.dev/weft/internal/reconcile"
 )
 
@@ -82,7 +83,7 @@ func (p *program) output(table uint8, priority uint16, purpose string, on condit
 
 // toHost returns the actions that output a packet to the host.
 func (c *Config) toHost() []action.Action {
-	return []action.Action{action.SetField(oxm.EthDst(c.gatewayMAC())), action.Output(PortTun)}
+	return []action.Action{action.SetField(oxm.EthDst(c.gatewayMAC())), action.Output(layout.PortTun)}
 }
 
 // ownSource keeps a connection's source, unless its replies would look like those of another connection: then the source gets another port.
@@ -93,4 +94,14 @@ func (c *Config) ownSource() *action.NAT {
 		return nil
 	}
 	return &action.NAT{Kind: action.NATSource}
+}
+
+func source(vnid uint32) action.Action {
+	return action.SetField(oxm.Reg(layout.RegSource, vnid))
+}
+
+// sourceToTunnel copies the source VNID to the VNI.
+func sourceToTunnel() action.Action {
+	const last = 31
+	return action.Move(oxm.RegBits(layout.RegSource, 0, last), oxm.Bits(oxm.FieldTunID, 0, last))
 }

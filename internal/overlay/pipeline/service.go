@@ -14,6 +14,7 @@ import (
 	"weft.dev/weft/internal/overlay/pipeline/buckets"
 	"weft.dev/weft/internal/overlay/pipeline/cookies"
 	"weft.dev/weft/internal/overlay/pipeline/groupid"
+	"weft.dev/weft/internal/overlay/pipeline/layout"
 	"weft.dev/weft/internal/reconcile"
 	"weft.dev/weft/internal/service"
 )
@@ -145,7 +146,7 @@ func (c Services) HostRules(owner reconcile.Owner, addresses []netip.Addr, serve
 		}
 		p.handOver(priorityTrusted, "to a Service that the host serves"+whose, append(slices.Clip(trusted), oxm.IPDst(host(addr))), c.toHost()...)
 		if !c.policies() && !slices.Contains(clusterIPs(served), addr) {
-			p.add(TableState, priorityHosts, "to a Service that the host serves, which has conntrack of its own", untracked(oxm.IPDst(host(addr))), action.GotoTable(TableEgressPolicy))
+			p.add(layout.TableState, priorityHosts, "to a Service that the host serves, which has conntrack of its own", untracked(oxm.IPDst(host(addr))), action.GotoTable(layout.TableEgressPolicy))
 		}
 	}
 	return p.rules
@@ -212,11 +213,11 @@ func (b *serviceProgram) address(v *service.VirtualAddress) {
 	on, priority := b.match(v)
 	if v.Kind == service.KindNodePort || !b.config.ServiceNetwork.Contains(v.IP) { // packets to addresses in it are tracked in any case
 		_, to := ports(v.Protocol, v.Port)
-		b.add(TableService, priority, v.Protocol.String()+" port "+strconv.Itoa(int(v.Port))+": find the connection", untracked(to, where(v)), b.config.track())
+		b.add(layout.TableService, priority, v.Protocol.String()+" port "+strconv.Itoa(int(v.Port))+": find the connection", untracked(to, where(v)), b.config.track())
 	}
 	switch v.Verdict {
 	case service.Drop:
-		b.drop(TableService, priority, "no endpoint on this node and the policy is Local, or the pods of an idled Service are awaited", on)
+		b.drop(layout.TableService, priority, "no endpoint on this node and the policy is Local, or the pods of an idled Service are awaited", on)
 		return
 	case service.Reject:
 		b.reject(v, on, priority)
@@ -231,13 +232,13 @@ func (b *serviceProgram) address(v *service.VirtualAddress) {
 		purpose, actions = purpose+"a new connection picks an endpoint", b.choose(v)
 	}
 	if len(v.SourceRanges) == 0 {
-		b.add(TableService, priority, purpose, on, actions...)
+		b.add(layout.TableService, priority, purpose, on, actions...)
 		return
 	}
 	for _, from := range v.SourceRanges {
-		b.add(TableService, priorityVIPSources, purpose, append(slices.Clip(on), oxm.IPSrc(from)), actions...)
+		b.add(layout.TableService, priorityVIPSources, purpose, append(slices.Clip(on), oxm.IPSrc(from)), actions...)
 	}
-	b.drop(TableService, priority, "a client that is in none of the source ranges", on)
+	b.drop(layout.TableService, priority, "a client that is in none of the source ranges", on)
 }
 
 // wakeRest is how long the switch drops packets to an address of an idled Service after it has reported one. Linux repeats the first packet
@@ -259,7 +260,7 @@ func wake(v *service.VirtualAddress, priority uint16) []action.Action {
 	port, address := oxm.Whole(to.Field()), oxm.Whole(oxm.FieldIPv4Dst)
 	return []action.Action{
 		action.Learn(action.LearnSpec{
-			Table: TableService, Priority: priority + above, DeleteLearned: true,
+			Table: layout.TableService, Priority: priority + above, DeleteLearned: true,
 			Cookie: cookies.Of("affinity/" + v.Owner + "/idled"), HardTimeout: uint16(wakeRest.Seconds()),
 			Fields: []action.LearnField{
 				action.LearnMatchValue(oxm.Whole(oxm.FieldEthType), uint64(oxm.EthTypeIPv4)),
@@ -284,10 +285,10 @@ const (
 func (b *serviceProgram) reject(v *service.VirtualAddress, on conditions, priority uint16) {
 	switch {
 	case v.Kind != service.KindNodePort:
-		b.add(TableService, priority, "no endpoints: the host rejects", on,
-			action.SetField(oxm.EthSrc(RejectMAC())), action.GotoTable(TableHost))
+		b.add(layout.TableService, priority, "no endpoints: the host rejects", on,
+			action.SetField(oxm.EthSrc(RejectMAC())), action.GotoTable(layout.TableHost))
 	case !b.config.policies():
-		b.add(TableService, priority, "no endpoints: the node with the address answers", on, action.CTClear(), action.GotoTable(TableEgressPolicy))
+		b.add(layout.TableService, priority, "no endpoints: the node with the address answers", on, action.CTClear(), action.GotoTable(layout.TableEgressPolicy))
 	}
 }
 
@@ -312,9 +313,9 @@ func where(v *service.VirtualAddress) oxm.MatchField {
 	case v.Kind != service.KindNodePort:
 		return oxm.IPDst(host(v.IP))
 	case v.OnlyThisNode:
-		return oxm.RegMasked(RegFlags, FlagThisNode, FlagThisNode)
+		return oxm.RegMasked(layout.RegFlags, layout.FlagThisNode, layout.FlagThisNode)
 	default:
-		return oxm.RegMasked(RegFlags, FlagNode, FlagNode)
+		return oxm.RegMasked(layout.RegFlags, layout.FlagNode, layout.FlagNode)
 	}
 }
 
@@ -337,15 +338,15 @@ func (b *serviceProgram) choose(v *service.VirtualAddress) []action.Action {
 		return []action.Action{action.GroupAction(k.group)}
 	}
 	return []action.Action{
-		action.SetField(oxm.Reg(RegService, k.group)),
-		action.Resubmit(openflow.PortInPort, TableAffinity),
-		action.GotoTable(TableEndpoint),
+		action.SetField(oxm.Reg(layout.RegService, k.group)),
+		action.Resubmit(openflow.PortInPort, layout.TableAffinity),
+		action.GotoTable(layout.TableEndpoint),
 	}
 }
 
 // translate commits the connection with an endpoint as its destination, and continues with that destination.
 func (c Services) translate(to netip.AddrPort) action.Action {
-	next := TableEgressPolicy
+	next := layout.TableEgressPolicy
 	return action.CT(action.CTAction{Commit: true, Zone: c.zone(), Table: &next, NAT: action.DNAT(to.Addr(), to.Port())})
 }
 
@@ -394,17 +395,17 @@ func (b *serviceProgram) affinity(k *backend, v *service.VirtualAddress, endpoin
 		ID: k.group, Type: openflow.GroupSelect,
 		Selection: &openflow.Selection{Method: "hash", Fields: []oxm.Field{oxm.FieldIPv4Src}},
 	}
-	ipv4, of := oxm.EthType(oxm.EthTypeIPv4), oxm.Reg(RegService, k.group)
-	b.add(TableEndpoint, unknown, "no endpoint yet, or the endpoint was removed: pick one", match(ipv4, of), action.GroupAction(k.group))
+	ipv4, of := oxm.EthType(oxm.EthTypeIPv4), oxm.Reg(layout.RegService, k.group)
+	b.add(layout.TableEndpoint, unknown, "no endpoint yet, or the endpoint was removed: pick one", match(ipv4, of), action.GroupAction(k.group))
 	ids := buckets.IDs(endpoints)
 	for i, e := range endpoints {
 		addr, port := binary.BigEndian.Uint32(e.Addr.Addr().AsSlice()), uint32(e.Addr.Port())
 		group.Buckets = append(group.Buckets, openflow.Bucket{ID: ids[i], Weight: 1, Actions: action.Actions{
-			action.SetField(oxm.Reg(RegEndpoint, addr)), action.SetField(oxm.Reg(RegEndpointPort, port)),
-			action.Resubmit(openflow.PortInPort, TableEndpoint),
+			action.SetField(oxm.Reg(layout.RegEndpoint, addr)), action.SetField(oxm.Reg(layout.RegEndpointPort, port)),
+			action.Resubmit(openflow.PortInPort, layout.TableEndpoint),
 		}})
-		b.add(TableEndpoint, known, "the client's endpoint is "+e.Addr.String()+", and stays it",
-			match(ipv4, of, oxm.Reg(RegEndpoint, addr), oxm.Reg(RegEndpointPort, port), oxm.IPProto(uint8(v.Protocol))),
+		b.add(layout.TableEndpoint, known, "the client's endpoint is "+e.Addr.String()+", and stays it",
+			match(ipv4, of, oxm.Reg(layout.RegEndpoint, addr), oxm.Reg(layout.RegEndpointPort, port), oxm.IPProto(uint8(v.Protocol))),
 			b.learn(k, v.Affinity, e.Addr), Services{b.config}.translate(e.Addr))
 	}
 	b.groups = append(b.groups, group)
@@ -417,13 +418,13 @@ func (b *serviceProgram) learn(k *backend, timeout time.Duration, endpoint netip
 	reg := func(n int) oxm.Subfield { return oxm.Whole(oxm.FieldReg(n)) }
 	client := oxm.Whole(oxm.FieldIPv4Src)
 	return action.Learn(action.LearnSpec{
-		Table: TableAffinity, Priority: priority, DeleteLearned: true,
+		Table: layout.TableAffinity, Priority: priority, DeleteLearned: true,
 		Cookie:      cookies.Of(reconcile.Owner("affinity/" + k.name + "/" + endpoint.String())),
 		IdleTimeout: uint16(max(1, min(timeout, maxAffinity).Seconds())),
 		Fields: []action.LearnField{
 			action.LearnMatchValue(oxm.Whole(oxm.FieldEthType), uint64(oxm.EthTypeIPv4)),
-			action.LearnMatch(reg(RegService), reg(RegService)), action.LearnMatch(client, client),
-			action.LearnLoad(reg(RegEndpoint), reg(RegEndpoint)), action.LearnLoad(reg(RegEndpointPort), reg(RegEndpointPort)),
+			action.LearnMatch(reg(layout.RegService), reg(layout.RegService)), action.LearnMatch(client, client),
+			action.LearnLoad(reg(layout.RegEndpoint), reg(layout.RegEndpoint)), action.LearnLoad(reg(layout.RegEndpointPort), reg(layout.RegEndpointPort)),
 		},
 	})
 }

@@ -8,6 +8,7 @@ import (
 	"weft.dev/weft/internal/openflow"
 	"weft.dev/weft/internal/openflow/action"
 	"weft.dev/weft/internal/openflow/oxm"
+	"weft.dev/weft/internal/overlay/pipeline/layout"
 	"weft.dev/weft/internal/service"
 )
 
@@ -58,7 +59,7 @@ const (
 
 // track looks up a packet's connection and applies the connection's translation. The packet then meets table 21 again.
 func (c *Config) track() action.Action {
-	again := TableState
+	again := layout.TableState
 	return action.CT(action.CTAction{Zone: c.zone(), Table: &again, NAT: &action.NAT{}})
 }
 
@@ -80,24 +81,24 @@ type serviceTables struct{ to *program }
 func (p serviceTables) services() {
 	c := p.to.config
 	track, ipv4 := c.track(), oxm.EthType(oxm.EthTypeIPv4)
-	for _, port := range []uint32{PortVXLAN, PortTun} {
-		p.to.add(TableState, priorityStrayIn, "ICMP errors about connections that were not tracked", stray(oxm.InPort(port)), action.GotoTable(TableRoute))
+	for _, port := range []uint32{layout.PortVXLAN, layout.PortTun} {
+		p.to.add(layout.TableState, priorityStrayIn, "ICMP errors about connections that were not tracked", stray(oxm.InPort(port)), action.GotoTable(layout.TableRoute))
 	}
-	p.to.add(TableState, priorityStray, "ICMP errors about connections that were not tracked", stray(), action.GotoTable(TableEgressPolicy))
-	p.to.drop(TableState, priorityInvalid, "packets that conntrack finds invalid", match(ipv4, oxm.CTState(oxm.CTTrk|oxm.CTInv, 0)))
-	p.to.add(TableState, priorityHairpin, "a reply of a pod to itself: look up the connection by the pod's own address",
+	p.to.add(layout.TableState, priorityStray, "ICMP errors about connections that were not tracked", stray(), action.GotoTable(layout.TableEgressPolicy))
+	p.to.drop(layout.TableState, priorityInvalid, "packets that conntrack finds invalid", match(ipv4, oxm.CTState(oxm.CTTrk|oxm.CTInv, 0)))
+	p.to.add(layout.TableState, priorityHairpin, "a reply of a pod to itself: look up the connection by the pod's own address",
 		untracked(oxm.IPDst(host(hairpinSource()))),
 		action.Move(oxm.Whole(oxm.FieldIPv4Src), oxm.Whole(oxm.FieldIPv4Dst)),
-		action.SetField(oxm.RegMasked(RegFlags, FlagHairpin, FlagHairpin)), track)
+		action.SetField(oxm.RegMasked(layout.RegFlags, layout.FlagHairpin, layout.FlagHairpin)), track)
 	if c.policies() {
 		policyTables(p).trackPods()
 	} else {
 		p.trackServices()
 	}
-	p.to.add(TableState, priorityFresh, "from pods, a new connection, not translated yet",
-		match(ipv4, oxm.CTState(oxm.CTTrk|oxm.CTNew, oxm.CTRel|oxm.CTDNAT)), action.GotoTable(TableNode))
-	p.to.add(TableState, priorityDefault, "from pods, an established connection", nil, action.GotoTable(TableEgressPolicy))
-	p.to.add(TableNode, priorityDefault, "not a node's address", nil, action.GotoTable(TableService))
+	p.to.add(layout.TableState, priorityFresh, "from pods, a new connection, not translated yet",
+		match(ipv4, oxm.CTState(oxm.CTTrk|oxm.CTNew, oxm.CTRel|oxm.CTDNAT)), action.GotoTable(layout.TableNode))
+	p.to.add(layout.TableState, priorityDefault, "from pods, an established connection", nil, action.GotoTable(layout.TableEgressPolicy))
+	p.to.add(layout.TableNode, priorityDefault, "not a node's address", nil, action.GotoTable(layout.TableService))
 	p.hairpinBack()
 }
 
@@ -105,39 +106,39 @@ func (p serviceTables) services() {
 func (p serviceTables) trackServices() {
 	c := p.to.config
 	track, toLocal := c.track(), oxm.IPDst(c.LocalSubnet)
-	p.to.add(TableState, priorityVirtual, "to Services: look up the connection", untracked(oxm.IPDst(c.ServiceNetwork)), track)
+	p.to.add(layout.TableState, priorityVirtual, "to Services: look up the connection", untracked(oxm.IPDst(c.ServiceNetwork)), track)
 	p.hostsOwn(priorityGateway+1, priorityGateway)
-	p.to.add(TableState, priorityGateway, "from pods to the host, which has conntrack of its own", untracked(oxm.IPDst(host(c.Gateway))), action.GotoTable(TableEgressPolicy))
+	p.to.add(layout.TableState, priorityGateway, "from pods to the host, which has conntrack of its own", untracked(oxm.IPDst(host(c.Gateway))), action.GotoTable(layout.TableEgressPolicy))
 	for _, kind := range icmpErrors() {
-		p.to.add(TableState, priorityErrors, "an ICMP error to a pod, possibly about a translated connection",
+		p.to.add(layout.TableState, priorityErrors, "an ICMP error to a pod, possibly about a translated connection",
 			match(oxm.ICMPType(kind), oxm.CTState(0, oxm.CTTrk), toLocal), track)
 	}
-	p.to.add(TableState, priorityErrors, "a fragment to a pod: conntrack reassembles it, for its ports", untracked(oxm.IPFrag(oxm.FragYes), toLocal), track)
+	p.to.add(layout.TableState, priorityErrors, "a fragment to a pod: conntrack reassembles it, for its ports", untracked(oxm.IPFrag(oxm.FragYes), toLocal), track)
 	for _, network := range c.ClusterNetworks {
-		p.to.add(TableState, priorityPods, "from pods to pods: nothing to translate", untracked(oxm.IPDst(network)), action.GotoTable(TableEgressPolicy))
+		p.to.add(layout.TableState, priorityPods, "from pods to pods: nothing to translate", untracked(oxm.IPDst(network)), action.GotoTable(layout.TableEgressPolicy))
 	}
-	p.to.add(TableState, priorityParts, "a fragment, possibly to a Service", untracked(oxm.IPFrag(oxm.FragYes)), track)
-	p.to.add(TableState, priorityElse, "from pods to other addresses, possibly a node port or an external IP", untracked(), action.GotoTable(TableNode))
+	p.to.add(layout.TableState, priorityParts, "a fragment, possibly to a Service", untracked(oxm.IPFrag(oxm.FragYes)), track)
+	p.to.add(layout.TableState, priorityElse, "from pods to other addresses, possibly a node port or an external IP", untracked(), action.GotoTable(layout.TableNode))
 }
 
 // hostsOwn lets the host's connections with other nodes' pods pass untracked: the host tracks them itself.
 func (p serviceTables) hostsOwn(toHost, fromHost uint16) {
 	gateway := host(p.to.config.Gateway)
-	p.to.add(TableState, toHost, "from the tunnel to the host, which has conntrack of its own",
-		untracked(oxm.InPort(PortVXLAN), oxm.IPDst(gateway)), action.GotoTable(TableRoute))
-	p.to.add(TableState, fromHost, "from the host itself, which has conntrack of its own",
-		untracked(oxm.InPort(PortTun), oxm.IPSrc(gateway)), action.GotoTable(TableRoute))
+	p.to.add(layout.TableState, toHost, "from the tunnel to the host, which has conntrack of its own",
+		untracked(oxm.InPort(layout.PortVXLAN), oxm.IPDst(gateway)), action.GotoTable(layout.TableRoute))
+	p.to.add(layout.TableState, fromHost, "from the host itself, which has conntrack of its own",
+		untracked(oxm.InPort(layout.PortTun), oxm.IPSrc(gateway)), action.GotoTable(layout.TableRoute))
 }
 
 // hairpinBack returns a pod's reply to itself.
 func (p serviceTables) hairpinBack() {
 	const back = 500
-	ipv4, hairpin := oxm.EthType(oxm.EthTypeIPv4), oxm.RegMasked(RegFlags, FlagHairpin, FlagHairpin)
-	p.to.add(TableRoute, back, "a reply of a pod to itself",
+	ipv4, hairpin := oxm.EthType(oxm.EthTypeIPv4), oxm.RegMasked(layout.RegFlags, layout.FlagHairpin, layout.FlagHairpin)
+	p.to.add(layout.TableRoute, back, "a reply of a pod to itself",
 		match(ipv4, hairpin, oxm.CTState(oxm.CTTrk|oxm.CTRpl, 0)),
 		action.Move(oxm.Whole(oxm.FieldEthSrc), oxm.Whole(oxm.FieldEthDst)),
 		action.SetField(oxm.EthSrc(p.to.config.gatewayMAC())), action.InPortAction())
-	p.to.drop(TableRoute, back-1, "a reply without a connection", match(ipv4, hairpin))
+	p.to.drop(layout.TableRoute, back-1, "a reply without a connection", match(ipv4, hairpin))
 }
 
 // Target is a place of endpoints: a port, of the pods of a cluster network or of one address elsewhere.
@@ -185,8 +186,8 @@ func (c Services) TargetsRules(targets []Target) []Rule {
 		case gateway:
 			answers, requests = priorityGateway+2, priorityGateway+2
 		}
-		p.add(TableState, answers, "possibly an endpoint's reply to a pod", untracked(oxm.IPSrc(t.At), oxm.IPDst(c.LocalSubnet), from), c.track())
-		p.add(TableState, requests, "from a pod to an address that is also an endpoint's", untracked(oxm.IPDst(t.At), to), c.track())
+		p.add(layout.TableState, answers, "possibly an endpoint's reply to a pod", untracked(oxm.IPSrc(t.At), oxm.IPDst(c.LocalSubnet), from), c.track())
+		p.add(layout.TableState, requests, "from a pod to an address that is also an endpoint's", untracked(oxm.IPDst(t.At), to), c.track())
 	}
 	return p.rules
 }
@@ -206,7 +207,7 @@ func ports(protocol service.Protocol, port uint16) (from, to oxm.MatchField) {
 // hairpin returns to a pod what a Service has translated to the pod itself.
 func (p serviceTables) hairpin(ofport uint32, addr netip.Addr, mac net.HardwareAddr) {
 	const priority = 200
-	p.to.add(TableLocal, priority, "by a Service back to the pod that sent it",
+	p.to.add(layout.TableLocal, priority, "by a Service back to the pod that sent it",
 		match(oxm.InPort(ofport), oxm.IPSrc(host(addr)), oxm.IPDst(host(addr)), oxm.CTState(oxm.CTTrk|oxm.CTDNAT, 0)),
 		action.SetField(oxm.IPSrc(host(hairpinSource()))), action.SetField(oxm.EthSrc(p.to.config.gatewayMAC())),
 		action.SetField(oxm.EthDst(mac)), action.InPortAction())
@@ -237,13 +238,13 @@ func (c Services) NodesRules(a NodeAddresses) []Rule {
 			if !addr.Is4() || c.inCluster(host(addr)) || c.ServiceNetwork.Contains(addr) {
 				continue
 			}
-			p.add(TableNode, priority, purpose, match(oxm.IPDst(host(addr))),
-				action.SetField(oxm.RegMasked(RegFlags, flags, FlagNode|FlagThisNode)), action.GotoTable(TableService))
+			p.add(layout.TableNode, priority, purpose, match(oxm.IPDst(host(addr))),
+				action.SetField(oxm.RegMasked(layout.RegFlags, flags, layout.FlagNode|layout.FlagThisNode)), action.GotoTable(layout.TableService))
 		}
 	}
-	add(a.Local, "an address of this node", FlagNode|FlagThisNode)
+	add(a.Local, "an address of this node", layout.FlagNode|layout.FlagThisNode)
 	add(slices.DeleteFunc(slices.Clone(a.Others), func(addr netip.Addr) bool { return slices.Contains(a.Local, addr) }),
-		"an address of another node", FlagNode)
+		"an address of another node", layout.FlagNode)
 	return p.rules
 }
 

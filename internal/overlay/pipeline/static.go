@@ -8,6 +8,7 @@ import (
 	"weft.dev/weft/internal/openflow"
 	"weft.dev/weft/internal/openflow/action"
 	"weft.dev/weft/internal/openflow/oxm"
+	"weft.dev/weft/internal/overlay/pipeline/layout"
 )
 
 // Protocol numbers that tables 20 and 30 match.
@@ -36,11 +37,11 @@ func (c *Config) StaticRules() []Rule {
 	p.deliver()
 	p.leave()
 	egressTables{p}.egressStatic()
-	for _, t := range tables {
+	for _, t := range layout.Tables() {
 		switch t.Number {
-		case TableState, TableNode, TableAffinity, TableService, TableEndpoint, TableEgressPolicy, TableExternal, TableEgressFirewall, TableEgressRoute, TableNote:
+		case layout.TableState, layout.TableNode, layout.TableAffinity, layout.TableService, layout.TableEndpoint, layout.TableEgressPolicy, layout.TableExternal, layout.TableEgressFirewall, layout.TableEgressRoute, layout.TableNote:
 			// These pass on everything else, or see no packets.
-		case TableDeliver:
+		case layout.TableDeliver:
 			// It gets only packets that it delivers.
 		default:
 			p.drop(t.Number, priorityDefault, "nothing else passes", nil)
@@ -51,53 +52,53 @@ func (c *Config) StaticRules() []Rule {
 
 func (p *program) classify() {
 	const priority, ports, pods = 1000, 200, 100
-	p.drop(TableClassify, priority, "VLAN tags, single and double, are not allowed", match(oxm.VLANAny()))
+	p.drop(layout.TableClassify, priority, "VLAN tags, single and double, are not allowed", match(oxm.VLANAny()))
 	reserved := net.HardwareAddr{0x01, 0x80, 0xc2, 0, 0, 0}
 	mask := net.HardwareAddr{0xff, 0xff, 0xff, 0xff, 0xff, 0xf0}
-	p.drop(TableClassify, priority, "protocols between switches (STP, LLDP, pause) are not allowed", match(oxm.EthDstMasked(reserved, mask)))
-	p.add(TableClassify, ports, "from the tunnel", match(oxm.InPort(PortVXLAN)), action.GotoTable(TableTunnel))
-	p.drop(TableClassify, ports, "nothing else from the host", match(oxm.InPort(PortTun)))
-	p.add(TableClassify, pods, "ARP from pods", match(oxm.ARP()), action.GotoTable(TablePod))
-	p.add(TableClassify, pods, "IPv4 from pods", match(oxm.EthType(oxm.EthTypeIPv4)), action.GotoTable(TablePod))
+	p.drop(layout.TableClassify, priority, "protocols between switches (STP, LLDP, pause) are not allowed", match(oxm.EthDstMasked(reserved, mask)))
+	p.add(layout.TableClassify, ports, "from the tunnel", match(oxm.InPort(layout.PortVXLAN)), action.GotoTable(layout.TableTunnel))
+	p.drop(layout.TableClassify, ports, "nothing else from the host", match(oxm.InPort(layout.PortTun)))
+	p.add(layout.TableClassify, pods, "ARP from pods", match(oxm.ARP()), action.GotoTable(layout.TablePod))
+	p.add(layout.TableClassify, pods, "IPv4 from pods", match(oxm.EthType(oxm.EthTypeIPv4)), action.GotoTable(layout.TablePod))
 }
 
 // classifyHost admits packets of the host. The host is trusted, but sends no packet with a pod's address: packets that it forwards between
 // pods are masqueraded to the gateway.
 func (p *program) classifyHost() {
 	const forbidden, own, pods, others = 450, 400, 350, 300
-	c, tun := p.config, oxm.InPort(PortTun)
-	p.drop(TableClassify, forbidden, "ICMP redirects of the host: Services pass tun0 both ways", match(tun, oxm.ICMPType(icmpRedirect)))
-	p.drop(TableClassify, forbidden, "the host sends and receives no multicast", match(tun, oxm.IPDst(multicast4())))
-	enter := []action.Action{source(0), action.GotoTable(TableState)}
+	c, tun := p.config, oxm.InPort(layout.PortTun)
+	p.drop(layout.TableClassify, forbidden, "ICMP redirects of the host: Services pass tun0 both ways", match(tun, oxm.ICMPType(icmpRedirect)))
+	p.drop(layout.TableClassify, forbidden, "the host sends and receives no multicast", match(tun, oxm.IPDst(multicast4())))
+	enter := []action.Action{source(0), action.GotoTable(layout.TableState)}
 	if c.Conntrack {
 		// On the kernel datapath, packets arrive with the state of the host's own conntrack, which is of another zone.
 		enter = slices.Insert(enter, 0, action.CTClear())
 	}
-	p.add(TableClassify, own, "from the host's own address, to pods anywhere", match(tun, oxm.IPSrc(host(c.Gateway))), enter...)
+	p.add(layout.TableClassify, own, "from the host's own address, to pods anywhere", match(tun, oxm.IPSrc(host(c.Gateway))), enter...)
 	for _, network := range c.ClusterNetworks {
-		p.drop(TableClassify, pods, "the host does not send as a pod", match(tun, oxm.IPSrc(network)))
+		p.drop(layout.TableClassify, pods, "the host does not send as a pod", match(tun, oxm.IPSrc(network)))
 	}
-	p.add(TableClassify, others, "through the host to local pods: from outside, from Services, from the node's other addresses",
+	p.add(layout.TableClassify, others, "through the host to local pods: from outside, from Services, from the node's other addresses",
 		match(tun, oxm.IPDst(c.LocalSubnet)), enter...)
-	p.add(TableClassify, others, "ARP from the host, whose sender address may be any of the host's",
+	p.add(layout.TableClassify, others, "ARP from the host, whose sender address may be any of the host's",
 		match(tun, oxm.ARP(), oxm.ARPSHA(c.gatewayMAC())),
-		action.SetField(oxm.ARPSPA(host(c.Gateway))), source(0), action.GotoTable(TableRoute))
+		action.SetField(oxm.ARPSPA(host(c.Gateway))), source(0), action.GotoTable(layout.TableRoute))
 }
 
 func (p *program) fromPods() {
 	ipv4 := oxm.EthType(oxm.EthTypeIPv4)
-	p.drop(TablePod, priorityForbid, "pods may not send as DHCP servers", match(ipv4, oxm.UDPSrc(dhcpServer), oxm.UDPDst(dhcpClient)))
-	p.drop(TablePod, priorityForbid, "pods may not send ICMP redirects", match(oxm.ICMPType(icmpRedirect)))
+	p.drop(layout.TablePod, priorityForbid, "pods may not send as DHCP servers", match(ipv4, oxm.UDPSrc(dhcpServer), oxm.UDPDst(dhcpClient)))
+	p.drop(layout.TablePod, priorityForbid, "pods may not send ICMP redirects", match(oxm.ICMPType(icmpRedirect)))
 }
 
 func (p *program) state() {
-	p.add(TableState, priorityPassOn, "from the tunnel: checked by the sender's node", match(oxm.InPort(PortVXLAN)), action.GotoTable(TableRoute))
-	p.add(TableState, priorityPassOn, "from the host", match(oxm.InPort(PortTun)), action.GotoTable(TableRoute))
-	p.add(TableService, priorityDefault, "no Service of the switch", nil, action.GotoTable(TableEgressPolicy))
-	p.add(TableEgressPolicy, priorityDefault, "the sender is not isolated", nil, action.GotoTable(TableRoute))
+	p.add(layout.TableState, priorityPassOn, "from the tunnel: checked by the sender's node", match(oxm.InPort(layout.PortVXLAN)), action.GotoTable(layout.TableRoute))
+	p.add(layout.TableState, priorityPassOn, "from the host", match(oxm.InPort(layout.PortTun)), action.GotoTable(layout.TableRoute))
+	p.add(layout.TableService, priorityDefault, "no Service of the switch", nil, action.GotoTable(layout.TableEgressPolicy))
+	p.add(layout.TableEgressPolicy, priorityDefault, "the sender is not isolated", nil, action.GotoTable(layout.TableRoute))
 	if !p.config.Conntrack {
-		p.add(TableState, priorityDefault, "from pods", nil, action.GotoTable(TableAffinity))
-		p.add(TableAffinity, priorityDefault, "no affinity", nil, action.GotoTable(TableService))
+		p.add(layout.TableState, priorityDefault, "from pods", nil, action.GotoTable(layout.TableAffinity))
+		p.add(layout.TableAffinity, priorityDefault, "no affinity", nil, action.GotoTable(layout.TableService))
 		return
 	}
 	serviceTables{p}.services()
@@ -117,18 +118,18 @@ func (p *program) route() {
 	const gateway, local, cluster, outside = priorityHostward, 200, 100, 10
 	c := p.config
 	ipv4 := oxm.EthType(oxm.EthTypeIPv4)
-	p.closeTunnels(TableRoute, gateway+priorityForbid, "the tunnel's port is closed to pods", oxm.IPDst(host(c.Gateway)))
-	p.closePorts(TableRoute, gateway+priorityForbid, oxm.IPDst(host(c.Gateway)))
-	p.add(TableRoute, gateway, "ARP for the gateway", match(oxm.ARP(), oxm.ARPTPA(host(c.Gateway))), action.Output(PortTun))
-	p.output(TableRoute, gateway, "to the gateway", match(oxm.IPDst(host(c.Gateway))), c.toHost()...)
-	p.add(TableRoute, local, "ARP for local pods", match(oxm.ARP(), oxm.ARPTPA(c.LocalSubnet)), action.GotoTable(TableARPLocal))
-	p.add(TableRoute, local, "to local pods", match(oxm.IPDst(c.LocalSubnet)), action.GotoTable(TableLocal))
+	p.closeTunnels(layout.TableRoute, gateway+priorityForbid, "the tunnel's port is closed to pods", oxm.IPDst(host(c.Gateway)))
+	p.closePorts(layout.TableRoute, gateway+priorityForbid, oxm.IPDst(host(c.Gateway)))
+	p.add(layout.TableRoute, gateway, "ARP for the gateway", match(oxm.ARP(), oxm.ARPTPA(host(c.Gateway))), action.Output(layout.PortTun))
+	p.output(layout.TableRoute, gateway, "to the gateway", match(oxm.IPDst(host(c.Gateway))), c.toHost()...)
+	p.add(layout.TableRoute, local, "ARP for local pods", match(oxm.ARP(), oxm.ARPTPA(c.LocalSubnet)), action.GotoTable(layout.TableARPLocal))
+	p.add(layout.TableRoute, local, "to local pods", match(oxm.IPDst(c.LocalSubnet)), action.GotoTable(layout.TableLocal))
 	for _, network := range c.ClusterNetworks {
-		p.add(TableRoute, cluster, "ARP for remote pods", match(oxm.ARP(), oxm.ARPTPA(network)), action.GotoTable(TableARPRemote))
-		p.add(TableRoute, cluster, "to remote pods", match(oxm.IPDst(network)), action.GotoTable(TableRemote))
+		p.add(layout.TableRoute, cluster, "ARP for remote pods", match(oxm.ARP(), oxm.ARPTPA(network)), action.GotoTable(layout.TableARPRemote))
+		p.add(layout.TableRoute, cluster, "to remote pods", match(oxm.IPDst(network)), action.GotoTable(layout.TableRemote))
 	}
-	p.add(TableRoute, cluster, "to Services", match(oxm.IPDst(c.ServiceNetwork)), action.GotoTable(TableHost))
-	p.add(TableRoute, outside, "to outside", match(ipv4), action.GotoTable(TableExternal))
+	p.add(layout.TableRoute, cluster, "to Services", match(oxm.IPDst(c.ServiceNetwork)), action.GotoTable(layout.TableHost))
+	p.add(layout.TableRoute, outside, "to outside", match(ipv4), action.GotoTable(layout.TableExternal))
 }
 
 // routeNonsense drops packets to destinations that no host has. The loopback range matters most: kube-proxy may make the host route it
@@ -136,9 +137,9 @@ func (p *program) route() {
 func (p *program) routeNonsense() {
 	const multicast = 50
 	for _, to := range nonsense() {
-		p.drop(TableRoute, priorityNonsense, to.purpose, match(oxm.IPDst(netip.MustParsePrefix(to.prefix))))
+		p.drop(layout.TableRoute, priorityNonsense, to.purpose, match(oxm.IPDst(netip.MustParsePrefix(to.prefix))))
 	}
-	p.drop(TableRoute, multicast, "multicast outside tables 110 to 120", match(oxm.IPDst(multicast4())))
+	p.drop(layout.TableRoute, multicast, "multicast outside tables 110 to 120", match(oxm.IPDst(multicast4())))
 }
 
 // nonsense returns destinations outside the cluster that no host has.
@@ -153,27 +154,27 @@ func nonsense() []struct{ prefix, purpose string } {
 func (p *program) deliver() {
 	const node = 300
 	c := p.config
-	out := action.OutputReg(oxm.Whole(oxm.FieldReg(RegPort)))
+	out := action.OutputReg(oxm.Whole(oxm.FieldReg(layout.RegPort)))
 	if c.policies() {
 		policyTables{p}.deliverByPolicy()
 	} else {
-		p.output(TableIngress, node, "a node always reaches its pods", match(oxm.IPSrc(host(c.Gateway))), out)
+		p.output(layout.TableIngress, node, "a node always reaches its pods", match(oxm.IPSrc(host(c.Gateway))), out)
 		p.isolation(out)
 	}
-	p.closeTunnels(TableHost, priorityForbid, "the tunnel's port is closed to pods", oxm.EthType(oxm.EthTypeIPv4))
+	p.closeTunnels(layout.TableHost, priorityForbid, "the tunnel's port is closed to pods", oxm.EthType(oxm.EthTypeIPv4))
 	p.hostServices()
 }
 
 func (p *program) leave() {
 	c := p.config
-	p.closeTunnels(TableExternal, priorityForbid, "the tunnel's port is closed to pods: a masqueraded packet would have a node's address",
+	p.closeTunnels(layout.TableExternal, priorityForbid, "the tunnel's port is closed to pods: a masqueraded packet would have a node's address",
 		oxm.EthType(oxm.EthTypeIPv4))
-	p.closePorts(TableExternal, priorityForbid, oxm.EthType(oxm.EthTypeIPv4))
+	p.closePorts(layout.TableExternal, priorityForbid, oxm.EthType(oxm.EthTypeIPv4))
 	p.closeMetadata()
 	p.askNode()
-	p.add(TableExternal, priorityDefault, "no exception", nil, action.GotoTable(TableEgressFirewall))
+	p.add(layout.TableExternal, priorityDefault, "no exception", nil, action.GotoTable(layout.TableEgressFirewall))
 	p.firewallStatic()
-	p.output(TableEgressRoute, priorityDefault, "leave by this node", nil, c.toHost()...)
+	p.output(layout.TableEgressRoute, priorityDefault, "leave by this node", nil, c.toHost()...)
 }
 
 // dnsPort is the port of name servers (RFC 1035, 4.2).
@@ -188,7 +189,7 @@ func (p *program) askNode() {
 		return
 	}
 	for _, to := range []oxm.MatchField{oxm.UDPDst(dnsPort), oxm.TCPDst(dnsPort)} {
-		p.output(TableExternal, priority, "a pod may always ask its own node for names", match(to, oxm.IPDst(host(c.NodeIP))), c.toHost()...)
+		p.output(layout.TableExternal, priority, "a pod may always ask its own node for names", match(to, oxm.IPDst(host(c.NodeIP))), c.toHost()...)
 	}
 }
 

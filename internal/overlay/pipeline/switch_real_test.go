@@ -16,6 +16,7 @@ import (
 	"weft.dev/weft/internal/openflow/ofproto"
 	"weft.dev/weft/internal/openflow/ovstest"
 	"weft.dev/weft/internal/overlay/pipeline"
+	"weft.dev/weft/internal/overlay/pipeline/layout"
 	"weft.dev/weft/internal/reconcile"
 )
 
@@ -40,7 +41,7 @@ func startWith(t *testing.T, flows []*openflow.Flow, pods int) realSwitch {
 		"options:remote_ip=flow", "options:key=flow", "options:dst_port=4789")
 	for i, suffix := range append([]string{"t"}, strings.Split("abcdefghij"[:pods], "")...) {
 		s.VSCtl("add-port", s.bridge, s.Name(suffix), "--", "set", "interface", s.Name(suffix), "type=internal",
-			fmt.Sprintf("ofport_request=%d", int(pipeline.PortTun)+i))
+			fmt.Sprintf("ofport_request=%d", int(layout.PortTun)+i))
 	}
 	s.program(t, flows)
 	return s

@@ -5,6 +5,7 @@ import (
 
 	"weft.dev/weft/internal/openflow/action"
 	"weft.dev/weft/internal/openflow/oxm"
+	"weft.dev/weft/internal/overlay/pipeline/layout"
 )
 
 // ModeMultitenant isolates pods of namespaces with different VNIDs from each other. Pods with VNID 0 reach all pods and are reached by all.
@@ -22,7 +23,7 @@ func (c *Config) hasVNIDs() bool { return c.isolates() || c.policies() }
 func (c *Config) sourceFromTunnel() action.Action {
 	const last = 31
 	if c.hasVNIDs() {
-		return action.Move(oxm.Bits(oxm.FieldTunID, 0, last), oxm.RegBits(RegSource, 0, last))
+		return action.Move(oxm.Bits(oxm.FieldTunID, 0, last), oxm.RegBits(layout.RegSource, 0, last))
 	}
 	return source(0)
 }
@@ -31,10 +32,10 @@ func (c *Config) sourceFromTunnel() action.Action {
 func (p *program) isolation(out action.Action) {
 	const all = 200
 	if !p.config.isolates() {
-		p.output(TableIngress, all, "a flat network has no isolation", nil, out)
+		p.output(layout.TableIngress, all, "a flat network has no isolation", nil, out)
 		return
 	}
-	p.output(TableIngress, all, "from hosts, from outside, and from global projects", match(oxm.Reg(RegSource, 0)), out)
+	p.output(layout.TableIngress, all, "from hosts, from outside, and from global projects", match(oxm.Reg(layout.RegSource, 0)), out)
 }
 
 // admit admits a pod's own project, and all senders if the project is global. The verdict needs no connection state: it is the same for
@@ -44,11 +45,11 @@ func (p *program) admit(pod *Pod) {
 	if !p.config.isolates() {
 		return
 	}
-	to, out := oxm.Reg(RegPort, pod.OFPort), action.Output(pod.OFPort)
+	to, out := oxm.Reg(layout.RegPort, pod.OFPort), action.Output(pod.OFPort)
 	senders := append([]uint32{pod.VNID}, pod.Admits...)
 	slices.Sort(senders)
 	if senders[0] == 0 {
-		p.output(TableIngress, priority, "to a global project, from all", match(to), out)
+		p.output(layout.TableIngress, priority, "to a global project, from all", match(to), out)
 		return
 	}
 	for _, vnid := range slices.Compact(senders) {
@@ -56,7 +57,7 @@ func (p *program) admit(pod *Pod) {
 		if vnid != pod.VNID {
 			purpose = "from a VNID that the project changes from or to"
 		}
-		p.output(TableIngress, priority, purpose, match(oxm.Reg(RegSource, vnid), to), out)
+		p.output(layout.TableIngress, priority, purpose, match(oxm.Reg(layout.RegSource, vnid), to), out)
 	}
 }
 
@@ -69,11 +70,11 @@ func (p *program) hostServices() {
 	c := p.config
 	if !c.isolates() && (Firewalls{c}).on() {
 		p.handOver(judged, "to Services that the switch does not serve, from pods isolated for egress: no policy would see the endpoint, and the host rejects",
-			match(oxm.EthType(oxm.EthTypeIPv4), flag(FlagEgress)), c.toReject()...)
+			match(oxm.EthType(oxm.EthTypeIPv4), flag(layout.FlagEgress)), c.toReject()...)
 	}
 	trusted, whose := c.trusted()
 	if !c.Conntrack {
-		p.output(TableHost, priorityTrusted, "to Services, which the host serves"+whose, trusted, c.toHost()...)
+		p.output(layout.TableHost, priorityTrusted, "to Services, which the host serves"+whose, trusted, c.toHost()...)
 	} else {
 		p.handOver(priorityTrusted, "fragments, which show no ports: the host finds the Service"+whose,
 			append(slices.Clip(trusted), match(oxm.EthType(oxm.EthTypeIPv4), oxm.IPFrag(oxm.FragYes))...), c.toHost()...)
@@ -92,7 +93,7 @@ func (p *program) handOver(priority uint16, purpose string, on conditions, actio
 	if p.config.policies() {
 		add = p.output
 	}
-	add(TableHost, priority, purpose, on, actions...)
+	add(layout.TableHost, priority, purpose, on, actions...)
 }
 
 // priorityTrusted is the priority in table 60 of what the host serves.
@@ -101,10 +102,10 @@ const priorityTrusted = 210
 // trusted matches the packets in table 60 that the host may serve: those of pods without any restriction. whose describes these pods, for a
 // flow's purpose.
 func (c *Config) trusted() (on conditions, whose string) {
-	unguarded := oxm.Reg(RegFirewall, 0)
+	unguarded := oxm.Reg(layout.RegFirewall, 0)
 	switch {
 	case c.isolates():
-		return match(oxm.Reg(RegSource, 0), unguarded), ", from global projects"
+		return match(oxm.Reg(layout.RegSource, 0), unguarded), ", from global projects"
 	case (Firewalls{c}).on():
 		return match(unguarded), ", from pods without an egress firewall"
 	default:

@@ -17,6 +17,7 @@ import (
 	"weft.dev/weft/internal/openflow/oxm"
 	"weft.dev/weft/internal/overlay/pipeline"
 	"weft.dev/weft/internal/overlay/pipeline/cookies"
+	"weft.dev/weft/internal/overlay/pipeline/layout"
 	"weft.dev/weft/internal/reconcile"
 	"weft.dev/weft/test/bench/measure"
 	"weft.dev/weft/test/bench/stage"
@@ -217,7 +218,7 @@ func manyFlows() map[reconcile.Owner]map[openflow.Key]openflow.Entry {
 		}
 		a := netip.AddrFrom4([4]byte{10, byte(i >> 16), byte(i >> 8), byte(i)})
 		f := &openflow.Flow{
-			Table: pipeline.TableIngress, Priority: 100, Cookie: cookies.Of(owner),
+			Table: layout.TableIngress, Priority: 100, Cookie: cookies.Of(owner),
 			Match:   oxm.NewMatch(oxm.IPSrc(netip.PrefixFrom(a, a.BitLen())), oxm.Reg(1, 77)),
 			Actions: action.Actions{action.Conjunction(uint32(n+1), 1, 2)},
 		}

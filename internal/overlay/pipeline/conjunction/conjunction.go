@@ -18,6 +18,7 @@ import (
 	"weft.dev/weft/internal/overlay/pipeline"
 	"weft.dev/weft/internal/overlay/pipeline/cookies"
 	"weft.dev/weft/internal/overlay/pipeline/groupid"
+	"weft.dev/weft/internal/overlay/pipeline/layout"
 	"weft.dev/weft/internal/policy"
 	"weft.dev/weft/internal/reconcile"
 )
@@ -512,14 +513,14 @@ func (c *conjunction) owner() reconcile.Owner { return reconcile.Owner("policyru
 // tablesOf returns the table that decides about a direction, and the next one.
 func tablesOf(d policy.Direction) (table, next uint8) {
 	if d == policy.Egress {
-		return pipeline.TableEgressPolicy, pipeline.TableRoute
+		return layout.TableEgressPolicy, layout.TableRoute
 	}
-	return pipeline.TableIngress, pipeline.TableDeliver
+	return layout.TableIngress, layout.TableDeliver
 }
 
 // allow returns the actions for a packet that a rule allows.
 func allow(next uint8) []action.Action {
-	return []action.Action{action.SetField(oxm.RegMasked(pipeline.RegFlags, pipeline.FlagAllowed, pipeline.FlagAllowed)), action.GotoTable(next)}
+	return []action.Action{action.SetField(oxm.RegMasked(layout.RegFlags, layout.FlagAllowed, layout.FlagAllowed)), action.GotoTable(next)}
 }
 
 // rules returns the verdict of a conjunction; none if it is not active or has only one dimension.

@@ -1,4 +1,5 @@
-package pipeline
+// Package layout numbers what the flows of br0 share: tables, registers and their bits, bits of connections' marks, and ports.
+package layout
 
 // Tables of br0. Numbers are those of OpenShift SDN if the purpose is the same.
 const (

@@ -1,9 +1,4 @@
-package pipeline
-
-import (
-	"weft.dev/weft/internal/openflow/action"
-	"weft.dev/weft/internal/openflow/oxm"
-)
+package layout
 
 // Registers. All others are free. A feature that uses a further register adds it here.
 const (
@@ -35,7 +30,32 @@ const (
 	FlagThisNode uint32 = 1 << 1
 	// FlagHairpin says that the packet is the reply of a pod that reached itself by a Service, and returns to that pod.
 	FlagHairpin uint32 = 1 << 2
+	// FlagAnswer says that the packet came from outside the cluster by the tunnel: it must be a reply of a connection.
+	FlagAnswer uint32 = 1 << 3
+	// FlagEgress says that the sender is isolated for egress.
+	FlagEgress uint32 = 1 << 10
+	// FlagIngress says that the receiver is isolated for ingress.
+	FlagIngress uint32 = 1 << 11
+	// FlagAllowed says that a rule allows the packet, not only that nothing isolates.
+	FlagAllowed uint32 = 1 << 12
+	// FlagKeepEgress says that established connections of the sender continue although it is isolated for egress.
+	FlagKeepEgress uint32 = 1 << 13
+	// FlagKeepIngress says the same of the receiver, isolated for ingress.
+	FlagKeepIngress uint32 = 1 << 14
+	// FlagTranslated says that the packet begins a connection to a Service. After the commit in TableLocal its state is not known any more.
+	FlagTranslated uint32 = 1 << 15
 )
+
+// MarkEnded is the bit of a connection's mark (ct_mark) that says that policy has refused it after its beginning. Its replies are dropped
+// as well. The bit is cleared when the connection is allowed again.
+const MarkEnded uint32 = 1 << 0
+
+// MarkUnseen is the bit of a connection's mark that says that its direction is unknown: it is older than the mode or than the switch. Its
+// packets pass where nothing isolates or a rule allows them; that they are replies means nothing.
+const MarkUnseen uint32 = 1 << 1
+
+// MarkHost is the bit of a connection's mark that says that the host serves it: its first datagram was fragmented, and showed no ports.
+const MarkHost uint32 = 1 << 2
 
 // Ports of br0 on every node. Pods' ports are from FirstPodPort.
 const (
@@ -65,14 +85,4 @@ func Registers() []Register {
 		{"reg7", "the egress firewall of the sender's namespace; 0: none"},
 		{"reg8", "which part of a list of receivers of multicast is next"},
 	}
-}
-
-func source(vnid uint32) action.Action {
-	return action.SetField(oxm.Reg(RegSource, vnid))
-}
-
-// sourceToTunnel copies the source VNID to the VNI.
-func sourceToTunnel() action.Action {
-	const last = 31
-	return action.Move(oxm.RegBits(RegSource, 0, last), oxm.Bits(oxm.FieldTunID, 0, last))
 }
