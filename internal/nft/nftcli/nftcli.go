@@ -9,97 +9,43 @@ import (
 	"os"
 	"os/exec"
 	"regexp"
-	"runtime"
 	"strconv"
 	"strings"
 
-	"golang.org/x/sys/unix"
-
+	"weft.dev/weft/internal/link/netns"
 	"weft.dev/weft/internal/nft"
 	"weft.dev/weft/internal/nft/nfnetlink"
 )
 
 // Namespace is a network namespace whose nftables nft(8) reads and changes.
 type Namespace struct {
-	file *os.File
+	home *netns.Namespace
 	// program is the path of nft.
 	program string
 }
 
 // Open opens the namespace at path; "" is the calling thread's. It fails if there is no nft, or no such namespace.
 func Open(path string) (n Namespace, err error) {
-	if n.file, err = openNamespace(path); err != nil {
+	if path == "" {
+		n.home, err = netns.Home()
+	} else {
+		n.home, err = netns.Open(path)
+	}
+	if err != nil {
 		return n, fmt.Errorf("nft engine: network namespace: %w", err)
 	}
 	if n.program, err = exec.LookPath("nft"); err != nil {
-		return n, fmt.Errorf("nft engine: %w", errors.Join(err, n.file.Close()))
+		n.home.Close()
+		return n, fmt.Errorf("nft engine: %w", err)
 	}
 	return n, nil
 }
 
 // Close releases the namespace.
-func (n Namespace) Close() { _ = n.file.Close() } // an error has no consequence
-
-// openNamespace opens the network namespace at path; "" is the calling thread's. It checks the path's file system first, so that it never
-// opens a pipe or device.
-func openNamespace(path string) (*os.File, error) {
-	if path == "" {
-		runtime.LockOSThread()
-		defer runtime.UnlockOSThread()
-		return os.Open("/proc/thread-self/ns/net")
-	}
-	look, err := os.OpenFile(path, unix.O_PATH|unix.O_CLOEXEC, 0)
-	if err != nil {
-		return nil, err
-	}
-	defer func() { _ = look.Close() }() // nothing was written
-	var stat unix.Statfs_t
-	if err := unix.Fstatfs(int(look.Fd()), &stat); err != nil {
-		return nil, fmt.Errorf("%s: %w", path, err)
-	}
-	if stat.Type != unix.NSFS_MAGIC {
-		return nil, fmt.Errorf("%s is not a network namespace", path)
-	}
-	return os.Open("/proc/thread-self/fd/" + strconv.Itoa(int(look.Fd())))
-}
+func (n Namespace) Close() { n.home.Close() }
 
 // Inside runs work on a thread in the namespace; processes that it starts are in it too.
-func (n Namespace) Inside(work func() error) error {
-	done := make(chan error, 1)
-	go func() {
-		runtime.LockOSThread()
-		before, err := os.Open("/proc/thread-self/ns/net")
-		if err != nil {
-			runtime.UnlockOSThread()
-			done <- fmt.Errorf("opening the thread's network namespace: %w", err)
-			return
-		}
-		defer func() { _ = before.Close() }() // nothing was written
-		// Entering a namespace needs CAP_SYS_ADMIN, even for the thread's current one: without this check, a daemon in the node's namespace would
-		// need it too.
-		if sameFile(before, n.file) {
-			done <- work()
-			runtime.UnlockOSThread()
-			return
-		}
-		if err = unix.Setns(int(n.file.Fd()), unix.CLONE_NEWNET); err == nil {
-			err = work()
-		}
-		// A thread that cannot return stays locked, and ends with this goroutine.
-		if unix.Setns(int(before.Fd()), unix.CLONE_NEWNET) == nil {
-			runtime.UnlockOSThread()
-		}
-		done <- err
-	}()
-	return <-done
-}
-
-// sameFile reports whether two files are one, such as the files of one namespace.
-func sameFile(a, b *os.File) bool {
-	one, err := a.Stat()
-	other, wrong := b.Stat()
-	return err == nil && wrong == nil && os.SameFile(one, other)
-}
+func (n Namespace) Inside(work func() error) error { return netns.OnThread(n.home, work) }
 
 // Generation returns the namespace's generation of nftables, which every transaction increments by one.
 func (n Namespace) Generation() (id uint32, err error) {
