@@ -3,7 +3,6 @@
 package deploy_test
 
 import (
-	"context"
 	"os"
 	"strings"
 	"testing"
@@ -30,14 +29,7 @@ import (
 var server *apiservertest.Server //nolint:gochecknoglobals // set once, by TestMain
 
 func TestMain(m *testing.M) {
-	os.Exit(apiservertest.Main(m, func(s *apiservertest.Server) error {
-		server = s
-		all, err := crds.All()
-		if err != nil {
-			return err
-		}
-		return s.InstallCRDs(context.Background(), all)
-	}))
+	os.Exit(apiservertest.MainWith(m, &server, crds.All))
 }
 
 // agentOn is a client that may do what the agent of a node may: its token names the node, "" for none.

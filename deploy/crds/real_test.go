@@ -23,18 +23,7 @@ import (
 var server *apiservertest.Server //nolint:gochecknoglobals // set once, by TestMain
 
 func TestMain(m *testing.M) {
-	os.Exit(apiservertest.Main(m, func(s *apiservertest.Server) error {
-		server = s
-		all, err := All()
-		if err != nil {
-			return err
-		}
-		neutron, err := Neutron()
-		if err != nil {
-			return err
-		}
-		return s.InstallCRDs(context.Background(), append(all, neutron...))
-	}))
+	os.Exit(apiservertest.MainWith(m, &server, All, Neutron))
 }
 
 // object parses a manifest as a user would write it; $ stands for the API group and version.

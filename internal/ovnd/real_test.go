@@ -41,14 +41,7 @@ var server *apiservertest.Server //nolint:gochecknoglobals // set once, by TestM
 
 func TestMain(m *testing.M) {
 	ctrl.SetLogger(logr.Discard())
-	os.Exit(apiservertest.Main(m, func(s *apiservertest.Server) error {
-		server = s
-		all, err := crds.All()
-		if err != nil {
-			return err
-		}
-		return s.InstallCRDs(context.Background(), all)
-	}))
+	os.Exit(apiservertest.MainWith(m, &server, crds.All))
 }
 
 // stage is OVN's central part as a pod of weft-ovn runs it, with an API server.

@@ -104,18 +104,7 @@ func bring(ctx context.Context, dir string) error {
 
 // withAPI runs the tests beside an API server of their own.
 func withAPI(m *testing.M) int {
-	return apiservertest.Main(m, func(s *apiservertest.Server) error {
-		cloudFor.api = s
-		all, err := crds.All()
-		if err != nil {
-			return err
-		}
-		neutron, err := crds.Neutron()
-		if err != nil {
-			return err
-		}
-		return s.InstallCRDs(context.Background(), append(all, neutron...))
-	})
+	return apiservertest.MainWith(m, &cloudFor.api, crds.All, crds.Neutron)
 }
 
 // kubectl runs the lab's kubectl.

@@ -34,10 +34,7 @@ import (
 var server *apiservertest.Server //nolint:gochecknoglobals // set once, by TestMain
 
 func TestMain(m *testing.M) {
-	os.Exit(apiservertest.Main(m, func(s *apiservertest.Server) error {
-		server = s
-		return nil
-	}))
+	os.Exit(apiservertest.MainWith(m, &server))
 }
 
 // podPort is the port on which pods echo what they receive.

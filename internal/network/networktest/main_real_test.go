@@ -43,14 +43,7 @@ func TestMain(m *testing.M) {
 		}
 		return
 	}
-	os.Exit(apiservertest.Main(m, func(s *apiservertest.Server) error {
-		server = s
-		all, err := crds.All()
-		if err != nil {
-			return err
-		}
-		return s.InstallCRDs(context.Background(), all)
-	}))
+	os.Exit(apiservertest.MainWith(m, &server, crds.All))
 }
 
 // runAgent runs the agent of a node that serves the overlay and the test network.

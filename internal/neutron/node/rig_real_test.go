@@ -50,18 +50,7 @@ var server *apiservertest.Server //nolint:gochecknoglobals // set once, by TestM
 
 func TestMain(m *testing.M) {
 	ctrllog.SetLogger(logr.Discard())
-	os.Exit(apiservertest.Main(m, func(s *apiservertest.Server) error {
-		server = s
-		all, err := crds.All()
-		if err != nil {
-			return err
-		}
-		stackube, err := crds.Neutron()
-		if err != nil {
-			return err
-		}
-		return s.InstallCRDs(context.Background(), append(all, stackube...))
-	}))
+	os.Exit(apiservertest.MainWith(m, &server, crds.All, crds.Neutron))
 }
 
 func must(t *testing.T, err error) {

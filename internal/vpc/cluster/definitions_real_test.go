@@ -4,7 +4,6 @@ package cluster_test
 
 import (
 	"context"
-	"os"
 	"testing"
 
 	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
@@ -15,28 +14,22 @@ import (
 	"k8s.io/client-go/rest"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/apiutil"
-	"sigs.k8s.io/yaml"
 
 	kubeovn "weft.dev/weft/api/kubeovn/v1"
+	"weft.dev/weft/internal/apiservertest"
 	"weft.dev/weft/internal/ovn/ovntest"
 	"weft.dev/weft/internal/vpc/nat"
 )
 
-// attachmentDefinitions returns the definition of NetworkAttachmentDefinition.
-func attachmentDefinitions() (*apiextensionsv1.CustomResourceDefinition, error) {
-	text, err := os.ReadFile("../../../deploy/third-party/k8s.cni.cncf.io_network-attachment-definitions.yaml")
-	if err != nil {
-		return nil, err
-	}
-	definitions := &apiextensionsv1.CustomResourceDefinition{}
-	return definitions, yaml.Unmarshal(text, definitions)
-}
+// attachmentDefinitions is the file with the definition of NetworkAttachmentDefinition.
+const attachmentDefinitions = "../../../deploy/third-party/k8s.cni.cncf.io_network-attachment-definitions.yaml"
 
 // VPCs are served while the API server does not know NetworkAttachmentDefinitions. NAT gateways use them once their definition is installed.
 func TestWithoutAttachmentDefinitions(t *testing.T) {
 	ctx := t.Context()
-	definitions, err := attachmentDefinitions()
+	all, err := apiservertest.DefinitionIn(attachmentDefinitions)()
 	must(t, err)
+	definitions := all[0]
 	scheme := runtime.NewScheme()
 	must(t, apiextensionsv1.AddToScheme(scheme))
 	admin, err := client.New(server.Config(), client.Options{Scheme: scheme})

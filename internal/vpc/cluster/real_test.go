@@ -43,18 +43,7 @@ import (
 var server *apiservertest.Server //nolint:gochecknoglobals // set once, by TestMain
 
 func TestMain(m *testing.M) {
-	os.Exit(apiservertest.Main(m, func(s *apiservertest.Server) error {
-		server = s
-		all, err := crds.All()
-		if err != nil {
-			return err
-		}
-		definitions, err := attachmentDefinitions()
-		if err != nil {
-			return err
-		}
-		return s.InstallCRDs(context.Background(), append(all, definitions))
-	}))
+	os.Exit(apiservertest.MainWith(m, &server, crds.All, apiservertest.DefinitionIn(attachmentDefinitions)))
 }
 
 func must(t *testing.T, err error) {

@@ -14,7 +14,6 @@ import (
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
-	apiextensionsv1 "k8s.io/apiextensions-apiserver/pkg/apis/apiextensions/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/api/meta"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
@@ -26,7 +25,6 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/config"
 	"sigs.k8s.io/controller-runtime/pkg/manager"
 	metricsserver "sigs.k8s.io/controller-runtime/pkg/metrics/server"
-	"sigs.k8s.io/yaml"
 
 	kubeovn "weft.dev/weft/api/kubeovn/v1"
 	"weft.dev/weft/deploy"
@@ -48,22 +46,7 @@ import (
 var server *apiservertest.Server //nolint:gochecknoglobals // set once, by TestMain
 
 func TestMain(m *testing.M) {
-	os.Exit(apiservertest.Main(m, func(s *apiservertest.Server) error {
-		server = s
-		all, err := crds.All()
-		if err != nil {
-			return err
-		}
-		text, err := os.ReadFile("../../../deploy/third-party/k8s.cni.cncf.io_network-attachment-definitions.yaml")
-		if err != nil {
-			return err
-		}
-		definitions := &apiextensionsv1.CustomResourceDefinition{}
-		if err := yaml.Unmarshal(text, definitions); err != nil {
-			return err
-		}
-		return s.InstallCRDs(context.Background(), append(all, definitions))
-	}))
+	os.Exit(apiservertest.MainWith(m, &server, crds.All, apiservertest.DefinitionIn("../../../deploy/third-party/k8s.cni.cncf.io_network-attachment-definitions.yaml")))
 }
 
 // manifests are the manifests of users of Kube-OVN's gateways.
