@@ -40,15 +40,7 @@ func TestNeutronPort(t *testing.T) {
 		{"an MTU too small", neutronPort("1442", "60"), "spec.mtu"},
 		{"a route into nothing", neutronPort("192.0.2.0/24", "everything"), "must be a range"},
 	} {
-		t.Run(m.name, func(t *testing.T) {
-			err := c.Create(t.Context(), object(t, m.text), client.DryRunAll, client.FieldValidation("Strict"))
-			switch {
-			case m.refused == "" && err != nil:
-				t.Errorf("refused: %v", err)
-			case m.refused != "" && (err == nil || !strings.Contains(err.Error(), m.refused)):
-				t.Errorf("%v, want an error with %q", err, m.refused)
-			}
-		})
+		t.Run(m.name, func(t *testing.T) { m.try(t, c) })
 	}
 	port := object(t, neutronPort())
 	if err := c.Create(t.Context(), port); err != nil {
