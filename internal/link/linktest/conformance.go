@@ -10,6 +10,7 @@ import (
 
 	"weft.dev/weft/internal/link"
 	"weft.dev/weft/internal/reconcile"
+	"weft.dev/weft/internal/reconcile/enginetest"
 )
 
 // Subject is an engine with a device wtdev in its own namespace, and a second namespace.
@@ -81,46 +82,19 @@ func Run(t *testing.T, make func(t *testing.T) Subject) {
 	t.Run("any sequence", func(t *testing.T) { sequences(t, make(t)) })
 }
 
-func converge(t *testing.T, engine reconcile.Engine[link.Key, link.Item], desired map[link.Key]link.Item) {
-	t.Helper()
-	actual, err := engine.Read(context.Background())
-	if err != nil {
-		t.Fatalf("Read: %v", err)
-	}
-	if err := engine.Commit(context.Background(), reconcile.Diff(desired, actual)); err != nil {
-		t.Fatalf("Commit: %v", err)
-	}
-	settled(t, engine, desired)
-}
-
-func settled(t *testing.T, engine reconcile.Engine[link.Key, link.Item], desired map[link.Key]link.Item) {
-	t.Helper()
-	actual, err := engine.Read(context.Background())
-	if err != nil {
-		t.Fatalf("Read: %v", err)
-	}
-	change := reconcile.Diff(desired, actual)
-	for key, item := range change.Set {
-		t.Errorf("want\n  %v\nhave\n  %v", item, actual[key])
-	}
-	for _, item := range change.Delete {
-		t.Errorf("stray %v", item)
-	}
-}
-
 func readBack(t *testing.T, s Subject) {
-	converge(t, s, State(s.Other))
+	enginetest.Converge(t, s, State(s.Other))
 	if err := s.Commit(context.Background(), reconcile.Change[link.Key, link.Item]{Set: State(s.Other)}); err != nil {
 		t.Fatalf("the same again: %v", err)
 	}
-	settled(t, s, State(s.Other))
+	enginetest.Settled(t, s, State(s.Other))
 	// A new process recognizes pairs once they are desired.
 	restarted := s.Restart()
-	converge(t, restarted, State(s.Other))
+	enginetest.Converge(t, restarted, State(s.Other))
 }
 
 func changes(t *testing.T, s Subject) {
-	converge(t, s, State(s.Other))
+	enginetest.Converge(t, s, State(s.Other))
 	next := State(s.Other)
 	set := func(item link.Item) { next[item.Key()] = item }
 	set(&link.Device{
@@ -131,12 +105,12 @@ func changes(t *testing.T, s Subject) {
 	set(&link.Rule{Priority: 1078, IPv6: true, Table: 1079})
 	delete(next, (&link.Route{Dst: prefix("10.200.0.0/16")}).Key())
 	delete(next, (&link.Neighbour{Device: Device, Address: netip.MustParseAddr("10.128.0.9")}).Key())
-	converge(t, s, next)
-	converge(t, s, nil)
+	enginetest.Converge(t, s, next)
+	enginetest.Converge(t, s, nil)
 }
 
 func rollBack(t *testing.T, s Subject) {
-	converge(t, s, State(s.Other))
+	enginetest.Converge(t, s, State(s.Other))
 	bad := State(s.Other)
 	device := *bad[link.Key{Kind: link.KindDevice, Name: Device}].(*link.Device)
 	device.MTU, device.Group, device.Up, device.Addresses = 1280, 5, false, []netip.Prefix{prefix("10.128.0.1/23"), prefix("198.51.100.1/24"), prefix("fd00:10::1/64")}
@@ -148,16 +122,16 @@ func rollBack(t *testing.T, s Subject) {
 	if err == nil || errors.As(err, &rollback) {
 		t.Fatalf("an unreachable gateway: %v", err)
 	}
-	settled(t, s, State(s.Other))
+	enginetest.Settled(t, s, State(s.Other))
 	missing := &link.Device{Name: "wtmissing", Up: true}
 	if err := s.Commit(context.Background(), reconcile.Change[link.Key, link.Item]{Set: Items(missing)}); !errors.Is(err, link.ErrNoDevice) {
 		t.Fatalf("a device that does not exist: %v", err)
 	}
-	settled(t, s, State(s.Other))
+	enginetest.Settled(t, s, State(s.Other))
 }
 
 func recreated(t *testing.T, s Subject) {
-	converge(t, s, State(s.Other))
+	enginetest.Converge(t, s, State(s.Other))
 	s.RemoveDevice()
 	actual, err := s.Read(context.Background())
 	if err != nil {
@@ -168,11 +142,11 @@ func recreated(t *testing.T, s Subject) {
 		t.Fatalf("without the device: %v", err)
 	}
 	s.AddDevice()
-	converge(t, s, State(s.Other))
+	enginetest.Converge(t, s, State(s.Other))
 }
 
 func vanished(t *testing.T, s Subject) {
-	converge(t, s, State(s.Other))
+	enginetest.Converge(t, s, State(s.Other))
 	s.RemoveOther()
 	device := &link.Device{Netns: s.Other, Name: "wtpeer", Up: true}
 	if err := s.Commit(context.Background(), reconcile.Change[link.Key, link.Item]{Set: Items(device)}); !errors.Is(err, link.ErrNoNamespace) {
@@ -185,7 +159,7 @@ func vanished(t *testing.T, s Subject) {
 }
 
 func drift(t *testing.T, s Subject) {
-	converge(t, s, State(s.Other))
+	enginetest.Converge(t, s, State(s.Other))
 	for _, item := range State(s.Other) {
 		if kind := item.Key().Kind; kind == link.KindDevice || kind == link.KindVeth {
 			continue
@@ -198,6 +172,6 @@ func drift(t *testing.T, s Subject) {
 		if _, found := actual[item.Key()]; found {
 			t.Errorf("%v is read although it was removed", item)
 		}
-		converge(t, s, State(s.Other))
+		enginetest.Converge(t, s, State(s.Other))
 	}
 }

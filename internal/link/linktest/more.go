@@ -13,6 +13,7 @@ import (
 
 	"weft.dev/weft/internal/link"
 	"weft.dev/weft/internal/reconcile"
+	"weft.dev/weft/internal/reconcile/enginetest"
 )
 
 // fabric is a bridge with two ports, in a namespace.
@@ -33,7 +34,7 @@ func fabric(netns string) map[link.Key]link.Item {
 
 func bridges(t *testing.T, s Subject) {
 	for _, netns := range []string{"", s.Other} {
-		converge(t, s, fabric(netns))
+		enginetest.Converge(t, s, fabric(netns))
 		next := fabric(netns)
 		for _, item := range []link.Item{
 			&link.Bridge{Netns: netns, Name: "wtbr", Owner: "fabric", NFCallIPTables: link.Off},
@@ -42,13 +43,13 @@ func bridges(t *testing.T, s Subject) {
 			next[item.Key()] = item
 		}
 		delete(next, link.Key{Netns: netns, Kind: link.KindBridgePort, Name: "wtbp1"})
-		converge(t, s, next)
+		enginetest.Converge(t, s, next)
 		missing := &link.BridgePort{Netns: netns, Bridge: "wtnone", Device: "wtbp0"}
 		if err := s.Commit(context.Background(), reconcile.Change[link.Key, link.Item]{Set: Items(missing)}); !errors.Is(err, link.ErrNoDevice) {
 			t.Errorf("a bridge that does not exist: %v", err)
 		}
-		converge(t, s, next)
-		converge(t, s, nil)
+		enginetest.Converge(t, s, next)
+		enginetest.Converge(t, s, nil)
 	}
 	adopted := &link.Bridge{Name: Device}
 	if err := s.Commit(context.Background(), reconcile.Change[link.Key, link.Item]{Set: Items(adopted)}); !errors.Is(err, link.ErrForeign) {
@@ -64,7 +65,7 @@ func ground() *link.Device {
 // entries checks that in a change of entries only the wrong ones fail, and that they leave nothing.
 func entries(t *testing.T, s Subject) {
 	desired := Items(ground())
-	converge(t, s, desired)
+	enginetest.Converge(t, s, desired)
 	good := Items(
 		&link.Route{Dst: prefix("10.1.0.0/24"), Device: Device, Gateway: netip.MustParseAddr("10.128.0.9")},
 		&link.Route{Dst: prefix("10.2.0.0/24"), Device: Device},
@@ -89,16 +90,16 @@ func entries(t *testing.T, s Subject) {
 		}
 	}
 	maps.Copy(desired, good)
-	settled(t, s, desired)
+	enginetest.Settled(t, s, desired)
 	if err := s.Commit(context.Background(), reconcile.Change[link.Key, link.Item]{Delete: all}); err != nil {
 		t.Errorf("deleting, also what is not there: %v", err)
 	}
-	settled(t, s, Items(ground()))
+	enginetest.Settled(t, s, Items(ground()))
 }
 
 // sequences checks that any sequence of desired states ends with the last one, without reading in between.
 func sequences(t *testing.T, s Subject) {
-	converge(t, s, Items(ground()))
+	enginetest.Converge(t, s, Items(ground()))
 	last := Items(ground())
 	rapid.Check(t, func(r *rapid.T) {
 		for range rapid.IntRange(1, 4).Draw(r, "states") {

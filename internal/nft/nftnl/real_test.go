@@ -22,6 +22,7 @@ import (
 	"weft.dev/weft/internal/nft/nftnl"
 	"weft.dev/weft/internal/openflow/ovstest"
 	"weft.dev/weft/internal/reconcile"
+	"weft.dev/weft/internal/reconcile/enginetest"
 )
 
 func must(t testing.TB, err error) {
@@ -78,7 +79,7 @@ func TestRealTable(t *testing.T) {
 	nft(t, space, "add table inet other; add chain inet other forward { type filter hook forward priority 0; }; add set inet other pods { type ipv4_addr; }")
 	before := nft(t, space, "list", "ruleset")
 	e := newEngine(t, space)
-	converge(t, e, sample())
+	enginetest.Converge(t, e, sample())
 	listing := nft(t, space, "list", "table", "inet", "weft")
 	for _, want := range []string{
 		"ip daddr vmap @pods", "ct state established,related accept", `comment "policy/ns/a"`, "10.9.0.3-10.9.0.77",
@@ -97,10 +98,10 @@ func TestRealTable(t *testing.T) {
 	if sample()[rules].Equal(have[rules]) || have[nftnl.Key{Kind: nftnl.KindChain, Name: "stray"}] == nil {
 		t.Error("what others have added is not found")
 	}
-	converge(t, e, sample())
-	converge(t, e, nil)
+	enginetest.Converge(t, e, sample())
+	enginetest.Converge(t, e, nil)
 	nft(t, space, "delete", "table", "inet", "weft")
-	converge(t, e, sample()) // the table is created again
+	enginetest.Converge(t, e, sample()) // the table is created again
 	nft(t, space, "delete", "table", "inet", "weft")
 	if after := nft(t, space, "list", "ruleset"); after != before {
 		t.Errorf("others' tables have changed:\n%s", after)
@@ -111,20 +112,20 @@ func TestRealTable(t *testing.T) {
 func TestRealDormantTable(t *testing.T) {
 	space := ovstest.NewNetNS(t)
 	e := newEngine(t, space)
-	converge(t, e, sample())
+	enginetest.Converge(t, e, sample())
 	nft(t, space, "add table inet weft { flags dormant; }")
 	have, err := e.Read(t.Context())
 	must(t, err)
 	if reconcile.Diff(sample(), have).Empty() {
 		t.Error("a dormant table is not found")
 	}
-	converge(t, e, sample())
+	enginetest.Converge(t, e, sample())
 	if listing := nft(t, space, "list", "table", "inet", "weft"); strings.Contains(listing, "dormant") {
 		t.Errorf("the table is still dormant:\n%s", listing)
 	}
 	// The kernel refuses to add a base chain in the transaction that clears the flag.
 	nft(t, space, "add table inet weft { flags dormant; }; flush chain inet weft forward; delete chain inet weft forward")
-	converge(t, e, sample())
+	enginetest.Converge(t, e, sample())
 }
 
 // The engine's own transactions are not reported as drift; other programs' are.
@@ -135,10 +136,10 @@ func TestRealWatch(t *testing.T) {
 	drift, err := e.Watch(ctx)
 	must(t, err)
 	<-drift
-	converge(t, e, sample())
+	enginetest.Converge(t, e, sample())
 	nft(t, space, "add", "table", "inet", "other") // its event follows the engine's
 	nft(t, space, "add", "table", "ip", "weft")
-	converge(t, e, sample())
+	enginetest.Converge(t, e, sample())
 	select {
 	case d := <-drift:
 		t.Errorf("drift without a cause: %v", d)
@@ -165,8 +166,8 @@ func TestRealJudge(t *testing.T) {
 	e, f := newEngine(t, space), nftnl.NewFake()
 	rapid.Check(t, func(r *rapid.T) {
 		state := randomState(r)
-		converge(r, e, state)
-		converge(r, f, state)
+		enginetest.Converge(r, e, state)
+		enginetest.Converge(r, f, state)
 		for range 8 {
 			destination := fmt.Sprint("127.0.0.", rapid.IntRange(1, 4).Draw(r, "address"))
 			port := uint16(rapid.IntRange(3999, 4041).Draw(r, "port"))

@@ -15,6 +15,7 @@ import (
 
 	"weft.dev/weft/internal/nft/nftnl"
 	"weft.dev/weft/internal/reconcile"
+	"weft.dev/weft/internal/reconcile/enginetest"
 )
 
 func TestMain(m *testing.M) { goleak.VerifyTestMain(m) }
@@ -87,31 +88,6 @@ func sample() map[nftnl.Key]nftnl.Item {
 	)
 }
 
-func converge(t interface{ Fatal(args ...any) }, e engine, desired map[nftnl.Key]nftnl.Item) {
-	have, err := e.Read(context.Background())
-	if err != nil {
-		t.Fatal(err)
-	}
-	if err := e.Commit(context.Background(), reconcile.Diff(desired, have)); err != nil {
-		t.Fatal(err)
-	}
-	settled(t, e, desired)
-}
-
-func settled(t interface{ Fatal(args ...any) }, e engine, desired map[nftnl.Key]nftnl.Item) {
-	have, err := e.Read(context.Background())
-	if err != nil {
-		t.Fatal(err)
-	}
-	change := reconcile.Diff(desired, have)
-	for key, item := range change.Set {
-		t.Fatal(fmt.Sprintf("want %v\nhave %v", item, have[key]))
-	}
-	for _, item := range change.Delete {
-		t.Fatal(fmt.Sprintf("stray %v", item))
-	}
-}
-
 // subject is an engine whose table a test can change as another program would.
 type subject struct {
 	engine
@@ -123,17 +99,17 @@ func suite(t *testing.T, start func(t *testing.T) subject) {
 	ctx := context.Background()
 	t.Run("read back", func(t *testing.T) {
 		s := start(t)
-		converge(t, s, sample())
-		settled(t, s.restart(), sample())
+		enginetest.Converge(t, s, sample())
+		enginetest.Settled(t, s.restart(), sample())
 		if err := s.Commit(ctx, nftnl.Change{Set: sample()}); err != nil {
 			t.Fatalf("the same again: %v", err)
 		}
-		settled(t, s, sample())
-		converge(t, s, nil)
+		enginetest.Settled(t, s, sample())
+		enginetest.Converge(t, s, nil)
 	})
 	t.Run("changes", func(t *testing.T) {
 		s := start(t)
-		converge(t, s, sample())
+		enginetest.Converge(t, s, sample())
 		next := sample()
 		for _, item := range []nftnl.Item{
 			&nftnl.Chain{Name: "forward", Hook: nftnl.HookForward, Priority: 7}, // its rules are kept
@@ -150,15 +126,15 @@ func suite(t *testing.T, start func(t *testing.T) subject) {
 		}
 		delete(next, (&nftnl.Element{Set: "pods", Match: match(addr("10.1.0.5"))}).Key())
 		delete(next, (&nftnl.Element{Set: "blocks", Match: match(prefix("10.0.0.0/24"))}).Key())
-		converge(t, s, next)
+		enginetest.Converge(t, s, next)
 		if err := s.Commit(ctx, reconcile.Diff(sample(), next)); err != nil { // without reading
 			t.Fatal(err)
 		}
-		settled(t, s, sample())
+		enginetest.Settled(t, s, sample())
 	})
 	t.Run("refused", func(t *testing.T) {
 		s := start(t)
-		converge(t, s, sample())
+		enginetest.Converge(t, s, sample())
 		for _, bad := range []nftnl.Item{
 			&nftnl.Rules{Chain: "pod-1", Rules: []nftnl.Rule{{Verdict: nftnl.Jump("missing")}}},
 			&nftnl.Rules{Chain: "missing", Rules: []nftnl.Rule{{Verdict: nftnl.Accept()}}},
@@ -169,16 +145,16 @@ func suite(t *testing.T, start func(t *testing.T) subject) {
 			if err := s.Commit(ctx, nftnl.Change{Set: nftnl.Items(good, bad)}); !errors.Is(err, nftnl.ErrRefused) {
 				t.Errorf("%v: %v", bad, err)
 			}
-			settled(t, s, sample())
+			enginetest.Settled(t, s, sample())
 		}
 		if err := s.Commit(ctx, nftnl.Change{Set: nftnl.Items(&nftnl.Set{Name: "pods", Fields: []nftnl.Field{nftnl.Mark}})}); !errors.Is(err, nftnl.ErrInvalid) {
 			t.Errorf("another type: %v", err)
 		}
-		settled(t, s, sample())
+		enginetest.Settled(t, s, sample())
 	})
 	t.Run("drift", func(t *testing.T) {
 		s := start(t)
-		converge(t, s, sample())
+		enginetest.Converge(t, s, sample())
 		for _, lost := range []nftnl.Item{
 			&nftnl.Rules{Chain: "policy-1"},
 			&nftnl.Element{Set: "pods", Match: match(addr("10.1.0.5"))},
@@ -190,7 +166,7 @@ func suite(t *testing.T, start func(t *testing.T) subject) {
 			if err := s.Commit(ctx, nftnl.Change{Set: nftnl.Items(extra), Delete: nftnl.Items(sample()[lost.Key()])}); err != nil {
 				t.Fatal(err)
 			}
-			converge(t, s, sample())
+			enginetest.Converge(t, s, sample())
 		}
 	})
 }
@@ -344,7 +320,7 @@ func randomRule(t *rapid.T, chain int, kinds []*nftnl.Set) nftnl.Rule {
 // A rule's meaning in the fake: goto does not return, jump does.
 func TestJudge(t *testing.T) {
 	f := nftnl.NewFake()
-	converge(t, f, sample())
+	enginetest.Converge(t, f, sample())
 	packet := func(source, destination string, port uint16, in string) nftnl.Packet {
 		return nftnl.Packet{
 			nftnl.IPSource: addr(source), nftnl.IPDestination: addr(destination), nftnl.L4Proto: nftnl.Proto(6),

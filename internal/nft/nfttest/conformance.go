@@ -8,6 +8,7 @@ import (
 
 	"weft.dev/weft/internal/nft"
 	"weft.dev/weft/internal/reconcile"
+	"weft.dev/weft/internal/reconcile/enginetest"
 )
 
 // Unmanaged is a chain of State's table whose rules another program writes: the engine of a Subject has it in its options.
@@ -113,46 +114,17 @@ func Run(t *testing.T, make func(t *testing.T) Subject) {
 	}
 }
 
-// converge makes the engine hold the state, and checks that nothing is left to do then.
-func converge(t *testing.T, engine reconcile.Engine[nft.Key, nft.Item], desired map[nft.Key]nft.Item) {
-	t.Helper()
-	ctx := context.Background()
-	actual, err := engine.Read(ctx)
-	if err != nil {
-		t.Fatalf("Read: %v", err)
-	}
-	if err := engine.Commit(ctx, reconcile.Diff(desired, actual)); err != nil {
-		t.Fatalf("Commit: %v", err)
-	}
-	settled(t, engine, desired)
-}
-
-func settled(t *testing.T, engine reconcile.Engine[nft.Key, nft.Item], desired map[nft.Key]nft.Item) {
-	t.Helper()
-	actual, err := engine.Read(context.Background())
-	if err != nil {
-		t.Fatalf("Read: %v", err)
-	}
-	change := reconcile.Diff(desired, actual)
-	for key, item := range change.Set {
-		t.Errorf("after the commit, want\n  %v\nhave\n  %v", item, actual[key])
-	}
-	for _, item := range change.Delete {
-		t.Errorf("after the commit, stray %v", item)
-	}
-}
-
 func readBack(t *testing.T, s Subject) {
-	converge(t, s, State())
-	settled(t, s.Restart(), State())
+	enginetest.Converge(t, s, State())
+	enginetest.Settled(t, s.Restart(), State())
 	if err := s.Commit(context.Background(), reconcile.Change[nft.Key, nft.Item]{Set: State()}); err != nil {
 		t.Fatalf("the same again: %v", err)
 	}
-	settled(t, s, State())
+	enginetest.Settled(t, s, State())
 }
 
 func changes(t *testing.T, s Subject) {
-	converge(t, s, State())
+	enginetest.Converge(t, s, State())
 	next := State()
 	change := func(item nft.Item) { next[item.Key()] = item }
 	const family = nft.FamilyInet
@@ -162,19 +134,19 @@ func changes(t *testing.T, s Subject) {
 	change(&nft.Set{Family: family, Table: Table, Name: "nets", Type: "ipv4_addr", Flags: []nft.SetFlag{nft.FlagInterval}, Size: 77})
 	// A new process knows the rules of the chain that is created again only by their digest.
 	restarted := s.Restart()
-	converge(t, restarted, next)
+	enginetest.Converge(t, restarted, next)
 	for key := range next {
 		if key.Name == "helper" || key.Name == "ports" || key.Kind == nft.KindElement && (key.Name == "ports 192.0.2.1 . 80") {
 			delete(next, key)
 		}
 	}
 	change(&nft.ChainRules{Family: family, Table: Table, Chain: "forward", Rules: []nft.Rule{{Text: "ip daddr vmap @verdicts"}}})
-	converge(t, restarted, next)
-	converge(t, s, nil)
+	enginetest.Converge(t, restarted, next)
+	enginetest.Converge(t, s, nil)
 }
 
 func atomic(t *testing.T, s Subject) {
-	converge(t, s, State())
+	enginetest.Converge(t, s, State())
 	bad := State()
 	const family = nft.FamilyInet
 	key := nft.Key{Family: family, Table: Table, Kind: nft.KindRules, Name: "helper"}
@@ -185,7 +157,7 @@ func atomic(t *testing.T, s Subject) {
 	if !errors.Is(err, nft.ErrRefused) || !errors.Is(err, nft.ErrMissing) {
 		t.Fatalf("a jump to nowhere: %v", err)
 	}
-	settled(t, s, State())
+	enginetest.Settled(t, s, State())
 }
 
 // administered: what another program adds to an unmanaged chain survives everything but the removal of its table; after that the chain
@@ -203,15 +175,15 @@ func administered(t *testing.T, make func(t *testing.T) Subject) {
 	}
 	for _, tamper := range Tampers() {
 		s := make(t)
-		converge(t, s, desired())
+		enginetest.Converge(t, s, desired())
 		s.Administer(t)
-		settled(t, s, desired())
-		settled(t, s.Restart(), desired())
+		enginetest.Settled(t, s, desired())
+		enginetest.Settled(t, s.Restart(), desired())
 		if tamper == TableFlushed { // this empties the chain, and is not Weft's doing
 			continue
 		}
 		s.Tamper(t, tamper)
-		converge(t, s.Restart(), desired())
+		enginetest.Converge(t, s.Restart(), desired())
 		if kept := s.Administered(t); kept != (tamper != TableDeleted) {
 			t.Errorf("%s, and repair: the administrator's rules are kept: %v", tamper, kept)
 		}
@@ -224,7 +196,7 @@ func administered(t *testing.T, make func(t *testing.T) Subject) {
 		}
 	}
 	s := make(t)
-	converge(t, s, desired())
+	enginetest.Converge(t, s, desired())
 	rules := &nft.ChainRules{Family: nft.FamilyInet, Table: Table, Chain: admin.Name, Rules: []nft.Rule{{Text: "accept"}}}
 	if err := s.Commit(context.Background(), reconcile.Change[nft.Key, nft.Item]{Set: Items(rules)}); err == nil {
 		t.Error("rules for the chain are taken")
@@ -249,7 +221,7 @@ func hostile(t *testing.T, s Subject) {
 }
 
 func tampered(t *testing.T, s Subject, tamper Tamper) {
-	converge(t, s, State())
+	enginetest.Converge(t, s, State())
 	s.Tamper(t, tamper)
 	for _, engine := range []reconcile.Engine[nft.Key, nft.Item]{s.Restart(), s} {
 		actual, err := engine.Read(context.Background())
@@ -260,6 +232,6 @@ func tampered(t *testing.T, s Subject, tamper Tamper) {
 			t.Fatal("not noticed")
 		}
 	}
-	converge(t, s, State())
-	settled(t, s.Restart(), State())
+	enginetest.Converge(t, s, State())
+	enginetest.Settled(t, s.Restart(), State())
 }

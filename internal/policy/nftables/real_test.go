@@ -3,7 +3,6 @@
 package nftables_test
 
 import (
-	"context"
 	"fmt"
 	"testing"
 
@@ -11,7 +10,7 @@ import (
 
 	"weft.dev/weft/internal/nft/nftnl"
 	"weft.dev/weft/internal/openflow/ovstest"
-	"weft.dev/weft/internal/reconcile"
+	"weft.dev/weft/internal/reconcile/enginetest"
 )
 
 // The kernel accepts the compiled items of any policies, in any order of worlds, and they are read back unchanged.
@@ -23,19 +22,6 @@ func TestRealTable(t *testing.T) {
 	}
 	t.Cleanup(engine.Close)
 	rapid.Check(t, func(r *rapid.T) {
-		desired := compile(r, drawWorld(r))
-		have, err := engine.Read(context.Background())
-		if err != nil {
-			r.Fatal(err)
-		}
-		if err := engine.Commit(context.Background(), reconcile.Diff(desired, have)); err != nil {
-			r.Fatal(err)
-		}
-		if have, err = engine.Read(context.Background()); err != nil {
-			r.Fatal(err)
-		}
-		if change := reconcile.Diff(desired, have); !change.Empty() {
-			r.Fatalf("not in effect: %v, and too much: %v", change.Set, change.Delete)
-		}
+		enginetest.Converge(r, engine, compile(r, drawWorld(r)))
 	})
 }
