@@ -3,6 +3,7 @@ package house
 
 import (
 	"fmt"
+	"go/ast"
 	"go/parser"
 	"go/token"
 	"io/fs"
@@ -18,28 +19,13 @@ const module = "weft.dev/weft/"
 // root.
 func Imports(root, folder string) (map[string][]string, error) {
 	imports := map[string][]string{}
-	err := filepath.WalkDir(filepath.Join(root, folder), func(path string, entry fs.DirEntry, err error) error {
-		switch {
-		case err != nil:
-			return err
-		case entry.IsDir() && entry.Name() == "testdata":
-			return fs.SkipDir
-		case entry.IsDir() || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go"):
-			return nil
-		}
-		file, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.ImportsOnly)
-		if err != nil {
-			return fmt.Errorf("imports: %w", err)
-		}
-		pkg, err := filepath.Rel(root, filepath.Dir(path))
-		if err != nil {
-			return err
-		}
+	skip := func(folder string) bool { return folder == "testdata" }
+	err := parse(root, folder, parser.ImportsOnly, skip, func(pkg string, file *ast.File) error {
 		all := imports[pkg]
 		for _, spec := range file.Imports {
 			name, err := strconv.Unquote(spec.Path.Value)
 			if err != nil {
-				return fmt.Errorf("imports of %s: %w", path, err)
+				return fmt.Errorf("imports of %s: %w", pkg, err)
 			}
 			if own, ours := strings.CutPrefix(name, module); ours && !slices.Contains(all, own) {
 				all = append(all, own)
@@ -49,4 +35,28 @@ func Imports(root, folder string) (map[string][]string, error) {
 		return nil
 	})
 	return imports, err
+}
+
+// parse calls visit for each source file in a folder, except for tests, and for folders whose names skip selects. pkg is the package's folder
+// below root.
+func parse(root, folder string, mode parser.Mode, skip func(folder string) bool, visit func(pkg string, file *ast.File) error) error {
+	return filepath.WalkDir(filepath.Join(root, folder), func(path string, entry fs.DirEntry, err error) error {
+		switch {
+		case err != nil:
+			return err
+		case entry.IsDir() && skip(entry.Name()):
+			return fs.SkipDir
+		case entry.IsDir() || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go"):
+			return nil
+		}
+		file, err := parser.ParseFile(token.NewFileSet(), path, nil, mode)
+		if err != nil {
+			return fmt.Errorf("parse: %w", err)
+		}
+		pkg, err := filepath.Rel(root, filepath.Dir(path))
+		if err != nil {
+			return err
+		}
+		return visit(pkg, file)
+	})
 }

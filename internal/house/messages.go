@@ -2,12 +2,8 @@ package house
 
 import (
 	"cmp"
-	"fmt"
 	"go/ast"
 	"go/parser"
-	"go/token"
-	"io/fs"
-	"path/filepath"
 	"slices"
 	"strconv"
 	"strings"
@@ -24,23 +20,8 @@ func printers() map[string][]int {
 // and packages for tests are left out.
 func Messages(root, folder string) (map[string][]string, error) {
 	messages := map[string][]string{}
-	err := filepath.WalkDir(filepath.Join(root, folder), func(path string, entry fs.DirEntry, err error) error {
-		switch {
-		case err != nil:
-			return err
-		case entry.IsDir() && (entry.Name() == "testdata" || strings.HasSuffix(entry.Name(), "test")):
-			return fs.SkipDir
-		case entry.IsDir() || !strings.HasSuffix(path, ".go") || strings.HasSuffix(path, "_test.go"):
-			return nil
-		}
-		file, err := parser.ParseFile(token.NewFileSet(), path, nil, parser.SkipObjectResolution)
-		if err != nil {
-			return fmt.Errorf("messages: %w", err)
-		}
-		pkg, err := filepath.Rel(root, filepath.Dir(path))
-		if err != nil {
-			return err
-		}
+	skip := func(folder string) bool { return folder == "testdata" || strings.HasSuffix(folder, "test") }
+	err := parse(root, folder, parser.SkipObjectResolution, skip, func(pkg string, file *ast.File) error {
 		ast.Inspect(file, func(node ast.Node) bool {
 			if call, ok := node.(*ast.CallExpr); ok {
 				messages[pkg] = append(messages[pkg], texts(call)...)
