@@ -80,8 +80,8 @@ func (r *egressReconciler) setUp(tools cluster.Tools) error {
 // Reconcile makes a plan from the cache and writes it. If the cache is behind, the API server refuses the write, and the next plan is made
 // from the newer cache.
 func (r *egressReconciler) Reconcile(ctx context.Context, _ cluster.Everything) (reconcile.Result, error) {
-	_, config, err := readNetwork(ctx, r.client)
-	if invalid := (*invalidError)(nil); err != nil && !errors.As(err, &invalid) {
+	config, err := readConfig(ctx, r.client)
+	if err != nil {
 		return reconcile.Result{}, err
 	}
 	if config == nil {

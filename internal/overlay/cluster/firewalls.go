@@ -53,8 +53,8 @@ func (f *firewallReconciler) setUp(tools cluster.Tools) error {
 
 // Reconcile checks all policies, and writes each status that differs.
 func (f *firewallReconciler) Reconcile(ctx context.Context, _ cluster.Everything) (reconcile.Result, error) {
-	_, config, err := readNetwork(ctx, f.client)
-	if invalid := (*invalidError)(nil); err != nil && !errors.As(err, &invalid) {
+	config, err := readConfig(ctx, f.client)
+	if err != nil {
 		return reconcile.Result{}, err
 	}
 	if config == nil { // without a network there is nothing to check against

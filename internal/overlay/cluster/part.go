@@ -125,15 +125,19 @@ func readNetwork(ctx context.Context, c client.Reader) (*networkv1.ClusterNetwor
 	}
 	parsed, err := clusternetwork.Parse(network)
 	if err != nil {
-		return network, nil, &invalidError{err}
+		return network, nil, err
 	}
 	return network, &parsed, nil
 }
 
-// invalidError is the error of an invalid ClusterNetwork, as opposed to one that cannot be read.
-type invalidError struct{ error }
-
-func (e *invalidError) Unwrap() error { return e.error }
+// readConfig returns the parsed content of the ClusterNetwork. It is nil if there is none, and if it is invalid.
+func readConfig(ctx context.Context, c client.Reader) (*clusternetwork.Config, error) {
+	network, config, err := readNetwork(ctx, c)
+	if network == nil {
+		return nil, err
+	}
+	return config, nil // the reconciler of subnets reports why it is invalid
+}
 
 // condition returns a condition that an object should have.
 func condition(kind, reason, message string, holds bool) cluster.Condition {

@@ -132,8 +132,8 @@ func enqueueAfter[T client.Object](rest time.Duration) handler.TypedEventHandler
 
 // Reconcile checks all policies, and writes each status that differs and is due.
 func (r *realisedReconciler) Reconcile(ctx context.Context, _ cluster.Everything) (reconcile.Result, error) {
-	_, config, err := readNetwork(ctx, r.client)
-	if invalid := (*invalidError)(nil); err != nil && !errors.As(err, &invalid) {
+	config, err := readConfig(ctx, r.client)
+	if err != nil {
 		return reconcile.Result{}, err
 	}
 	if config == nil {

@@ -54,8 +54,8 @@ func (v *vnidReconciler) setUp(tools cluster.Tools) error {
 // Reconcile makes a plan from the cache. If it assigns or deletes something, it is made again from the API server itself before it is
 // written.
 func (v *vnidReconciler) Reconcile(ctx context.Context, _ cluster.Everything) (reconcile.Result, error) {
-	_, config, err := readNetwork(ctx, v.client)
-	if invalid := (*invalidError)(nil); err != nil && !errors.As(err, &invalid) {
+	config, err := readConfig(ctx, v.client)
+	if err != nil {
 		return reconcile.Result{}, err
 	}
 	state, err := v.cached(ctx)
