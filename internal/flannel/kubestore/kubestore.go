@@ -20,6 +20,7 @@ import (
 
 	"weft.dev/weft/internal/flannel/lease"
 	"weft.dev/weft/internal/flannel/netconf"
+	"weft.dev/weft/internal/informer"
 )
 
 // Options of a Store.
@@ -356,10 +357,7 @@ func (w *watch) read(node *corev1.Node) (lease.Claim, bool, error) {
 }
 
 func (w *watch) remove(obj any) {
-	if unknown, ok := obj.(cache.DeletedFinalStateUnknown); ok {
-		obj = unknown.Obj
-	}
-	if node, ok := obj.(*corev1.Node); ok {
+	if node, ok := informer.LastState(obj).(*corev1.Node); ok {
 		w.gate.do(func() { w.drop(node.Name) })
 	}
 }

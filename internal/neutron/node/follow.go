@@ -14,6 +14,7 @@ import (
 
 	weftv1 "weft.dev/weft/api/weft/v1"
 	"weft.dev/weft/internal/attach"
+	"weft.dev/weft/internal/informer"
 	"weft.dev/weft/internal/neutron/pipeline"
 	"weft.dev/weft/internal/neutron/ports"
 	"weft.dev/weft/internal/policy"
@@ -75,11 +76,8 @@ func (n *Network) objectChanged(before, object client.Object, gone bool) {
 // handler hands the events of an informer to objectChanged.
 func (n *Network) handler() toolscache.ResourceEventHandlerFuncs {
 	changed := func(before, now any, deleted bool) {
-		if gone, is := now.(toolscache.DeletedFinalStateUnknown); is {
-			now = gone.Obj
-		}
 		was, _ := before.(client.Object)
-		if object, is := now.(client.Object); is {
+		if object, is := informer.LastState(now).(client.Object); is {
 			n.objectChanged(was, object, deleted)
 		}
 	}

@@ -12,13 +12,13 @@ import (
 	"sync/atomic"
 	"time"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	toolscache "k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	networkv1 "weft.dev/weft/api/openshift/v1"
 	"weft.dev/weft/internal/egressfirewall"
+	"weft.dev/weft/internal/informer"
 	"weft.dev/weft/internal/overlay"
 	"weft.dev/weft/internal/overlay/firewalls"
 	"weft.dev/weft/internal/overlay/node/watch"
@@ -280,7 +280,7 @@ func (e *egressFirewalls) end(ctx context.Context, network *overlay.Network) err
 }
 
 func (e *egressFirewalls) notePolicy(object any) {
-	if o, ok := watch.LastState(object).(*networkv1.EgressNetworkPolicy); ok {
+	if o, ok := informer.LastState(object).(*networkv1.EgressNetworkPolicy); ok {
 		at, _ := watch.ChangeOf(object)
 		e.mu.Lock()
 		e.policies[egressfirewall.Key{Namespace: o.Namespace, Name: o.Name}] = struct{}{}
@@ -412,7 +412,7 @@ func (e *egressFirewalls) ahead(ctx context.Context, network *overlay.Network, n
 func (e *egressFirewalls) read(ctx context.Context, policies map[egressfirewall.Key]struct{}, spaces map[string]struct{}) error {
 	for key := range policies {
 		var object networkv1.EgressNetworkPolicy
-		there, err := e.get(ctx, client.ObjectKey{Namespace: key.Namespace, Name: key.Name}, &object)
+		there, err := informer.Read(ctx, e.cache, client.ObjectKey{Namespace: key.Namespace, Name: key.Name}, &object)
 		switch {
 		case err != nil:
 			return err
@@ -424,7 +424,7 @@ func (e *egressFirewalls) read(ctx context.Context, policies map[egressfirewall.
 	}
 	for name := range spaces {
 		var object networkv1.NetNamespace
-		there, err := e.get(ctx, client.ObjectKey{Name: name}, &object)
+		there, err := informer.Read(ctx, e.cache, client.ObjectKey{Name: name}, &object)
 		if err != nil {
 			return err
 		}
@@ -435,17 +435,6 @@ func (e *egressFirewalls) read(ctx context.Context, policies map[egressfirewall.
 		}
 	}
 	return nil
-}
-
-func (e *egressFirewalls) get(ctx context.Context, key client.ObjectKey, into client.Object) (there bool, err error) {
-	err = e.cache.Get(ctx, key, into, client.UnsafeDisableDeepCopy)
-	if apierrors.IsNotFound(err) {
-		return false, nil
-	}
-	if err != nil {
-		return false, fmt.Errorf("reading %T %s: %w", into, key, err)
-	}
-	return true, nil
 }
 
 // reportClosed reports namespaces whose traffic out of the cluster is all dropped. The controller reports the reason on the policies, except
@@ -469,7 +458,7 @@ func (e *egressFirewalls) event(ctx context.Context, policies []egressfirewall.K
 	}
 	for _, key := range policies {
 		var object networkv1.EgressNetworkPolicy
-		if there, err := e.get(ctx, client.ObjectKey{Namespace: key.Namespace, Name: key.Name}, &object); err == nil && there {
+		if there, err := informer.Read(ctx, e.cache, client.ObjectKey{Namespace: key.Namespace, Name: key.Name}, &object); err == nil && there {
 			e.events.EgressNetworkPolicy(&object, reason, note)
 		}
 	}

@@ -5,11 +5,11 @@ import (
 	"errors"
 	"fmt"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	networkv1 "weft.dev/weft/api/openshift/v1"
+	"weft.dev/weft/internal/informer"
 	"weft.dev/weft/internal/overlay"
 	"weft.dev/weft/internal/overlay/multicast"
 	"weft.dev/weft/internal/overlay/node/watch"
@@ -90,12 +90,12 @@ func (m *multicastNamespaces) change(ctx context.Context, names map[string]struc
 	change := multicast.Change{Namespaces: map[string]*multicast.Namespace{}}
 	for name := range names {
 		var nn networkv1.NetNamespace
-		err := m.cache.Get(ctx, client.ObjectKey{Name: name}, &nn, client.UnsafeDisableDeepCopy)
-		if err != nil && !apierrors.IsNotFound(err) {
-			return change, fmt.Errorf("NetNamespace %s: %w", name, err)
+		exists, err := informer.Read(ctx, m.cache, client.ObjectKey{Name: name}, &nn)
+		if err != nil {
+			return change, err
 		}
 		change.Namespaces[name] = nil
-		if _, usable := watch.VNIDOf(&nn); err == nil && usable {
+		if _, usable := watch.VNIDOf(&nn); exists && usable {
 			change.Namespaces[name] = wantsMulticast(&nn)
 		}
 	}

@@ -7,12 +7,12 @@ import (
 	"maps"
 	"time"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	networkv1 "weft.dev/weft/api/openshift/v1"
 	"weft.dev/weft/internal/clusternetwork"
+	"weft.dev/weft/internal/informer"
 	"weft.dev/weft/internal/overlay"
 	"weft.dev/weft/internal/overlay/node/watch"
 	"weft.dev/weft/internal/overlay/projects"
@@ -140,12 +140,12 @@ func (t *tenants) change(ctx context.Context, dirty map[string]struct{}) (projec
 	change := projects.Change{VNIDs: map[string]uint32{}}
 	for name := range dirty {
 		var nn networkv1.NetNamespace
-		err := t.cache.Get(ctx, client.ObjectKey{Name: name}, &nn, client.UnsafeDisableDeepCopy)
-		if err != nil && !apierrors.IsNotFound(err) {
-			return change, fmt.Errorf("NetNamespace %s: %w", name, err)
+		exists, err := informer.Read(ctx, t.cache, client.ObjectKey{Name: name}, &nn)
+		if err != nil {
+			return change, err
 		}
 		was, had := t.known[name]
-		if err != nil || !t.usable(&nn) {
+		if !exists || !t.usable(&nn) {
 			if had {
 				change.Gone = append(change.Gone, name)
 			}

@@ -14,11 +14,11 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	toolscache "k8s.io/client-go/tools/cache"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"weft.dev/weft/internal/informer"
 	"weft.dev/weft/internal/policy"
 	"weft.dev/weft/internal/policy/enforcer"
 	"weft.dev/weft/internal/steps"
@@ -209,7 +209,7 @@ func samePolicyObject(before, after any) bool {
 
 func (p *Follower) note(object any) {
 	p.mu.Lock()
-	switch o := lastState(object).(type) {
+	switch o := informer.LastState(object).(type) {
 	case *corev1.Pod:
 		p.dirty.pods[policy.Key{Namespace: o.Namespace, Name: o.Name}] = struct{}{}
 	case *corev1.Namespace:
@@ -224,14 +224,6 @@ func (p *Follower) note(object any) {
 
 // Signal makes a Step due.
 func (p *Follower) Signal() { steps.Wake(p.wake) }
-
-// lastState returns the object of a notification. If its deletion was missed, that is the last known state.
-func lastState(notified any) any {
-	if at, gone := notified.(toolscache.DeletedFinalStateUnknown); gone {
-		return at.Obj
-	}
-	return notified
-}
 
 // passed records a change that does not affect policies.
 func (p *Follower) passed(object any) {
@@ -332,15 +324,8 @@ func (p *Follower) change(ctx context.Context, names policyNames) (enforcer.Chan
 	return change, nil
 }
 
-func (p *Follower) get(ctx context.Context, key policy.Key, into client.Object) (there bool, err error) {
-	err = p.cache.Get(ctx, client.ObjectKey{Namespace: key.Namespace, Name: key.Name}, into, client.UnsafeDisableDeepCopy)
-	if apierrors.IsNotFound(err) {
-		return false, nil
-	}
-	if err != nil {
-		return false, fmt.Errorf("reading %T %s: %w", into, key, err)
-	}
-	return true, nil
+func (p *Follower) get(ctx context.Context, key policy.Key, into client.Object) (exists bool, err error) {
+	return informer.Read(ctx, p.cache, client.ObjectKey{Namespace: key.Namespace, Name: key.Name}, into)
 }
 
 // policyPod returns the parts of a pod that policies depend on.

@@ -13,6 +13,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	kubeovn "weft.dev/weft/api/kubeovn/v1"
+	"weft.dev/weft/internal/informer"
 	"weft.dev/weft/internal/vpc/objects"
 )
 
@@ -48,12 +49,9 @@ func (a *ipObjects) watch(ctx context.Context) error {
 
 // change takes an object of the watch in place of another one; nil: there is none.
 func (a *ipObjects) change(before, now any) {
-	if gone, is := before.(cache.DeletedFinalStateUnknown); is {
-		before = gone.Obj
-	}
 	a.mu.Lock()
 	defer a.mu.Unlock()
-	if ip, is := before.(*kubeovn.IP); is {
+	if ip, is := informer.LastState(before).(*kubeovn.IP); is {
 		key := objects.HolderOf(ip)
 		if delete(a.ofPod[key], ip.Name); len(a.ofPod[key]) == 0 {
 			delete(a.ofPod, key)

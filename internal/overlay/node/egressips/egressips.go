@@ -11,7 +11,6 @@ import (
 	"sync"
 	"time"
 
-	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -19,6 +18,7 @@ import (
 	networkv1 "weft.dev/weft/api/openshift/v1"
 	"weft.dev/weft/internal/clusternetwork"
 	"weft.dev/weft/internal/egressip"
+	"weft.dev/weft/internal/informer"
 	"weft.dev/weft/internal/link/arp"
 	"weft.dev/weft/internal/link/fib"
 	"weft.dev/weft/internal/liveness"
@@ -182,11 +182,11 @@ func (e *Follower) nextSite() site {
 func (e *Follower) learn(ctx context.Context, dirty map[string]struct{}) error {
 	for name := range dirty {
 		var nn networkv1.NetNamespace
-		err := e.cache.Get(ctx, client.ObjectKey{Name: name}, &nn, client.UnsafeDisableDeepCopy)
-		if err != nil && !apierrors.IsNotFound(err) {
-			return fmt.Errorf("NetNamespace %s: %w", name, err)
+		exists, err := informer.Read(ctx, e.cache, client.ObjectKey{Name: name}, &nn)
+		if err != nil {
+			return err
 		}
-		if vnid, ok := watch.VNIDOf(&nn); err == nil && ok {
+		if vnid, ok := watch.VNIDOf(&nn); exists && ok {
 			e.known[name] = egressip.Namespace{Name: name, VNID: vnid, IPs: clusternetwork.WantedEgressIPs(&nn)}
 		} else {
 			delete(e.known, name)

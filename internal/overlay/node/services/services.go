@@ -23,6 +23,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
+	"weft.dev/weft/internal/informer"
 	"weft.dev/weft/internal/openflow"
 	"weft.dev/weft/internal/overlay/balancer"
 	"weft.dev/weft/internal/overlay/pipeline"
@@ -127,19 +128,13 @@ func sameNode(before, after any) bool {
 }
 
 func (s *Follower) noteService(object any) {
-	if at, ok := object.(toolscache.DeletedFinalStateUnknown); ok {
-		object = at.Obj
-	}
-	if svc, ok := object.(*corev1.Service); ok {
+	if svc, ok := informer.LastState(object).(*corev1.Service); ok {
 		s.note(func() { s.dirty[types.NamespacedName{Namespace: svc.Namespace, Name: svc.Name}] = struct{}{} })
 	}
 }
 
 func (s *Follower) noteSlice(object any) {
-	if at, ok := object.(toolscache.DeletedFinalStateUnknown); ok {
-		object = at.Obj
-	}
-	if slice, ok := object.(*discoveryv1.EndpointSlice); ok {
+	if slice, ok := informer.LastState(object).(*discoveryv1.EndpointSlice); ok {
 		name := types.NamespacedName{Namespace: slice.Namespace, Name: slice.Labels[discoveryv1.LabelServiceName]}
 		s.note(func() { s.dirty[name] = struct{}{} })
 	}

@@ -9,6 +9,7 @@ import (
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	networkv1 "weft.dev/weft/api/openshift/v1"
+	"weft.dev/weft/internal/informer"
 	"weft.dev/weft/internal/realised"
 	"weft.dev/weft/internal/watermark"
 )
@@ -70,18 +71,10 @@ type Change struct {
 	gone bool
 }
 
-// LastState returns the object that an informer reports; for a deletion that the watch missed, the last known state.
-func LastState(notification any) any {
-	if at, gone := notification.(toolscache.DeletedFinalStateUnknown); gone {
-		return at.Obj
-	}
-	return notification
-}
-
 // ChangeOf returns the change that an informer reports.
 func ChangeOf(notification any) (Change, bool) {
 	_, gone := notification.(toolscache.DeletedFinalStateUnknown)
-	object, ok := LastState(notification).(client.Object)
+	object, ok := informer.LastState(notification).(client.Object)
 	if !ok {
 		return Change{}, false
 	}
