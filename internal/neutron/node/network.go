@@ -25,6 +25,7 @@ import (
 	"weft.dev/weft/internal/neutron/ports"
 	"weft.dev/weft/internal/nft"
 	"weft.dev/weft/internal/node"
+	"weft.dev/weft/internal/openflow"
 	"weft.dev/weft/internal/ovsdb"
 	"weft.dev/weft/internal/reconcile"
 )
@@ -156,7 +157,7 @@ func (n *Network) start(ctx context.Context) error {
 	if err := n.node.Links.Start(ctx, map[reconcile.Owner]map[link.Key]link.Item{own: host.Links()}); err != nil {
 		return fmt.Errorf("interface %s: %w", host.Device, err)
 	}
-	flows := fragments{own: pipeline.Fragment(pipeline.Static())}
+	flows := fragments{own: openflow.Fragment(pipeline.Static())}
 	if err := n.flows().Loop.Start(ctx, flows); err != nil {
 		return fmt.Errorf("flows of %s: %w", pipeline.Bridge, err)
 	}

@@ -234,7 +234,7 @@ func (w *world) compile() (fragments, *judge, error) {
 		isolated := pod.Ingress != nil || pod.Egress != nil
 		pod.Tracked = len(list) > 0 || isolated
 		w.tracked[rec.Key()] = tracked{v4: pod.Tracked, v6: isolated}
-		out[pod.Owner] = pipeline.Fragment(pipeline.PodRules(pod))
+		out[pod.Owner] = openflow.Fragment(pipeline.PodRules(pod))
 	}
 	if judge != nil {
 		for _, r := range judge.refused {

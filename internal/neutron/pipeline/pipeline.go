@@ -169,36 +169,16 @@ func (p Port) match() []oxm.MatchField {
 	return fields
 }
 
-// Rule is a flow with its purpose, in one line.
-type Rule struct {
-	Flow    *openflow.Flow
-	Purpose string
-}
-
-// Fragment returns a fragment of rules.
-func Fragment(rules []Rule) map[openflow.Key]openflow.Entry {
-	fragment := make(map[openflow.Key]openflow.Entry, len(rules))
-	for _, r := range rules {
-		fragment[r.Flow.Key()] = r.Flow
-	}
-	return fragment
-}
-
 // Cookie returns the cookie of an owner's flows: the first 8 bytes of the owner's SHA-256. It is the same on every node.
 func Cookie(owner reconcile.Owner) uint64 {
 	sum := sha256.Sum256([]byte(owner))
 	return binary.BigEndian.Uint64(sum[:8])
 }
 
-type program struct {
-	cookie uint64
-	rules  []Rule
-}
+type program struct{ openflow.Rules }
 
-func (p *program) add(table uint8, priority uint16, purpose string, on []oxm.MatchField, actions ...action.Action) {
-	p.rules = append(p.rules, Rule{Purpose: purpose, Flow: &openflow.Flow{
-		Table: table, Priority: priority, Cookie: p.cookie, Match: oxm.NewMatch(on...), Actions: actions,
-	}})
+func newProgram(owner reconcile.Owner) *program {
+	return &program{openflow.Rules{Cookie: Cookie(owner)}}
 }
 
 func match(fields ...oxm.MatchField) []oxm.MatchField { return fields }
@@ -234,14 +214,14 @@ func reply(mac net.HardwareAddr, addr netip.Addr) []action.Action {
 }
 
 // Static returns the rules that do not depend on any pod.
-func Static() []Rule {
-	p := &program{cookie: Cookie(Owner)}
+func Static() []openflow.Rule {
+	p := newProgram(Owner)
 	host := HostAddresses()
 	ip := oxm.EthType(oxm.EthTypeIPv4)
-	p.add(TableClassify, prioritySpecial, "VLAN tags: Neutron's port has none", match(oxm.VLANAny()))
-	p.add(TableClassify, priorityPod, "from the host", match(oxm.InPort(HostPort)), action.GotoTable(TableFromHost))
+	p.Add(TableClassify, prioritySpecial, "VLAN tags: Neutron's port has none", match(oxm.VLANAny()))
+	p.Add(TableClassify, priorityPod, "from the host", match(oxm.InPort(HostPort)), action.GotoTable(TableFromHost))
 
-	p.add(TableFromPod, prioritySpecial, "a pod asks for the host's MAC address",
+	p.Add(TableFromPod, prioritySpecial, "a pod asks for the host's MAC address",
 		match(oxm.ARP(), oxm.ARPOp(arpRequest), oxm.ARPTPA(host)), reply(HostMAC(), netip.Addr{})...)
 	for _, r := range []struct {
 		purpose string
@@ -253,14 +233,14 @@ func Static() []Rule {
 		{"to the host's address by the network", match(ip, oxm.IPDst(host))},
 		{"in the host's name", match(ip, oxm.IPSrc(host))},
 	} {
-		p.add(TableFromPod, priorityGuard, r.purpose, r.on)
+		p.Add(TableFromPod, priorityGuard, r.purpose, r.on)
 	}
 	out := action.OutputReg(oxm.Whole(oxm.FieldReg(RegOut)))
-	p.add(TableFromPod, priorityRest, "to the pod's network", match(), out)
+	p.Add(TableFromPod, priorityRest, "to the pod's network", match(), out)
 
-	p.add(TableAnswer, priorityPod, "an answer to the host",
+	p.Add(TableAnswer, priorityPod, "an answer to the host",
 		match(ip, oxm.CTState(oxm.CTTrk|oxm.CTEst|oxm.CTRpl, oxm.CTInv)), action.Output(HostPort))
-	p.add(TableAnswer, priorityPod, "an ICMP error about a packet of the host",
+	p.Add(TableAnswer, priorityPod, "an ICMP error about a packet of the host",
 		match(ip, oxm.CTState(oxm.CTTrk|oxm.CTRel|oxm.CTRpl, oxm.CTInv)), action.Output(HostPort))
 
 	p.tracked(out)
@@ -274,15 +254,15 @@ func Static() []Rule {
 		{"from the network in the host's name", match(ip, oxm.IPSrc(host))},
 		{"from the network with the host's MAC address", match(oxm.EthSrc(HostMAC()))},
 	} {
-		p.add(TableToPod, priorityGuard, r.purpose, r.on)
+		p.Add(TableToPod, priorityGuard, r.purpose, r.on)
 	}
-	p.add(TableToPod, priorityRest, "to the pod", match(), out)
+	p.Add(TableToPod, priorityRest, "to the pod", match(), out)
 
-	p.add(TableFromHost, prioritySpecial, "the host asks for a pod's MAC address",
+	p.Add(TableFromHost, prioritySpecial, "the host asks for a pod's MAC address",
 		match(oxm.ARP(), oxm.ARPOp(arpRequest), oxm.ARPSPA(host)), reply(PodsMAC(), netip.Addr{})...)
-	p.add(TableFromService, priorityPod, "the host's answer to a pod", match(ip, oxm.CTState(oxm.CTTrk|oxm.CTEst|oxm.CTRpl, oxm.CTInv)), out)
-	p.add(TableFromService, priorityPod, "an ICMP error about a pod's packet", match(ip, oxm.CTState(oxm.CTTrk|oxm.CTRel|oxm.CTRpl, oxm.CTInv)), out)
-	return p.rules
+	p.Add(TableFromService, priorityPod, "the host's answer to a pod", match(ip, oxm.CTState(oxm.CTTrk|oxm.CTEst|oxm.CTRpl, oxm.CTInv)), out)
+	p.Add(TableFromService, priorityPod, "an ICMP error about a pod's packet", match(ip, oxm.CTState(oxm.CTTrk|oxm.CTRel|oxm.CTRpl, oxm.CTInv)), out)
+	return p.List
 }
 
 // tracked adds the rules for tracked connections. Each packet in the direction in which a connection was opened is judged, so that a
@@ -293,7 +273,7 @@ func (p *program) tracked(out action.Action) {
 	}
 	for _, table := range []uint8{TableFromPod, TableToPod} {
 		for _, kind := range []uint8{oxm.NDSolicit, oxm.NDAdvert} {
-			p.add(table, priorityNeighbours, "IPv6 neighbour discovery is not tracked, and no policy applies to it", match(oxm.ICMPv6Type(kind)), out)
+			p.Add(table, priorityNeighbours, "IPv6 neighbour discovery is not tracked, and no policy applies to it", match(oxm.ICMPv6Type(kind)), out)
 		}
 	}
 }
@@ -309,16 +289,16 @@ func (p *program) trackedFamily(ip oxm.MatchField, out action.Action) {
 	fresh := match(ip, oxm.CTState(oxm.CTTrk|oxm.CTNew, oxm.CTDNAT))
 	commit := action.CT(action.CTAction{Commit: true, ZoneField: &zone})
 	for _, t := range []struct{ states, judges, passes uint8 }{{TableService, TableEgress, TableEndpoint}, {TableState, TableIngress, TableOut}} {
-		p.add(t.states, prioritySpecial+1, "an answer in a connection that a policy refused", match(ip, oxm.CTState(oxm.CTTrk|oxm.CTRpl, 0), refused()))
-		p.add(t.states, prioritySpecial, "an answer", match(ip, oxm.CTState(oxm.CTTrk|oxm.CTEst|oxm.CTRpl, oxm.CTInv)), action.GotoTable(t.passes))
-		p.add(t.states, prioritySpecial, "an ICMP error about a connection", match(ip, oxm.CTState(oxm.CTTrk|oxm.CTRel, oxm.CTInv)), action.GotoTable(t.passes))
-		p.add(t.states, prioritySpecial, "of no connection that can be", match(ip, oxm.CTState(oxm.CTTrk|oxm.CTInv, 0)))
-		p.add(t.states, priorityRest, "in the direction in which the connection is opened", match(ip), action.GotoTable(t.judges))
-		p.add(t.judges, priorityRest, "the pod is not isolated", match(ip), action.GotoTable(t.passes))
+		p.Add(t.states, prioritySpecial+1, "an answer in a connection that a policy refused", match(ip, oxm.CTState(oxm.CTTrk|oxm.CTRpl, 0), refused()))
+		p.Add(t.states, prioritySpecial, "an answer", match(ip, oxm.CTState(oxm.CTTrk|oxm.CTEst|oxm.CTRpl, oxm.CTInv)), action.GotoTable(t.passes))
+		p.Add(t.states, prioritySpecial, "an ICMP error about a connection", match(ip, oxm.CTState(oxm.CTTrk|oxm.CTRel, oxm.CTInv)), action.GotoTable(t.passes))
+		p.Add(t.states, prioritySpecial, "of no connection that can be", match(ip, oxm.CTState(oxm.CTTrk|oxm.CTInv, 0)))
+		p.Add(t.states, priorityRest, "in the direction in which the connection is opened", match(ip), action.GotoTable(t.judges))
+		p.Add(t.judges, priorityRest, "the pod is not isolated", match(ip), action.GotoTable(t.passes))
 	}
-	p.add(TableEndpoint, priorityRest, "not translated", match(ip), action.GotoTable(TableOut))
-	p.add(TableOut, priorityPod, "the connection is new", fresh, commit, out)
-	p.add(TableOut, priorityRest, "the connection is known", match(ip), out)
+	p.Add(TableEndpoint, priorityRest, "not translated", match(ip), action.GotoTable(TableOut))
+	p.Add(TableOut, priorityPod, "the connection is new", fresh, commit, out)
+	p.Add(TableOut, priorityRest, "the connection is known", match(ip), out)
 }
 
 // refusedBit is the bit of a connection's mark that says that a policy refused it. A Service's translation commits a connection before any

@@ -44,7 +44,7 @@ func TestGolden(t *testing.T) {
 		{Peers: []netip.Prefix{netip.MustParsePrefix("169.254.0.2/32")}, Ports: []pipeline.Port{{Protocol: 17, Number: 54, Mask: 0xffff}, {Protocol: 6, Number: 8081, Mask: 0xffff}}},
 		{AnyPeer: true, Ports: []pipeline.Port{{Protocol: 132, Number: 64, Mask: 0xffc0}}},
 	}}
-	for name, rules := range map[string][]pipeline.Rule{
+	for name, rules := range map[string][]openflow.Rule{
 		"published": pipeline.PodRules(published), "judged": pipeline.PodRules(judged),
 		"static": pipeline.Static(), "pod": pipeline.PodRules(pod(3)), "isolated": pipeline.PodRules(isolated),
 	} {
@@ -57,7 +57,7 @@ func TestGolden(t *testing.T) {
 				fmt.Fprintf(&text, "# %s\n%s\n", r.Purpose, r.Flow)
 			}
 			golden(t, name, text.String())
-			if len(pipeline.Fragment(rules)) != len(rules) {
+			if len(openflow.Fragment(rules)) != len(rules) {
 				t.Error("two flows have the same table, priority and match")
 			}
 		})
@@ -68,8 +68,8 @@ func TestGolden(t *testing.T) {
 func TestPodsShareNoFlow(t *testing.T) {
 	one, two := pod(3), pod(4)
 	shared := 0
-	for key := range pipeline.Fragment(pipeline.PodRules(one)) {
-		if _, both := pipeline.Fragment(pipeline.PodRules(two))[key]; both {
+	for key := range openflow.Fragment(pipeline.PodRules(one)) {
+		if _, both := openflow.Fragment(pipeline.PodRules(two))[key]; both {
 			shared++
 			if key.Table != pipeline.TableFromHost {
 				t.Errorf("shared: %s", key)

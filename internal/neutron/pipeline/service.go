@@ -41,13 +41,13 @@ func (p Port) exact() Port { return Port{p.Protocol, p.Number, ^uint16(0)} }
 func ServiceEntries(owner reconcile.Owner, network uint64, services []Service) map[openflow.Key]openflow.Entry {
 	high, low := words(network)
 	c := &services4{
-		program: program{cookie: Cookie(owner)}, network: match(oxm.Reg(RegNetwork, high), oxm.Reg(RegNetwork+1, low)),
+		program: *newProgram(owner), network: match(oxm.Reg(RegNetwork, high), oxm.Reg(RegNetwork+1, low)),
 		groups: map[openflow.Key]openflow.Entry{},
 	}
 	for i := range services {
 		c.add4(&services[i])
 	}
-	fragment := Fragment(c.rules)
+	fragment := openflow.Fragment(c.List)
 	maps.Copy(fragment, c.groups)
 	return fragment
 }
@@ -65,7 +65,7 @@ func (c *services4) add4(s *Service) {
 		c.translated(&e)
 	}
 	if len(s.Endpoints) == 0 {
-		c.add(TableService, priorityPod, "to a Service without endpoints", to)
+		c.Add(TableService, priorityPod, "to a Service without endpoints", to)
 		return
 	}
 	zone, table := zoneField(), TableEgress
@@ -78,16 +78,16 @@ func (c *services4) add4(s *Service) {
 			action.CT(action.CTAction{Commit: true, ZoneField: &zone, Table: &table, NAT: action.DNAT(e.Addr.Addr(), e.Addr.Port())}),
 		}})
 	}
-	c.add(TableService, priorityPod, "to a Service", to, action.GroupAction(s.Group))
+	c.Add(TableService, priorityPod, "to a Service", to, action.GroupAction(s.Group))
 	c.groups[group.Key()] = group
 }
 
 // translated addresses translated packets to an endpoint.
 func (c *services4) translated(e *Endpoint) {
-	c.add(TableEndpoint, priorityPod, "translated, to its endpoint",
+	c.Add(TableEndpoint, priorityPod, "translated, to its endpoint",
 		slices.Concat(match(oxm.CTState(oxm.CTTrk|oxm.CTDNAT, 0), oxm.IPDst(single(e.Addr.Addr()))), c.network),
 		action.SetField(oxm.EthDst(e.MAC)), action.GotoTable(TableOut))
-	c.add(TableEndpoint, priorityPod+1, "translated, to its endpoint; the connection is allowed again",
+	c.Add(TableEndpoint, priorityPod+1, "translated, to its endpoint; the connection is allowed again",
 		slices.Concat(match(oxm.CTState(oxm.CTTrk|oxm.CTDNAT, oxm.CTRpl), refused(), oxm.IPDst(single(e.Addr.Addr()))), c.network),
 		markRefused(0), action.SetField(oxm.EthDst(e.MAC)), action.GotoTable(TableOut))
 }
@@ -100,10 +100,10 @@ type HostService struct {
 
 // HostServiceEntries returns the flows of the Services that the host serves.
 func HostServiceEntries(owner reconcile.Owner, services []HostService) map[openflow.Key]openflow.Entry {
-	p := &program{cookie: Cookie(owner)}
+	p := newProgram(owner)
 	for _, s := range services {
-		p.add(TableFromPod, priorityHost, "to a Service that the host serves",
+		p.Add(TableFromPod, priorityHost, "to a Service that the host serves",
 			append(match(oxm.IPDst(single(s.Address))), s.Port.exact().match()...), action.GotoTable(TableHostService))
 	}
-	return Fragment(p.rules)
+	return openflow.Fragment(p.List)
 }

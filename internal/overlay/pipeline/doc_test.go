@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"weft.dev/weft/internal/openflow"
 	"weft.dev/weft/internal/overlay/pipeline"
 	"weft.dev/weft/internal/overlay/pipeline/conjunction"
 	"weft.dev/weft/internal/overlay/pipeline/layout"
@@ -64,7 +65,7 @@ func documentServices(b *strings.Builder) {
 		}
 	}
 	for _, s := range sections(tracked) {
-		fresh := slices.DeleteFunc(s.rules, func(r pipeline.Rule) bool { return before[r.Flow.String()] })
+		fresh := slices.DeleteFunc(s.rules, func(r openflow.Rule) bool { return before[r.Flow.String()] })
 		fmt.Fprintf(b, "\n### Owner `%s`, with Services\n\n| table | priority | match | actions | what for |\n|---|---|---|---|---|\n", s.owner)
 		writeRules(b, fresh)
 	}
@@ -84,7 +85,7 @@ func documentPolicies(b *strings.Builder) {
 		"once more, when its connection is known, whether or not a policy isolates one. Tables 27 and 80 let answers pass, then what a conjunction allows, and drop " +
 		"what is else from or to an isolated pod; table 81 delivers. Of table 21 the flows that look for Services' connections only are not there. What else differs from the flat network with Services, for a policy by which pods with a label " +
 		"may send to port 80 of the first pod, which is isolated in both directions:\n")
-	table := func(owner string, rules []pipeline.Rule) {
+	table := func(owner string, rules []openflow.Rule) {
 		fmt.Fprintf(b, "\n### Owner `%s`, cookie `%#x`\n\n| table | priority | match | actions | what for |\n|---|---|---|---|---|\n", owner, rules[0].Flow.Cookie)
 		writeRules(b, rules)
 	}
@@ -98,7 +99,7 @@ func documentPolicies(b *strings.Builder) {
 	a := podA
 	a.Isolation = policy.Isolation{Ingress: true, Egress: true}
 	for _, s := range []section{{"cluster", c.StaticRules()}, {string(a.Owner), c.PodRules(a)}, {string(remote.Owner()), c.RemoteRules(remote)}} {
-		table(s.owner, slices.DeleteFunc(s.rules, func(r pipeline.Rule) bool { return flat[r.Flow.String()] }))
+		table(s.owner, slices.DeleteFunc(s.rules, func(r openflow.Rule) bool { return flat[r.Flow.String()] }))
 	}
 	changed := x.ChangedRules()
 	for _, owner := range slices.Sorted(maps.Keys(changed)) {
@@ -129,7 +130,7 @@ func (o oneRule) Addresses(name policy.SetName) []netip.Addr {
 	return addrs("10.128.0.6", "10.129.0.7")
 }
 
-func writeRules(b *strings.Builder, rules []pipeline.Rule) {
+func writeRules(b *strings.Builder, rules []openflow.Rule) {
 	for _, r := range rules {
 		f := r.Flow
 		fmt.Fprintf(b, "| %d | %d | `%s` | `%s` | %s |\n", f.Table, f.Priority, f.Match, f.Actions, r.Purpose)

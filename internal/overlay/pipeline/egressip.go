@@ -79,7 +79,7 @@ func (c EgressIPs) Check(w *EgressWay) error {
 // fails, only the group changes.
 func (c EgressIPs) Flows(w EgressWay, group uint32) map[openflow.Key]openflow.Entry {
 	rules, g := c.Rules(w, group)
-	fragment := Fragment(rules)
+	fragment := openflow.Fragment(rules)
 	if g != nil {
 		fragment[g.Key()] = g
 	}
@@ -87,7 +87,7 @@ func (c EgressIPs) Flows(w EgressWay, group uint32) map[openflow.Key]openflow.En
 }
 
 // Rules is Flows with the purpose of each flow.
-func (c EgressIPs) Rules(w EgressWay, group uint32) ([]Rule, *openflow.Group) {
+func (c EgressIPs) Rules(w EgressWay, group uint32) ([]openflow.Rule, *openflow.Group) {
 	if !c.on() || c.Check(&w) != nil {
 		return nil, nil
 	}
@@ -95,10 +95,10 @@ func (c EgressIPs) Rules(w EgressWay, group uint32) ([]Rule, *openflow.Group) {
 	g := &openflow.Group{ID: group, Type: openflow.GroupAll}
 	if w.Here {
 		leave := append([]action.Action{action.SetField(oxm.EthSrc(EgressMAC(w.VNID)))}, c.toHost()...)
-		p.add(layout.TableEgressRoute, priorityEgressHold, "from another node, for an egress IP of this node",
+		p.Add(layout.TableEgressRoute, priorityEgressHold, "from another node, for an egress IP of this node",
 			match(oxm.InPort(layout.PortVXLAN), oxm.TunID(uint64(w.VNID)), oxm.EthType(oxm.EthTypeIPv4)), leave...)
 		g.Buckets = []openflow.Bucket{{Actions: leave}}
-		return p.rules, g
+		return p.List, g
 	}
 	var weight uint16
 	if len(w.Nodes) > 1 {
@@ -112,7 +112,7 @@ func (c EgressIPs) Rules(w EgressWay, group uint32) ([]Rule, *openflow.Group) {
 			action.SetField(oxm.TunID(uint64(w.VNID))), action.SetField(oxm.TunDst(node)), action.Output(layout.PortVXLAN),
 		}})
 	}
-	return p.rules, g
+	return p.List, g
 }
 
 // egressTables compiles the flows that egress IPs need besides those of each namespace.
@@ -129,7 +129,7 @@ func (p egressTables) egressStatic() {
 		for _, to := range append(slices.Clip(c.ClusterNetworks), c.ServiceNetwork) {
 			p.to.drop(layout.TableTunnel, priorityUnthrough, "from pods to pods and Services nothing else passes", match(tunnel, oxm.IPSrc(network), oxm.IPDst(to)))
 		}
-		p.to.add(layout.TableClassify, priorityAnswerOut, "through the host from outside to other nodes' pods: answers to what left by this node's egress addresses; the rest the host masquerades",
+		p.to.Add(layout.TableClassify, priorityAnswerOut, "through the host from outside to other nodes' pods: answers to what left by this node's egress addresses; the rest the host masquerades",
 			match(oxm.InPort(layout.PortTun), oxm.IPDst(network)), source(0), action.GotoTable(layout.TableRemote))
 	}
 	for _, to := range nonsense() {
@@ -138,11 +138,11 @@ func (p egressTables) egressStatic() {
 	p.to.drop(layout.TableTunnel, priorityUnthrough, "multicast does not leave", match(tunnel, oxm.IPDst(multicast4())))
 	answer := flag(layout.FlagAnswer)
 	for _, state := range []oxm.CTFlag{oxm.CTRpl, oxm.CTRel} {
-		p.to.add(layout.TableState, priorityStray+20, "a reply from outside, by the node with the egress IP",
+		p.to.Add(layout.TableState, priorityStray+20, "a reply from outside, by the node with the egress IP",
 			match(ipv4, answer, oxm.CTState(oxm.CTTrk|state, oxm.CTInv)), action.GotoTable(layout.TableRoute))
 	}
 	p.to.drop(layout.TableState, priorityStray+15, "from outside by another node, and not a reply", match(ipv4, answer, oxm.CTState(oxm.CTTrk, 0)))
-	p.to.add(layout.TableEgressRoute, priorityEgressAnswer, "replies leave by the node that the request came from",
+	p.to.Add(layout.TableEgressRoute, priorityEgressAnswer, "replies leave by the node that the request came from",
 		match(ipv4, oxm.CTState(oxm.CTTrk|oxm.CTRpl, 0), oxm.CTMarkMasked(0, layout.MarkUnseen)), c.toHost()...)
 	p.to.drop(layout.TableEgressRoute, priorityEgressClosed, "this node has no egress IP of the project", match(tunnel))
 }
@@ -157,9 +157,9 @@ func (p egressTables) egressRemote(r Remote, from conditions) {
 	if !(EgressIPs{c}).on() {
 		return
 	}
-	p.to.add(layout.TableTunnel, priorityThrough, "from the node's pods to outside, by an egress IP of this node",
+	p.to.Add(layout.TableTunnel, priorityThrough, "from the node's pods to outside, by an egress IP of this node",
 		append(slices.Clip(from), oxm.IPSrc(r.Subnet)), action.GotoTable(layout.TableEgressRoute))
-	p.to.add(layout.TableTunnel, priorityThrough-1, "from outside to the node's egress IPs: look up the connection of the reply",
+	p.to.Add(layout.TableTunnel, priorityThrough-1, "from outside to the node's egress IPs: look up the connection of the reply",
 		append(slices.Clip(from), oxm.IPDst(c.LocalSubnet)), source(0), setFlags(layout.FlagAnswer, layout.FlagAnswer), c.track())
 }
 
@@ -174,7 +174,7 @@ func (p egressTables) egressPod(pod Pod, addr netip.Addr, mac net.HardwareAddr) 
 	const local, served = 110, 220
 	again := layout.TableEgressRoute
 	from := match(oxm.InPort(pod.OFPort), oxm.IPSrc(host(addr)))
-	p.to.add(layout.TableEgressRoute, priorityEgressFind, "possibly a reply to a connection from outside",
+	p.to.Add(layout.TableEgressRoute, priorityEgressFind, "possibly a reply to a connection from outside",
 		append(slices.Clip(from), oxm.CTState(0, oxm.CTTrk)), action.CT(action.CTAction{Zone: c.zone(), Table: &again}))
 	p.to.output(layout.TableEgressRoute, priorityEgressPod, "by the project's egress IPs, or not at all", from, action.GroupAction(pod.Egress))
 	p.to.handOver(served, "to Services that the switch does not serve: the host would send it with the node's address", from, c.toReject()...)
@@ -182,11 +182,11 @@ func (p egressTables) egressPod(pod Pod, addr netip.Addr, mac net.HardwareAddr) 
 		return
 	}
 	commit := action.CT(action.CTAction{Commit: true, Zone: c.zone()})
-	p.to.add(layout.TableLocal, local, "from outside to the pod: tracked, so that its replies are recognised",
+	p.to.Add(layout.TableLocal, local, "from outside to the pod: tracked, so that its replies are recognised",
 		match(oxm.InPort(layout.PortTun), oxm.IPDst(host(addr)), oxm.CTState(0, oxm.CTTrk)),
 		append([]action.Action{commit}, podPackets{c, &pod}.toLocal(mac)...)...)
 	// The userspace datapath's conntrack would take a reset for a new connection, in the direction of the reset.
-	p.to.add(layout.TableLocal, local+1, "a reset, such as the host's to a packet that it rejects, begins no connection",
+	p.to.Add(layout.TableLocal, local+1, "a reset, such as the host's to a packet that it rejects, begins no connection",
 		match(oxm.InPort(layout.PortTun), oxm.IPDst(host(addr)), oxm.TCPFlags(tcpRst, tcpRst), oxm.CTState(0, oxm.CTTrk)),
 		append([]action.Action{action.CT(action.CTAction{Zone: c.zone()})}, podPackets{c, &pod}.toLocal(mac)...)...)
 }

@@ -107,7 +107,7 @@ func documentEgressIPs(b *strings.Builder) {
 	}
 	all, groups := egressSections(egressSample(pipeline.ModeMultitenant))
 	for _, s := range all {
-		rules := slices.DeleteFunc(s.rules, func(r pipeline.Rule) bool { return plain[r.Flow.String()] })
+		rules := slices.DeleteFunc(s.rules, func(r openflow.Rule) bool { return plain[r.Flow.String()] })
 		if len(rules) == 0 {
 			continue
 		}

@@ -29,22 +29,22 @@ func (p *program) firewallStatic() {
 	const none = 1
 	c := p.config
 	if !(Firewalls{c}).on() {
-		p.add(layout.TableEgressFirewall, priorityDefault, "no firewall", nil, action.GotoTable(layout.TableEgressRoute))
+		p.Add(layout.TableEgressFirewall, priorityDefault, "no firewall", nil, action.GotoTable(layout.TableEgressRoute))
 		return
 	}
-	p.add(layout.TableEgressFirewall, none, "no firewall", match(oxm.Reg(layout.RegFirewall, 0)), action.GotoTable(layout.TableEgressRoute))
+	p.Add(layout.TableEgressFirewall, none, "no firewall", match(oxm.Reg(layout.RegFirewall, 0)), action.GotoTable(layout.TableEgressRoute))
 	p.drop(layout.TableEgressFirewall, priorityDefault, "an egress firewall whose rules are missing", nil)
 }
 
 // Flows returns the flows of a namespace's egress firewall. number is Pod.Firewall in the flows of its pods. Without these flows,
 // nothing leaves. Flat networks have none.
 func (c Firewalls) Flows(namespace string, number uint32, f *egressfirewall.Firewall) map[openflow.Key]openflow.Entry {
-	return Fragment(c.Rules(namespace, number, f))
+	return openflow.Fragment(c.Rules(namespace, number, f))
 }
 
 // Rules is Flows with the purpose of each flow. The longer a range, the higher its priority. So the switch finds the same entry
 // as egressfirewall.Firewall, and a change of one entry is a change of one flow.
-func (c Firewalls) Rules(namespace string, number uint32, f *egressfirewall.Firewall) []Rule {
+func (c Firewalls) Rules(namespace string, number uint32, f *egressfirewall.Firewall) []openflow.Rule {
 	const priority = 100
 	if !c.on() || f == nil || number == 0 {
 		return nil
@@ -53,7 +53,7 @@ func (c Firewalls) Rules(namespace string, number uint32, f *egressfirewall.Fire
 	of := match(oxm.EthType(oxm.EthTypeIPv4), oxm.Reg(layout.RegFirewall, number))
 	if f.Closed != "" {
 		p.drop(layout.TableEgressFirewall, priority, "nothing leaves: "+f.Closed, of)
-		return p.rules
+		return p.List
 	}
 	for _, e := range f.Entries {
 		on := of
@@ -62,12 +62,12 @@ func (c Firewalls) Rules(namespace string, number uint32, f *egressfirewall.Fire
 		}
 		at := uint16(priority + e.To.Bits()) //nolint:gosec // 0 to 32
 		if e.Verdict == egressfirewall.Allow {
-			p.add(layout.TableEgressFirewall, at, firewallPurpose(e), on, action.GotoTable(layout.TableEgressRoute))
+			p.Add(layout.TableEgressFirewall, at, firewallPurpose(e), on, action.GotoTable(layout.TableEgressRoute))
 		} else {
 			p.drop(layout.TableEgressFirewall, at, firewallPurpose(e), on)
 		}
 	}
-	return p.rules
+	return p.List
 }
 
 // firewallPurpose returns the rule that a flow comes from.

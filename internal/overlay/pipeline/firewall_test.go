@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"weft.dev/weft/internal/egressfirewall"
+	"weft.dev/weft/internal/openflow"
 	"weft.dev/weft/internal/overlay/pipeline"
 	"weft.dev/weft/internal/overlay/pipeline/layout"
 )
@@ -124,7 +125,7 @@ func documentFirewalls(b *strings.Builder) {
 	c := sample(true)
 	c.Mode = pipeline.ModeNetworkPolicy
 	for _, s := range firewallSections(c) {
-		concerned := slices.DeleteFunc(s.rules, func(r pipeline.Rule) bool {
+		concerned := slices.DeleteFunc(s.rules, func(r openflow.Rule) bool {
 			f := r.Flow
 			return !strings.Contains(f.Match.String()+f.Actions.String(), "reg7") && f.Table != layout.TableEgressFirewall && f.Table != layout.TableExternal
 		})

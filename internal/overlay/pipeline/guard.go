@@ -13,7 +13,7 @@ const tcpAck = 0x010
 // outside may use such a port as its own, and must get replies.
 func (p *program) closePorts(table uint8, priority uint16, on ...oxm.MatchField) {
 	for _, port := range p.config.ClosedTCP {
-		p.add(table, priority, "a TCP port of nodes that is closed to pods: the host rejects",
+		p.Add(table, priority, "a TCP port of nodes that is closed to pods: the host rejects",
 			append(match(on...), oxm.TCPDst(port), oxm.TCPFlags(tcpSyn, tcpSyn|tcpAck)), p.config.toReject()...)
 	}
 }
@@ -24,8 +24,8 @@ func (p *program) closeMetadata() {
 	for _, addr := range p.config.Metadata {
 		to := oxm.IPDst(host(addr))
 		for _, port := range []oxm.MatchField{oxm.UDPDst(dnsPort), oxm.TCPDst(dnsPort)} {
-			p.add(layout.TableExternal, names, "the name server of the metadata service", match(to, port), action.GotoTable(layout.TableEgressFirewall))
+			p.Add(layout.TableExternal, names, "the name server of the metadata service", match(to, port), action.GotoTable(layout.TableEgressFirewall))
 		}
-		p.add(layout.TableExternal, closed, "the metadata service is closed to pods: the host rejects", match(to), p.config.toReject()...)
+		p.Add(layout.TableExternal, closed, "the metadata service is closed to pods: the host rejects", match(to), p.config.toReject()...)
 	}
 }

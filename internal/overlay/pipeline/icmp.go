@@ -39,14 +39,14 @@ func (p *program) errorsStatic() {
 	c := p.config
 	for _, kind := range icmpErrors() {
 		lost := match(oxm.ICMPType(kind), oxm.CTState(oxm.CTTrk|oxm.CTInv, 0))
-		p.add(layout.TableState, priorityStrayHost, "an ICMP error of a pod to the host, which has conntrack of its own",
+		p.Add(layout.TableState, priorityStrayHost, "an ICMP error of a pod to the host, which has conntrack of its own",
 			append(slices.Clip(lost), oxm.IPDst(host(c.Gateway))), action.GotoTable(layout.TableEgressPolicy))
 		for _, network := range c.ClusterNetworks {
 			p.drop(layout.TableState, priorityStrayError, "an ICMP error of a pod to a pod, about no connection", append(slices.Clip(lost), oxm.IPDst(network)))
 		}
 	}
 	for _, port := range []uint32{layout.PortVXLAN, layout.PortTun} {
-		p.add(layout.TableState, priorityErrorIn, "an ICMP error from a router, from the host, or from a pod whose node checked it",
+		p.Add(layout.TableState, priorityErrorIn, "an ICMP error from a router, from the host, or from a pod whose node checked it",
 			quoting(oxm.InPort(port)), action.GotoTable(layout.TableRoute))
 	}
 	p.drop(layout.TableState, priorityAnyError, "an ICMP error of a pod about a connection that is not its own", quoting())
@@ -57,12 +57,12 @@ func (p *program) errorsOf(pod *Pod, addr netip.Addr, deliver []action.Action) {
 	const translated = 110
 	port, at := oxm.InPort(pod.OFPort), host(addr)
 	for _, end := range []oxm.MatchField{oxm.CTNwSrc(at), oxm.CTNwDst(at), endpointLabel(addr)} {
-		p.add(layout.TableState, priorityOwnError, "an ICMP error of the pod about its own connection", quoting(port, end), action.GotoTable(layout.TableEgressPolicy))
+		p.Add(layout.TableState, priorityOwnError, "an ICMP error of the pod about its own connection", quoting(port, end), action.GotoTable(layout.TableEgressPolicy))
 	}
 	// If policy refuses the connection, the mark is set again (refuseTranslated).
 	record := action.Actions{action.SetField(endpointLabel(addr)), action.SetField(oxm.CTMarkMasked(0, layout.MarkEnded))}
 	label := action.CT(action.CTAction{Commit: true, Zone: p.config.zone(), Exec: record})
-	p.add(layout.TableLocal, translated, "a new connection to a Service: record the pod as its endpoint",
+	p.Add(layout.TableLocal, translated, "a new connection to a Service: record the pod as its endpoint",
 		match(oxm.IPDst(at), oxm.CTState(oxm.CTTrk|oxm.CTNew|oxm.CTDNAT, oxm.CTRel)),
 		append([]action.Action{label, setFlags(layout.FlagTranslated, layout.FlagTranslated)}, deliver...)...)
 }

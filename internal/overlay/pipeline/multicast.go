@@ -42,7 +42,7 @@ type MulticastMember struct {
 // Project returns the flows that copy a project's multicast to its pods on this node and to the other nodes. Which pods may send it is in
 // the pods' own flows (Pod.Multicast). NetworkPolicies do not apply to it.
 func (c Multicast) Project(vnid uint32, members []MulticastMember) map[openflow.Key]openflow.Entry {
-	return Fragment(c.ProjectRules(vnid, members))
+	return openflow.Fragment(c.ProjectRules(vnid, members))
 }
 
 // ProjectRules is Project with the purpose of each flow.
@@ -51,29 +51,29 @@ func (c Multicast) Project(vnid uint32, members []MulticastMember) map[openflow.
 // joined from such a frame as well. In a frame to the group, fragments would be reassembled by the macvlans on pre-plugged ports, in one
 // queue that the kernel has for the whole namespace of these ports: of several pods, only one would receive the datagram. A packet does not
 // return to its input port, as with any output action.
-func (c Multicast) ProjectRules(vnid uint32, members []MulticastMember) []Rule {
+func (c Multicast) ProjectRules(vnid uint32, members []MulticastMember) []openflow.Rule {
 	const priority = 100
 	if !c.on() || vnid > vnidMax || len(members) == 0 {
 		return nil
 	}
 	p := c.program(MulticastOwner(vnid))
 	of := match(oxm.Reg(layout.RegSource, vnid))
-	p.add(layout.TableMulticastOut, priority, "the project has multicast", of, action.GotoTable(layout.TableMulticastTunnel))
+	p.Add(layout.TableMulticastOut, priority, "the project has multicast", of, action.GotoTable(layout.TableMulticastTunnel))
 	ordered := slices.SortedFunc(slices.Values(members), func(a, b MulticastMember) int { return cmp.Compare(a.OFPort, b.OFPort) })
 	p.copies(layout.TableMulticastLocal, "to the project's pods here", of, receivers{count: len(ordered), each: func(i int) []action.Action {
 		return []action.Action{action.SetField(oxm.EthDst(PodMAC(ordered[i].Addr))), action.Output(ordered[i].OFPort)}
 	}})
-	return p.rules
+	return p.List
 }
 
 // Nodes returns the flows that send the multicast of all projects to other nodes and receive it from them. Hosts with a VNID of
 // their own are left out.
 func (c Multicast) Nodes(remotes []Remote) map[openflow.Key]openflow.Entry {
-	return Fragment(c.NodesRules(remotes))
+	return openflow.Fragment(c.NodesRules(remotes))
 }
 
 // NodesRules is Nodes with the purpose of each flow.
-func (c Multicast) NodesRules(remotes []Remote) []Rule {
+func (c Multicast) NodesRules(remotes []Remote) []openflow.Rule {
 	const priority, last = 100, 31
 	if !c.on() {
 		return nil
@@ -85,7 +85,7 @@ func (c Multicast) NodesRules(remotes []Remote) []Rule {
 			continue
 		}
 		nodes = append(nodes, r.NodeIP)
-		p.add(layout.TableTunnel, priority, "multicast from the node's pods, for this node's",
+		p.Add(layout.TableTunnel, priority, "multicast from the node's pods, for this node's",
 			match(oxm.InPort(layout.PortVXLAN), oxm.TunSrc(r.NodeIP), oxm.TunDst(c.NodeIP), oxm.IPSrc(r.Subnet), oxm.IPDst(multicast4())),
 			action.Move(oxm.Bits(oxm.FieldTunID, 0, last), oxm.RegBits(layout.RegSource, 0, last)), action.GotoTable(layout.TableMulticastLocal))
 	}
@@ -98,7 +98,7 @@ func (c Multicast) NodesRules(remotes []Remote) []Rule {
 		},
 		next: layout.TableMulticastLocal,
 	})
-	return p.rules
+	return p.List
 }
 
 // receivers are the receivers of copies of a packet.
@@ -130,7 +130,7 @@ func (p *program) copies(table uint8, purpose string, of conditions, r receivers
 		case r.next != 0:
 			actions = append(actions, action.GotoTable(r.next))
 		}
-		p.add(table, priority, purpose, append(slices.Clip(of), oxm.Reg(layout.RegPart, part)), actions...)
+		p.Add(table, priority, purpose, append(slices.Clip(of), oxm.Reg(layout.RegPart, part)), actions...)
 	}
 }
 
@@ -141,7 +141,7 @@ func (p *program) multicastFrom(pod Pod, addr netip.Addr, mac net.HardwareAddr) 
 		return
 	}
 	group, mask := net.HardwareAddr{0x01, 0x00, 0x5e, 0, 0, 0}, net.HardwareAddr{0xff, 0xff, 0xff, 0x80, 0, 0} // RFC 1112, 6.4
-	p.add(layout.TablePod, priority, "multicast from the pod's own address",
+	p.Add(layout.TablePod, priority, "multicast from the pod's own address",
 		match(oxm.InPort(pod.OFPort), oxm.EthSrc(mac), oxm.EthDstMasked(group, mask), oxm.IPSrc(host(addr)), oxm.IPDst(multicast4())),
 		source(pod.VNID), action.GotoTable(layout.TableMulticastOut))
 }

@@ -83,7 +83,7 @@ func TestMulticastParts(t *testing.T) {
 		})
 	}
 	var flows []*openflow.Flow
-	for _, rules := range [][]pipeline.Rule{c.StaticRules(), c.PodRules(pods[0]), (pipeline.Multicast{Config: c}).ProjectRules(42, list), (pipeline.Multicast{Config: c}).NodesRules(remotes)} {
+	for _, rules := range [][]openflow.Rule{c.StaticRules(), c.PodRules(pods[0]), (pipeline.Multicast{Config: c}).ProjectRules(42, list), (pipeline.Multicast{Config: c}).NodesRules(remotes)} {
 		for _, r := range rules {
 			flows = append(flows, r.Flow)
 		}

@@ -128,7 +128,7 @@ func TestMulticastListsAreSplit(t *testing.T) {
 				Subnet: netip.PrefixFrom(netip.AddrFrom4([4]byte{10, 129, byte(i >> 8), byte(i)}), 32),
 			})
 		}
-		for table, rules := range map[uint8][]pipeline.Rule{
+		for table, rules := range map[uint8][]openflow.Rule{
 			layout.TableMulticastLocal: pipeline.Multicast{Config: c}.ProjectRules(42, list), layout.TableMulticastTunnel: pipeline.Multicast{Config: c}.NodesRules(remotes),
 		} {
 			outputs, parts := 0, 0
@@ -166,7 +166,7 @@ func documentMulticast(b *strings.Builder) {
 		}
 	}
 	for _, s := range multicastSections(c) {
-		rules := slices.DeleteFunc(s.rules, func(r pipeline.Rule) bool { return plain[r.Flow.String()] })
+		rules := slices.DeleteFunc(s.rules, func(r openflow.Rule) bool { return plain[r.Flow.String()] })
 		if len(rules) == 0 {
 			continue
 		}

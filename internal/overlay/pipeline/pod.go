@@ -65,10 +65,12 @@ func (c *Config) CheckPod(pod Pod) error {
 }
 
 // Pod returns the flows that open a pod's port; none if the pod is not valid (CheckPod): its port stays closed.
-func (c *Config) Pod(pod Pod) map[openflow.Key]openflow.Entry { return Fragment(c.PodRules(pod)) }
+func (c *Config) Pod(pod Pod) map[openflow.Key]openflow.Entry {
+	return openflow.Fragment(c.PodRules(pod))
+}
 
 // PodRules is Pod with the purpose of each flow.
-func (c *Config) PodRules(pod Pod) []Rule {
+func (c *Config) PodRules(pod Pod) []openflow.Rule {
 	if c.CheckPod(pod) != nil {
 		return nil
 	}
@@ -79,7 +81,7 @@ func (c *Config) PodRules(pod Pod) []Rule {
 		}
 	}
 	p.admit(&pod)
-	return p.rules
+	return p.List
 }
 
 func (p *program) pod4(pod Pod, addr netip.Addr) {
@@ -92,15 +94,15 @@ func (p *program) pod4(pod Pod, addr netip.Addr) {
 	vnid := own.source()
 	port, from := oxm.InPort(pod.OFPort), oxm.EthSrc(mac)
 	multicastBit := net.HardwareAddr{1, 0, 0, 0, 0, 0}
-	p.add(layout.TablePod, priority, "ARP from the pod, with its own addresses",
+	p.Add(layout.TablePod, priority, "ARP from the pod, with its own addresses",
 		match(port, from, oxm.ARP(), oxm.ARPSPA(host(addr)), oxm.ARPSHA(mac)),
 		source(vnid), action.GotoTable(layout.TableRoute))
-	p.add(layout.TablePod, priority, "IPv4 from the pod's own address, to one receiver",
+	p.Add(layout.TablePod, priority, "IPv4 from the pod's own address, to one receiver",
 		match(port, from, oxm.EthDstMasked(net.HardwareAddr{0, 0, 0, 0, 0, 0}, multicastBit), oxm.IPSrc(host(addr))),
 		slices.Concat([]action.Action{source(vnid)}, own.sends(), own.guarded(), []action.Action{action.GotoTable(layout.TableState)})...)
 	p.multicastFrom(pod, addr, mac)
-	p.add(layout.TableARPLocal, priority, "ARP to the pod", match(oxm.ARP(), oxm.ARPTPA(host(addr))), action.Output(pod.OFPort))
-	p.add(layout.TableLocal, priority, "to the pod", match(oxm.IPDst(host(addr))),
+	p.Add(layout.TableARPLocal, priority, "ARP to the pod", match(oxm.ARP(), oxm.ARPTPA(host(addr))), action.Output(pod.OFPort))
+	p.Add(layout.TableLocal, priority, "to the pod", match(oxm.IPDst(host(addr))),
 		own.toLocal(mac)...)
 	egressTables{p}.egressPod(pod, addr, mac)
 	if p.config.Conntrack {

@@ -66,8 +66,8 @@ func (p policyTables) policyStatic() {
 func (p policyTables) trackPods() {
 	local, track := p.to.config.LocalSubnet, p.to.config.track()
 	serviceTables(p).hostsOwn(priorityHostOnly, priorityFromHost)
-	p.to.add(layout.TableState, priorityToPods, "to a pod of this node: look up the connection", untracked(oxm.IPDst(local)), track)
-	p.to.add(layout.TableState, priorityFromPods, "from a pod of this node: look up the connection", untracked(oxm.IPSrc(local)), track)
+	p.to.Add(layout.TableState, priorityToPods, "to a pod of this node: look up the connection", untracked(oxm.IPDst(local)), track)
+	p.to.Add(layout.TableState, priorityFromPods, "from a pod of this node: look up the connection", untracked(oxm.IPSrc(local)), track)
 }
 
 // judge adds the flows of a table that decides by policies, except the rules: replies pass, and packets of isolated pods are dropped unless
@@ -80,13 +80,13 @@ func (p policyTables) judge(table uint8, isolated, keeps uint32, next uint8) {
 	}{{oxm.CTRpl, "replies in"}, {oxm.CTRel, "ICMP errors about"}} {
 		state := oxm.CTState(oxm.CTTrk|kind.state, oxm.CTInv)
 		p.to.drop(table, priorityEnded, kind.what+" connections that policies have ended", match(ipv4, state, ended))
-		p.to.add(table, priorityReply, kind.what+" connections that were allowed", match(ipv4, state, seen), action.GotoTable(next))
+		p.to.Add(table, priorityReply, kind.what+" connections that were allowed", match(ipv4, state, seen), action.GotoTable(next))
 	}
-	p.to.add(table, priorityKeep, "a connection that is no longer allowed; its entry is kept",
+	p.to.Add(table, priorityKeep, "a connection that is no longer allowed; its entry is kept",
 		match(ipv4, oxm.RegMasked(layout.RegFlags, isolated|keeps, isolated|keeps), oxm.CTState(oxm.CTTrk|oxm.CTEst, 0), oxm.CTMarkMasked(0, layout.MarkEnded|layout.MarkUnseen)),
 		action.GotoTable(next))
 	// Fragments may lack their ports: that no rule allows one says nothing about its connection.
-	p.to.add(table, priorityEnd, "a connection that is no longer allowed: its replies are rejected too",
+	p.to.Add(table, priorityEnd, "a connection that is no longer allowed: its replies are rejected too",
 		match(ipv4, flag(isolated), oxm.CTState(oxm.CTTrk|oxm.CTEst, 0), seen, oxm.IPFrag(oxm.FragNo)), p.to.config.mark(layout.MarkEnded, layout.MarkEnded))
 	p.to.drop(table, priorityRefused, "no rule allows it", match(ipv4, flag(isolated)))
 }
@@ -94,16 +94,16 @@ func (p policyTables) judge(table uint8, isolated, keeps uint32, next uint8) {
 // refuseTranslated adds the flow for the first packets of connections to Services that no rule allows. The translation has committed the
 // connection before any verdict: unless it is marked, packets of the other end are its replies, and pass by the policies of both ends.
 func (p policyTables) refuseTranslated(table uint8, on ...oxm.MatchField) {
-	p.to.add(table, priorityEnd, "a new connection to a Service that no rule allows: it has no replies",
+	p.to.Add(table, priorityEnd, "a new connection to a Service that no rule allows: it has no replies",
 		append(match(oxm.EthType(oxm.EthTypeIPv4), oxm.IPFrag(oxm.FragNo)), on...), p.to.config.mark(layout.MarkEnded, layout.MarkEnded))
 }
 
 // deliverByPolicy decides which packets pods receive, and delivers them.
 func (p policyTables) deliverByPolicy() {
-	p.to.add(layout.TableIngress, priorityHost, "a node always reaches its pods", match(oxm.IPSrc(host(p.to.config.Gateway))), action.GotoTable(layout.TableDeliver))
+	p.to.Add(layout.TableIngress, priorityHost, "a node always reaches its pods", match(oxm.IPSrc(host(p.to.config.Gateway))), action.GotoTable(layout.TableDeliver))
 	p.judge(layout.TableIngress, layout.FlagIngress, layout.FlagKeepIngress, layout.TableDeliver)
 	p.refuseTranslated(layout.TableIngress, flag(layout.FlagIngress), flag(layout.FlagTranslated))
-	p.to.add(layout.TableIngress, priorityFree, "the receiver is not isolated", nil, action.GotoTable(layout.TableDeliver))
+	p.to.Add(layout.TableIngress, priorityFree, "the receiver is not isolated", nil, action.GotoTable(layout.TableDeliver))
 	p.to.output(layout.TableDeliver, priorityFree, "deliver", nil, action.OutputReg(oxm.Whole(oxm.FieldReg(layout.RegPort))))
 }
 
@@ -119,10 +119,10 @@ func (p policyTables) outputJudged(table uint8, priority uint16, purpose string,
 	if !oxm.NewMatch(on...).Has(oxm.FieldUDPDst) {
 		begun := append(match(ipv4, oxm.CTState(oxm.CTTrk|oxm.CTNew, oxm.CTRel|oxm.CTDNAT), oxm.RegMasked(layout.RegFlags, 0, layout.FlagAllowed),
 			oxm.TCPFlags(0, tcpSyn)), on...)
-		p.to.add(table, priority+middle, purpose+"; midstream, in a connection that no rule names", begun, append([]action.Action{p.to.config.mark(layout.MarkUnseen, layout.MarkUnseen)}, actions...)...)
+		p.to.Add(table, priority+middle, purpose+"; midstream, in a connection that no rule names", begun, append([]action.Action{p.to.config.mark(layout.MarkUnseen, layout.MarkUnseen)}, actions...)...)
 	}
 	back := append(match(ipv4, oxm.CTState(oxm.CTTrk, oxm.CTRpl|oxm.CTRel|oxm.CTInv), oxm.CTMarkMasked(layout.MarkEnded, layout.MarkEnded)), on...)
-	p.to.add(table, priority+again, purpose+"; the connection is allowed again", back, append([]action.Action{p.to.config.mark(0, layout.MarkEnded)}, actions...)...)
+	p.to.Add(table, priority+again, purpose+"; the connection is allowed again", back, append([]action.Action{p.to.config.mark(0, layout.MarkEnded)}, actions...)...)
 }
 
 // datagrams keeps with the host what it serves of UDP: a connection whose first datagram was fragmented. Later datagrams may show their ports,
@@ -132,11 +132,11 @@ func (p policyTables) datagrams(trusted conditions, whose string) {
 	c := p.to.config
 	udp, hosts := match(oxm.EthType(oxm.EthTypeIPv4), oxm.IPProto(uint8(service.UDP))), oxm.CTMarkMasked(layout.MarkHost, layout.MarkHost)
 	commit := action.CT(action.CTAction{Commit: true, Zone: c.zone(), NAT: c.ownSource(), Exec: action.Actions{action.SetField(hosts)}})
-	p.to.add(layout.TableHost, begun, "a connection that begins with fragments: the host serves it"+whose,
+	p.to.Add(layout.TableHost, begun, "a connection that begins with fragments: the host serves it"+whose,
 		slices.Concat(trusted, udp, match(oxm.IPFrag(oxm.FragYes), oxm.CTState(oxm.CTTrk|oxm.CTNew, oxm.CTRel|oxm.CTDNAT))),
 		append([]action.Action{commit}, c.toHost()...)...)
-	p.to.add(layout.TableHost, known, "a connection that began with fragments"+whose, slices.Concat(trusted, udp, match(oxm.CTState(oxm.CTTrk, 0), hosts)), c.toHost()...)
-	p.to.add(layout.TableService, ahead, "a connection that began with fragments stays with the host",
+	p.to.Add(layout.TableHost, known, "a connection that began with fragments"+whose, slices.Concat(trusted, udp, match(oxm.CTState(oxm.CTTrk, 0), hosts)), c.toHost()...)
+	p.to.Add(layout.TableService, ahead, "a connection that began with fragments stays with the host",
 		append(udp, oxm.CTState(oxm.CTTrk|oxm.CTNew, 0), hosts), action.GotoTable(layout.TableEgressPolicy))
 }
 
@@ -145,7 +145,7 @@ const tcpSyn = 0x002
 
 // itself lets a pod reach itself by a Service, regardless of its isolation.
 func (p policyTables) itself(pod Pod, addr netip.Addr) {
-	p.to.add(layout.TableEgressPolicy, priorityItself, "the pod to itself, by a Service",
+	p.to.Add(layout.TableEgressPolicy, priorityItself, "the pod to itself, by a Service",
 		match(oxm.InPort(pod.OFPort), oxm.IPSrc(host(addr)), oxm.IPDst(host(addr)), oxm.CTState(oxm.CTTrk|oxm.CTDNAT, 0)),
 		action.GotoTable(layout.TableRoute))
 }

@@ -55,10 +55,12 @@ func (c *Config) CheckRemote(r Remote) error {
 }
 
 // Remote returns the flows to and from another node; none if it is not valid (CheckRemote).
-func (c *Config) Remote(r Remote) map[openflow.Key]openflow.Entry { return Fragment(c.RemoteRules(r)) }
+func (c *Config) Remote(r Remote) map[openflow.Key]openflow.Entry {
+	return openflow.Fragment(c.RemoteRules(r))
+}
 
 // RemoteRules is Remote with the purpose of each flow.
-func (c *Config) RemoteRules(r Remote) []Rule {
+func (c *Config) RemoteRules(r Remote) []openflow.Rule {
 	const priority = 100
 	if c.CheckRemote(r) != nil {
 		return nil
@@ -66,10 +68,10 @@ func (c *Config) RemoteRules(r Remote) []Rule {
 	p := c.program(r.Owner())
 	from := match(oxm.InPort(layout.PortVXLAN), oxm.TunSrc(r.NodeIP), oxm.TunDst(c.NodeIP))
 	sender := c.sourceFromTunnel()
-	p.add(layout.TableTunnel, priority, "ARP from the node, for an address of its own, to this node's pods",
+	p.Add(layout.TableTunnel, priority, "ARP from the node, for an address of its own, to this node's pods",
 		append(slices.Clip(from), oxm.ARP(), oxm.ARPSPA(r.Subnet), oxm.ARPTPA(c.LocalSubnet)),
 		sender, action.GotoTable(layout.TableRoute))
-	p.add(layout.TableTunnel, priority, "IPv4 from the node's pods or its gateway, to this node's pods",
+	p.Add(layout.TableTunnel, priority, "IPv4 from the node's pods or its gateway, to this node's pods",
 		append(slices.Clip(from), oxm.IPSrc(r.Subnet), oxm.IPDst(c.LocalSubnet)),
 		sender, action.GotoTable(layout.TableState))
 	egressTables{p}.egressRemote(r, from)
@@ -78,7 +80,7 @@ func (c *Config) RemoteRules(r Remote) []Rule {
 		vni = action.SetField(oxm.TunID(uint64(r.FixedVNID)))
 	}
 	tunnel := []action.Action{vni, action.SetField(oxm.TunDst(r.NodeIP)), action.Output(layout.PortVXLAN)}
-	p.add(layout.TableARPRemote, priority, "ARP to the node", match(oxm.ARP(), oxm.ARPTPA(r.Subnet)), tunnel...)
+	p.Add(layout.TableARPRemote, priority, "ARP to the node", match(oxm.ARP(), oxm.ARPTPA(r.Subnet)), tunnel...)
 	p.output(layout.TableRemote, priority, "to the node's pods", match(oxm.IPDst(r.Subnet)), tunnel...)
-	return p.rules
+	return p.List
 }

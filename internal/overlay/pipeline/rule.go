@@ -21,30 +21,14 @@ const (
 	OwnerTargets reconcile.Owner = "targets"
 )
 
-// Rule is a flow with its purpose, in one line.
-type Rule struct {
-	Flow    *openflow.Flow
-	Purpose string
-}
-
-// Fragment returns the fragment with the flows of rules.
-func Fragment(rules []Rule) map[openflow.Key]openflow.Entry {
-	fragment := make(map[openflow.Key]openflow.Entry, len(rules))
-	for _, r := range rules {
-		fragment[r.Flow.Key()] = r.Flow
-	}
-	return fragment
-}
-
 // program collects the rules of one owner.
 type program struct {
+	openflow.Rules
 	config *Config
-	cookie uint64
-	rules  []Rule
 }
 
 func (c *Config) program(owner reconcile.Owner) *program {
-	return &program{config: c, cookie: cookies.Of(owner)}
+	return &program{openflow.Rules{Cookie: cookies.Of(owner)}, c}
 }
 
 // conditions is what a flow matches.
@@ -53,29 +37,22 @@ type conditions []oxm.MatchField
 // match makes conditions readable where they are used.
 func match(fields ...oxm.MatchField) conditions { return fields }
 
-// add adds a flow.
-func (p *program) add(table uint8, priority uint16, purpose string, on conditions, actions ...action.Action) {
-	p.rules = append(p.rules, Rule{Purpose: purpose, Flow: &openflow.Flow{
-		Table: table, Priority: priority, Cookie: p.cookie, Match: oxm.NewMatch(on...), Actions: actions,
-	}})
-}
-
 // drop adds a flow that drops.
 func (p *program) drop(table uint8, priority uint16, purpose string, on conditions) {
-	p.add(table, priority, purpose, on)
+	p.Add(table, priority, purpose, on)
 }
 
 // output adds a flow that outputs IP packets by its last action. With connection tracking, a second flow one priority higher commits a new
 // connection in the same list of actions: all verdicts have been reached by then. A connection to a Service is committed already, when its
 // address is translated.
 func (p *program) output(table uint8, priority uint16, purpose string, on conditions, actions ...action.Action) {
-	p.add(table, priority, purpose, on, actions...)
+	p.Add(table, priority, purpose, on, actions...)
 	if !p.config.Conntrack {
 		return
 	}
 	fresh := append(match(oxm.EthType(oxm.EthTypeIPv4), oxm.CTState(oxm.CTTrk|oxm.CTNew, oxm.CTRel|oxm.CTDNAT)), on...)
 	commit := action.CT(action.CTAction{Commit: true, Zone: p.config.zone(), NAT: p.config.ownSource()})
-	p.add(table, priority+1, purpose+"; the connection is new", fresh, append([]action.Action{commit}, actions...)...)
+	p.Add(table, priority+1, purpose+"; the connection is new", fresh, append([]action.Action{commit}, actions...)...)
 	if p.config.policies() {
 		policyTables{p}.outputJudged(table, priority, purpose, on, actions)
 	}

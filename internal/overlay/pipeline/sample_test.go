@@ -50,7 +50,7 @@ func sample(conntrack bool) *pipeline.Config {
 // section is the rules of one owner.
 type section struct {
 	owner string
-	rules []pipeline.Rule
+	rules []openflow.Rule
 }
 
 func sections(c *pipeline.Config) []section {

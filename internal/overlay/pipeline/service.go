@@ -32,7 +32,7 @@ const maxAffinity = 65535 * time.Second
 
 // ServiceRules are the flows and groups of one Service.
 type ServiceRules struct {
-	Rules  []Rule
+	Rules  []openflow.Rule
 	Groups []*openflow.Group
 	// Warnings say which parts of the Service are not in effect, or not as the object specifies.
 	Warnings []error
@@ -40,7 +40,7 @@ type ServiceRules struct {
 
 // Fragment returns flows and groups together.
 func (r ServiceRules) Fragment() map[openflow.Key]openflow.Entry {
-	fragment := Fragment(r.Rules)
+	fragment := openflow.Fragment(r.Rules)
 	for _, g := range r.Groups {
 		fragment[g.Key()] = g
 	}
@@ -107,7 +107,7 @@ func (c Services) Rules(list []service.VirtualAddress, ids *groupid.IDs) Service
 		if b.entries += b.cost(v); b.entries > MaxServiceEntries {
 			b.warnings = append(b.warnings, fmt.Errorf("%s: %s port %d of %s and what follows: a node takes %d flows and buckets for one Service; what is beyond is left to the host",
 				v.Owner, v.Protocol, v.Port, v.IP, MaxServiceEntries))
-			b.rules = append(b.rules, c.HostRules(v.Owner, clusterIPs(list[i:]), list[:i])...)
+			b.List = append(b.List, c.HostRules(v.Owner, clusterIPs(list[i:]), list[:i])...)
 			break
 		}
 		b.address(v)
@@ -115,7 +115,7 @@ func (c Services) Rules(list []service.VirtualAddress, ids *groupid.IDs) Service
 	if b.program == nil {
 		return ServiceRules{}
 	}
-	return ServiceRules{Rules: b.rules, Groups: b.groups, Warnings: b.warnings}
+	return ServiceRules{Rules: b.List, Groups: b.groups, Warnings: b.warnings}
 }
 
 // clusterIPs returns the cluster IPs of a list of addresses.
@@ -133,7 +133,7 @@ func clusterIPs(list []service.VirtualAddress) []netip.Addr {
 // does not serve. served are its addresses that the switch serves. Without connection tracking there are none: the host serves all Services.
 // Without policies, packets to an address of which the switch serves no port are not tracked: conntrack would not see the host's replies, and
 // would find a TCP connection invalid.
-func (c Services) HostRules(owner reconcile.Owner, addresses []netip.Addr, served []service.VirtualAddress) []Rule {
+func (c Services) HostRules(owner reconcile.Owner, addresses []netip.Addr, served []service.VirtualAddress) []openflow.Rule {
 	if !c.Conntrack {
 		return nil
 	}
@@ -146,10 +146,10 @@ func (c Services) HostRules(owner reconcile.Owner, addresses []netip.Addr, serve
 		}
 		p.handOver(priorityTrusted, "to a Service that the host serves"+whose, append(slices.Clip(trusted), oxm.IPDst(host(addr))), c.toHost()...)
 		if !c.policies() && !slices.Contains(clusterIPs(served), addr) {
-			p.add(layout.TableState, priorityHosts, "to a Service that the host serves, which has conntrack of its own", untracked(oxm.IPDst(host(addr))), action.GotoTable(layout.TableEgressPolicy))
+			p.Add(layout.TableState, priorityHosts, "to a Service that the host serves, which has conntrack of its own", untracked(oxm.IPDst(host(addr))), action.GotoTable(layout.TableEgressPolicy))
 		}
 	}
-	return p.rules
+	return p.List
 }
 
 // serviceProgram collects the rules and groups of one Service.
@@ -213,7 +213,7 @@ func (b *serviceProgram) address(v *service.VirtualAddress) {
 	on, priority := b.match(v)
 	if v.Kind == service.KindNodePort || !b.config.ServiceNetwork.Contains(v.IP) { // packets to addresses in it are tracked in any case
 		_, to := ports(v.Protocol, v.Port)
-		b.add(layout.TableService, priority, v.Protocol.String()+" port "+strconv.Itoa(int(v.Port))+": find the connection", untracked(to, where(v)), b.config.track())
+		b.Add(layout.TableService, priority, v.Protocol.String()+" port "+strconv.Itoa(int(v.Port))+": find the connection", untracked(to, where(v)), b.config.track())
 	}
 	switch v.Verdict {
 	case service.Drop:
@@ -232,11 +232,11 @@ func (b *serviceProgram) address(v *service.VirtualAddress) {
 		purpose, actions = purpose+"a new connection picks an endpoint", b.choose(v)
 	}
 	if len(v.SourceRanges) == 0 {
-		b.add(layout.TableService, priority, purpose, on, actions...)
+		b.Add(layout.TableService, priority, purpose, on, actions...)
 		return
 	}
 	for _, from := range v.SourceRanges {
-		b.add(layout.TableService, priorityVIPSources, purpose, append(slices.Clip(on), oxm.IPSrc(from)), actions...)
+		b.Add(layout.TableService, priorityVIPSources, purpose, append(slices.Clip(on), oxm.IPSrc(from)), actions...)
 	}
 	b.drop(layout.TableService, priority, "a client that is in none of the source ranges", on)
 }
@@ -285,10 +285,10 @@ const (
 func (b *serviceProgram) reject(v *service.VirtualAddress, on conditions, priority uint16) {
 	switch {
 	case v.Kind != service.KindNodePort:
-		b.add(layout.TableService, priority, "no endpoints: the host rejects", on,
+		b.Add(layout.TableService, priority, "no endpoints: the host rejects", on,
 			action.SetField(oxm.EthSrc(RejectMAC())), action.GotoTable(layout.TableHost))
 	case !b.config.policies():
-		b.add(layout.TableService, priority, "no endpoints: the node with the address answers", on, action.CTClear(), action.GotoTable(layout.TableEgressPolicy))
+		b.Add(layout.TableService, priority, "no endpoints: the node with the address answers", on, action.CTClear(), action.GotoTable(layout.TableEgressPolicy))
 	}
 }
 
@@ -396,7 +396,7 @@ func (b *serviceProgram) affinity(k *backend, v *service.VirtualAddress, endpoin
 		Selection: &openflow.Selection{Method: "hash", Fields: []oxm.Field{oxm.FieldIPv4Src}},
 	}
 	ipv4, of := oxm.EthType(oxm.EthTypeIPv4), oxm.Reg(layout.RegService, k.group)
-	b.add(layout.TableEndpoint, unknown, "no endpoint yet, or the endpoint was removed: pick one", match(ipv4, of), action.GroupAction(k.group))
+	b.Add(layout.TableEndpoint, unknown, "no endpoint yet, or the endpoint was removed: pick one", match(ipv4, of), action.GroupAction(k.group))
 	ids := buckets.IDs(endpoints)
 	for i, e := range endpoints {
 		addr, port := binary.BigEndian.Uint32(e.Addr.Addr().AsSlice()), uint32(e.Addr.Port())
@@ -404,7 +404,7 @@ func (b *serviceProgram) affinity(k *backend, v *service.VirtualAddress, endpoin
 			action.SetField(oxm.Reg(layout.RegEndpoint, addr)), action.SetField(oxm.Reg(layout.RegEndpointPort, port)),
 			action.Resubmit(openflow.PortInPort, layout.TableEndpoint),
 		}})
-		b.add(layout.TableEndpoint, known, "the client's endpoint is "+e.Addr.String()+", and stays it",
+		b.Add(layout.TableEndpoint, known, "the client's endpoint is "+e.Addr.String()+", and stays it",
 			match(ipv4, of, oxm.Reg(layout.RegEndpoint, addr), oxm.Reg(layout.RegEndpointPort, port), oxm.IPProto(uint8(v.Protocol))),
 			b.learn(k, v.Affinity, e.Addr), Services{b.config}.translate(e.Addr))
 	}

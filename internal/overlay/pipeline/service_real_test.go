@@ -266,7 +266,7 @@ func TestServiceThatTheSwitchDoesNotHave(t *testing.T) {
 
 // leftToHost returns the flows that leave a Service's address to the host.
 func leftToHost(c *pipeline.Config, address string) map[openflow.Key]openflow.Entry {
-	return pipeline.Fragment(pipeline.Services{Config: c}.HostRules(service.Owner("ns", "elsewhere"), []netip.Addr{netip.MustParseAddr(address)}, nil))
+	return openflow.Fragment(pipeline.Services{Config: c}.HostRules(service.Owner("ns", "elsewhere"), []netip.Addr{netip.MustParseAddr(address)}, nil))
 }
 
 // A Service that gets its first endpoint serves the client that it rejected before, from the same port.

@@ -82,11 +82,11 @@ func (p serviceTables) services() {
 	c := p.to.config
 	track, ipv4 := c.track(), oxm.EthType(oxm.EthTypeIPv4)
 	for _, port := range []uint32{layout.PortVXLAN, layout.PortTun} {
-		p.to.add(layout.TableState, priorityStrayIn, "ICMP errors about connections that were not tracked", stray(oxm.InPort(port)), action.GotoTable(layout.TableRoute))
+		p.to.Add(layout.TableState, priorityStrayIn, "ICMP errors about connections that were not tracked", stray(oxm.InPort(port)), action.GotoTable(layout.TableRoute))
 	}
-	p.to.add(layout.TableState, priorityStray, "ICMP errors about connections that were not tracked", stray(), action.GotoTable(layout.TableEgressPolicy))
+	p.to.Add(layout.TableState, priorityStray, "ICMP errors about connections that were not tracked", stray(), action.GotoTable(layout.TableEgressPolicy))
 	p.to.drop(layout.TableState, priorityInvalid, "packets that conntrack finds invalid", match(ipv4, oxm.CTState(oxm.CTTrk|oxm.CTInv, 0)))
-	p.to.add(layout.TableState, priorityHairpin, "a reply of a pod to itself: look up the connection by the pod's own address",
+	p.to.Add(layout.TableState, priorityHairpin, "a reply of a pod to itself: look up the connection by the pod's own address",
 		untracked(oxm.IPDst(host(hairpinSource()))),
 		action.Move(oxm.Whole(oxm.FieldIPv4Src), oxm.Whole(oxm.FieldIPv4Dst)),
 		action.SetField(oxm.RegMasked(layout.RegFlags, layout.FlagHairpin, layout.FlagHairpin)), track)
@@ -95,10 +95,10 @@ func (p serviceTables) services() {
 	} else {
 		p.trackServices()
 	}
-	p.to.add(layout.TableState, priorityFresh, "from pods, a new connection, not translated yet",
+	p.to.Add(layout.TableState, priorityFresh, "from pods, a new connection, not translated yet",
 		match(ipv4, oxm.CTState(oxm.CTTrk|oxm.CTNew, oxm.CTRel|oxm.CTDNAT)), action.GotoTable(layout.TableNode))
-	p.to.add(layout.TableState, priorityDefault, "from pods, an established connection", nil, action.GotoTable(layout.TableEgressPolicy))
-	p.to.add(layout.TableNode, priorityDefault, "not a node's address", nil, action.GotoTable(layout.TableService))
+	p.to.Add(layout.TableState, priorityDefault, "from pods, an established connection", nil, action.GotoTable(layout.TableEgressPolicy))
+	p.to.Add(layout.TableNode, priorityDefault, "not a node's address", nil, action.GotoTable(layout.TableService))
 	p.hairpinBack()
 }
 
@@ -106,27 +106,27 @@ func (p serviceTables) services() {
 func (p serviceTables) trackServices() {
 	c := p.to.config
 	track, toLocal := c.track(), oxm.IPDst(c.LocalSubnet)
-	p.to.add(layout.TableState, priorityVirtual, "to Services: look up the connection", untracked(oxm.IPDst(c.ServiceNetwork)), track)
+	p.to.Add(layout.TableState, priorityVirtual, "to Services: look up the connection", untracked(oxm.IPDst(c.ServiceNetwork)), track)
 	p.hostsOwn(priorityGateway+1, priorityGateway)
-	p.to.add(layout.TableState, priorityGateway, "from pods to the host, which has conntrack of its own", untracked(oxm.IPDst(host(c.Gateway))), action.GotoTable(layout.TableEgressPolicy))
+	p.to.Add(layout.TableState, priorityGateway, "from pods to the host, which has conntrack of its own", untracked(oxm.IPDst(host(c.Gateway))), action.GotoTable(layout.TableEgressPolicy))
 	for _, kind := range icmpErrors() {
-		p.to.add(layout.TableState, priorityErrors, "an ICMP error to a pod, possibly about a translated connection",
+		p.to.Add(layout.TableState, priorityErrors, "an ICMP error to a pod, possibly about a translated connection",
 			match(oxm.ICMPType(kind), oxm.CTState(0, oxm.CTTrk), toLocal), track)
 	}
-	p.to.add(layout.TableState, priorityErrors, "a fragment to a pod: conntrack reassembles it, for its ports", untracked(oxm.IPFrag(oxm.FragYes), toLocal), track)
+	p.to.Add(layout.TableState, priorityErrors, "a fragment to a pod: conntrack reassembles it, for its ports", untracked(oxm.IPFrag(oxm.FragYes), toLocal), track)
 	for _, network := range c.ClusterNetworks {
-		p.to.add(layout.TableState, priorityPods, "from pods to pods: nothing to translate", untracked(oxm.IPDst(network)), action.GotoTable(layout.TableEgressPolicy))
+		p.to.Add(layout.TableState, priorityPods, "from pods to pods: nothing to translate", untracked(oxm.IPDst(network)), action.GotoTable(layout.TableEgressPolicy))
 	}
-	p.to.add(layout.TableState, priorityParts, "a fragment, possibly to a Service", untracked(oxm.IPFrag(oxm.FragYes)), track)
-	p.to.add(layout.TableState, priorityElse, "from pods to other addresses, possibly a node port or an external IP", untracked(), action.GotoTable(layout.TableNode))
+	p.to.Add(layout.TableState, priorityParts, "a fragment, possibly to a Service", untracked(oxm.IPFrag(oxm.FragYes)), track)
+	p.to.Add(layout.TableState, priorityElse, "from pods to other addresses, possibly a node port or an external IP", untracked(), action.GotoTable(layout.TableNode))
 }
 
 // hostsOwn lets the host's connections with other nodes' pods pass untracked: the host tracks them itself.
 func (p serviceTables) hostsOwn(toHost, fromHost uint16) {
 	gateway := host(p.to.config.Gateway)
-	p.to.add(layout.TableState, toHost, "from the tunnel to the host, which has conntrack of its own",
+	p.to.Add(layout.TableState, toHost, "from the tunnel to the host, which has conntrack of its own",
 		untracked(oxm.InPort(layout.PortVXLAN), oxm.IPDst(gateway)), action.GotoTable(layout.TableRoute))
-	p.to.add(layout.TableState, fromHost, "from the host itself, which has conntrack of its own",
+	p.to.Add(layout.TableState, fromHost, "from the host itself, which has conntrack of its own",
 		untracked(oxm.InPort(layout.PortTun), oxm.IPSrc(gateway)), action.GotoTable(layout.TableRoute))
 }
 
@@ -134,7 +134,7 @@ func (p serviceTables) hostsOwn(toHost, fromHost uint16) {
 func (p serviceTables) hairpinBack() {
 	const back = 500
 	ipv4, hairpin := oxm.EthType(oxm.EthTypeIPv4), oxm.RegMasked(layout.RegFlags, layout.FlagHairpin, layout.FlagHairpin)
-	p.to.add(layout.TableRoute, back, "a reply of a pod to itself",
+	p.to.Add(layout.TableRoute, back, "a reply of a pod to itself",
 		match(ipv4, hairpin, oxm.CTState(oxm.CTTrk|oxm.CTRpl, 0)),
 		action.Move(oxm.Whole(oxm.FieldEthSrc), oxm.Whole(oxm.FieldEthDst)),
 		action.SetField(oxm.EthSrc(p.to.config.gatewayMAC())), action.InPortAction())
@@ -163,11 +163,11 @@ func (c Services) Target(protocol service.Protocol, endpoint netip.AddrPort) Tar
 // from there. Packets from pods directly to a target are tracked as well, so that replies to them are not taken for packets of no
 // connection. All other packets between pods are not tracked.
 func (c Services) Targets(targets []Target) map[openflow.Key]openflow.Entry {
-	return Fragment(c.TargetsRules(targets))
+	return openflow.Fragment(c.TargetsRules(targets))
 }
 
 // TargetsRules is Targets with the purpose of each flow.
-func (c Services) TargetsRules(targets []Target) []Rule {
+func (c Services) TargetsRules(targets []Target) []openflow.Rule {
 	if !c.Conntrack {
 		return nil
 	}
@@ -186,10 +186,10 @@ func (c Services) TargetsRules(targets []Target) []Rule {
 		case gateway:
 			answers, requests = priorityGateway+2, priorityGateway+2
 		}
-		p.add(layout.TableState, answers, "possibly an endpoint's reply to a pod", untracked(oxm.IPSrc(t.At), oxm.IPDst(c.LocalSubnet), from), c.track())
-		p.add(layout.TableState, requests, "from a pod to an address that is also an endpoint's", untracked(oxm.IPDst(t.At), to), c.track())
+		p.Add(layout.TableState, answers, "possibly an endpoint's reply to a pod", untracked(oxm.IPSrc(t.At), oxm.IPDst(c.LocalSubnet), from), c.track())
+		p.Add(layout.TableState, requests, "from a pod to an address that is also an endpoint's", untracked(oxm.IPDst(t.At), to), c.track())
 	}
-	return p.rules
+	return p.List
 }
 
 // ports returns the matches for a port as the source and as the destination.
@@ -207,7 +207,7 @@ func ports(protocol service.Protocol, port uint16) (from, to oxm.MatchField) {
 // hairpin returns to a pod what a Service has translated to the pod itself.
 func (p serviceTables) hairpin(ofport uint32, addr netip.Addr, mac net.HardwareAddr) {
 	const priority = 200
-	p.to.add(layout.TableLocal, priority, "by a Service back to the pod that sent it",
+	p.to.Add(layout.TableLocal, priority, "by a Service back to the pod that sent it",
 		match(oxm.InPort(ofport), oxm.IPSrc(host(addr)), oxm.IPDst(host(addr)), oxm.CTState(oxm.CTTrk|oxm.CTDNAT, 0)),
 		action.SetField(oxm.IPSrc(host(hairpinSource()))), action.SetField(oxm.EthSrc(p.to.config.gatewayMAC())),
 		action.SetField(oxm.EthDst(mac)), action.InPortAction())
@@ -222,11 +222,11 @@ type NodeAddresses struct {
 // Nodes returns the flows that mark nodes' addresses, for node ports. Their owner is OwnerNodes. Without connection tracking there are
 // none.
 func (c Services) Nodes(a NodeAddresses) map[openflow.Key]openflow.Entry {
-	return Fragment(c.NodesRules(a))
+	return openflow.Fragment(c.NodesRules(a))
 }
 
 // NodesRules is Nodes with the purpose of each flow. An address of a pod, a gateway or a Service is left out: packets to it are for them.
-func (c Services) NodesRules(a NodeAddresses) []Rule {
+func (c Services) NodesRules(a NodeAddresses) []openflow.Rule {
 	const priority = 100
 	if !c.Conntrack {
 		return nil
@@ -238,14 +238,14 @@ func (c Services) NodesRules(a NodeAddresses) []Rule {
 			if !addr.Is4() || c.inCluster(host(addr)) || c.ServiceNetwork.Contains(addr) {
 				continue
 			}
-			p.add(layout.TableNode, priority, purpose, match(oxm.IPDst(host(addr))),
+			p.Add(layout.TableNode, priority, purpose, match(oxm.IPDst(host(addr))),
 				action.SetField(oxm.RegMasked(layout.RegFlags, flags, layout.FlagNode|layout.FlagThisNode)), action.GotoTable(layout.TableService))
 		}
 	}
 	add(a.Local, "an address of this node", layout.FlagNode|layout.FlagThisNode)
 	add(slices.DeleteFunc(slices.Clone(a.Others), func(addr netip.Addr) bool { return slices.Contains(a.Local, addr) }),
 		"an address of another node", layout.FlagNode)
-	return p.rules
+	return p.List
 }
 
 // FlushPod returns the conntrack flushes for a pod's address: of connections that began there, and of those whose replies came from there.

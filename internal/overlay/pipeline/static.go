@@ -23,10 +23,10 @@ const (
 )
 
 // Static returns the flows that depend neither on pods nor on other nodes. Their owner is OwnerCluster.
-func (c *Config) Static() map[openflow.Key]openflow.Entry { return Fragment(c.StaticRules()) }
+func (c *Config) Static() map[openflow.Key]openflow.Entry { return openflow.Fragment(c.StaticRules()) }
 
 // StaticRules is Static with the purpose of each flow.
-func (c *Config) StaticRules() []Rule {
+func (c *Config) StaticRules() []openflow.Rule {
 	p := c.program(OwnerCluster)
 	p.classify()
 	p.classifyHost()
@@ -47,7 +47,7 @@ func (c *Config) StaticRules() []Rule {
 			p.drop(t.Number, priorityDefault, "nothing else passes", nil)
 		}
 	}
-	return p.rules
+	return p.List
 }
 
 func (p *program) classify() {
@@ -56,10 +56,10 @@ func (p *program) classify() {
 	reserved := net.HardwareAddr{0x01, 0x80, 0xc2, 0, 0, 0}
 	mask := net.HardwareAddr{0xff, 0xff, 0xff, 0xff, 0xff, 0xf0}
 	p.drop(layout.TableClassify, priority, "protocols between switches (STP, LLDP, pause) are not allowed", match(oxm.EthDstMasked(reserved, mask)))
-	p.add(layout.TableClassify, ports, "from the tunnel", match(oxm.InPort(layout.PortVXLAN)), action.GotoTable(layout.TableTunnel))
+	p.Add(layout.TableClassify, ports, "from the tunnel", match(oxm.InPort(layout.PortVXLAN)), action.GotoTable(layout.TableTunnel))
 	p.drop(layout.TableClassify, ports, "nothing else from the host", match(oxm.InPort(layout.PortTun)))
-	p.add(layout.TableClassify, pods, "ARP from pods", match(oxm.ARP()), action.GotoTable(layout.TablePod))
-	p.add(layout.TableClassify, pods, "IPv4 from pods", match(oxm.EthType(oxm.EthTypeIPv4)), action.GotoTable(layout.TablePod))
+	p.Add(layout.TableClassify, pods, "ARP from pods", match(oxm.ARP()), action.GotoTable(layout.TablePod))
+	p.Add(layout.TableClassify, pods, "IPv4 from pods", match(oxm.EthType(oxm.EthTypeIPv4)), action.GotoTable(layout.TablePod))
 }
 
 // classifyHost admits packets of the host. The host is trusted, but sends no packet with a pod's address: packets that it forwards between
@@ -74,13 +74,13 @@ func (p *program) classifyHost() {
 		// On the kernel datapath, packets arrive with the state of the host's own conntrack, which is of another zone.
 		enter = slices.Insert(enter, 0, action.CTClear())
 	}
-	p.add(layout.TableClassify, own, "from the host's own address, to pods anywhere", match(tun, oxm.IPSrc(host(c.Gateway))), enter...)
+	p.Add(layout.TableClassify, own, "from the host's own address, to pods anywhere", match(tun, oxm.IPSrc(host(c.Gateway))), enter...)
 	for _, network := range c.ClusterNetworks {
 		p.drop(layout.TableClassify, pods, "the host does not send as a pod", match(tun, oxm.IPSrc(network)))
 	}
-	p.add(layout.TableClassify, others, "through the host to local pods: from outside, from Services, from the node's other addresses",
+	p.Add(layout.TableClassify, others, "through the host to local pods: from outside, from Services, from the node's other addresses",
 		match(tun, oxm.IPDst(c.LocalSubnet)), enter...)
-	p.add(layout.TableClassify, others, "ARP from the host, whose sender address may be any of the host's",
+	p.Add(layout.TableClassify, others, "ARP from the host, whose sender address may be any of the host's",
 		match(tun, oxm.ARP(), oxm.ARPSHA(c.gatewayMAC())),
 		action.SetField(oxm.ARPSPA(host(c.Gateway))), source(0), action.GotoTable(layout.TableRoute))
 }
@@ -92,13 +92,13 @@ func (p *program) fromPods() {
 }
 
 func (p *program) state() {
-	p.add(layout.TableState, priorityPassOn, "from the tunnel: checked by the sender's node", match(oxm.InPort(layout.PortVXLAN)), action.GotoTable(layout.TableRoute))
-	p.add(layout.TableState, priorityPassOn, "from the host", match(oxm.InPort(layout.PortTun)), action.GotoTable(layout.TableRoute))
-	p.add(layout.TableService, priorityDefault, "no Service of the switch", nil, action.GotoTable(layout.TableEgressPolicy))
-	p.add(layout.TableEgressPolicy, priorityDefault, "the sender is not isolated", nil, action.GotoTable(layout.TableRoute))
+	p.Add(layout.TableState, priorityPassOn, "from the tunnel: checked by the sender's node", match(oxm.InPort(layout.PortVXLAN)), action.GotoTable(layout.TableRoute))
+	p.Add(layout.TableState, priorityPassOn, "from the host", match(oxm.InPort(layout.PortTun)), action.GotoTable(layout.TableRoute))
+	p.Add(layout.TableService, priorityDefault, "no Service of the switch", nil, action.GotoTable(layout.TableEgressPolicy))
+	p.Add(layout.TableEgressPolicy, priorityDefault, "the sender is not isolated", nil, action.GotoTable(layout.TableRoute))
 	if !p.config.Conntrack {
-		p.add(layout.TableState, priorityDefault, "from pods", nil, action.GotoTable(layout.TableAffinity))
-		p.add(layout.TableAffinity, priorityDefault, "no affinity", nil, action.GotoTable(layout.TableService))
+		p.Add(layout.TableState, priorityDefault, "from pods", nil, action.GotoTable(layout.TableAffinity))
+		p.Add(layout.TableAffinity, priorityDefault, "no affinity", nil, action.GotoTable(layout.TableService))
 		return
 	}
 	serviceTables{p}.services()
@@ -120,16 +120,16 @@ func (p *program) route() {
 	ipv4 := oxm.EthType(oxm.EthTypeIPv4)
 	p.closeTunnels(layout.TableRoute, gateway+priorityForbid, "the tunnel's port is closed to pods", oxm.IPDst(host(c.Gateway)))
 	p.closePorts(layout.TableRoute, gateway+priorityForbid, oxm.IPDst(host(c.Gateway)))
-	p.add(layout.TableRoute, gateway, "ARP for the gateway", match(oxm.ARP(), oxm.ARPTPA(host(c.Gateway))), action.Output(layout.PortTun))
+	p.Add(layout.TableRoute, gateway, "ARP for the gateway", match(oxm.ARP(), oxm.ARPTPA(host(c.Gateway))), action.Output(layout.PortTun))
 	p.output(layout.TableRoute, gateway, "to the gateway", match(oxm.IPDst(host(c.Gateway))), c.toHost()...)
-	p.add(layout.TableRoute, local, "ARP for local pods", match(oxm.ARP(), oxm.ARPTPA(c.LocalSubnet)), action.GotoTable(layout.TableARPLocal))
-	p.add(layout.TableRoute, local, "to local pods", match(oxm.IPDst(c.LocalSubnet)), action.GotoTable(layout.TableLocal))
+	p.Add(layout.TableRoute, local, "ARP for local pods", match(oxm.ARP(), oxm.ARPTPA(c.LocalSubnet)), action.GotoTable(layout.TableARPLocal))
+	p.Add(layout.TableRoute, local, "to local pods", match(oxm.IPDst(c.LocalSubnet)), action.GotoTable(layout.TableLocal))
 	for _, network := range c.ClusterNetworks {
-		p.add(layout.TableRoute, cluster, "ARP for remote pods", match(oxm.ARP(), oxm.ARPTPA(network)), action.GotoTable(layout.TableARPRemote))
-		p.add(layout.TableRoute, cluster, "to remote pods", match(oxm.IPDst(network)), action.GotoTable(layout.TableRemote))
+		p.Add(layout.TableRoute, cluster, "ARP for remote pods", match(oxm.ARP(), oxm.ARPTPA(network)), action.GotoTable(layout.TableARPRemote))
+		p.Add(layout.TableRoute, cluster, "to remote pods", match(oxm.IPDst(network)), action.GotoTable(layout.TableRemote))
 	}
-	p.add(layout.TableRoute, cluster, "to Services", match(oxm.IPDst(c.ServiceNetwork)), action.GotoTable(layout.TableHost))
-	p.add(layout.TableRoute, outside, "to outside", match(ipv4), action.GotoTable(layout.TableExternal))
+	p.Add(layout.TableRoute, cluster, "to Services", match(oxm.IPDst(c.ServiceNetwork)), action.GotoTable(layout.TableHost))
+	p.Add(layout.TableRoute, outside, "to outside", match(ipv4), action.GotoTable(layout.TableExternal))
 }
 
 // routeNonsense drops packets to destinations that no host has. The loopback range matters most: kube-proxy may make the host route it
@@ -172,7 +172,7 @@ func (p *program) leave() {
 	p.closePorts(layout.TableExternal, priorityForbid, oxm.EthType(oxm.EthTypeIPv4))
 	p.closeMetadata()
 	p.askNode()
-	p.add(layout.TableExternal, priorityDefault, "no exception", nil, action.GotoTable(layout.TableEgressFirewall))
+	p.Add(layout.TableExternal, priorityDefault, "no exception", nil, action.GotoTable(layout.TableEgressFirewall))
 	p.firewallStatic()
 	p.output(layout.TableEgressRoute, priorityDefault, "leave by this node", nil, c.toHost()...)
 }

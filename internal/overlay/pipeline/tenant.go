@@ -89,11 +89,11 @@ func (p *program) hostServices() {
 // reaches a pod that a policy isolates. In the other modes the host's replies are not tracked: an entry would keep the client's port from a
 // Service's first endpoint, and end a TCP connection that sends more than conntrack expects without a reply.
 func (p *program) handOver(priority uint16, purpose string, on conditions, actions ...action.Action) {
-	add := p.add
 	if p.config.policies() {
-		add = p.output
+		p.output(layout.TableHost, priority, purpose, on, actions...)
+		return
 	}
-	add(layout.TableHost, priority, purpose, on, actions...)
+	p.Add(layout.TableHost, priority, purpose, on, actions...)
 }
 
 // priorityTrusted is the priority in table 60 of what the host serves.

@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"weft.dev/weft/internal/openflow"
 	"weft.dev/weft/internal/overlay/pipeline"
 )
 
@@ -136,7 +137,7 @@ func documentTenants(b *strings.Builder) {
 		}
 	}
 	for _, s := range tenantSections(tenants, pods) {
-		fresh := slices.DeleteFunc(s.rules, func(r pipeline.Rule) bool { return before[r.Flow.String()] })
+		fresh := slices.DeleteFunc(s.rules, func(r openflow.Rule) bool { return before[r.Flow.String()] })
 		if len(fresh) == 0 {
 			continue
 		}

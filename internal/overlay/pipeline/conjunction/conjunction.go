@@ -444,14 +444,14 @@ func (x *Compiler) Changed() map[reconcile.Owner]map[openflow.Key]openflow.Entry
 	changed := x.ChangedRules()
 	fragments := make(map[reconcile.Owner]map[openflow.Key]openflow.Entry, len(changed))
 	for owner, rules := range changed {
-		fragments[owner] = pipeline.Fragment(rules)
+		fragments[owner] = openflow.Fragment(rules)
 	}
 	return fragments
 }
 
 // ChangedRules is Changed with the purpose of each flow.
-func (x *Compiler) ChangedRules() map[reconcile.Owner][]pipeline.Rule {
-	changed := make(map[reconcile.Owner][]pipeline.Rule, len(x.dirtyTerms)+len(x.dirtyVerdicts))
+func (x *Compiler) ChangedRules() map[reconcile.Owner][]openflow.Rule {
+	changed := make(map[reconcile.Owner][]openflow.Rule, len(x.dirtyTerms)+len(x.dirtyVerdicts))
 	for t := range x.dirtyTerms {
 		changed[t.owner()] = x.termRules(t)
 	}
@@ -524,26 +524,26 @@ func allow(next uint8) []action.Action {
 }
 
 // rules returns the verdict of a conjunction; none if it is not active or has only one dimension.
-func (c *conjunction) rules() []pipeline.Rule {
+func (c *conjunction) rules() []openflow.Rule {
 	if !c.active || c.dimensions() == 1 {
 		return nil
 	}
 	table, next := tablesOf(c.rule.Direction)
-	return []pipeline.Rule{{Purpose: "allowed by " + string(c.rule.Name), Flow: &openflow.Flow{
+	return []openflow.Rule{{Purpose: "allowed by " + string(c.rule.Name), Flow: &openflow.Flow{
 		Table: table, Priority: pipeline.PriorityRule, Cookie: cookies.Of(c.owner()),
 		Match: oxm.NewMatch(oxm.EthType(oxm.EthTypeIPv4), oxm.ConjID(c.id)), Actions: allow(next),
 	}}}
 }
 
 // termRules returns a term's flow; none if no active conjunction uses it.
-func (x *Compiler) termRules(t term) []pipeline.Rule {
+func (x *Compiler) termRules(t term) []openflow.Rule {
 	if len(x.terms[t]) == 0 {
 		return nil
 	}
 	used := slices.SortedFunc(maps.Keys(x.terms[t]), func(a, b *conjunction) int { return cmp.Compare(a.id, b.id) })
 	table, next := tablesOf(t.direction)
 	if t.open {
-		return []pipeline.Rule{{Purpose: "allowed whatever it is", Flow: &openflow.Flow{
+		return []openflow.Rule{{Purpose: "allowed whatever it is", Flow: &openflow.Flow{
 			Table: table, Priority: pipeline.PriorityOpen, Cookie: cookies.Of(t.owner()), Match: oxm.NewMatch(t.field()), Actions: allow(next),
 		}}}
 	}
@@ -551,7 +551,7 @@ func (x *Compiler) termRules(t term) []pipeline.Rule {
 	for _, c := range used {
 		actions = append(actions, action.Conjunction(c.id, x.terms[t][c].clause, c.dimensions()))
 	}
-	return []pipeline.Rule{{Purpose: "named by rules", Flow: &openflow.Flow{
+	return []openflow.Rule{{Purpose: "named by rules", Flow: &openflow.Flow{
 		Table: table, Priority: pipeline.PriorityRule - uint16(t.stage), Cookie: cookies.Of(t.owner()),
 		Match: oxm.NewMatch(oxm.EthType(oxm.EthTypeIPv4), t.field()), Actions: actions,
 	}}}
