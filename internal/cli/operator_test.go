@@ -4,7 +4,6 @@ import (
 	"bytes"
 	"context"
 	"errors"
-	"flag"
 	"log/slog"
 	"os"
 	"path/filepath"
@@ -13,9 +12,8 @@ import (
 
 	"weft.dev/weft/internal/admin"
 	"weft.dev/weft/internal/command"
+	"weft.dev/weft/internal/goldentest"
 )
-
-var update = flag.Bool("update", false, "write golden files anew")
 
 // fakeAgent serves an agent's admin socket for the current user.
 func fakeAgent(t *testing.T, diff admin.Diff) string {
@@ -167,16 +165,5 @@ func TestEveryCommandHasExamples(t *testing.T) {
 func golden(t *testing.T, name, got string) {
 	t.Helper()
 	path := filepath.Join("testdata", name)
-	if *update {
-		if err := os.WriteFile(path, []byte(got), 0o644); err != nil { //nolint:gosec // a golden file
-			t.Fatal(err)
-		}
-	}
-	want, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if got != string(want) {
-		t.Errorf("%s is out of date: look at what changed, then run go test with -update\n%s", path, got)
-	}
+	goldentest.Compare(t, path, got)
 }

@@ -1,17 +1,15 @@
 package house
 
 import (
-	"flag"
 	"fmt"
 	"maps"
-	"os"
 	"regexp"
 	"slices"
 	"strings"
 	"testing"
-)
 
-var update = flag.Bool("update", false, "write docs/messages.md anew")
+	"weft.dev/weft/internal/goldentest"
+)
 
 func messages(t *testing.T) map[string][]string {
 	t.Helper()
@@ -42,18 +40,7 @@ func TestDocument(t *testing.T) {
 		}
 	}
 	const path = "../../docs/messages.md"
-	if *update {
-		if err := os.WriteFile(path, []byte(b.String()), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	page, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if string(page) != b.String() {
-		t.Errorf("%s is out of date: run make generate, and read what changed", path)
-	}
+	goldentest.Compare(t, path, b.String())
 }
 
 // TestMessageWords rejects words that treat programs and packets as persons, and words that readers understand only at the second reading.

@@ -2,10 +2,8 @@ package metrics
 
 import (
 	"errors"
-	"flag"
 	"net/http"
 	"net/http/httptest"
-	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -13,26 +11,14 @@ import (
 
 	"github.com/prometheus/client_golang/prometheus/testutil/promlint"
 
+	"weft.dev/weft/internal/goldentest"
 	"weft.dev/weft/internal/reconcile"
 )
-
-var update = flag.Bool("update", false, "write docs/metrics.md anew")
 
 // TestDocument checks that docs/metrics.md is up to date with what is registered.
 func TestDocument(t *testing.T) {
 	const path = "../../docs/metrics.md"
-	if *update {
-		if err := os.WriteFile(path, []byte(Document()), 0o644); err != nil { //nolint:gosec // a public page
-			t.Fatal(err)
-		}
-	}
-	have, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if string(have) != Document() {
-		t.Error("docs/metrics.md is not what the code says: run make generate")
-	}
+	goldentest.Compare(t, path, Document())
 }
 
 // full returns metrics with a value in every possible series.

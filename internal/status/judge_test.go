@@ -4,9 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"flag"
 	"fmt"
-	"os"
 	"path/filepath"
 	"strings"
 	"testing"
@@ -26,10 +24,9 @@ import (
 
 	networkv1 "weft.dev/weft/api/openshift/v1"
 	weftv1 "weft.dev/weft/api/weft/v1"
+	"weft.dev/weft/internal/goldentest"
 	"weft.dev/weft/internal/status"
 )
-
-var update = flag.Bool("update", false, "write golden files anew")
 
 func condition(kind string, holds bool, message string) metav1.Condition {
 	c := metav1.Condition{Type: kind, Status: metav1.ConditionFalse, Message: message}
@@ -304,16 +301,5 @@ func TestShape(t *testing.T) {
 func golden(t *testing.T, name, got string) {
 	t.Helper()
 	path := filepath.Join("testdata", name)
-	if *update {
-		if err := os.WriteFile(path, []byte(got), 0o644); err != nil { //nolint:gosec // a golden file
-			t.Fatal(err)
-		}
-	}
-	want, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if got != string(want) {
-		t.Errorf("%s is out of date: look at what changed, then run go test with -update\n%s", path, got)
-	}
+	goldentest.Compare(t, path, got)
 }

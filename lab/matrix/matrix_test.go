@@ -2,7 +2,6 @@ package matrix
 
 import (
 	"bytes"
-	"flag"
 	"fmt"
 	"net/netip"
 	"os"
@@ -15,11 +14,10 @@ import (
 	"github.com/gopacket/gopacket"
 	"github.com/gopacket/gopacket/layers"
 
+	"weft.dev/weft/internal/goldentest"
 	"weft.dev/weft/lab/plan"
 	"weft.dev/weft/test/hostile"
 )
-
-var update = flag.Bool("update", false, "write the golden files") //nolint:gochecknoglobals // a flag
 
 func nodes(n int) (hosts []Party, gateways map[string]netip.Addr) {
 	gateways = map[string]netip.Addr{}
@@ -152,18 +150,7 @@ func TestTable(t *testing.T) {
 		t.Fatal(err)
 	}
 	golden := filepath.Join("testdata", "table.golden")
-	if *update {
-		if err := os.WriteFile(golden, got.Bytes(), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	want, err := os.ReadFile(golden)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(string(want), got.String()); diff != "" {
-		t.Error(diff)
-	}
+	goldentest.Compare(t, golden, got.String())
 }
 
 // member is a pod of a project.

@@ -3,24 +3,20 @@ package plan
 import (
 	"encoding/json"
 	"errors"
-	"flag"
 	"math"
 	"net"
 	"net/netip"
-	"os"
 	"path/filepath"
 	"testing"
 	"time"
 
 	types100 "github.com/containernetworking/cni/pkg/types/100"
-	"github.com/google/go-cmp/cmp"
 
 	"weft.dev/weft/internal/attach"
 	"weft.dev/weft/internal/cni"
+	"weft.dev/weft/internal/goldentest"
 	"weft.dev/weft/internal/link/podlink"
 )
-
-var update = flag.Bool("update", false, "write the golden files") //nolint:gochecknoglobals // A flag of the test.
 
 func settings() *Settings {
 	return &Settings{
@@ -95,18 +91,7 @@ func TestGolden(t *testing.T) {
 				t.Fatal(err)
 			}
 			golden := filepath.Join("testdata", name+".json")
-			if *update {
-				if err := os.WriteFile(golden, append(got, '\n'), 0o600); err != nil {
-					t.Fatal(err)
-				}
-			}
-			want, err := os.ReadFile(golden)
-			if err != nil {
-				t.Fatal(err)
-			}
-			if diff := cmp.Diff(string(want), string(got)+"\n"); diff != "" {
-				t.Errorf("%s (-want +got):\n%s", golden, diff)
-			}
+			goldentest.Compare(t, golden, string(got)+"\n")
 		})
 	}
 }

@@ -1,23 +1,18 @@
 package pipeline_test
 
 import (
-	"flag"
 	"fmt"
 	"net"
 	"net/netip"
-	"os"
 	"path/filepath"
 	"slices"
 	"strings"
 	"testing"
 
-	"github.com/google/go-cmp/cmp"
-
+	"weft.dev/weft/internal/goldentest"
 	"weft.dev/weft/internal/neutron/pipeline"
 	"weft.dev/weft/internal/openflow"
 )
-
-var update = flag.Bool("update", false, "write the golden files") //nolint:gochecknoglobals // a flag of the test
 
 func pod(number uint32) *pipeline.Pod {
 	return &pipeline.Pod{
@@ -107,16 +102,5 @@ func TestServiceGolden(t *testing.T) {
 func golden(t *testing.T, name, text string) {
 	t.Helper()
 	path := filepath.Join("testdata", name+".golden")
-	if *update {
-		if err := os.WriteFile(path, []byte(text), 0o644); err != nil { //nolint:gosec // a golden file
-			t.Fatal(err)
-		}
-	}
-	want, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if diff := cmp.Diff(string(want), text); diff != "" {
-		t.Errorf("flows differ (run with -update after a look):\n%s", diff)
-	}
+	goldentest.Compare(t, path, text)
 }

@@ -1,23 +1,20 @@
 package host_test
 
 import (
-	"flag"
 	"fmt"
 	"net"
 	"net/netip"
-	"os"
 	"slices"
 	"strings"
 	"testing"
 
 	"weft.dev/weft/internal/cni"
+	"weft.dev/weft/internal/goldentest"
 	"weft.dev/weft/internal/hostport"
 	"weft.dev/weft/internal/nft"
 	"weft.dev/weft/internal/overlay/host"
 	"weft.dev/weft/internal/ovsdb"
 )
-
-var update = flag.Bool("update", false, "write golden files anew") //nolint:gochecknoglobals // a flag of the test binary
 
 func sample() *host.Config {
 	return &host.Config{
@@ -57,18 +54,7 @@ func TestFragments(t *testing.T) {
 	got += lines("rules of an egress address", egress.Rules()) + lines("links of an egress address", egress.Links())
 	got += lines("rules of a pod with host ports", host.Published(published()))
 	const path = "testdata/fragments.golden"
-	if *update {
-		if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	want, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if got != string(want) {
-		t.Errorf("%s is out of date: look at what changed, then run go test with -update", path)
-	}
+	goldentest.Compare(t, path, got)
 }
 
 func published() *hostport.Published {

@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"weft.dev/weft/internal/goldentest"
 	"weft.dev/weft/internal/openflow"
 	"weft.dev/weft/internal/overlay/pipeline"
 	"weft.dev/weft/internal/overlay/pipeline/conjunction"
@@ -17,7 +18,7 @@ import (
 
 // TestDocument keeps docs/pipeline.md up to date: it is generated from the tables and the flows.
 func TestDocument(t *testing.T) {
-	golden(t, "../../../docs/pipeline.md", document(sample(false)))
+	goldentest.Compare(t, "../../../docs/pipeline.md", document(sample(false)))
 }
 
 func document(c *pipeline.Config) string {

@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"weft.dev/weft/internal/goldentest"
 	"weft.dev/weft/internal/openflow"
 	"weft.dev/weft/internal/overlay/pipeline"
 )
@@ -50,7 +51,7 @@ func TestEgressIPFlows(t *testing.T) {
 		for _, g := range groups {
 			text += g.String() + "\n"
 		}
-		golden(t, "testdata/egressip-"+string(mode)+".flows", text)
+		goldentest.Compare(t, "testdata/egressip-"+string(mode)+".flows", text)
 		seen := map[string]string{}
 		for _, s := range all {
 			for _, r := range s.rules {

@@ -8,6 +8,7 @@ import (
 	"testing"
 
 	"weft.dev/weft/internal/egressfirewall"
+	"weft.dev/weft/internal/goldentest"
 	"weft.dev/weft/internal/openflow"
 	"weft.dev/weft/internal/overlay/pipeline"
 	"weft.dev/weft/internal/overlay/pipeline/layout"
@@ -54,7 +55,7 @@ func TestFirewallFlows(t *testing.T) {
 		t.Run(name, func(t *testing.T) {
 			c := sample(true)
 			c.Mode = mode
-			golden(t, "testdata/firewall-"+name+".flows", text(sorted(firewallSections(c))))
+			goldentest.Compare(t, "testdata/firewall-"+name+".flows", text(sorted(firewallSections(c))))
 		})
 	}
 }

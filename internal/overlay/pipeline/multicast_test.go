@@ -7,6 +7,7 @@ import (
 	"strings"
 	"testing"
 
+	"weft.dev/weft/internal/goldentest"
 	"weft.dev/weft/internal/openflow"
 	"weft.dev/weft/internal/overlay/pipeline"
 	"weft.dev/weft/internal/overlay/pipeline/layout"
@@ -45,7 +46,7 @@ func multicastSample(mode pipeline.Mode) *pipeline.Config {
 func TestMulticastFlows(t *testing.T) {
 	for _, mode := range []pipeline.Mode{pipeline.ModeMultitenant, pipeline.ModeNetworkPolicy} {
 		all := multicastSections(multicastSample(mode))
-		golden(t, "testdata/multicast-"+string(mode)+".flows", text(sorted(all)))
+		goldentest.Compare(t, "testdata/multicast-"+string(mode)+".flows", text(sorted(all)))
 		seen := map[string]string{}
 		for _, s := range all {
 			for _, r := range s.rules {

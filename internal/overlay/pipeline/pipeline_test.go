@@ -8,6 +8,7 @@ import (
 	"strings"
 	"testing"
 
+	"weft.dev/weft/internal/goldentest"
 	"weft.dev/weft/internal/overlay/pipeline"
 	"weft.dev/weft/internal/overlay/pipeline/cookies"
 	"weft.dev/weft/internal/overlay/pipeline/layout"
@@ -17,7 +18,7 @@ import (
 func TestFlows(t *testing.T) {
 	for name, conntrack := range map[string]bool{"flat": false, "flat-conntrack": true} {
 		t.Run(name, func(t *testing.T) {
-			golden(t, "testdata/"+name+".flows", text(allFlows(sample(conntrack))))
+			goldentest.Compare(t, "testdata/"+name+".flows", text(allFlows(sample(conntrack))))
 		})
 	}
 }

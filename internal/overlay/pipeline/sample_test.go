@@ -2,19 +2,13 @@ package pipeline_test
 
 import (
 	"cmp"
-	"flag"
 	"net/netip"
-	"os"
-	"path/filepath"
 	"slices"
 	"strings"
-	"testing"
 
 	"weft.dev/weft/internal/openflow"
 	"weft.dev/weft/internal/overlay/pipeline"
 )
-
-var update = flag.Bool("update", false, "write golden files and docs/pipeline.md anew")
 
 // The sample: the default cluster network, this node 10.128.0.0/23 with two pods, and two other hosts, the second without a Node.
 var (
@@ -85,23 +79,4 @@ func text(flows []*openflow.Flow) string {
 		b.WriteString(f.String() + "\n")
 	}
 	return b.String()
-}
-
-func golden(t *testing.T, path, got string) {
-	t.Helper()
-	if *update {
-		if err := os.MkdirAll(filepath.Dir(path), 0o755); err != nil {
-			t.Fatal(err)
-		}
-		if err := os.WriteFile(path, []byte(got), 0o644); err != nil {
-			t.Fatal(err)
-		}
-	}
-	want, err := os.ReadFile(path)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if got != string(want) {
-		t.Errorf("%s is out of date: look at what changed, then run go test with -update", path)
-	}
 }

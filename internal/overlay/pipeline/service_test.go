@@ -12,6 +12,7 @@ import (
 
 	"pgregory.net/rapid"
 
+	"weft.dev/weft/internal/goldentest"
 	"weft.dev/weft/internal/openflow"
 	"weft.dev/weft/internal/overlay/pipeline"
 	"weft.dev/weft/internal/overlay/pipeline/cookies"
@@ -130,7 +131,7 @@ func TestServiceFlows(t *testing.T) {
 			}
 		}
 	}
-	golden(t, "testdata/services.flows", b.String())
+	goldentest.Compare(t, "testdata/services.flows", b.String())
 }
 
 // change returns the difference of the flows when a Service's endpoints change.

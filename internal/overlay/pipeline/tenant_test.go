@@ -6,6 +6,7 @@ import (
 	"strings"
 	"testing"
 
+	"weft.dev/weft/internal/goldentest"
 	"weft.dev/weft/internal/openflow"
 	"weft.dev/weft/internal/overlay/pipeline"
 )
@@ -33,7 +34,7 @@ func tenantSections(c *pipeline.Config, pods []pipeline.Pod) []section {
 func TestTenantFlows(t *testing.T) {
 	for name, conntrack := range map[string]bool{"tenants": false, "tenants-conntrack": true} {
 		t.Run(name, func(t *testing.T) {
-			golden(t, "testdata/"+name+".flows", text(sorted(tenantSections(tenantSample(conntrack)))))
+			goldentest.Compare(t, "testdata/"+name+".flows", text(sorted(tenantSections(tenantSample(conntrack)))))
 		})
 	}
 }

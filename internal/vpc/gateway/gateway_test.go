@@ -1,10 +1,8 @@
 package gateway_test
 
 import (
-	"flag"
 	"fmt"
 	"net/netip"
-	"os"
 	"slices"
 	"strings"
 	"testing"
@@ -12,12 +10,11 @@ import (
 
 	"pgregory.net/rapid"
 
+	"weft.dev/weft/internal/goldentest"
 	"weft.dev/weft/internal/nft"
 	"weft.dev/weft/internal/vpc/gateway"
 	"weft.dev/weft/internal/vpc/objects"
 )
-
-var update = flag.Bool("update", false, "write the golden files")
 
 func addr(s string) netip.Addr     { return netip.MustParseAddr(s) }
 func prefix(s string) netip.Prefix { return netip.MustParsePrefix(s) }
@@ -113,18 +110,7 @@ func render(r *gateway.Result) string {
 func TestGolden(t *testing.T) {
 	result := gateway.Compile(input())
 	have, file := render(&result), "testdata/full.golden"
-	if *update {
-		if err := os.WriteFile(file, []byte(have), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	want, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if have != string(want) {
-		t.Errorf("%s differs (-update writes it):\n%s", file, have)
-	}
+	goldentest.Compare(t, file, have)
 }
 
 // The same objects result in the same state and the same hash in every order, and another state in another hash.

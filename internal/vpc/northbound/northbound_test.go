@@ -1,23 +1,20 @@
 package northbound_test
 
 import (
-	"flag"
 	"fmt"
 	"maps"
 	"net/netip"
-	"os"
 	"slices"
 	"strings"
 	"testing"
 
 	"pgregory.net/rapid"
 
+	"weft.dev/weft/internal/goldentest"
 	"weft.dev/weft/internal/ovn"
 	"weft.dev/weft/internal/vpc/northbound"
 	"weft.dev/weft/internal/vpc/objects"
 )
-
-var update = flag.Bool("update", false, "write the golden files")
 
 func meta(kind, name string) objects.Meta {
 	return objects.Meta{Kind: kind, Name: name, UID: "uid-" + name}
@@ -93,18 +90,7 @@ func render(rows map[ovn.Key]ovn.Row) string {
 func golden(t *testing.T, name, have string) {
 	t.Helper()
 	file := "testdata/" + name + ".golden"
-	if *update {
-		if err := os.WriteFile(file, []byte(have), 0o600); err != nil {
-			t.Fatal(err)
-		}
-	}
-	want, err := os.ReadFile(file)
-	if err != nil {
-		t.Fatal(err)
-	}
-	if have != string(want) {
-		t.Errorf("%s differs (-update writes it):\n%s", file, have)
-	}
+	goldentest.Compare(t, file, have)
 }
 
 func route(table, policy, prefix, hop string) objects.Route {
