@@ -3,6 +3,7 @@ package vpc
 import (
 	"context"
 	"fmt"
+	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
@@ -56,6 +57,8 @@ type Fleet struct {
 	busy       client.WithWatch
 	northbound *session.Keeper
 	changed    chan struct{}
+	// touched are rows of the northbound database that have changed since the last look at them.
+	touched touched
 	// written counts changed rows of the northbound database, without those of NB_Global, which counts the changes.
 	written atomic.Int64
 	size    int
@@ -112,6 +115,7 @@ func NewFleet(ctx context.Context, s *Scene) (*Fleet, error) {
 			globalTable: &globalRow{}, switchTable: &switchRow{}, "Logical_Switch_Port": &portRow{},
 			routerTable: &routerRow{}, "Logical_Router_Port": &routerRow{},
 		},
+		ChangedRows: f.touched.add,
 		Changed: func(table string) {
 			if table != globalTable {
 				f.written.Add(1)
@@ -205,16 +209,51 @@ func (f *Fleet) until(ctx context.Context, what string, holds func(*session.Sess
 	}
 }
 
-// has returns a condition: the table has a row of the name.
-func has[T any](table, name string, nameOf func(*T) string) func(*session.Session) bool {
+// has returns a condition: the table has a row of the name. It looks at all rows once, and then at those that change: the time that it takes
+// does not depend on the size of the fleet.
+func has[T any](f *Fleet, table, name string, nameOf func(*T) string) func(*session.Session) bool {
+	f.touched.take(table)
+	looked := false
 	return func(s *session.Session) bool {
-		for _, row := range session.Rows[T](s, table) {
-			if nameOf(row) == name {
+		if !looked {
+			looked = true
+			for _, row := range session.Rows[T](s, table) {
+				if nameOf(row) == name {
+					return true
+				}
+			}
+		}
+		for _, uuid := range f.touched.take(table) {
+			if row, ok := session.Model(s, table, uuid).(*T); ok && nameOf(row) == name {
 				return true
 			}
 		}
 		return false
 	}
+}
+
+// touched are UUIDs of rows, by table. It is safe for concurrent use. The zero value has none.
+type touched struct {
+	mu   sync.Mutex
+	rows map[string][]string
+}
+
+func (t *touched) add(table string, uuids []string) {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	if t.rows == nil {
+		t.rows = map[string][]string{}
+	}
+	t.rows[table] = append(t.rows[table], uuids...)
+}
+
+// take returns the rows of a table, and removes them.
+func (t *touched) take(table string) []string {
+	t.mu.Lock()
+	defer t.mu.Unlock()
+	rows := t.rows[table]
+	delete(t.rows, table)
+	return rows
 }
 
 // Start restarts the controller, which releases its lease as it ends.

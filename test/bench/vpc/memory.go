@@ -24,7 +24,7 @@ const settleStep = 5 * time.Second
 
 // settled returns the resident size of a program in MB, once two readings differ by a hundredth at most.
 func settled(ctx context.Context, c *lab.Cluster, program string) (float64, error) {
-	last := math.Inf(1)
+	last := math.NaN() // no reading is within a hundredth of it
 	for {
 		now, err := probe.Memory(ctx, c, program)
 		if err != nil {
