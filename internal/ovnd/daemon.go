@@ -160,8 +160,15 @@ func Serve(ctx context.Context, db Database, o Options) (vswitch.Daemon, error) 
 			}
 		}
 	}
-	return o.daemon("ovsdb-server", args...)
+	server, err := o.daemon("ovsdb-server", args...)
+	server.Env = append(server.Env, "LD_PRELOAD="+allocator)
+	return server, err
 }
+
+// allocator is the library whose malloc the databases' servers use. With glibc's, a server's heap is fragmented after its start and after large
+// transactions: each transaction then takes 1.6 times as long with 10,000 logical ports (measured with Open vSwitch 3.1.0, glibc 2.36 and
+// jemalloc 5.3.0). Without the library, the dynamic linker logs a line and the server uses glibc's.
+const allocator = "libjemalloc.so.2"
 
 // Northd waits for both databases and returns northd.
 func Northd(ctx context.Context, o Options) (vswitch.Daemon, error) {

@@ -13,6 +13,7 @@ import (
 	"os"
 	"os/exec"
 	"path/filepath"
+	"strconv"
 	"strings"
 	"testing"
 	"time"
@@ -135,6 +136,10 @@ func (s *stage) serve(db Database) {
 	daemon, err := Serve(s.t.Context(), db, s.options)
 	s.start(string(db), daemon, err)
 	testwait.Eventually(s.t, "the database is served", func() error { return answers(s.t.Context(), s.options.socket(db)) })
+	loaded, err := os.ReadFile(filepath.Join("/proc", strconv.Itoa(s.procs[string(db)].Pid()), "maps"))
+	if err != nil || !bytes.Contains(loaded, []byte(allocator)) {
+		s.t.Errorf("the server of the %s database has not loaded %s: %v", db, allocator, err)
+	}
 }
 
 // stop kills a program, without a clean shutdown.

@@ -32,6 +32,14 @@ var borrowed = []struct{ program, pkg string }{ //nolint:gochecknoglobals // a c
 	{"ovn-appctl", "ovn-common"},
 }
 
+// preloaded are libraries that programs of the image load by LD_PRELOAD: the allocator of OVN's databases (package ovnd).
+var preloaded = []struct{ library, pkg string }{ //nolint:gochecknoglobals // a constant table
+	{"libjemalloc.so.2", "libjemalloc2"},
+}
+
+// libraryDirs are where Debian has libraries, of each architecture.
+const libraryDirs = "/usr/lib/*-linux-gnu*"
+
 // data are the files beside programs: the schemas of the databases, and the CA certificates for outgoing TLS.
 var data = []struct{ path, pkg string }{ //nolint:gochecknoglobals // a constant table
 	{"/usr/share/openvswitch/vswitch.ovsschema", "openvswitch-common"},
@@ -59,6 +67,14 @@ func Weft(ctx context.Context, run Runner, bin string) (Image, error) {
 		}
 		files["/usr/sbin/"+b.program] = found
 		programs = append(programs, found)
+	}
+	for _, p := range preloaded {
+		found, err := filepath.Glob(filepath.Join(libraryDirs, p.library))
+		if err != nil || len(found) == 0 {
+			return Image{}, fmt.Errorf("find %s: it is not in %s (apt-get install %s)", p.library, libraryDirs, p.pkg)
+		}
+		files[found[0]] = found[0]
+		programs = append(programs, found[0])
 	}
 	for _, program := range programs {
 		for _, library := range Libraries(ctx, run, program) {

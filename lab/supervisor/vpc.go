@@ -24,6 +24,7 @@ func (v ovnProcesses) central() *ovn.Central {
 	return &ovn.Central{
 		Space: v.spaces.of(partControl), Group: v.group, Dir: v.lab.Path("ovn"), Run: v.lab.RunPath("ovn"), Prefix: "ovn",
 		Remote: fmt.Sprintf("ptcp:%d:%s", southboundPort, v.lab.ControlIP),
+		Env:    []string{"LD_PRELOAD=libjemalloc.so.2"}, // as in the pods of the manifest (internal/ovnd)
 	}
 }
 

@@ -32,6 +32,8 @@ type Central struct {
 	Prefix string         // of the programs' names in the group
 	// Remote is an additional remote of the southbound database, such as ptcp:6642:172.31.0.250; "": only the socket.
 	Remote string
+	// Env is added to the environment of the databases' servers.
+	Env []string
 }
 
 // NB returns the northbound database's endpoint, SB the southbound one's, both as a socket's path.
@@ -80,7 +82,7 @@ func (c *Central) database(ctx context.Context, db string) error {
 	if db == "sb" && c.Remote != "" {
 		argv = append(argv, "--remote="+c.Remote)
 	}
-	return c.Group.Start(ctx, process.Program{Name: c.name("ovsdb-" + db), Argv: c.Space.Enter(argv...), Ready: dialable(c.sock(db))})
+	return c.Group.Start(ctx, process.Program{Name: c.name("ovsdb-" + db), Argv: c.Space.Enter(argv...), Env: c.Env, Ready: dialable(c.sock(db))})
 }
 
 func dialable(path string) func(context.Context) error {
