@@ -95,7 +95,7 @@ func Weft(ctx context.Context, run Runner, bin string) (Image, error) {
 		Labels: map[string]string{
 			"org.opencontainers.image.title":       "Weft",
 			"org.opencontainers.image.description": "A network for Kubernetes on Open vSwitch, nftables and the Linux kernel",
-			"org.opencontainers.image.licenses":    "Apache-2.0 AND GPL-2.0-or-later",
+			"org.opencontainers.image.licenses":    "Apache-2.0 AND GPL-2.0-or-later AND BSD-2-Clause AND GPL-3.0-or-later WITH GCC-exception-3.1",
 			"org.opencontainers.image.version":     "dev",
 		},
 	}, nil
