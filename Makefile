@@ -21,7 +21,7 @@ build: ## build weft, weft-cni, weft-flannel, weft-provider and weft-lab into bi
 	@GO=$(GO); for program in weft weft-cni weft-flannel weft-provider weft-lab; do \
 	  CGO_ENABLED=0 $$GO build -trimpath -buildvcs=false -tags $(TAGS) -ldflags '$(LDFLAGS)' -o $(BIN)/ ./cmd/$$program || exit 1; done
 
-image: build ## write Weft's image as an OCI archive, out/weft-image.tar; needs nft and Open vSwitch
+image: build ## write Weft's image as an OCI archive, out/weft-image.tar; needs nft, Open vSwitch, OVN and jemalloc (build/prepare)
 	@$(BIN)/weft-lab image --output out/weft-image.tar
 
 quickstart: ## a cluster of two nodes on this machine, with a reachability matrix; NETWORK=overlay, flannel or both; as root

@@ -2,7 +2,9 @@ package image
 
 import (
 	"context"
+	"errors"
 	"fmt"
+	"os"
 	"os/exec"
 	"path/filepath"
 )
@@ -37,9 +39,6 @@ var preloaded = []struct{ library, pkg string }{ //nolint:gochecknoglobals // a 
 	{"libjemalloc.so.2", "libjemalloc2"},
 }
 
-// libraryDirs are where Debian has libraries, of each architecture.
-const libraryDirs = "/usr/lib/*-linux-gnu*"
-
 // data are the files beside programs: the schemas of the databases, and the CA certificates for outgoing TLS.
 var data = []struct{ path, pkg string }{ //nolint:gochecknoglobals // a constant table
 	{"/usr/share/openvswitch/vswitch.ovsschema", "openvswitch-common"},
@@ -47,6 +46,20 @@ var data = []struct{ path, pkg string }{ //nolint:gochecknoglobals // a constant
 	{"/usr/share/ovn/ovn-sb.ovsschema", "ovn-common"},
 	{"/etc/ssl/certs/ca-certificates.crt", "ca-certificates"},
 }
+
+// beside returns the path of a library in the folder of a program's C library, which is of the same architecture.
+func beside(libraries []string, name string) (string, error) {
+	for _, library := range libraries {
+		if filepath.Base(library) == "libc.so.6" {
+			path := filepath.Join(filepath.Dir(library), name)
+			_, err := os.Stat(path)
+			return path, err //nolint:wrapcheck // it names the file
+		}
+	}
+	return "", errNoLibc
+}
+
+var errNoLibc = errors.New("the program that loads it has no libc.so.6")
 
 // Programs returns the names of Weft's own programs in its image.
 func Programs() []string { return []string{"weft", "weft-cni", "weft-flannel", "weft-provider"} }
@@ -69,12 +82,12 @@ func Weft(ctx context.Context, run Runner, bin string) (Image, error) {
 		programs = append(programs, found)
 	}
 	for _, p := range preloaded {
-		found, err := filepath.Glob(filepath.Join(libraryDirs, p.library))
-		if err != nil || len(found) == 0 {
-			return Image{}, fmt.Errorf("find %s: it is not in %s (apt-get install %s)", p.library, libraryDirs, p.pkg)
+		found, err := beside(Libraries(ctx, run, files["/usr/sbin/ovsdb-server"]), p.library)
+		if err != nil {
+			return Image{}, fmt.Errorf("find %s: %w (apt-get install %s)", p.library, err, p.pkg)
 		}
-		files[found[0]] = found[0]
-		programs = append(programs, found[0])
+		files[found] = found
+		programs = append(programs, found)
 	}
 	for _, program := range programs {
 		for _, library := range Libraries(ctx, run, program) {

@@ -155,7 +155,7 @@ func (p *Follower) watch(ctx context.Context) error {
 	return nil
 }
 
-// Leave ends the watches once the step in progress has ended. The network has discarded the objects.
+// Leave ends the watches once the step in progress has ended.
 func (p *Follower) Leave(ctx context.Context) error {
 	p.Forget()
 	if len(p.synced) == 0 {
@@ -183,7 +183,8 @@ func (p *Follower) Leave(ctx context.Context) error {
 }
 
 // Forget makes steps do nothing until the next Enter, and the first one after it hand over all objects: the network is about to discard its
-// own. It does not wait for the step in progress.
+// own. It does not wait for the step in progress: what
+// that one still hands over stays with the network until the first step after Enter replaces it.
 func (p *Follower) Forget() {
 	p.mu.Lock()
 	defer p.mu.Unlock()

@@ -46,7 +46,7 @@ spec: {vpc: test-vpc-2, cidrBlock: 10.0.2.0/24, namespaces: [ns2]}
 `
 
 // The addresses of the pods of both VPCs: one and two are in one Subnet, on two nodes, far is in the other Subnet, on the node of two. The
-// addresses of far differ, so that two can tell the packets of both VPCs apart.
+// addresses of far differ, so that the packets of both VPCs differ at two.
 const (
 	addressOne    = "10.0.1.5" // that of the floating IP
 	addressTwo    = "10.0.1.6"
@@ -76,19 +76,24 @@ func attachPods(nodes [2]*nodeUnderTest, namespace string, subnets [2]string, fa
 	}
 }
 
-// count counts the packets from each address that pass a hook of the pod's kernel. The result reports whether any has passed.
-func count(t *testing.T, pod *ovntest.Pod, hook string, addresses ...string) func(address string) bool {
+// from matches packets from an address, and pings those of them that are requests for an echo.
+func from(address string) string { return "ip saddr " + address }
+
+func pings(address string) string { return from(address) + " icmp type echo-request" }
+
+// count counts the packets that pass a hook of the pod's kernel, for each match. The result reports whether any has passed.
+func count(t *testing.T, pod *ovntest.Pod, hook string, matches ...string) func(match string) bool {
 	t.Helper()
 	rules := "add table ip counted; add chain ip counted " + hook + " { type filter hook " + hook + " priority -300; }"
-	for _, address := range addresses {
-		rules += "; add rule ip counted " + hook + " ip saddr " + address + " counter"
+	for _, match := range matches {
+		rules += "; add rule ip counted " + hook + " " + match + " counter"
 	}
 	ovntest.Run(t, pod.NetNS, "nft", rules)
-	return func(address string) bool {
+	return func(match string) bool {
 		rules := ovntest.Run(t, pod.NetNS, "nft", "list", "chain", "ip", "counted", hook)
-		_, packets, counted := strings.Cut(rules, "ip saddr "+address+" counter packets ")
+		_, packets, counted := strings.Cut(rules, match+" counter packets ")
 		if !counted {
-			t.Fatalf("packets from %s are not counted:\n%s", address, rules)
+			t.Fatalf("packets with %s are not counted:\n%s", match, rules)
 		}
 		return !strings.HasPrefix(packets, "0 ")
 	}
@@ -107,8 +112,8 @@ func forwards(t *testing.T, chassis *ovntest.Chassis, send func()) {
 	})
 }
 
-// Two VPCs of users have the same ranges, and pods with the same addresses on two nodes: pods reach each other within a Subnet and across
-// Subnets, in each VPC its own, and those of the VPC with a NAT gateway reach the outside with its addresses. No packet passes between the
+// Two VPCs of users have the same ranges, and pods with the same addresses on two nodes: pods of one VPC reach each other within a Subnet and
+// across Subnets, and those of the VPC with a NAT gateway reach the outside with its addresses. No packet passes between the
 // VPCs, and none with a source address that is not the pod's. Controller, API server, OVN and agents are real, and with make vm the packets
 // are the kernel's datapath's.
 func TestVPCsOfUsers(t *testing.T) {
@@ -118,7 +123,7 @@ func TestVPCsOfUsers(t *testing.T) {
 	second.start()
 	n.namespace("ns2")
 	gateway := n.makeGateway("gw1")
-	n.add("kube-system", gateway)
+	nat, _ := n.add("kube-system", gateway)
 	nodes := [2]*nodeUnderTest{n, second}
 	vpc1 := attachPods(nodes, "ns1", [2]string{"net1", "net2"}, addressFar1)
 	vpc2 := attachPods(nodes, "ns2", [2]string{"net3", "net4"}, addressFar2)
@@ -131,8 +136,11 @@ func TestVPCsOfUsers(t *testing.T) {
 		return fip.Status.Ready && snat.Status.Ready
 	})
 
-	sources := []string{addressOne, addressFar1, addressFar2, addressNoPod}
+	sources := []string{from(addressOne), from(addressFar1), from(addressFar2), from(addressNoPod)}
 	at1, at2 := count(t, vpc1.two, "prerouting", sources...), count(t, vpc2.two, "prerouting", sources...)
+	// An answer would go to the receiver's own VPC, where a pod has the same address: what counts is whether the request arrived.
+	atFar1, atFar2 := count(t, vpc1.far, "prerouting", pings(addressTwo)), count(t, vpc2.far, "prerouting", pings(addressTwo))
+	atGateway := count(t, nat, "prerouting", pings(addressOne), from(addressFar2))
 
 	for _, path := range []struct {
 		what     string
@@ -150,7 +158,13 @@ func TestVPCsOfUsers(t *testing.T) {
 		{"SNAT, from another Subnet", vpc1.far, "192.168.100.10", "host 192.168.100.231"},
 		{"a floating IP, from outside", host, "192.168.100.232", "ns1-one 192.168.100.10"},
 	} {
-		ovntest.Eventually(t, path.what, func() bool { return ovntest.Ask(t, path.from.NetNS, "tcp4", path.to+":7000") == path.want })
+		ovntest.Eventually(t, path.what, func() bool {
+			have := ovntest.Ask(t, path.from.NetNS, "tcp4", path.to+":7000")
+			if have != "" && have != path.want {
+				t.Errorf("%s: the answer of %q, want %q", path.what, have, path.want)
+			}
+			return have != ""
+		})
 	}
 	for _, chassis := range site.Chassis {
 		forwards(t, chassis, func() { vpc1.one.Ping(addressTwo, "") })
@@ -158,11 +172,13 @@ func TestVPCsOfUsers(t *testing.T) {
 
 	for _, sender := range []*ovntest.Pod{vpc1.one, vpc2.one} {
 		sender.IP("addr", "add", addressNoPod+"/32", "dev", "eth0")
-		sent := count(t, sender, "postrouting", addressNoPod)
-		if sender.Ping(addressTwo, addressNoPod) || !sent(addressNoPod) {
+		sent := count(t, sender, "postrouting", from(addressNoPod))
+		if sender.Ping(addressTwo, addressNoPod) || !sent(from(addressNoPod)) {
 			t.Error("a packet with a source address that is not the pod's was answered, or was not sent")
 		}
 	}
+	mac := ovntest.Run(t, nat.NetNS, "ip", "-br", "link", "show", "dev", "eth0")
+	vpc2.one.IP("neigh", "replace", gatewayInside, "lladdr", strings.Fields(mac)[2], "dev", "eth0")
 	for sender, to := range map[*ovntest.Pod]string{vpc1.two: addressFar2, vpc2.two: addressFar1, vpc2.one: gatewayInside} {
 		if sender.Ping(to, "") {
 			t.Errorf("a pod of one VPC reaches %s of the other", to)
@@ -171,11 +187,27 @@ func TestVPCsOfUsers(t *testing.T) {
 	if have := ovntest.Silent(t, vpc2.far.NetNS, "tcp4", "1.1.1.1:7000"); have != "" {
 		t.Errorf("a VPC reaches the outside through the gateway of the other: %q", have)
 	}
+	for what, arrived := range map[string]bool{
+		"a ping, at pod far of the first VPC": atFar1(pings(addressTwo)), "a ping, at pod far of the second VPC": atFar2(pings(addressTwo)),
+		"a ping, at the gateway": atGateway(pings(addressOne)), "a connection to outside, at the gateway": atGateway(from(addressFar2)),
+	} {
+		if arrived {
+			t.Error("of the other VPC arrived " + what)
+		}
+	}
+	for to, counted := range map[string]bool{
+		addressFar1: vpc1.two.Ping(addressFar1, "") && atFar1(pings(addressTwo)), addressFar2: vpc2.two.Ping(addressFar2, "") && atFar2(pings(addressTwo)),
+		gatewayInside: vpc1.one.Ping(gatewayInside, "") && atGateway(pings(addressOne)),
+	} {
+		if !counted {
+			t.Errorf("a ping to %s within the VPC does not arrive, or is not counted", to)
+		}
+	}
 	for i, arrived := range []func(string) bool{at1, at2} {
-		own := []string{addressOne, []string{addressFar1, addressFar2}[i]}
+		own := []string{from(addressOne), from([]string{addressFar1, addressFar2}[i])}
 		for _, source := range sources {
 			if have, want := arrived(source), slices.Contains(own, source); have != want {
-				t.Errorf("packets from %s arrived at pod two of VPC %d: %t, want %t", source, i+1, have, want)
+				t.Errorf("packets with %s arrived at pod two of VPC %d: %t, want %t", source, i+1, have, want)
 			}
 		}
 	}

@@ -135,9 +135,7 @@ func NewFleet(ctx context.Context, s *Scene) (*Fleet, error) {
 // Close ends the connection to the database.
 func (f *Fleet) Close() { f.northbound.Close() }
 
-// Grow makes the fleet as large as that many VPCs, each with a number of pods. The controller writes their rows meanwhile, as they come. After
-// one transaction with all of them, ovsdb-server's memory would be fragmented, and its later transactions would take up to twice as long
-// (measured with Open vSwitch 3.1.0 and glibc 2.36).
+// Grow makes the fleet as large as that many VPCs, each with a number of pods. The controller writes their rows meanwhile, as they come.
 func (f *Fleet) Grow(ctx context.Context, vpcs, pods int) error {
 	f.scene.stage.Say("making %d VPCs with %d pods each", vpcs-f.size, pods)
 	group, within := errgroup.WithContext(ctx)
