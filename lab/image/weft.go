@@ -34,10 +34,14 @@ var borrowed = []struct{ program, pkg string }{ //nolint:gochecknoglobals // a c
 	{"ovn-appctl", "ovn-common"},
 }
 
-// preloaded are libraries that programs of the image load by LD_PRELOAD: the allocator of OVN's databases (package ovnd).
-var preloaded = []struct{ library, pkg string }{ //nolint:gochecknoglobals // a constant table
-	{"libjemalloc.so.2", "libjemalloc2"},
-}
+// Allocator is the library that the servers of OVN's databases load by LD_PRELOAD (package ovnd), and allocatorPackage is Debian's package.
+const (
+	Allocator        = "libjemalloc.so.2"
+	allocatorPackage = "libjemalloc2"
+)
+
+// allocating is the program of the image that loads it.
+const allocating = "/usr/sbin/ovsdb-server"
 
 // data are the files beside programs: the schemas of the databases, and the CA certificates for outgoing TLS.
 var data = []struct{ path, pkg string }{ //nolint:gochecknoglobals // a constant table
@@ -81,14 +85,12 @@ func Weft(ctx context.Context, run Runner, bin string) (Image, error) {
 		files["/usr/sbin/"+b.program] = found
 		programs = append(programs, found)
 	}
-	for _, p := range preloaded {
-		found, err := beside(Libraries(ctx, run, files["/usr/sbin/ovsdb-server"]), p.library)
-		if err != nil {
-			return Image{}, fmt.Errorf("find %s: %w (apt-get install %s)", p.library, err, p.pkg)
-		}
-		files[found] = found
-		programs = append(programs, found)
+	allocator, err := beside(Libraries(ctx, run, files[allocating]), Allocator)
+	if err != nil {
+		return Image{}, fmt.Errorf("find %s: %w (apt-get install %s)", Allocator, err, allocatorPackage)
 	}
+	files[allocator] = allocator
+	programs = append(programs, allocator)
 	for _, program := range programs {
 		for _, library := range Libraries(ctx, run, program) {
 			files[library] = library

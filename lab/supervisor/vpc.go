@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 
+	"weft.dev/weft/lab/image"
 	"weft.dev/weft/lab/plan"
 	"weft.dev/weft/lab/process"
 	"weft.dev/weft/lab/stack/ovn"
@@ -24,7 +25,7 @@ func (v ovnProcesses) central() *ovn.Central {
 	return &ovn.Central{
 		Space: v.spaces.of(partControl), Group: v.group, Dir: v.lab.Path("ovn"), Run: v.lab.RunPath("ovn"), Prefix: "ovn",
 		Remote: fmt.Sprintf("ptcp:%d:%s", southboundPort, v.lab.ControlIP),
-		Env:    []string{"LD_PRELOAD=libjemalloc.so.2"}, // as in the pods of the manifest (internal/ovnd)
+		Env:    []string{"LD_PRELOAD=" + image.Allocator}, // as in the pods of the manifest
 	}
 }
 

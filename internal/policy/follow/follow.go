@@ -183,8 +183,8 @@ func (p *Follower) Leave(ctx context.Context) error {
 }
 
 // Forget makes steps do nothing until the next Enter, and the first one after it hand over all objects: the network is about to discard its
-// own. It does not wait for the step in progress: what
-// that one still hands over stays with the network until the first step after Enter replaces it.
+// own. It does not wait for the step in progress: what that one still hands over stays with the network until the first step after Enter
+// replaces it.
 func (p *Follower) Forget() {
 	p.mu.Lock()
 	defer p.mu.Unlock()
