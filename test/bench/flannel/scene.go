@@ -30,8 +30,9 @@ const (
 )
 
 const (
-	// transferBytes is the size of one connection's transfer in a round.
-	transferBytes = 512 << 20
+	// bytesNodes and bytesNode are the sizes of one connection's transfer in a round, between nodes and on one: each takes two to three seconds,
+	// so that it does not matter much where the processors' scheduler happens to place sender and receiver.
+	bytesNodes, bytesNode = 1 << 30, 4 << 30
 	// pings is the number of datagrams in a round, each sent after the answer to the one before.
 	pings         = 500
 	transferLimit = time.Minute
@@ -89,26 +90,31 @@ func (s *Scene) Close() error {
 // Measure is a round.
 func (s *Scene) Measure(ctx context.Context) (measure.Figures, error) {
 	figures := measure.Figures{}
-	for where, names := range map[string]struct{ throughput, transfer, packet, roundTrip string }{
-		LatencyNodes: {ThroughputNodes, TransferNodes, PacketNodes, RoundTripNodes}, LatencyNode: {ThroughputNode, TransferNode, PacketNode, RoundTripNode},
+	for where, of := range map[string]struct {
+		bytes                                   int
+		throughput, transfer, packet, roundTrip string
+	}{
+		LatencyNodes: {bytesNodes, ThroughputNodes, TransferNodes, PacketNodes, RoundTripNodes},
+		LatencyNode:  {bytesNode, ThroughputNode, TransferNode, PacketNode, RoundTripNode},
 	} {
 		to := s.to[where]
-		transferred, used, err := transfer(s.from.Netns, netip.AddrPortFrom(to, sinkPort))
+		transferred, used, err := transfer(s.from.Netns, netip.AddrPortFrom(to, sinkPort), of.bytes)
 		if err != nil {
 			return nil, err
 		}
-		figures[names.throughput], figures[names.transfer] = transferBytes/1e6/transferred.Seconds(), float64(used)/float64(time.Millisecond)
+		figures[of.throughput] = float64(of.bytes) / 1e6 / transferred.Seconds()
+		figures[of.transfer] = float64(used) / float64(time.Millisecond) / float64(of.bytes>>30)
 		if figures[where], err = s.latency(ctx, to); err != nil {
 			return nil, err
 		}
-		if figures[names.roundTrip], err = s.roundTrip(to); err != nil {
+		if figures[of.roundTrip], err = s.roundTrip(to); err != nil {
 			return nil, err
 		}
 		used, err = packetTime(s.from.Netns, s.netns[where], to)
 		if err != nil {
 			return nil, err
 		}
-		figures[names.packet] = float64(used.Nanoseconds())
+		figures[of.packet] = float64(used.Nanoseconds())
 	}
 	return figures, nil
 }
@@ -178,9 +184,9 @@ func discard(path string, at netip.AddrPort) (net.Listener, error) {
 	return listener, nil
 }
 
-// transfer sends transferBytes. It returns the time until all of them had arrived, and the processor time of sender and receiver, which are
+// transfer sends that many bytes. It returns the time until all of them had arrived, and the processor time of sender and receiver, which are
 // threads of this process: the kernel forwards most packets on them.
-func transfer(path string, to netip.AddrPort) (took, used time.Duration, err error) {
+func transfer(path string, to netip.AddrPort, bytes int) (took, used time.Duration, err error) {
 	var conn net.Conn
 	err = traffic.In(path, func() (err error) {
 		conn, err = net.DialTimeout("tcp4", to.String(), transferLimit)
@@ -200,7 +206,7 @@ func transfer(path string, to netip.AddrPort) (took, used time.Duration, err err
 	}
 	began, chunk := time.Now(), make([]byte, 1<<20)
 	err = conn.SetDeadline(began.Add(transferLimit))
-	for sent := 0; err == nil && sent < transferBytes; sent += len(chunk) {
+	for sent := 0; err == nil && sent < bytes; sent += len(chunk) {
 		_, err = conn.Write(chunk)
 	}
 	if err == nil {

@@ -63,8 +63,8 @@ func flannelTraffic() Group {
 			{Name: "flannel/round-trip/node", Metric: flannel.RoundTripNode, Unit: "us, p50"},
 			{Name: "flannel/packet-cpu/nodes", Metric: flannel.PacketNodes, Unit: "ns of CPU a packet", Target: measure.RatioAtMost(1.02)},
 			{Name: "flannel/packet-cpu/node", Metric: flannel.PacketNode, Unit: "ns of CPU a packet", Target: measure.RatioAtMost(1.02)},
-			{Name: "flannel/transfer-cpu/nodes", Metric: flannel.TransferNodes, Unit: "ms of CPU for 512 MB"},
-			{Name: "flannel/transfer-cpu/node", Metric: flannel.TransferNode, Unit: "ms of CPU for 512 MB"},
+			{Name: "flannel/transfer-cpu/nodes", Metric: flannel.TransferNodes, Unit: "ms of CPU for 1 GB"},
+			{Name: "flannel/transfer-cpu/node", Metric: flannel.TransferNode, Unit: "ms of CPU for 1 GB"},
 		},
 		run: onFlannel(func(ctx context.Context, b Bench, rows []measure.Row, f *stage.Flannel) (results []measure.Result, err error) {
 			ours, err := flannel.Open(ctx, f.Ours)

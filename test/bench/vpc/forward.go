@@ -39,7 +39,7 @@ const (
 
 const (
 	// forwardBytes is the size of one connection's transfer in a round, forwardPackets the number of datagrams.
-	forwardBytes   = 512 << 20
+	forwardBytes   = 4 << 30
 	forwardPackets = 100_000
 	// outsideHost is the host outside of the gateway.
 	outsideHost = "192.168.100.10"
