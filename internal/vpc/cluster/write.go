@@ -20,8 +20,9 @@ import (
 const concurrentWrites = 8
 
 // reportDelay limits how long statuses that only report are postponed while changes arrive. Each of them would delay the change by one
-// request, and most would be outdated by it.
-const reportDelay = time.Second
+// request, and most would be outdated by it. kubectl applies a hundred objects in this time on a small machine: reports between them would
+// double the API server's work, and with it the time.
+const reportDelay = 3 * time.Second
 
 // writer writes the objects of one plan. One object's error does not keep the others from being written. The planner gets what was written
 // before the watch reports it.

@@ -265,7 +265,7 @@ func (g *gateways) run(ctx context.Context) {
 	var group sync.WaitGroup
 	defer group.Wait()
 	group.Go(func() {
-		repeat(ctx, reportPause, g.report, func(ctx context.Context) error {
+		repeat(ctx, reportPace, g.report, func(ctx context.Context) error {
 			err := g.reportAll(ctx)
 			if err != nil && ctx.Err() == nil {
 				g.deps.Log.Warn("reports of NAT gateways could not be written, trying again", "error", err)
@@ -273,7 +273,7 @@ func (g *gateways) run(ctx context.Context) {
 			return err
 		})
 	})
-	repeat(ctx, stepPause, g.wake, func(ctx context.Context) error {
+	repeat(ctx, stepPace, g.wake, func(ctx context.Context) error {
 		err := g.step(ctx)
 		if err != nil && ctx.Err() == nil {
 			g.deps.Log.Warn("NAT gateways are not in step, trying again", "error", err)
@@ -282,15 +282,38 @@ func (g *gateways) run(ctx context.Context) {
 	})
 }
 
-// Pauses after a change of the gateways and after a report. What arrives meanwhile is programmed, or reported, together: each change costs
-// processes and a walk through the connections, and each report a request and a plan of the controller.
-const (
-	stepPause   = 20 * time.Millisecond
-	reportPause = 100 * time.Millisecond
+// pace is how changes that arrive one after the other are gathered: each step costs processes and a walk through the connections, and each
+// report a request and a plan of the controller. A change that comes more than limit after the last step does not wait. Another one waits until
+// none has come for quiet, but not longer than limit after the last step.
+type pace struct{ quiet, limit time.Duration }
+
+var (
+	stepPace   = pace{quiet: 20 * time.Millisecond, limit: 150 * time.Millisecond}  //nolint:gochecknoglobals // constants
+	reportPace = pace{quiet: 100 * time.Millisecond, limit: 100 * time.Millisecond} //nolint:gochecknoglobals // constants
 )
 
-// repeat calls do at first, when it is woken, and again after an error, until ctx ends, with a pause after each call.
-func repeat(ctx context.Context, pause time.Duration, wake <-chan struct{}, do func(context.Context) error) {
+// gather waits as long as the pace says. A change has come; wake tells of others. last is when the last step ended.
+func (p pace) gather(ctx context.Context, last time.Time, wake <-chan struct{}) {
+	limit := time.NewTimer(time.Until(last.Add(p.limit)))
+	defer limit.Stop()
+	quiet := time.NewTimer(p.quiet)
+	defer quiet.Stop()
+	for {
+		select {
+		case <-limit.C:
+			return
+		case <-ctx.Done():
+			return
+		case <-quiet.C:
+			return
+		case <-wake:
+			quiet.Reset(p.quiet)
+		}
+	}
+}
+
+// repeat calls do at first, when it is woken, at a pace, and again after an error, until ctx ends.
+func repeat(ctx context.Context, pace pace, wake <-chan struct{}, do func(context.Context) error) {
 	delay := firstRetry
 	for {
 		var again <-chan time.Time
@@ -300,16 +323,13 @@ func repeat(ctx context.Context, pause time.Duration, wake <-chan struct{}, do f
 		} else {
 			delay = firstRetry
 		}
+		last := time.Now()
 		select {
 		case <-ctx.Done():
 			return
-		case <-time.After(pause):
-		}
-		select {
-		case <-ctx.Done():
-			return
-		case <-wake:
 		case <-again:
+		case <-wake:
+			pace.gather(ctx, last, wake)
 		}
 	}
 }

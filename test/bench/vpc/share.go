@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"runtime"
 	"syscall"
 	"time"
 
@@ -19,7 +20,7 @@ import (
 
 // A round measures sharesOfRound Subnets after warmUp others. The first ones take longer the longer the round before took, since other
 // programs have used the processors' caches meanwhile.
-const warmUp, sharesOfRound = 5, 15
+const warmUp, sharesOfRound = 5, 45
 
 // quietWithin limits the wait until the programs of the lab have done what the Vpcs of a round caused.
 const quietWithin = time.Minute
@@ -49,6 +50,7 @@ func (f *Fleet) Share(ctx context.Context) (measure.Figures, error) {
 	if err := stage.AwaitQuiet(ctx, quietWithin); err != nil {
 		return nil, err //nolint:wrapcheck // it says what is wrong
 	}
+	runtime.GC() // its own memory grows with the fleet
 	shares, err := f.withoutNorthd(ctx, subnets)
 	if err != nil {
 		return nil, err
