@@ -98,15 +98,24 @@ func (c *Cluster) AddPod(ctx context.Context, spec PodSpec) (*Pod, error) {
 	if err != nil {
 		return nil, err
 	}
-	if spec.NoObject {
-		return node.Attach(ctx, spec, "")
+	uid := ""
+	if !spec.NoObject {
+		if uid, err = c.MakeObject(ctx, spec); err != nil {
+			return nil, err
+		}
 	}
-	uid, err := c.MakeObject(ctx, spec)
-	if err != nil {
-		return nil, err
-	}
+	return c.start(ctx, node, spec, uid)
+}
+
+// AddAgain starts a pod whose ADD failed, with its object, once its sandbox is detached.
+func (c *Cluster) AddAgain(ctx context.Context, spec PodSpec, failed *Pod) (*Pod, error) {
+	spec.Namespace = failed.Namespace
+	return c.start(ctx, failed.Node, spec, failed.UID)
+}
+
+func (c *Cluster) start(ctx context.Context, node Node, spec PodSpec, uid string) (*Pod, error) {
 	p, err := node.Attach(ctx, spec, uid)
-	if err != nil {
+	if err != nil || spec.NoObject {
 		return p, err
 	}
 	return p, c.setRunning(ctx, p)

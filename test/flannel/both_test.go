@@ -41,11 +41,10 @@ func TestBothNetworks(t *testing.T) {
 	var pods []*lab.Pod
 	add := func(spec lab.PodSpec, want bool) *lab.Pod {
 		t.Helper()
-		var pod *lab.Pod
-		testwait.Eventually(t, "pod "+spec.Name+" is attached", func() (err error) { // flannel may have no lease yet
-			pod, err = c.AddPod(ctx, spec)
-			return err
-		})
+		pod, err := probe.AddPod(ctx, c, spec) // flannel may have no lease yet
+		if err != nil {
+			t.Fatal(err)
+		}
 		if len(pod.IPs) != 1 || flannel.Contains(pod.IPs[0]) != want {
 			t.Errorf("pod %s/%s has addresses %s; on flannel: want %t", pod.Namespace, pod.Name, pod.IPs, want)
 		}

@@ -19,13 +19,13 @@ const CodeTryAgain = 11
 // AsFailure returns the network's own error in err, if it is one.
 func AsFailure(err error) (*podruntime.Failure, bool) { return errors.AsType[*podruntime.Failure](err) }
 
-// AddPod adds a pod; what says "try again later" it tries again, with a new sandbox, as a kubelet does. With an error
+// AddPod adds a pod; what says "try again later" it tries again, with a new sandbox and the same object, as a kubelet does. With an error
 // comes what is to be detached, or nil.
 func AddPod(ctx context.Context, c *lab.Cluster, spec lab.PodSpec) (*lab.Pod, error) {
 	ctx, cancel := context.WithTimeout(ctx, Patience)
 	defer cancel()
+	p, err := c.AddPod(ctx, spec)
 	for {
-		p, err := c.AddPod(ctx, spec)
 		failure, known := AsFailure(err)
 		if err == nil || !known || failure.Code != CodeTryAgain || ctx.Err() != nil {
 			return p, err
@@ -37,6 +37,7 @@ func AddPod(ctx context.Context, c *lab.Cluster, spec lab.PodSpec) (*lab.Pod, er
 		case <-ctx.Done():
 		case <-time.After(again):
 		}
+		p, err = c.AddAgain(ctx, spec, p)
 	}
 }
 
