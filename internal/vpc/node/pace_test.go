@@ -6,7 +6,7 @@ import (
 	"time"
 )
 
-// TestPace: how long a change waits for others, by when they come after the last step.
+// TestPace: how long a change waits for others, by when they come after the last step. The clock is synctest's: nothing sleeps.
 func TestPace(t *testing.T) {
 	const quiet, limit = 20 * time.Millisecond, 150 * time.Millisecond
 	for _, c := range []struct {

@@ -50,7 +50,7 @@ func (f *Fleet) Share(ctx context.Context) (measure.Figures, error) {
 	if err := stage.AwaitQuiet(ctx, quietWithin); err != nil {
 		return nil, err //nolint:wrapcheck // it says what is wrong
 	}
-	runtime.GC() // its own memory grows with the fleet
+	runtime.GC() // otherwise the benchmark's own collection, which takes longer with a larger fleet, may fall between the Subnets
 	shares, err := f.withoutNorthd(ctx, subnets)
 	if err != nil {
 		return nil, err
