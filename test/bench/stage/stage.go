@@ -37,6 +37,8 @@ const (
 	KindFailover = "f"
 	// KindVPC is the lab of VPCs.
 	KindVPC = "v"
+	// KindFewVPCs is the lab that one with many VPCs is compared with.
+	KindFewVPCs = "w"
 	// KindNeutron is the lab with an OpenStack.
 	KindNeutron = "n"
 )
@@ -188,7 +190,7 @@ func (s *Stage) StrikeLab(ctx context.Context, kind string) error {
 
 func (s *Stage) strikeLabs(ctx context.Context) error {
 	return errors.Join(s.StrikeLab(ctx, KindPolicies), s.StrikeLab(ctx, KindFailover), s.StrikeLab(ctx, KindFlannel), s.StrikeLab(ctx, KindVPC),
-		s.StrikeLab(ctx, KindNodes), s.StrikeLab(ctx, KindNeutron))
+		s.StrikeLab(ctx, KindFewVPCs), s.StrikeLab(ctx, KindNodes), s.StrikeLab(ctx, KindNeutron))
 }
 
 // furnish opens the lab's nodes, and makes the peer's.

@@ -45,8 +45,8 @@ func settled(ctx context.Context, c *lab.Cluster, program string) (float64, erro
 
 // OpenOverlay starts a lab of one node without VPCs. Call Close after it, also after an error.
 func OpenOverlay(ctx context.Context, st *stage.Stage) (s *Scene, err error) {
-	s = &Scene{stage: st}
-	s.Cluster, err = st.Lab(ctx, stage.KindVPC, lab.Config{Nodes: 1})
+	s = &Scene{stage: st, kind: stage.KindVPC}
+	s.Cluster, err = st.Lab(ctx, s.kind, lab.Config{Nodes: 1})
 	return s, err
 }
 

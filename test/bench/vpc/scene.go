@@ -59,14 +59,15 @@ const podsPerRound = 10
 type Scene struct {
 	*lab.Cluster
 	stage   *stage.Stage
+	kind    string
 	objects client.Client
 	echo    *traffic.Echo
 	round   int
 }
 
-// Open starts the lab. Call Close after it, also after an error.
-func Open(ctx context.Context, st *stage.Stage) (*Scene, error) {
-	s := &Scene{stage: st}
+// Open starts a lab of a kind of package stage. Call Close after it, also after an error.
+func Open(ctx context.Context, st *stage.Stage, kind string) (*Scene, error) {
+	s := &Scene{stage: st, kind: kind}
 	return s, s.open(ctx, st)
 }
 
@@ -76,11 +77,11 @@ func (s *Scene) Close(ctx context.Context) error {
 	if s.echo != nil {
 		err = s.echo.Close()
 	}
-	return errors.Join(err, s.stage.StrikeLab(ctx, stage.KindVPC))
+	return errors.Join(err, s.stage.StrikeLab(ctx, s.kind))
 }
 
 func (s *Scene) open(ctx context.Context, st *stage.Stage) (err error) {
-	if s.Cluster, err = st.Lab(ctx, stage.KindVPC, lab.Config{Nodes: 1, VPC: true}); err != nil {
+	if s.Cluster, err = st.Lab(ctx, s.kind, lab.Config{Nodes: 1, VPC: true}); err != nil {
 		return err
 	}
 	log.SetLogger(logr.Discard()) // otherwise the client's library logs a warning

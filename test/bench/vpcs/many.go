@@ -30,7 +30,7 @@ func many() Group {
 			{Name: "vpc/250/start/rows", Metric: vpc.Written, Unit: "rows written", Target: measure.AtMost(0), Alone: true},
 			{Name: "vpc/250/memory", Metric: vpc.Resident, Unit: "MB, against ovn-northd", Target: measure.RatioAtMost(0.7)},
 		},
-		Run: inLab(runMany),
+		Run: runMany,
 	}
 }
 
@@ -39,40 +39,58 @@ func kinds(rows []measure.Row, metrics ...string) []measure.Row {
 	return slices.DeleteFunc(slices.Clone(rows), func(r measure.Row) bool { return !slices.Contains(metrics, r.Metric) })
 }
 
-func runMany(ctx context.Context, rows []measure.Row, compare Compare, s *vpc.Scene) (results []measure.Result, err error) {
-	f, err := vpc.NewFleet(ctx, s)
+// fleet is a lab with VPCs.
+type fleet struct {
+	scene *vpc.Scene
+	vpcs  *vpc.Fleet
+}
+
+// openFleet starts a lab of a kind, with a number of VPCs and one more for the pods of the node. Call close after it, also after an error.
+func openFleet(ctx context.Context, st *stage.Stage, kind string, size int) (f fleet, err error) {
+	if f.scene, err = vpc.Open(ctx, st, kind); err != nil {
+		return f, err
+	}
+	if f.vpcs, err = vpc.NewFleet(ctx, f.scene); err != nil {
+		return f, err
+	}
+	if err := f.vpcs.Grow(ctx, size, podsOfVPC); err != nil {
+		return f, err
+	}
+	return f, f.scene.Create(ctx, vpc.Vpc("add"), vpc.Subnet("add"))
+}
+
+func (f fleet) close(ctx context.Context) error {
+	if f.vpcs != nil {
+		f.vpcs.Close()
+	}
+	return f.scene.Close(ctx)
+}
+
+// runMany has two labs at once, so that their rounds take turns: other load, and what either lab does to the processors' caches, affects
+// both sides.
+func runMany(ctx context.Context, st *stage.Stage, rows []measure.Row, compare Compare) (results []measure.Result, err error) {
+	few, err := openFleet(ctx, st, stage.KindFewVPCs, fewVPCs)
+	defer func() { err = errors.Join(err, few.close(context.WithoutCancel(ctx))) }()
 	if err != nil {
 		return nil, err
 	}
-	defer f.Close()
-	if err := f.Grow(ctx, fewVPCs, podsOfVPC); err != nil {
+	large, err := openFleet(ctx, st, stage.KindVPC, manyVPCs)
+	defer func() { err = errors.Join(err, large.close(context.WithoutCancel(ctx))) }()
+	if err != nil {
 		return nil, err
 	}
-	if err := s.Create(ctx, vpc.Vpc("add"), vpc.Subnet("add")); err != nil {
-		return nil, err
-	}
-	type part struct {
+	for _, part := range []struct {
 		rows       []measure.Row
 		ours, peer measure.Side
-	}
-	adds, shares, starts := kinds(rows, vpc.Add), kinds(rows, vpc.Share, vpc.Northd), kinds(rows, vpc.Started, vpc.Written, vpc.Resident)
-	parts := []part{{adds, s.AddPods("add"), nil}, {shares, f.Share, nil}, {starts, f.Start, f.Floor}}
-	for i := range parts[:2] {
-		if len(parts[i].rows) == 0 {
+	}{
+		{kinds(rows, vpc.Add), large.scene.AddPods("add"), few.scene.AddPods("add")},
+		{kinds(rows, vpc.Share, vpc.Northd), large.vpcs.Share, few.vpcs.Share},
+		{kinds(rows, vpc.Started, vpc.Written, vpc.Resident), large.vpcs.Start, large.vpcs.Floor},
+	} {
+		if len(part.rows) == 0 {
 			continue
 		}
-		if parts[i].peer, err = recorded(ctx, parts[i].ours); err != nil {
-			return nil, err
-		}
-	}
-	if err := f.Grow(ctx, manyVPCs, podsOfVPC); err != nil {
-		return nil, err
-	}
-	for _, p := range parts {
-		if len(p.rows) == 0 {
-			continue
-		}
-		judged, err := compare(ctx, p.rows, p.ours, p.peer)
+		judged, err := compare(ctx, part.rows, part.ours, part.peer)
 		results = append(results, judged...)
 		if err != nil {
 			return results, err

@@ -35,7 +35,7 @@ type run func(context.Context, []measure.Row, Compare, *vpc.Scene) ([]measure.Re
 // inLab runs a group in a lab with VPCs, which exists only for the group.
 func inLab(run run) func(context.Context, *stage.Stage, []measure.Row, Compare) ([]measure.Result, error) {
 	return func(ctx context.Context, st *stage.Stage, rows []measure.Row, compare Compare) (results []measure.Result, err error) {
-		s, err := vpc.Open(ctx, st)
+		s, err := vpc.Open(ctx, st, stage.KindVPC)
 		defer func() { err = errors.Join(err, s.Close(context.WithoutCancel(ctx))) }()
 		if err != nil {
 			return nil, err
