@@ -22,6 +22,7 @@ func TestRulesSettle(t *testing.T) {
 	}
 	defer engine.Close()
 	c := sample()
+	c.ClosedPorts = []uint16{6081}
 	want := c.Rules()
 	maps.Copy(want, c.RemoteRules(netip.MustParseAddr("192.0.2.2")))
 	maps.Copy(want, host.EgressIP{VNID: 42, Address: netip.MustParseAddr("192.0.2.100"), MAC: pipeline.EgressMAC(42)}.Rules())

@@ -4,6 +4,8 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strconv"
+	"strings"
 
 	"weft.dev/weft/internal/nft"
 )
@@ -76,7 +78,7 @@ func (f fragment) closeAround() {
 // tunnel opens the tunnel's port at this node's address to known nodes, and to no other host. Tracking its connections has only costs: both
 // sides use random ports, and nothing is translated. Packets that the node forwards to other nodes' tunnel ports are dropped before
 // translation, which would give them the node's address: they are sent by pods of other networks on the node, or come from Services that
-// the host serves.
+// the host serves. This holds for the ports of all networks' tunnels, which may have another address of the node than the overlay's.
 func (c *Config) tunnel(f fragment) {
 	port := c.vxlanPort()
 	f.chain(nft.Chain{Family: nft.FamilyInet, Name: "untracked-in", Hook: nft.HookPrerouting, Priority: priorityRaw},
@@ -87,7 +89,19 @@ func (c *Config) tunnel(f fragment) {
 		fmt.Sprintf(`iifname != "%s" ip saddr @%s ip daddr %s udp dport %d accept`, Tun, NodesSet, c.NodeIP, port),
 		fmt.Sprintf(`udp dport %d drop`, port))
 	f.chain(nft.Chain{Family: nft.FamilyInet, Name: "tunnel-out", Hook: nft.HookPostrouting, Priority: priorityFirst},
-		fmt.Sprintf(`ip daddr @%s ip saddr != %s udp dport %d drop`, NodesSet, c.NodeIP, port))
+		fmt.Sprintf(`ip daddr @%s ip saddr != %s udp dport %s fib saddr type != local drop`, NodesSet, c.NodeIP, anyOf(c.tunnelPorts())))
+}
+
+// anyOf returns ports as the right side of a match in nft's syntax.
+func anyOf(ports []uint16) string {
+	texts := make([]string, 0, len(ports))
+	for _, port := range ports {
+		texts = append(texts, strconv.Itoa(int(port)))
+	}
+	if len(texts) == 1 {
+		return texts[0]
+	}
+	return "{ " + strings.Join(texts, ", ") + " }"
 }
 
 // reject rejects at once the switch's packets to a Service without endpoints: the switch cannot create packets. It comes before routing,

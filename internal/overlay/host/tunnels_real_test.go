@@ -8,6 +8,7 @@ import (
 	"net"
 	"net/netip"
 	"os"
+	"strconv"
 	"testing"
 	"time"
 
@@ -18,11 +19,12 @@ import (
 
 const guestAddress = "10.244.0.5"
 
-// A pod of another network on the node cannot reach another node's tunnel port, where its packets would be taken for the node's. It reaches
-// other ports, and the node reaches both.
+// A pod of another network on the node cannot reach another node's tunnel ports, where its packets would be taken for the node's. It reaches
+// other ports, and the node reaches all.
 func TestTunnelsOfOtherNodes(t *testing.T) {
 	node, neighbour, guest := nstest.New(t), nstest.New(t), nstest.New(t)
 	c := sample()
+	c.ClosedPorts = []uint16{6081}
 	want := c.Rules()
 	maps.Copy(want, c.RemoteRules(netip.MustParseAddr(neighbourAddress)))
 	programRules(t, node, want)
@@ -35,11 +37,13 @@ func TestTunnelsOfOtherNodes(t *testing.T) {
 	nstest.Do(t, guest, func() error {
 		return errors.Join(up("eth0", guestAddress+"/24"), routeBy("192.0.2.0/24", "10.244.0.1"))
 	})
-	var tunnel, other *net.UDPConn
+	tunnels, other := map[string]*net.UDPConn{}, (*net.UDPConn)(nil)
 	nstest.Do(t, neighbour, func() (err error) {
 		err = errors.Join(up("far", neighbourAddress+"/24"), routeBy("10.244.0.0/24", nodeAddress))
-		if err == nil {
-			tunnel, err = listenUDP(t, 4789)
+		for _, port := range []int{4789, 6081} {
+			if err == nil {
+				tunnels[strconv.Itoa(port)], err = listenUDP(t, port)
+			}
 		}
 		if err == nil {
 			other, err = listenUDP(t, 4790)
@@ -56,14 +60,18 @@ func TestTunnelsOfOtherNodes(t *testing.T) {
 			return errors.Join(err, conn.Close())
 		})
 	}
-	say(guest, "4789", "the guest")
+	for port := range tunnels {
+		say(guest, port, "the guest")
+	}
 	say(guest, "4790", "the guest")
 	if got := received(t, other); got != "the guest" {
 		t.Fatalf("the other port received %q: the guest has no path", got)
 	}
-	say(node, "4789", "the node")
-	if got := received(t, tunnel); got != "the node" {
-		t.Errorf("the tunnel's port received %q first", got)
+	for port, tunnel := range tunnels {
+		say(node, port, "the node")
+		if got := received(t, tunnel); got != "the node" {
+			t.Errorf("port %s received %q first", port, got)
+		}
 	}
 }
 
