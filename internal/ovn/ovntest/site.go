@@ -52,6 +52,18 @@ func NewSite(t testing.TB, chassis int) *Site {
 	return s
 }
 
+// Sync waits until the northbound database is in effect for packets: also in the datapaths' caches, whose flows may be older than those of
+// br-int.
+func (s *Site) Sync() {
+	s.t.Helper()
+	s.Nbctl("--wait=hv", "--timeout=20", "sync")
+	for _, c := range s.Chassis {
+		for range 2 { // a round that was under way may have passed the flow
+			c.AppCtl("revalidator/wait")
+		}
+	}
+}
+
 // Wire creates a device of a namespace in the chassis' network.
 func (s *Site) Wire(t testing.TB, netns ns.NetNS, device string) {
 	t.Helper()

@@ -47,7 +47,7 @@ func (l *lab) apply(ctx context.Context, t *testing.T, c *cluster) {
 	if err := l.engine.Commit(ctx, reconcile.Diff(c.compile(t), have)); err != nil {
 		t.Fatal(err)
 	}
-	l.Nbctl("--wait=hv", "--timeout=20", "sync")
+	l.Sync()
 }
 
 func (l *lab) pod(t *testing.T, chassis int, subnet *objects.Subnet, addr string) *ovntest.Pod {
@@ -201,7 +201,7 @@ func TestSourceRoutePackets(t *testing.T) {
 		l.pod(t, 0, &c.subnets[0], "10.0.1.77"), l.pod(t, 0, &c.subnets[1], "10.0.2.13")
 	without := l.pod(t, 0, &c.subnets[2], "10.0.3.14")
 	setTTL(t, far, "200")
-	l.Nbctl("--wait=hv", "--timeout=20", "sync")
+	l.Sync()
 	b.Reaches("10.0.2.13")
 	for _, test := range []struct {
 		name    string
@@ -235,7 +235,7 @@ func TestSourceRoutePackets(t *testing.T) {
 		if err := l.engine.Commit(t.Context(), reconcile.Diff(rows, have)); err != nil {
 			t.Fatal(err)
 		}
-		l.Nbctl("--wait=hv", "--timeout=20", "sync")
+		l.Sync()
 	}
 	program()
 	if !reachesTTL(a, "8.8.8.8", "153") {
