@@ -144,6 +144,16 @@ func (t *table) settled(ctx context.Context, owners ...reconcile.Owner) error {
 	return err
 }
 
+// settled waits until the owners' fragments of both tables are in effect.
+func (j *Judge) settled(ctx context.Context, owners ...reconcile.Owner) error {
+	for _, name := range []string{guardTable, podsTable} {
+		if err := j.tables[name].settled(ctx, owners...); err != nil {
+			return fmt.Errorf("table %s: %w", name, err)
+		}
+	}
+	return nil
+}
+
 // New returns the judge of a node's pods on a bridge, in the caller's network namespace. Run has to be called, or Close.
 func New(node, bridge string, deps *network.Deps) (*Judge, error) {
 	pods, err := newTable(nftnl.FamilyInet, podsTable)
@@ -169,7 +179,7 @@ func New(node, bridge string, deps *network.Deps) (*Judge, error) {
 	lock := &sync.Mutex{}
 	j.revocations = enforcer.NewRevocations(enforcer.RevocationOptions{
 		Lock: lock, Rest: func() time.Duration { return revokeRest }, Log: deps.Log,
-		Settled: func(ctx context.Context, owners []reconcile.Owner) error { return pods.settled(ctx, owners...) },
+		Settled: func(ctx context.Context, owners []reconcile.Owner) error { return j.settled(ctx, owners...) },
 		Revoke:  j.revoke,
 	})
 	pods.altered = j.judgeAgain
@@ -368,8 +378,8 @@ func (j *Judge) Admit(ctx context.Context, pods []Pod) error {
 		if err := j.enforcer.Await(ctx, &all[i]); err != nil {
 			return err
 		}
-		if err := j.tables[podsTable].settled(ctx, reconcile.Owner(all[i].Key().Owner())); err != nil {
-			return fmt.Errorf("table inet %s: %w", podsTable, err)
+		if err := j.settled(ctx, reconcile.Owner(all[i].Key().Owner())); err != nil {
+			return err
 		}
 	}
 	j.enforcer.ReportProblems()
@@ -433,12 +443,17 @@ func (j *Judge) start(ctx context.Context, pods []attach.Record) error {
 	if err != nil {
 		return err
 	}
-	j.enforcer.Compile(nftables.NewCompiler(j.tables[podsTable].loop), ranges)
-	j.enforcer.Begin(nodes)
 	config := nftables.Config{Bridge: j.bridge, Group: host.PodGroup, Priority: priority}
-	for name, static := range map[string]nftables.Items{podsTable: nftables.Static(config), guardTable: nftables.Guard(config)} {
-		if err := j.tables[name].loop.Start(ctx, map[reconcile.Owner]nftables.Items{nftables.OwnerStatic: static}); err != nil {
-			return fmt.Errorf("table %s: %w", name, err)
+	compiler := nftables.NewCompiler(j.tables[podsTable].loop)
+	compiler.GuardBy(j.tables[guardTable].loop, config)
+	j.enforcer.Compile(compiler, ranges)
+	j.enforcer.Begin(nodes)
+	for _, first := range []struct {
+		table  string
+		static nftables.Items
+	}{{guardTable, nil}, {podsTable, nftables.Static(config)}} {
+		if err := j.tables[first.table].loop.Start(ctx, map[reconcile.Owner]nftables.Items{nftables.OwnerStatic: first.static}); err != nil {
+			return fmt.Errorf("table %s: %w", first.table, err)
 		}
 	}
 	j.sweep(ranges[j.node], pods)

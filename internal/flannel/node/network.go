@@ -142,7 +142,7 @@ func New(opts Options) (*Network, error) {
 	return &Network{
 		opts: opts, engine: engine, tracked: tracked, forwarding: openForwarding(), handed: make(chan struct{}), ends: newEnds(), why: errors.New("starting"), shut: map[attach.Key]bool{},
 		addresses: newAddresses(&opts), hostPorts: publish.New(publish.Options{
-			Rules: opts.Node.Rules, Compile: published.Elements, IPv6: true, Reserved: opts.Node.Reserved, Tracked: tracked, BootID: opts.Node.BootID,
+			Rules: opts.Node.Rules, Compile: published.Compile(opts.Closed), IPv6: true, Reserved: opts.Node.Reserved, Tracked: tracked, BootID: opts.Node.BootID,
 			Attached: opts.Records.Attached, Conflict: opts.Conflict, Log: opts.Log,
 		}),
 		ports: reconcile.NewLoop(engine, reconcile.Options[nftnl.Key, nftnl.Item]{Name: "nftables " + portsTable}),

@@ -51,7 +51,7 @@ func TestReportsInOrder(t *testing.T) {
 		var last weftv1.NodeNetworkSection
 		var mu sync.Mutex
 		n := &Network{
-			why: errors.New("starting"), hostPorts: publish.New(publish.Options{Compile: published.Elements, IPv6: true, Attached: records.Attached}),
+			why: errors.New("starting"), hostPorts: publish.New(publish.Options{Compile: published.Compile(nil), IPv6: true, Attached: records.Attached}),
 			opts: Options{Records: records, Report: func(section weftv1.NodeNetworkSection) {
 				runtime.Gosched()
 				mu.Lock()

@@ -186,7 +186,7 @@ func (n *Network) establish(ctx context.Context, b *bridge, again bool) error {
 		return err
 	}
 	// The lease's rules are in effect. The table of earlier releases, which had one of them, has the same name.
-	if err := node.Rules.Start(ctx, map[reconcile.Owner]published.Items{owner: published.Static(b.Name, n.opts.Closed)}); err != nil {
+	if err := node.Rules.Start(ctx, map[reconcile.Owner]published.Items{owner: published.Static(b.Name)}); err != nil {
 		return fmt.Errorf("program table inet %s: %w", published.Table, err)
 	}
 	if err := node.Links.Start(ctx, map[reconcile.Owner]map[link.Key]link.Item{owner: n.bridgeItems(b)}); err != nil {

@@ -27,39 +27,56 @@ type Items = map[nft.Key]nft.Item
 
 func families() []hostport.Family { return []hostport.Family{hostport.IPv4(), hostport.IPv6()} }
 
-// Static returns the table without pods. Clients keep their source address, with two exceptions, which become the bridge's: 127.0.0.1,
-// which is valid on the node only, and the pod itself, which would take an answer to its own address for a stranger's.
-func Static(bridge string, tunnels []uint16) Items {
+// Static returns the table without pods. It has no chain that translates: [Compile] adds them. Clients keep their source address, with two
+// exceptions, which become the bridge's: 127.0.0.1, which is valid on the node only, and the pod itself, which would take an answer to its
+// own address for a stranger's.
+func Static(bridge string) Items {
 	out := Items{}
-	add := func(items ...nft.Item) {
-		for _, item := range items {
-			out[item.Key()] = item
-		}
-	}
-	add(&nft.Table{Family: nft.FamilyInet, Name: Table})
-	add(hostport.Maps(Table, families()...)...)
-	add(&nft.Set{Family: nft.FamilyInet, Table: Table, Name: setSelf4, Type: "ipv4_addr . ipv4_addr"},
+	put(out, &nft.Table{Family: nft.FamilyInet, Name: Table})
+	put(out, hostport.Maps(Table, families()...)...)
+	put(out, &nft.Set{Family: nft.FamilyInet, Table: Table, Name: setSelf4, Type: "ipv4_addr . ipv4_addr"},
 		&nft.Set{Family: nft.FamilyInet, Table: Table, Name: setSelf6, Type: "ipv6_addr . ipv6_addr"})
-	received, own := hostport.Chains(families(), tunnels)
 	from := nft.Chain{Family: nft.FamilyInet, Name: "hostports-from", Type: nft.TypeNAT, Hook: nft.HookPostrouting, Priority: priorityFirst}
 	sources := nft.Chain{Family: nft.FamilyInet, Name: "hostports-sources"}
-	for _, c := range []hostport.Chain{received, own, {Chain: from, Rules: []string{"ct status dnat goto " + sources.Name}}, {Chain: sources, Rules: []string{
+	chains(out, hostport.Chain{Chain: from, Rules: []string{"ct status dnat goto " + sources.Name}}, hostport.Chain{Chain: sources, Rules: []string{
 		fmt.Sprintf("oifname %q ip saddr 127.0.0.0/8 masquerade", bridge),
 		"ip saddr . ip daddr @" + setSelf4 + " masquerade",
 		"ip6 saddr . ip6 daddr @" + setSelf6 + " masquerade",
-	}}} {
+	}})
+	return out
+}
+
+func put(to Items, items ...nft.Item) {
+	for _, item := range items {
+		to[item.Key()] = item
+	}
+}
+
+// chains adds chains with their rules.
+func chains(to Items, list ...hostport.Chain) {
+	for _, c := range list {
 		c.Table = Table
 		rules := &nft.ChainRules{Family: nft.FamilyInet, Table: Table, Chain: c.Name}
 		for _, text := range c.Rules {
 			rules.Rules = append(rules.Rules, nft.Rule{Text: text, Owner: comment})
 		}
-		add(&c.Chain, rules)
+		put(to, &c.Chain, rules)
 	}
-	return out
 }
 
-// Elements returns the elements of a pod's host ports.
-func Elements(of *hostport.Published) Items {
+// Compile returns a function that compiles a pod's host ports: its elements, and the chains that translate, which all pods with host ports
+// share. Without host ports on the node, no connection crosses these chains. Packets to the tunnels' UDP ports are not translated.
+func Compile(tunnels []uint16) func(of *hostport.Published) Items {
+	return func(of *hostport.Published) Items {
+		out := elements(of)
+		received, own := hostport.Chains(families(), tunnels)
+		chains(out, received, own)
+		return out
+	}
+}
+
+// elements returns the elements of a pod's host ports.
+func elements(of *hostport.Published) Items {
 	out := of.Elements(Table)
 	for _, address := range of.Addresses {
 		self := &nft.Element{

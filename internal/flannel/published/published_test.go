@@ -30,7 +30,7 @@ func TestHostPortElements(t *testing.T) {
 		{Address: netip.IPv6Unspecified(), Port: 54, Protocol: "udp", ContainerPort: 5356},
 	}}
 	var got []string
-	for _, item := range Elements(pod) {
+	for _, item := range elements(pod) {
 		e, ok := item.(*nft.Element)
 		if !ok {
 			t.Fatalf("%T", item)
@@ -45,5 +45,42 @@ func TestHostPortElements(t *testing.T) {
 	}
 	if !slices.Equal(got, want) {
 		t.Errorf("elements\n%s\nwant\n%s", strings.Join(got, "\n"), strings.Join(want, "\n"))
+	}
+}
+
+// TestChainsOfHostPorts: only a pod with host ports brings the chains that translate, and those of two pods are equal.
+func TestChainsOfHostPorts(t *testing.T) {
+	chainsOf := func(items Items) (names []string) {
+		for key, item := range items {
+			if chain, ok := item.(*nft.Chain); ok && (chain.Hook == nft.HookPrerouting || chain.Hook == nft.HookOutput) {
+				names = append(names, chain.Name)
+				if rules, ok := items[(&nft.ChainRules{Family: chain.Family, Table: chain.Table, Chain: chain.Name}).Key()].(*nft.ChainRules); !ok || len(rules.Rules) == 0 {
+					t.Errorf("%v has no rules", key)
+				}
+			}
+		}
+		slices.Sort(names)
+		return names
+	}
+	if got := chainsOf(Static("cni0")); len(got) != 0 {
+		t.Errorf("without pods: %v", got)
+	}
+	compile := Compile([]uint16{8472})
+	web := compile(&hostport.Published{Pod: "shop/web", Addresses: addresses("10.244.3.7"), Ports: []cni.HostPort{{Port: 80, Protocol: "tcp", ContainerPort: 80}}})
+	dns := compile(&hostport.Published{Pod: "shop/dns", Addresses: addresses("10.244.3.8"), Ports: []cni.HostPort{{Port: 53, Protocol: "udp", ContainerPort: 53}}})
+	if got := chainsOf(web); !slices.Equal(got, []string{"hostports-in", "hostports-out"}) {
+		t.Errorf("chains %v", got)
+	}
+	shared := 0
+	for key, item := range web {
+		if other, both := dns[key]; both {
+			shared++
+			if !item.Equal(other) {
+				t.Errorf("%v differs", key)
+			}
+		}
+	}
+	if shared != 4 {
+		t.Errorf("%d items are of both pods", shared)
 	}
 }

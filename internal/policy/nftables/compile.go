@@ -81,7 +81,6 @@ func Static(config Config) Items {
 	items := []nftnl.Item{
 		&nftnl.Chain{Name: chainForward, Hook: nftnl.HookForward, Priority: config.Priority},
 		&nftnl.Chain{Name: chainInput, Hook: nftnl.HookInput, Priority: config.Priority},
-		&nftnl.Chain{Name: chainOutput, Hook: nftnl.HookOutput, Priority: config.Priority},
 		&nftnl.Chain{Name: chainEgress},
 		&nftnl.Chain{Name: chainIngress},
 		&nftnl.Chain{Name: alwaysChain(policy.Egress)},
@@ -117,7 +116,6 @@ func Static(config Config) Items {
 		chainInput:   {others, established, {Verdict: nftnl.Jump(chainEgress)}},
 		chainEgress:  judged(policy.Egress),
 		chainIngress: judged(policy.Ingress),
-		chainOutput:  {{Matches: append([]nftnl.Match{out}, midstream()...), Verdict: nftnl.Jump(chainTo)}},
 		chainMid:     {from, to},
 		chainFrom:    lookup(mapIngress, family.from),
 		chainTo:      lookup(mapEgress, family.to),
@@ -130,11 +128,12 @@ func Static(config Config) Items {
 	return nftnl.Items(items...)
 }
 
-// midstream matches TCP packets that do not open a connection, of connections that conntrack does not have.
+// midstream matches TCP packets that do not open a connection, of connections that conntrack does not have. The packets that open one, and
+// those of other protocols, fail the first matches.
 func midstream() []nftnl.Match {
 	return []nftnl.Match{
-		nftnl.AnyBit(nftnl.ConntrackState, nftnl.StateNew), nftnl.Is(nftnl.L4Proto, nftnl.Proto(uint8(policy.TCP))),
-		nftnl.Not(nftnl.AnyBit(nftnl.TCPFlags, nftnl.SYN)),
+		nftnl.Is(nftnl.L4Proto, nftnl.Proto(uint8(policy.TCP))), nftnl.Not(nftnl.AnyBit(nftnl.TCPFlags, nftnl.SYN)),
+		nftnl.AnyBit(nftnl.ConntrackState, nftnl.StateNew),
 	}
 }
 
@@ -297,14 +296,29 @@ func combination(policies []policy.Key, direction policy.Direction) (string, []n
 		names[i] = key.String()
 		rules = append(rules, nftnl.Rule{Verdict: nftnl.Jump(policyChain(key, direction))})
 	}
+	var items []nftnl.Item
 	if direction == policy.Egress {
 		rules = append(rules, nftnl.Rule{
 			Matches: []nftnl.Match{nftnl.AnyBit(nftnl.Mark, allowed)}, Verdict: nftnl.Return(),
 		})
+		items = output()
 	}
 	chain := hashed("pods-"+direction.String(), strings.Join(names, " "))
 	rules = append(rules, nftnl.Rule{Counter: true, Verdict: nftnl.Drop()})
-	return chain, []nftnl.Item{&nftnl.Chain{Name: chain}, &nftnl.Rules{Chain: chain, Rules: rules}}
+	return chain, append(items, &nftnl.Chain{Name: chain}, &nftnl.Rules{Chain: chain, Rules: rules})
+}
+
+// outputPriority is after the translation of packets of the node (NF_IP_PRI_NAT_DST): addresses are those of pods.
+const outputPriority = -8
+
+// output returns the base chain for packets of the node. It is an item of each pod that is isolated for egress, in the transaction of that
+// pod's verdict: without such a pod it would drop nothing, and each packet of the node, those that carry pods' packets to other nodes
+// included, would cross it.
+func output() []nftnl.Item {
+	return []nftnl.Item{
+		&nftnl.Chain{Name: chainOutput, Hook: nftnl.HookOutput, Priority: outputPriority},
+		&nftnl.Rules{Chain: chainOutput, Rules: []nftnl.Rule{{Matches: midstream(), Verdict: nftnl.Jump(chainTo)}}},
+	}
 }
 
 // Set compiles a set of pods that a rule names. It has one nftables set for each address family, even without addresses.

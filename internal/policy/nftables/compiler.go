@@ -24,6 +24,8 @@ type Table interface {
 // the node, and for the sets that their rules name. Other policies cost nothing.
 type Compiler struct {
 	table    Table
+	guard    Table // nil: none
+	guards   Items
 	pods     map[attach.Key][]policy.Key
 	policies map[policy.Key]*used
 	sets     map[policy.SetName]int
@@ -48,6 +50,11 @@ func NewCompiler(table Table) *Compiler {
 		dirtyPolicies: map[policy.Key]struct{}{}, dirtySets: map[policy.SetName]struct{}{},
 	}
 }
+
+// GuardBy makes the compiler maintain the items of [Guard] in a second table, of family bridge, while a pod of the node is isolated or not
+// known. Without such a pod the guard would drop nothing that the policies forbid, and each bridged packet would cross it. It has to be called
+// before the first Commit.
+func (c *Compiler) GuardBy(table Table, config Config) { c.guard, c.guards = table, Guard(config) }
 
 // Apply implements enforcer.Compiler.
 func (c *Compiler) Apply(effect policy.Effect, _ *policy.Index) {
@@ -85,20 +92,24 @@ func (c *Compiler) Clear() {
 
 // Commit implements enforcer.Compiler.
 func (c *Compiler) Commit(index *policy.Index, open []enforcer.Attachment, closed []attach.Record) []reconcile.Owner {
-	fragments := map[reconcile.Owner]Items{}
+	fragments, guards := map[reconcile.Owner]Items{}, map[reconcile.Owner]Items{}
 	for i := range closed {
-		fragments[podOwner(closed[i].Key())] = nil
+		fragments[podOwner(closed[i].Key())], guards[podOwner(closed[i].Key())] = nil, nil
 		c.use(closed[i].Key(), nil)
 	}
 	for i := range open {
 		rec := &open[i].Record
 		var policies []policy.Key
 		var items Items
+		guard := c.guards
 		if open[i].Known {
 			key := enforcer.PodOf(rec)
 			policies, items = index.Policies(key), Pod(index, key, addressesOf(rec))
+			if isolation, known := index.Isolation(key); known && !isolation.Ingress && !isolation.Egress {
+				guard = nil
+			}
 		}
-		fragments[podOwner(rec.Key())] = items
+		fragments[podOwner(rec.Key())], guards[podOwner(rec.Key())] = items, guard
 		c.use(rec.Key(), policies)
 	}
 	for key := range c.dirtyPolicies {
@@ -112,6 +123,9 @@ func (c *Compiler) Commit(index *policy.Index, open []enforcer.Attachment, close
 	}
 	clear(c.dirtyPolicies)
 	clear(c.dirtySets)
+	if c.guard != nil && len(guards) > 0 {
+		c.guard.Set(guards)
+	}
 	if len(fragments) > 0 {
 		c.table.Set(fragments)
 	}

@@ -119,7 +119,7 @@ func rules() []fault {
 		name  string
 		spare scope
 	}{{"ip weft-flannel", beside}, {"inet weft-flannel-pods", beside}, {"bridge weft-flannel-ports", all}, {"bridge weft-flannel-guard", all}} {
-		faults = append(faults, byHand("table "+table.name+" deleted", table.spare, noticed, "nft delete table "+table.name))
+		faults = append(faults, byHand("table "+table.name+" deleted", table.spare, noticed, "nft add table "+table.name+"; nft delete table "+table.name)) // of guard, there may be none
 	}
 	return faults
 }
