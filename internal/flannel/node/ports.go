@@ -24,6 +24,9 @@ const (
 
 	// hostGroup is the device group of pods' host veths, set in the request that creates them.
 	hostGroup = host.PodGroup
+	// mostAddresses bounds the addresses of pods4 and pods6. A bridge has 1,023 ports, and a pod with IPv6 addresses two more for neighbour
+	// discovery.
+	mostAddresses = 8192
 	// priorityBridge is before the bridge's own NAT (NF_BR_PRI_FILTER_BRIDGED).
 	priorityBridge = -200
 )
@@ -41,8 +44,8 @@ func portRules() items {
 	loopback4, loopback6 := nftnl.Is(nftnl.IPNetwork, nftnl.Byte(loopbackNetwork)), nftnl.Is(nftnl.IP6Destination, nftnl.Addr(netip.IPv6Loopback()))
 	return nftnl.Items(
 		&nftnl.Set{Name: setPorts, Fields: []nftnl.Field{nftnl.InDevice}},
-		&nftnl.Set{Name: setPods4, Fields: ofPod4},
-		&nftnl.Set{Name: setPods6, Fields: ofPod6},
+		&nftnl.Set{Name: setPods4, Fields: ofPod4, Most: mostAddresses},
+		&nftnl.Set{Name: setPods6, Fields: ofPod6, Most: mostAddresses},
 		&nftnl.Set{Name: setARP, Fields: ofARP},
 		&nftnl.Chain{Name: chain, Hook: nftnl.HookPrerouting, Priority: priorityBridge},
 		&nftnl.Rules{Chain: chain, Rules: []nftnl.Rule{

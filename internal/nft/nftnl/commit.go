@@ -218,7 +218,7 @@ func (t *transaction) addSets() error {
 
 func (t *transaction) kernelSet(item *Set, id uint32) *nftables.Set {
 	kind := item.kind()
-	set := &nftables.Set{Table: t.engine.table, Name: item.Name, ID: id, Interval: kind.interval, IsMap: kind.verdicts}
+	set := &nftables.Set{Table: t.engine.table, Name: item.Name, ID: id, Interval: kind.interval, IsMap: kind.verdicts, Size: item.Most}
 	if kind.verdicts {
 		set.DataType = nftables.TypeVerdict
 	}

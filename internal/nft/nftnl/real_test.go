@@ -230,3 +230,31 @@ func BenchmarkCommit(b *testing.B) {
 		})
 	}
 }
+
+// TestBoundedSet: the kernel refuses more elements than a set's maximum, and a set that exists without one is the same set.
+func TestBoundedSet(t *testing.T) {
+	space := ovstest.NewNetNS(t)
+	e := newEngine(t, space)
+	state := func(most uint32, addresses ...string) map[nftnl.Key]nftnl.Item {
+		items := []nftnl.Item{&nftnl.Set{Name: "bounded", Fields: []nftnl.Field{nftnl.IPSource}, Verdicts: true, Most: most}}
+		for _, address := range addresses {
+			items = append(items, &nftnl.Element{
+				Set: "bounded", Match: []nftnl.Value{nftnl.Addr(netip.MustParseAddr(address))}, Verdict: nftnl.Return(),
+			})
+		}
+		return nftnl.Items(items...)
+	}
+	must(t, e.Commit(t.Context(), reconcile.Diff(state(2, "10.0.0.1", "10.0.0.2"), nil)))
+	if text := nft(t, space, "list", "table", "inet", "weft"); !strings.Contains(text, "size 2") {
+		t.Errorf("the set has no maximum:\n%s", text)
+	}
+	have, err := e.Read(t.Context())
+	must(t, err)
+	if diff := reconcile.Diff(state(0, "10.0.0.1", "10.0.0.2"), have); !diff.Empty() {
+		t.Errorf("without a maximum it differs: %v", diff)
+	}
+	if err := e.Commit(t.Context(), reconcile.Diff(state(2, "10.0.0.1", "10.0.0.2", "10.0.0.3"), have)); !errors.Is(err, nftnl.ErrRefused) {
+		t.Errorf("a third element: %v", err)
+	}
+	must(t, e.Commit(t.Context(), reconcile.Diff(state(2, "10.0.0.3", "10.0.0.2"), have)))
+}

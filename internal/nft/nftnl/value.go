@@ -128,6 +128,9 @@ type Set struct {
 	Interval bool
 	// Verdicts makes the set a map from keys to verdicts.
 	Verdicts bool
+	// Most is the maximum number of elements; 0: not bounded. Lookups in a bounded set cost less: the kernel gives it a hash table that does
+	// not grow. Only for sets without intervals. It is not compared: a set that exists keeps its own.
+	Most uint32
 
 	// read is the kernel's kind, if the item was read.
 	read *setKind

@@ -75,6 +75,10 @@ func familyOf(address netip.Addr) family {
 	return families()[1]
 }
 
+// mostAddresses bounds the addresses of a family that the pods of a node have. A bridge has 1,023 ports (BR_MAX_PORTS of the kernel's
+// br_private.h).
+const mostAddresses = 8192
+
 // Static compiles the items that do not depend on policies.
 func Static(config Config) Items {
 	in, out := nftnl.Is(nftnl.InDevice, nftnl.Name(config.Bridge)), nftnl.Is(nftnl.OutDevice, nftnl.Name(config.Bridge))
@@ -91,8 +95,8 @@ func Static(config Config) Items {
 	}
 	for _, f := range families() {
 		items = append(items,
-			&nftnl.Set{Name: mapEgress + f.suffix, Fields: []nftnl.Field{f.source}, Verdicts: true},
-			&nftnl.Set{Name: mapIngress + f.suffix, Fields: []nftnl.Field{f.destination}, Verdicts: true},
+			&nftnl.Set{Name: mapEgress + f.suffix, Fields: []nftnl.Field{f.source}, Verdicts: true, Most: mostAddresses},
+			&nftnl.Set{Name: mapIngress + f.suffix, Fields: []nftnl.Field{f.destination}, Verdicts: true, Most: mostAddresses},
 			&nftnl.Set{Name: setSelf + f.suffix, Fields: []nftnl.Field{f.source, f.destination}},
 		)
 	}
