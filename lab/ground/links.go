@@ -20,6 +20,9 @@ type End struct {
 	MAC    net.HardwareAddr // may be nil: the kernel's choice
 	Group  uint32           // link group, set before the link is up; 0 is the kernel's default
 	Bridge string           // in the same namespace; may be ""
+	// GRO merges the packets of a flow that arrive together, as physical network interfaces do by default, and veth devices do not. Not for a
+	// port of a switch, which must forward what it received.
+	GRO bool
 }
 
 // Connect makes a veth pair, directly in the namespaces of its ends, with transmit offloads off, and sets both ends up.
@@ -82,7 +85,7 @@ func (e End) configure(h *netlink.Handle, ns netns.NsHandle) error {
 		}
 	}
 	path := fmt.Sprintf("/proc/self/fd/%d", int(ns))
-	if err := Do(path, func() error { return offloadsOff(e.Name) }); err != nil {
+	if err := Do(path, func() error { return setOffloads(e.Name, e.GRO) }); err != nil {
 		return err
 	}
 	if e.Bridge != "" {

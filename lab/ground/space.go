@@ -144,12 +144,11 @@ var offloads = map[string]bool{ //nolint:gochecknoglobals // a constant table
 	"tx-tcp-ecn-segmentation": false, "tx-tcp-mangleid-segmentation": false, "tx-udp-segmentation": false,
 }
 
-// OffloadsOff turns transmit offloads off on a link.
-func (s Space) OffloadsOff(link string) error {
-	return Do(s.NetPath(), func() error { return offloadsOff(link) })
-}
+// receiveOffload is generic receive offload, as the kernel names it (net/ethtool/common.c).
+const receiveOffload = "rx-gro"
 
-func offloadsOff(link string) error {
+// setOffloads turns transmit offloads off on a link, and generic receive offload on if gro.
+func setOffloads(link string, gro bool) error {
 	e, err := ethtool.NewEthtool()
 	if err != nil {
 		return fmt.Errorf("open ethtool: %w", err)
@@ -165,11 +164,14 @@ func offloadsOff(link string) error {
 			change[name] = on
 		}
 	}
+	if gro {
+		change[receiveOffload] = true
+	}
 	if len(change) == 0 {
 		return nil
 	}
 	if err := e.Change(link, change); err != nil {
-		return fmt.Errorf("turn the transmit offloads of %s off: %w", link, err)
+		return fmt.Errorf("set the offloads of %s: %w", link, err)
 	}
 	return nil
 }

@@ -77,13 +77,15 @@ func (w switches) startSwitch(ctx context.Context, n plan.Node) error {
 	return sw.AwaitRoute(ctx)
 }
 
-// setAddress sets the address of a node without a switch, on eth0 itself.
+// setAddress sets the address of a node without a switch, on eth0 itself. On a flannel network eth0 receives as network interfaces of users'
+// nodes do: the packets in which a tunnel carries a connection's segments are merged before the node's rules see them. With NoSwitch, eth0 may
+// be a port of a userspace datapath, which would read merged packets that are longer than the MTU.
 func (w switches) setAddress(ctx context.Context, n plan.Node) error {
 	ctx, cancel := context.WithTimeout(ctx, stepLimit)
 	defer cancel()
 	sp, ul := w.spaces.of(n.Name), w.spaces.of(partUnderlay)
 	err := ground.Connect(w.lab.MTU, ground.End{Space: &ul, Name: n.Name, Bridge: underlayBridge},
-		ground.End{Space: &sp, Name: uplink, MAC: n.MAC})
+		ground.End{Space: &sp, Name: uplink, MAC: n.MAC, GRO: w.lab.Network == plan.NetworkFlannel})
 	if err != nil {
 		return err
 	}
