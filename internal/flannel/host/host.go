@@ -180,6 +180,10 @@ const (
 	chainPods    = "tunnel-pods"
 )
 
+// redirected drops packets that DNAT sends to a tunnel of this node, whatever their source: a node port of this node gives those of another
+// node's pods that node's address.
+const redirected = "ct status dnat fib daddr type != unicast counter drop"
+
 // closeTunnels adds the chains that drop tunnel packets of pods, and those of hosts that are not nodes.
 //
 // The base chain is in prerouting, after DNAT: one chain for packets to this node and for forwarded packets, also for those that a Service
@@ -189,14 +193,14 @@ func (c *Config) closeTunnels(f Family, l3 string, add func(chain nft.Chain, tex
 	var tunnel []string
 	if c.toNodes(f) {
 		first = chainTunnel
-		if f.Local.IsValid() { // most packets first
+		tunnel = append(tunnel, redirected)
+		if f.Local.IsValid() {
 			tunnel = append(tunnel, fmt.Sprintf("%s daddr %s %s saddr @%s %saccept", l3, f.Local, l3, nodes, c.notOfPods()))
 		}
 		tunnel = append(tunnel,
 			// To this node, including broadcast and multicast, which the tunnel's socket accepts too. The set is matched first, so that
 			// packets of nodes need no route lookup.
 			fmt.Sprintf("%s saddr != @%s fib daddr type != unicast counter drop", l3, nodes),
-			"ct status dnat fib daddr type != unicast counter drop",
 		)
 		if f.Local.IsValid() {
 			tunnel = append(tunnel, c.strangers(f, l3))
@@ -213,6 +217,7 @@ func (c *Config) closeTunnels(f Family, l3 string, add func(chain nft.Chain, tex
 			// checksum, has no direction: only answers are accepted.
 			fmt.Sprintf("iifname %q ct direction reply accept", c.Pods.Bridge),
 			fmt.Sprintf("iifname %q counter drop", c.Pods.Bridge),
+			redirected,
 		})
 	}
 	if c.toNodes(f) {

@@ -3,15 +3,23 @@
 package host_test
 
 import (
+	"errors"
+	"fmt"
+	"maps"
+	"net"
 	"net/netip"
+	"os"
 	"os/exec"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/containernetworking/plugins/pkg/ns"
 	"github.com/containernetworking/plugins/pkg/testutils"
+	"github.com/vishvananda/netlink"
 
 	"weft.dev/weft/internal/flannel/host"
+	"weft.dev/weft/internal/link/nstest"
 	"weft.dev/weft/internal/nft/ruleset"
 	"weft.dev/weft/internal/reconcile"
 )
@@ -67,4 +75,99 @@ func TestEarlierRelease(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
+}
+
+// TestTunnelBehindNodePort: a pod of another node cannot reach this node's tunnels through a node port of it. The translated packet has the
+// other node's address, as the other node masquerades it.
+func TestTunnelBehindNodePort(t *testing.T) {
+	const local, peer = "192.0.2.1", "192.0.2.2"
+	node, other := nstest.New(t), nstest.New(t)
+	c := host.Config{
+		Families: [2]host.Family{{
+			Network: netip.MustParsePrefix("10.5.0.0/16"), Subnet: netip.MustParsePrefix("10.5.1.0/24"), Local: netip.MustParseAddr(local),
+		}},
+		Masquerade: true, Tunnel: host.Tunnel{Port: 8472}, Pods: host.Pods{Bridge: "cni0", Closed: []uint16{4789}},
+	}
+	want := c.Rules()
+	maps.Copy(want, c.Node([2]netip.Addr{netip.MustParseAddr(peer)}))
+	engine, err := ruleset.NewEngine(ruleset.Options{Netns: node, Tables: host.Tables()})
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer engine.Close()
+	have, err := engine.Read(t.Context())
+	if err == nil {
+		err = engine.Commit(t.Context(), reconcile.Diff(want, have))
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	listeners := map[string]net.PacketConn{}
+	nstest.Do(t, node, func() error {
+		if err := connect(other, local+"/24"); err != nil {
+			return err
+		}
+		out, err := exec.CommandContext(t.Context(), "nft", fmt.Sprintf(`add table ip proxy
+			add chain ip proxy ports { type nat hook prerouting priority dstnat; }
+			add rule ip proxy ports udp dport { 34789, 38472, 39999 } dnat to %s:udp dport map { 34789 : 4789, 38472 : 8472, 39999 : 9999 }`, local)).CombinedOutput()
+		if err != nil {
+			return fmt.Errorf("nft: %w: %s", err, out)
+		}
+		for _, port := range []string{"4789", "8472", "9999"} {
+			if listeners[port], err = net.ListenPacket("udp4", ":"+port); err != nil {
+				return err
+			}
+		}
+		return nil
+	})
+	nstest.Do(t, other, func() error { return up(peer + "/24") })
+	say := func(port, words string) {
+		nstest.Do(t, other, func() error {
+			conn, err := net.Dial("udp4", net.JoinHostPort(local, port))
+			if err != nil {
+				return err
+			}
+			_, err = conn.Write([]byte(words))
+			return errors.Join(err, conn.Close())
+		})
+	}
+	for _, port := range []string{"34789", "38472", "39999"} {
+		say(port, "by a node port")
+	}
+	for _, port := range []string{"9999", "4789", "8472"} {
+		say(port, "by itself")
+		first := map[bool]string{true: "by a node port", false: "by itself"}[port == "9999"]
+		data := make([]byte, 64)
+		err := listeners[port].SetReadDeadline(time.Now().Add(time.Minute))
+		n := 0
+		if err == nil {
+			n, _, err = listeners[port].ReadFrom(data)
+		}
+		if err != nil || string(data[:n]) != first {
+			t.Errorf("port %s received %q first, %v", port, data[:n], err)
+		}
+	}
+}
+
+// connect makes a veth pair between the calling thread's namespace and another one; its ends are eth0.
+func connect(other, address string) error {
+	space, err := os.Open(other)
+	if err != nil {
+		return err
+	}
+	defer func() { _ = space.Close() }()
+	pair := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "eth0"}, PeerName: "eth0", PeerNamespace: netlink.NsFd(space.Fd())}
+	return errors.Join(netlink.LinkAdd(pair), up(address))
+}
+
+func up(address string) error {
+	device, err := netlink.LinkByName("eth0")
+	if err != nil {
+		return err
+	}
+	addr, err := netlink.ParseAddr(address)
+	if err != nil {
+		return err
+	}
+	return errors.Join(netlink.AddrAdd(device, addr), netlink.LinkSetUp(device))
 }

@@ -23,9 +23,9 @@ ip postrouting: ip saddr != 10.5.0.0/16 ip daddr 10.5.1.0/24 return
 ip postrouting: ip saddr 10.5.0.0/16 ip daddr != 224.0.0.0/4 masquerade fully-random
 ip postrouting: ip saddr != 10.5.0.0/16 ip daddr 10.5.0.0/16 masquerade fully-random
 ip raw: udp dport 8472 ip daddr 192.0.2.1 notrack
+ip tunnel: ct status dnat fib daddr type != unicast counter drop
 ip tunnel: ip daddr 192.0.2.1 ip saddr @nodes accept
 ip tunnel: ip saddr != @nodes fib daddr type != unicast counter drop
-ip tunnel: ct status dnat fib daddr type != unicast counter drop
 ip tunnel: ip daddr @nodes ip saddr != 192.0.2.1 counter drop
 ip tunnel-output: udp dport 8472 ip saddr 192.0.2.1 ip daddr @nodes notrack accept
 ip tunnel-output: udp dport 8472 ip daddr @nodes ip saddr != 192.0.2.1 counter drop
@@ -36,8 +36,8 @@ ip6 postrouting: ip6 saddr 2001:db8::/48 ip6 daddr 2001:db8:0:1::/64 return
 ip6 postrouting: ip6 saddr != 2001:db8::/48 ip6 daddr 2001:db8:0:1::/64 return
 ip6 postrouting: ip6 saddr 2001:db8::/48 ip6 daddr != ff00::/8 masquerade fully-random
 ip6 postrouting: ip6 saddr != 2001:db8::/48 ip6 daddr 2001:db8::/48 masquerade fully-random
-ip6 tunnel: ip6 saddr != @nodes fib daddr type != unicast counter drop
 ip6 tunnel: ct status dnat fib daddr type != unicast counter drop
+ip6 tunnel: ip6 saddr != @nodes fib daddr type != unicast counter drop
 ip6 tunnels: udp dport 8472 goto tunnel`
 	if got := text(c.Rules()); got != want {
 		t.Errorf("got\n%s", got)
@@ -58,13 +58,14 @@ func TestPods(t *testing.T) {
 	c := host.Config{Families: [2]host.Family{v4}, Tunnel: host.Tunnel{Port: 8472}, Pods: host.Pods{Bridge: "cni0", Closed: []uint16{4789}}}
 	const pods = `tunnel-pods: iifname "cni0" ct direction reply accept
 %[1]s tunnel-pods: iifname "cni0" counter drop
+%[1]s tunnel-pods: ct status dnat fib daddr type != unicast counter drop
 %[1]s tunnels: udp dport `
 	closed := func(family string) string { return family + " " + fmt.Sprintf(pods, family) }
 	want := `ip raw: iifgroup 78 drop
 ip raw: udp dport 8472 ip daddr 192.0.2.1 iifname != "cni0" notrack
+ip tunnel: ct status dnat fib daddr type != unicast counter drop
 ip tunnel: ip daddr 192.0.2.1 ip saddr @nodes iifname != "cni0" accept
 ip tunnel: ip saddr != @nodes fib daddr type != unicast counter drop
-ip tunnel: ct status dnat fib daddr type != unicast counter drop
 ip tunnel: ip daddr @nodes ip saddr != 192.0.2.1 counter drop
 ip tunnel: goto tunnel-pods
 ip tunnel-output: udp dport 8472 ip saddr 192.0.2.1 ip daddr @nodes notrack accept

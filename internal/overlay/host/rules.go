@@ -86,6 +86,8 @@ func (c *Config) tunnel(f fragment) {
 	f.chain(nft.Chain{Family: nft.FamilyInet, Name: "untracked-out", Hook: nft.HookOutput, Priority: priorityRaw},
 		fmt.Sprintf(`oifname != "%s" ip daddr @%s udp dport %d notrack`, Tun, NodesSet, port))
 	f.chain(nft.Chain{Family: nft.FamilyInet, Name: "tunnel", Hook: nft.HookInput, Priority: priorityFilter},
+		// A node port of this node gives packets of another node's pods that node's address.
+		fmt.Sprintf(`udp dport %s ct status dnat drop`, anyOf(c.tunnelPorts())),
 		fmt.Sprintf(`iifname != "%s" ip saddr @%s ip daddr %s udp dport %d accept`, Tun, NodesSet, c.NodeIP, port),
 		fmt.Sprintf(`udp dport %d drop`, port))
 	f.chain(nft.Chain{Family: nft.FamilyInet, Name: "tunnel-out", Hook: nft.HookPostrouting, Priority: priorityFirst},

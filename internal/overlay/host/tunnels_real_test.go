@@ -4,10 +4,12 @@ package host_test
 
 import (
 	"errors"
+	"fmt"
 	"maps"
 	"net"
 	"net/netip"
 	"os"
+	"os/exec"
 	"strconv"
 	"testing"
 	"time"
@@ -70,6 +72,61 @@ func TestTunnelsOfOtherNodes(t *testing.T) {
 	for port, tunnel := range tunnels {
 		say(node, port, "the node")
 		if got := received(t, tunnel); got != "the node" {
+			t.Errorf("port %s received %q first", port, got)
+		}
+	}
+}
+
+// Another node's pod cannot reach this node's tunnel ports through a node port of it either: the translated packet has that node's address.
+func TestTunnelsBehindNodePorts(t *testing.T) {
+	node, neighbour := nstest.New(t), nstest.New(t)
+	c := sample()
+	c.ClosedPorts = []uint16{6081}
+	want := c.Rules()
+	maps.Copy(want, c.RemoteRules(netip.MustParseAddr(neighbourAddress)))
+	programRules(t, node, want)
+	tunnels, other := map[string]*net.UDPConn{}, (*net.UDPConn)(nil)
+	nstest.Do(t, node, func() error {
+		err := makeNode(neighbour)
+		for _, port := range []int{4789, 6081} {
+			if err == nil {
+				tunnels[strconv.Itoa(port)], err = listenUDP(t, port)
+			}
+		}
+		if err == nil {
+			other, err = listenUDP(t, 4790)
+		}
+		return err
+	})
+	nstest.Do(t, node, func() error {
+		out, err := exec.CommandContext(t.Context(), "nft", fmt.Sprintf(`add table ip proxy
+			add chain ip proxy ports { type nat hook prerouting priority dstnat; }
+			add rule ip proxy ports udp dport { 34789, 34790, 36081 } dnat to %s:udp dport map { 34789 : 4789, 34790 : 4790, 36081 : 6081 }`, nodeAddress)).CombinedOutput()
+		if err != nil {
+			err = fmt.Errorf("nft: %w: %s", err, out)
+		}
+		return err
+	})
+	nstest.Do(t, neighbour, func() error { return up("far", neighbourAddress+"/24") })
+	say := func(port, words string) {
+		nstest.Do(t, neighbour, func() error {
+			conn, err := net.Dial("udp4", net.JoinHostPort(nodeAddress, port))
+			if err != nil {
+				return err
+			}
+			_, err = conn.Write([]byte(words))
+			return errors.Join(err, conn.Close())
+		})
+	}
+	say("34789", "by a node port")
+	say("36081", "by a node port")
+	say("34790", "by a node port")
+	if got := received(t, other); got != "by a node port" {
+		t.Fatalf("the other port received %q: node ports lead nowhere", got)
+	}
+	for port, tunnel := range tunnels {
+		say(port, "the neighbour")
+		if got := received(t, tunnel); got != "the neighbour" {
 			t.Errorf("port %s received %q first", port, got)
 		}
 	}
