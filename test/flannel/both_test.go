@@ -6,6 +6,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"net/netip"
 	"testing"
 	"time"
 
@@ -13,6 +14,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/types"
 
 	"weft.dev/weft/internal/placement"
 	"weft.dev/weft/internal/testwait"
@@ -20,16 +22,21 @@ import (
 	"weft.dev/weft/lab/plan"
 	"weft.dev/weft/test/labs"
 	"weft.dev/weft/test/probe"
+	"weft.dev/weft/test/traffic"
 )
 
 // TestBothNetworks: the overlay and flannel serve one cluster. A pod is where its annotation says, else its namespace's, else on the default
-// network. Pods of both networks reach each other on one node and across nodes, and NetworkPolicies hold for both.
+// network. Pods of both networks reach each other on one node and across nodes, and NetworkPolicies hold for both. flannel's chains, which all
+// packets cross that a node forwards, leave the overlay's egress IPs as they are.
 func TestBothNetworks(t *testing.T) {
 	ctx, cancel := context.WithTimeout(t.Context(), limit)
 	defer cancel()
 	c := labs.Up(ctx, t, lab.Config{WeftBin: weftBin, Name: "flanboth", Nodes: 2, Runtime: plan.RuntimeCNI, Network: plan.NetworkBoth, PluginName: "redhat/openshift-ovs-networkpolicy"})
 	k, err := c.Client()
 	if err != nil {
+		t.Fatal(err)
+	}
+	if _, err := k.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "leaving"}}, metav1.CreateOptions{}); err != nil {
 		t.Fatal(err)
 	}
 	onFlannel := map[string]string{placement.AnnotationNetwork: "flannel"}
@@ -62,6 +69,7 @@ func TestBothNetworks(t *testing.T) {
 			testwait.Eventually(t, from.Name+" reaches "+to.Name, func() error { return ping(ctx, from, to) })
 		}
 	}
+	leaveByEgressIP(ctx, t, c)
 	closed := &networkingv1.NetworkPolicy{
 		ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "deny"},
 		Spec:       networkingv1.NetworkPolicySpec{PolicyTypes: []networkingv1.PolicyType{networkingv1.PolicyTypeIngress}},
@@ -99,5 +107,44 @@ func TestBothNetworks(t *testing.T) {
 	}
 	if err := c.Crashed(ctx); err != nil {
 		t.Error(err)
+	}
+}
+
+// leaveByEgressIP gives a namespace an egress IP on n2, and waits until requests of its pods on both nodes have it outside.
+func leaveByEgressIP(ctx context.Context, t *testing.T, c *lab.Cluster) {
+	t.Helper()
+	const namespace, address, port = "leaving", "172.31.0.100", 7792
+	server, err := traffic.NewSourceServer(c.Outside.Netns, "outside", netip.AddrPortFrom(netip.IPv4Unspecified(), port))
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = server.Close() }()
+	for resource, name := range map[string]string{"netnamespaces": namespace, "hostsubnets": "n2"} {
+		objects, err := probe.Objects(c, "network.openshift.io", resource)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := probe.Await(ctx, time.Minute, "egress IP of "+name, func(ctx context.Context) error {
+			_, err := objects.Patch(ctx, name, types.MergePatchType, []byte(`{"egressIPs":["`+address+`"]}`), metav1.PatchOptions{})
+			return err
+		}); err != nil {
+			t.Fatal(err)
+		}
+	}
+	for _, node := range []string{"n1", "n2"} {
+		pod, err := probe.AddPod(ctx, c, lab.PodSpec{Node: node, Namespace: namespace, Name: "leaving-" + node})
+		if err != nil {
+			t.Fatal(err)
+		}
+		testwait.Eventually(t, pod.Name+" leaves by the egress IP", func() error {
+			answer, err := traffic.Ask(ctx, pod.Netns, "tcp", netip.AddrPortFrom(c.Outside.IP, port))
+			if err == nil && answer.Source.String() != address {
+				err = fmt.Errorf("%s", answer)
+			}
+			return err
+		})
+		if err := c.DelPod(ctx, pod); err != nil {
+			t.Error(err)
+		}
 	}
 }

@@ -174,6 +174,35 @@ func TestNamesDoNotCollide(t *testing.T) {
 	}
 }
 
+// A rule of a user, whatever its priority, decides before the rule that lets replies to an isolated pod pass, and after the one that isolates it.
+func TestPrioritiesOfIsolation(t *testing.T) {
+	s := subnet("s1", "v", "10.0.1.0/24")
+	for _, priority := range []int{0, 1, 2, 1000, 32767} {
+		s.ACLs = append(s.ACLs, objects.ACL{Priority: priority, Match: "ip4", Action: "drop"})
+	}
+	var tracked, isolated int
+	for _, row := range northbound.Isolation(&s, netip.MustParseAddr("10.0.1.5"), northbound.Closed{Ingress: true}) {
+		if row.Text["action"] == "drop" {
+			isolated = row.Number["priority"]
+		} else {
+			tracked = row.Number["priority"]
+		}
+	}
+	users := 0
+	for key, row := range northbound.Switch(&s, meta("Vpc", "v")) {
+		if key.Table != ovn.ACL {
+			continue
+		}
+		users++
+		if p := row.Number["priority"]; p <= tracked || p >= isolated {
+			t.Errorf("a rule of priority %d; replies have %d, isolation %d", p, tracked, isolated)
+		}
+	}
+	if users != len(s.ACLs) {
+		t.Errorf("%d rules of users", users)
+	}
+}
+
 // For each packet from a subnet, the routes by source have the same result as in Kube-OVN: a prefix known by destination first, else the
 // longest prefix of the source, else no route.
 func TestSourceRoutes(t *testing.T) {

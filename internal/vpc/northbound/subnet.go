@@ -14,7 +14,7 @@ const (
 	aclPrivateDrop  = 1000
 	aclPrivateAllow = 1001
 	aclEastWest     = 1900
-	// aclIsolated is above all rules of users, and aclTracked below all others.
+	// aclIsolated is above all rules of users, and aclTracked below all others: a NetworkPolicy allows nothing that a rule of the Subnet drops.
 	aclIsolated = 32767
 	aclTracked  = 1
 )
@@ -106,7 +106,7 @@ func acls(subnet *objects.Subnet) map[string]acl {
 			direction = toPort
 		}
 		name := fmt.Sprintf("user/%s/%d/%s/%s", direction, rule.Priority, rule.Action, rule.Match)
-		rules[name] = acl{direction, rule.Match, rule.Action, min(rule.Priority, aclIsolated-1)}
+		rules[name] = acl{direction, rule.Match, rule.Action, min(max(rule.Priority, aclTracked+1), aclIsolated-1)}
 	}
 	return rules
 }

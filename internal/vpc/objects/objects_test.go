@@ -329,6 +329,18 @@ func TestParseSubnet(t *testing.T) {
 }
 
 // An empty list of selectors permits every namespace, so an invalid selector stays in it, and a Subnet that cannot be used keeps its own.
+// A Subnet whose name is an address is refused: its router's port in Vpc net1 would have the name of a logical port of Subnet net1.
+func TestSubnetNamedAsAddress(t *testing.T) {
+	object := &kubeovn.Subnet{ObjectMeta: metav1.ObjectMeta{Name: "10.0.1.5"}, Spec: kubeovn.SubnetSpec{Vpc: "net1", CIDRBlock: "10.9.0.0/24"}}
+	if _, problems, ok := ParseSubnet(object); ok || !strings.Contains(problems.Error(), "metadata.name: 10.0.1.5 is an IP address") {
+		t.Errorf("ok %v, problems %q", ok, problems.Error())
+	}
+	object.Spec.Vpc, object.Spec.Provider = "", "ext.kube-system" // has no ports in OVN
+	if _, problems, ok := ParseSubnet(object); !ok || len(problems) > 0 {
+		t.Errorf("an external one: ok %v, problems %q", ok, problems.Error())
+	}
+}
+
 func TestSelectorsOfBadSubnets(t *testing.T) {
 	team := metav1.LabelSelector{MatchLabels: map[string]string{"team": "a"}}
 	for name, test := range map[string]struct {

@@ -73,6 +73,10 @@ func ParseSubnet(subnet *kubeovn.Subnet) (s Subnet, problems Problems, ok bool) 
 		problems.add("spec.vpc", "is Kube-OVN's default VPC, whose place the overlay takes; name a Vpc; pods without a Subnet are on the overlay")
 		return s, problems, false
 	}
+	if _, err := netip.ParseAddr(s.Name); err == nil && s.Definition == "" {
+		problems.add("metadata.name", "%s is an IP address: a port of a Subnet that is named as this one's Vpc could have the same name in OVN; choose another name", s.Name)
+		return s, problems, false
+	}
 	if ok = problems.addressing(&s, spec); !ok {
 		return s, problems, false
 	}
