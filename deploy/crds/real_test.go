@@ -257,6 +257,7 @@ func TestValidation(t *testing.T) {
 	t.Run("HostSubnet/changes", func(t *testing.T) { hostSubnetChanges(ctx, t, c) })
 	t.Run("ClusterNetwork/changes", func(t *testing.T) { clusterNetworkChanges(ctx, t, c) })
 	t.Run("ClusterNetwork/stored before", func(t *testing.T) { clusterNetworkStoredBefore(ctx, t, c) })
+	t.Run("IptablesEIP/changes", func(t *testing.T) { eipChanges(ctx, t, c) })
 	t.Run("NodeNetwork/status", func(t *testing.T) { nodeNetworkStatus(ctx, t, c) })
 }
 
@@ -318,6 +319,30 @@ func clusterNetworkStoredBefore(ctx context.Context, t *testing.T, c client.Clie
 	obj.Object["hostsubnetlength"] = int64(9)
 	if err := c.Update(ctx, obj); err == nil {
 		t.Error("once mended, it is taken as it was")
+	}
+}
+
+// An EIP stays with its gateway and in its external Subnet, where its address was assigned.
+func eipChanges(ctx context.Context, t *testing.T, c client.Client) {
+	obj := object(t, "{apiVersion: kubeovn.io/v1, kind: IptablesEIP, metadata: {name: eip1}, spec: {natGwDp: gw1}}")
+	create(ctx, t, c, obj)
+	for _, change := range []struct{ field, value, refused string }{
+		{"natGwDp", "gw2", "natGwDp cannot be changed"},
+		{"externalSubnet", "other", "externalSubnet cannot be changed"},
+		{"externalSubnet", "ovn-vpc-external-network", ""}, // the default
+		{"externalSubnet", "", ""},
+	} {
+		changed := obj.DeepCopy()
+		if err := unstructured.SetNestedField(changed.Object, change.value, "spec", change.field); err != nil {
+			t.Fatal(err)
+		}
+		err := c.Update(ctx, changed)
+		if change.refused == "" && err != nil || change.refused != "" && (err == nil || !strings.Contains(err.Error(), change.refused)) {
+			t.Errorf("%s %q: %v, want a refusal with %q", change.field, change.value, err, change.refused)
+		}
+		if err == nil {
+			obj = changed
+		}
 	}
 }
 

@@ -29,6 +29,7 @@ type IptablesEIP struct {
 // IptablesEIPSpec is the spec of IptablesEIP.
 //
 // +kubebuilder:validation:XValidation:rule="self.natGwDp == oldSelf.natGwDp",message="natGwDp cannot be changed: delete the EIP and make it anew"
+// +kubebuilder:validation:XValidation:rule="(has(self.externalSubnet) && self.externalSubnet != '' ? self.externalSubnet : 'ovn-vpc-external-network') == (has(oldSelf.externalSubnet) && oldSelf.externalSubnet != '' ? oldSelf.externalSubnet : 'ovn-vpc-external-network')",message="externalSubnet cannot be changed: delete the EIP and make it anew"
 type IptablesEIPSpec struct {
 	// v4ip is the address. Default: the next free one of the external subnet.
 	// +optional
@@ -51,7 +52,7 @@ type IptablesEIPSpec struct {
 	// +optional
 	// +kubebuilder:validation:MaxLength=253
 	QoSPolicy string `json:"qosPolicy,omitempty"`
-	// externalSubnet is the Subnet of the address. Default: ovn-vpc-external-network.
+	// externalSubnet is the Subnet of the address. It cannot be changed: an address is assigned in one Subnet. Default: ovn-vpc-external-network.
 	// +optional
 	// +kubebuilder:validation:MaxLength=253
 	ExternalSubnet string `json:"externalSubnet,omitempty"`
