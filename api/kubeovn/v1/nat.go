@@ -29,7 +29,7 @@ type IptablesEIP struct {
 // IptablesEIPSpec is the spec of IptablesEIP.
 //
 // +kubebuilder:validation:XValidation:rule="self.natGwDp == oldSelf.natGwDp",message="natGwDp cannot be changed: delete the EIP and make it anew"
-// +kubebuilder:validation:XValidation:rule="(has(self.externalSubnet) && self.externalSubnet != '' ? self.externalSubnet : 'ovn-vpc-external-network') == (has(oldSelf.externalSubnet) && oldSelf.externalSubnet != '' ? oldSelf.externalSubnet : 'ovn-vpc-external-network')",message="externalSubnet cannot be changed: delete the EIP and make it anew"
+// +kubebuilder:validation:XValidation:rule="(has(self.externalSubnet) && size(self.externalSubnet) > 0 ? self.externalSubnet : 'ovn-vpc-external-network') == (has(oldSelf.externalSubnet) && size(oldSelf.externalSubnet) > 0 ? oldSelf.externalSubnet : 'ovn-vpc-external-network')",message="externalSubnet cannot be changed: delete the EIP and make it anew"
 type IptablesEIPSpec struct {
 	// v4ip is the address. Default: the next free one of the external subnet.
 	// +optional
