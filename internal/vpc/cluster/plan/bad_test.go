@@ -29,6 +29,12 @@ func TestBadInput(t *testing.T) {
 			func(w *world) { w.subnet("bad", 30, "test-vpc-1", "10.0.0.0/16") }, ofSubnet("bad"),
 			[]string{"Conflict", "spec.cidrBlock", "10.0.1.0/24", "net1", "choose another range"},
 		},
+		"an external Subnet of the same range and network": {
+			func(w *world) {
+				w.subnet("bad", 30, "", "192.168.100.128/25").Spec.Provider = "ovn-vpc-external-network.kube-system"
+			}, ofSubnet("bad"),
+			[]string{"Conflict", "spec.cidrBlock", "192.168.100.0/24", "older Subnet ovn-vpc-external-network", "choose another range"},
+		},
 		"a gateway outside its range": {
 			func(w *world) { w.subnet("bad", 30, "test-vpc-1", "10.0.9.0/24").Spec.Gateway = "10.0.1.1" }, ofSubnet("bad"),
 			[]string{"Invalid", "spec.gateway", "10.0.9.0/24", "10.0.9.1"},
@@ -358,6 +364,28 @@ func TestLongPool(t *testing.T) {
 			}
 		})
 	}
+}
+
+// An external Subnet that overlaps an older one of its network gives no address, until the older one is gone. One of another network does.
+func TestExternalSubnetsOfOneNetwork(t *testing.T) {
+	w := newWorld(t)
+	for i, name := range []string{"older", "younger", "elsewhere"} {
+		s := w.subnet(name, i+1, "", "192.168.7.0/24")
+		s.Spec.Provider = map[bool]string{true: "b.kube-system", false: "a.kube-system"}[name == "elsewhere"]
+	}
+	check := func(when string, want map[string]string) {
+		t.Helper()
+		w.settle(t)
+		for name, reason := range want {
+			ready := meta.FindStatusCondition(w.subnets[name].Status.Conditions, kubeovn.ConditionReady)
+			if ready == nil || ready.Reason != reason {
+				t.Errorf("%s, Subnet %s is %+v, want reason %s", when, name, ready, reason)
+			}
+		}
+	}
+	check("with the older one", map[string]string{"older": "Ready", "younger": "Conflict", "elsewhere": "Ready"})
+	delete(w.subnets, "older")
+	check("without it", map[string]string{"younger": "Ready", "elsewhere": "Ready"})
 }
 
 // Whatever text makes a pod wait, its reason is short and valid for the API server.

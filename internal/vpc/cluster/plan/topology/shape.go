@@ -107,8 +107,17 @@ func (s *shaper) assignKeys() {
 	}
 }
 
-// complete adds to the VPCs and subnets to be shaped: with a VPC or one of its subnets, all of its subnets.
+// complete adds to the VPCs and subnets to be shaped: with a VPC or one of its subnets, all of its subnets; with an external subnet, all of
+// these.
 func (n *Network) complete() {
+	for name := range n.reshaped.subnets {
+		if n.external[name] != nil || isExternal(n.objects.subnets[name]) {
+			for other := range n.external {
+				n.reshaped.subnets[other] = struct{}{}
+			}
+			break
+		}
+	}
 	for name := range n.reshaped.subnets {
 		for _, vpc := range []string{specVPC(n.objects.subnets[name]), specVPC(n.subnetObject(name))} {
 			if n.objects.vpcs[vpc] != nil || n.vpcs[vpc] != nil {
@@ -121,6 +130,11 @@ func (n *Network) complete() {
 			n.reshaped.subnets[name] = struct{}{}
 		}
 	}
+}
+
+// isExternal reports whether a Subnet is an address pool of a NetworkAttachmentDefinition. It may be nil.
+func isExternal(object *kubeovn.Subnet) bool {
+	return object != nil && object.Spec.Provider != "" && object.Spec.Provider != kubeovn.ProviderOVN
 }
 
 // takePart removes what is to be shaped from the network.
@@ -329,7 +343,7 @@ func sameSubnets(a, b []*Subnet) bool {
 // obstacle returns why a subnet that is valid by itself cannot exist.
 func (n *Network) obstacle(s *Subnet) (reason, message string) {
 	if s.Value.Definition != "" {
-		return "", ""
+		return n.sharesNetwork(s)
 	}
 	v := n.vpcs[s.Value.VPC]
 	if v == nil {
@@ -341,6 +355,19 @@ func (n *Network) obstacle(s *Subnet) (reason, message string) {
 	for _, other := range v.Subnets {
 		if other.Value.Prefix.Overlaps(s.Value.Prefix) {
 			return kubeovn.ReasonConflict, fmt.Sprintf("spec.cidrBlock: %s overlaps %s of the older Subnet %s of the same Vpc; choose another range",
+				s.Value.Prefix, other.Value.Prefix, other.Value.Name)
+		}
+	}
+	return "", ""
+}
+
+// sharesNetwork returns why an external subnet cannot exist: it would give the addresses of an older one on the same network again.
+func (n *shaped) sharesNetwork(s *Subnet) (reason, message string) {
+	for _, name := range slices.Sorted(maps.Keys(n.external)) {
+		other := n.external[name]
+		if other.age.Compare(s.age) < 0 && other.Reason == "" && other.Value.Definition == s.Value.Definition && other.Value.Prefix.Overlaps(s.Value.Prefix) {
+			return kubeovn.ReasonConflict, fmt.Sprintf(
+				"spec.cidrBlock: %s overlaps %s of the older Subnet %s of the same NetworkAttachmentDefinition; choose another range, or use that Subnet",
 				s.Value.Prefix, other.Value.Prefix, other.Value.Name)
 		}
 	}
