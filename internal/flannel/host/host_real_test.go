@@ -8,7 +8,6 @@ import (
 	"maps"
 	"net"
 	"net/netip"
-	"os"
 	"os/exec"
 	"strings"
 	"testing"
@@ -16,7 +15,6 @@ import (
 
 	"github.com/containernetworking/plugins/pkg/ns"
 	"github.com/containernetworking/plugins/pkg/testutils"
-	"github.com/vishvananda/netlink"
 
 	"weft.dev/weft/internal/flannel/host"
 	"weft.dev/weft/internal/link/nstest"
@@ -104,7 +102,7 @@ func TestTunnelBehindNodePort(t *testing.T) {
 	}
 	listeners := map[string]net.PacketConn{}
 	nstest.Do(t, node, func() error {
-		if err := connect(other, local+"/24"); err != nil {
+		if err := errors.Join(nstest.Veth("eth0", "eth0", other), nstest.Up("eth0", local+"/24")); err != nil {
 			return err
 		}
 		out, err := exec.CommandContext(t.Context(), "nft", fmt.Sprintf(`add table ip proxy
@@ -120,17 +118,8 @@ func TestTunnelBehindNodePort(t *testing.T) {
 		}
 		return nil
 	})
-	nstest.Do(t, other, func() error { return up(peer + "/24") })
-	say := func(port, words string) {
-		nstest.Do(t, other, func() error {
-			conn, err := net.Dial("udp4", net.JoinHostPort(local, port))
-			if err != nil {
-				return err
-			}
-			_, err = conn.Write([]byte(words))
-			return errors.Join(err, conn.Close())
-		})
-	}
+	nstest.Do(t, other, func() error { return nstest.Up("eth0", peer+"/24") })
+	say := func(port, words string) { nstest.Say(t, other, local, port, words) }
 	for _, port := range []string{"34789", "38472", "39999"} {
 		say(port, "by a node port")
 	}
@@ -147,27 +136,4 @@ func TestTunnelBehindNodePort(t *testing.T) {
 			t.Errorf("port %s received %q first, %v", port, data[:n], err)
 		}
 	}
-}
-
-// connect makes a veth pair between the calling thread's namespace and another one; its ends are eth0.
-func connect(other, address string) error {
-	space, err := os.Open(other)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = space.Close() }()
-	pair := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "eth0"}, PeerName: "eth0", PeerNamespace: netlink.NsFd(space.Fd())}
-	return errors.Join(netlink.LinkAdd(pair), up(address))
-}
-
-func up(address string) error {
-	device, err := netlink.LinkByName("eth0")
-	if err != nil {
-		return err
-	}
-	addr, err := netlink.ParseAddr(address)
-	if err != nil {
-		return err
-	}
-	return errors.Join(netlink.AddrAdd(device, addr), netlink.LinkSetUp(device))
 }

@@ -62,12 +62,14 @@ func TestGuardRejects(t *testing.T) {
 	nstest.Do(t, node, func() error { return guardedNode(t, pod, cloud, client) })
 	nstest.Do(t, pod, func() error {
 		gateway := &netlink.Route{Gw: net.ParseIP("10.128.0.1")}
-		return errors.Join(up("eth0", podAddress+"/23"), netlink.RouteAdd(gateway), acceptTCP(t, podAddress+":22623"))
+		return errors.Join(nstest.Up("eth0", podAddress+"/23"), netlink.RouteAdd(gateway), acceptTCP(t, podAddress+":22623"))
 	})
 	nstest.Do(t, client, func() error {
-		return errors.Join(up("eth0", clientAddress+"/24"), netlink.RouteAdd(&netlink.Route{Gw: net.ParseIP(clientGateway)}))
+		return errors.Join(nstest.Up("eth0", clientAddress+"/24"), netlink.RouteAdd(&netlink.Route{Gw: net.ParseIP(clientGateway)}))
 	})
-	nstest.Do(t, cloud, func() error { return errors.Join(up("far", neighbourAddress+"/24"), up("far", "169.254.169.254/32")) })
+	nstest.Do(t, cloud, func() error {
+		return errors.Join(nstest.Up("far", neighbourAddress+"/24"), nstest.Up("far", "169.254.169.254/32"))
+	})
 	nstest.Do(t, node, func() error { return acceptTCP(t, nodeAddress+":22623", nodeAddress+":22625", clientGateway+":22623") })
 	nstest.Do(t, cloud, func() error {
 		return acceptTCP(t, "169.254.169.254:80", "169.254.169.254:53", neighbourAddress+":22624", neighbourAddress+":22625")
@@ -115,17 +117,12 @@ func guardedNode(t *testing.T, pod, cloud, client string) error {
 		return err
 	}
 	for _, pair := range []struct{ name, peer, space string }{{"uplink", "far", cloud}, {"downlink", "eth0", client}, {host.Tun, "eth0", pod}} {
-		space, err := os.Open(pair.space)
-		if err != nil {
-			return err
-		}
-		err = netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: pair.name}, PeerName: pair.peer, PeerNamespace: netlink.NsFd(space.Fd())})
-		if err = errors.Join(err, space.Close()); err != nil {
+		if err := nstest.Veth(pair.name, pair.peer, pair.space); err != nil {
 			return err
 		}
 	}
 	metadata := &netlink.Route{Dst: &net.IPNet{IP: net.IPv4(169, 254, 169, 254).To4(), Mask: net.CIDRMask(32, 32)}, Gw: net.ParseIP(neighbourAddress)}
-	err := errors.Join(up("lo", "127.0.0.1/8"), up("uplink", nodeAddress+"/24"), up("downlink", clientGateway+"/24"), up(host.Tun, "10.128.0.1/23"), netlink.RouteAdd(metadata))
+	err := errors.Join(nstest.Up("lo", "127.0.0.1/8"), nstest.Up("uplink", nodeAddress+"/24"), nstest.Up("downlink", clientGateway+"/24"), nstest.Up(host.Tun, "10.128.0.1/23"), netlink.RouteAdd(metadata))
 	if err != nil {
 		return err
 	}

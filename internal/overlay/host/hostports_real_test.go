@@ -45,7 +45,7 @@ func TestHostPortsLead(t *testing.T) {
 	programRules(t, node, want)
 	nstest.Do(t, node, func() error { return makeNode(neighbour) })
 	nstest.Do(t, neighbour, func() error {
-		return errors.Join(up("far", neighbourAddress+"/24"), via("127.0.0.1"), via(serviceAddress))
+		return errors.Join(nstest.Up("far", neighbourAddress+"/24"), via("127.0.0.1"), via(serviceAddress))
 	})
 	for _, c := range []struct {
 		client, from string
@@ -111,15 +111,9 @@ func makeNode(neighbour string) error {
 	if err := os.WriteFile("/proc/sys/net/ipv4/ip_forward", []byte("1"), 0); err != nil {
 		return err
 	}
-	space, err := os.Open(neighbour)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = space.Close() }()
-	pair := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "uplink"}, PeerName: "far", PeerNamespace: netlink.NsFd(space.Fd())}
 	return errors.Join(
-		netlink.LinkAdd(pair), netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: host.Tun}, PeerName: "switch"}),
-		up("lo", serviceAddress+"/32"), up("uplink", nodeAddress+"/24"), up("uplink", egressAddress+"/32"), up(host.Tun, "10.128.0.1/23"), up("switch", "198.51.100.1/32"), knowPod(),
+		nstest.Veth("uplink", "far", neighbour), netlink.LinkAdd(&netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: host.Tun}, PeerName: "switch"}),
+		nstest.Up("lo", serviceAddress+"/32"), nstest.Up("uplink", nodeAddress+"/24"), nstest.Up("uplink", egressAddress+"/32"), nstest.Up(host.Tun, "10.128.0.1/23"), nstest.Up("switch", "198.51.100.1/32"), knowPod(),
 		os.WriteFile("/proc/sys/net/ipv4/conf/"+host.Tun+"/route_localnet", []byte("1"), 0))
 }
 
@@ -132,19 +126,6 @@ func knowPod() error {
 	return netlink.NeighSet(&netlink.Neigh{
 		LinkIndex: tun.Attrs().Index, State: netlink.NUD_PERMANENT, IP: net.ParseIP(podAddress), HardwareAddr: net.HardwareAddr{0x0a, 0x58, 10, 128, 0, 5},
 	})
-}
-
-// up adds an address to a device and sets it up.
-func up(name, address string) error {
-	device, err := netlink.LinkByName(name)
-	if err != nil {
-		return err
-	}
-	addr, err := netlink.ParseAddr(address)
-	if err != nil {
-		return err
-	}
-	return errors.Join(netlink.AddrAdd(device, addr), netlink.LinkSetUp(device))
 }
 
 // via adds a route to an address by the node.

@@ -34,7 +34,7 @@ func TestHostPortsLeadSCTP(t *testing.T) {
 	maps.Copy(want, host.Published(&web))
 	programRules(t, node, want)
 	nstest.Do(t, node, func() error { return makeNode(neighbour) })
-	nstest.Do(t, neighbour, func() error { return up("far", neighbourAddress+"/24") })
+	nstest.Do(t, neighbour, func() error { return nstest.Up("far", neighbourAddress+"/24") })
 	inside, outside := listen(t, node, "switch"), listen(t, neighbour, "far")
 	nstest.Do(t, neighbour, func() error {
 		return associate(8082) // if it were translated, it would be received before the next packets

@@ -8,7 +8,6 @@ import (
 	"maps"
 	"net"
 	"net/netip"
-	"os"
 	"os/exec"
 	"strconv"
 	"testing"
@@ -25,11 +24,7 @@ const guestAddress = "10.244.0.5"
 // other ports, and the node reaches all.
 func TestTunnelsOfOtherNodes(t *testing.T) {
 	node, neighbour, guest := nstest.New(t), nstest.New(t), nstest.New(t)
-	c := sample()
-	c.ClosedPorts = []uint16{6081}
-	want := c.Rules()
-	maps.Copy(want, c.RemoteRules(netip.MustParseAddr(neighbourAddress)))
-	programRules(t, node, want)
+	programTunnels(t, node)
 	nstest.Do(t, node, func() error {
 		if err := makeNode(neighbour); err != nil {
 			return err
@@ -37,31 +32,13 @@ func TestTunnelsOfOtherNodes(t *testing.T) {
 		return makeGuest(guest)
 	})
 	nstest.Do(t, guest, func() error {
-		return errors.Join(up("eth0", guestAddress+"/24"), routeBy("192.0.2.0/24", "10.244.0.1"))
+		return errors.Join(nstest.Up("eth0", guestAddress+"/24"), routeBy("192.0.2.0/24", "10.244.0.1"))
 	})
-	tunnels, other := map[string]*net.UDPConn{}, (*net.UDPConn)(nil)
-	nstest.Do(t, neighbour, func() (err error) {
-		err = errors.Join(up("far", neighbourAddress+"/24"), routeBy("10.244.0.0/24", nodeAddress))
-		for _, port := range []int{4789, 6081} {
-			if err == nil {
-				tunnels[strconv.Itoa(port)], err = listenUDP(t, port)
-			}
-		}
-		if err == nil {
-			other, err = listenUDP(t, 4790)
-		}
-		return err
+	nstest.Do(t, neighbour, func() error {
+		return errors.Join(nstest.Up("far", neighbourAddress+"/24"), routeBy("10.244.0.0/24", nodeAddress))
 	})
-	say := func(from, port, words string) {
-		nstest.Do(t, from, func() error {
-			conn, err := net.Dial("udp4", net.JoinHostPort(neighbourAddress, port))
-			if err != nil {
-				return err
-			}
-			_, err = conn.Write([]byte(words))
-			return errors.Join(err, conn.Close())
-		})
-	}
+	tunnels, other := listenTunnels(t, neighbour)
+	say := func(from, port, words string) { nstest.Say(t, from, neighbourAddress, port, words) }
 	for port := range tunnels {
 		say(guest, port, "the guest")
 	}
@@ -80,24 +57,9 @@ func TestTunnelsOfOtherNodes(t *testing.T) {
 // Another node's pod cannot reach this node's tunnel ports through a node port of it either: the translated packet has that node's address.
 func TestTunnelsBehindNodePorts(t *testing.T) {
 	node, neighbour := nstest.New(t), nstest.New(t)
-	c := sample()
-	c.ClosedPorts = []uint16{6081}
-	want := c.Rules()
-	maps.Copy(want, c.RemoteRules(netip.MustParseAddr(neighbourAddress)))
-	programRules(t, node, want)
-	tunnels, other := map[string]*net.UDPConn{}, (*net.UDPConn)(nil)
-	nstest.Do(t, node, func() error {
-		err := makeNode(neighbour)
-		for _, port := range []int{4789, 6081} {
-			if err == nil {
-				tunnels[strconv.Itoa(port)], err = listenUDP(t, port)
-			}
-		}
-		if err == nil {
-			other, err = listenUDP(t, 4790)
-		}
-		return err
-	})
+	programTunnels(t, node)
+	nstest.Do(t, node, func() error { return makeNode(neighbour) })
+	tunnels, other := listenTunnels(t, node)
 	nstest.Do(t, node, func() error {
 		out, err := exec.CommandContext(t.Context(), "nft", fmt.Sprintf(`add table ip proxy
 			add chain ip proxy ports { type nat hook prerouting priority dstnat; }
@@ -107,17 +69,8 @@ func TestTunnelsBehindNodePorts(t *testing.T) {
 		}
 		return err
 	})
-	nstest.Do(t, neighbour, func() error { return up("far", neighbourAddress+"/24") })
-	say := func(port, words string) {
-		nstest.Do(t, neighbour, func() error {
-			conn, err := net.Dial("udp4", net.JoinHostPort(nodeAddress, port))
-			if err != nil {
-				return err
-			}
-			_, err = conn.Write([]byte(words))
-			return errors.Join(err, conn.Close())
-		})
-	}
+	nstest.Do(t, neighbour, func() error { return nstest.Up("far", neighbourAddress+"/24") })
+	say := func(port, words string) { nstest.Say(t, neighbour, nodeAddress, port, words) }
 	say("34789", "by a node port")
 	say("36081", "by a node port")
 	say("34790", "by a node port")
@@ -134,13 +87,7 @@ func TestTunnelsBehindNodePorts(t *testing.T) {
 
 // makeGuest connects a namespace to that of the calling thread, as another network connects a pod.
 func makeGuest(guest string) error {
-	space, err := os.Open(guest)
-	if err != nil {
-		return err
-	}
-	defer func() { _ = space.Close() }()
-	pair := &netlink.Veth{LinkAttrs: netlink.LinkAttrs{Name: "guest"}, PeerName: "eth0", PeerNamespace: netlink.NsFd(space.Fd())}
-	return errors.Join(netlink.LinkAdd(pair), up("guest", "10.244.0.1/24"))
+	return errors.Join(nstest.Veth("guest", "eth0", guest), nstest.Up("guest", "10.244.0.1/24"))
 }
 
 func routeBy(to, gateway string) error {
@@ -151,12 +98,36 @@ func routeBy(to, gateway string) error {
 	return netlink.RouteAdd(&netlink.Route{Dst: prefix, Gw: net.ParseIP(gateway)})
 }
 
-func listenUDP(t *testing.T, port int) (*net.UDPConn, error) {
-	conn, err := net.ListenUDP("udp4", &net.UDPAddr{Port: port})
-	if err == nil {
-		t.Cleanup(func() { _ = conn.Close() })
+// programTunnels programs the rules of a node whose pods must not reach UDP 6081 either, with the neighbour as another node.
+func programTunnels(t *testing.T, node string) {
+	t.Helper()
+	c := sample()
+	c.ClosedPorts = []uint16{6081}
+	want := c.Rules()
+	maps.Copy(want, c.RemoteRules(netip.MustParseAddr(neighbourAddress)))
+	programRules(t, node, want)
+}
+
+// listenTunnels listens in a namespace on the ports of tunnels, which it returns by their numbers, and on another port, 4790.
+func listenTunnels(t *testing.T, in string) (tunnels map[string]*net.UDPConn, other *net.UDPConn) {
+	t.Helper()
+	tunnels = map[string]*net.UDPConn{}
+	for _, port := range []int{4789, 6081, 4790} {
+		nstest.Do(t, in, func() error {
+			conn, err := net.ListenUDP("udp4", &net.UDPAddr{Port: port})
+			if err != nil {
+				return err
+			}
+			t.Cleanup(func() { _ = conn.Close() })
+			if port == 4790 {
+				other = conn
+			} else {
+				tunnels[strconv.Itoa(port)] = conn
+			}
+			return nil
+		})
 	}
-	return conn, err
+	return tunnels, other
 }
 
 // received returns the first datagram.
