@@ -67,9 +67,9 @@ func chains(to Items, list ...hostport.Chain) {
 // Compile returns a function that compiles a pod's host ports: its elements, and the chains that translate, which all pods with host ports
 // share. Without host ports on the node, no connection crosses these chains. Packets to the tunnels' UDP ports are not translated.
 func Compile(tunnels []uint16) func(of *hostport.Published) Items {
+	received, own := hostport.Chains(families(), tunnels)
 	return func(of *hostport.Published) Items {
 		out := elements(of)
-		received, own := hostport.Chains(families(), tunnels)
 		chains(out, received, own)
 		return out
 	}

@@ -67,7 +67,7 @@ func ParseSubnet(subnet *kubeovn.Subnet) (s Subnet, problems Problems, ok bool) 
 	}
 	problems.binding(&s, spec) // also of a Subnet that cannot be used: the pods that it binds must not start on another network
 	switch {
-	case spec.Provider != "" && spec.Provider != kubeovn.ProviderOVN:
+	case External(spec):
 		s.Definition, s.VPC = strings.TrimSuffix(spec.Provider, "."+kubeovn.ProviderOVN), ""
 	case spec.Vpc == "" || spec.Vpc == kubeovn.DefaultVpc:
 		problems.add("spec.vpc", "is Kube-OVN's default VPC, whose place the overlay takes; name a Vpc; pods without a Subnet are on the overlay")
@@ -96,6 +96,11 @@ func ParseSubnet(subnet *kubeovn.Subnet) (s Subnet, problems Problems, ok bool) 
 		s.ACLs = append(s.ACLs, problems.acl(fmt.Sprintf("spec.acls[%d]", i), acl))
 	}
 	return s, problems, true
+}
+
+// External reports whether a Subnet is the address pool of a NetworkAttachmentDefinition.
+func External(spec *kubeovn.SubnetSpec) bool {
+	return spec.Provider != "" && spec.Provider != kubeovn.ProviderOVN
 }
 
 // addressing reads the range and the fields that depend on it. False: the subnet cannot be used.

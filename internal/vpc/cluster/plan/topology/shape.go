@@ -111,7 +111,7 @@ func (s *shaper) assignKeys() {
 // these.
 func (n *Network) complete() {
 	for name := range n.reshaped.subnets {
-		if n.external[name] != nil || isExternal(n.objects.subnets[name]) {
+		if object := n.objects.subnets[name]; n.external[name] != nil || object != nil && objects.External(&object.Spec) {
 			for other := range n.external {
 				n.reshaped.subnets[other] = struct{}{}
 			}
@@ -130,11 +130,6 @@ func (n *Network) complete() {
 			n.reshaped.subnets[name] = struct{}{}
 		}
 	}
-}
-
-// isExternal reports whether a Subnet is an address pool of a NetworkAttachmentDefinition. It may be nil.
-func isExternal(object *kubeovn.Subnet) bool {
-	return object != nil && object.Spec.Provider != "" && object.Spec.Provider != kubeovn.ProviderOVN
 }
 
 // takePart removes what is to be shaped from the network.
