@@ -193,22 +193,17 @@ func setMacvlanAddresses(m *podlink.Macvlan, have netlink.Link) error {
 	if m.Addresses == nil {
 		return nil
 	}
-	there, err := rtnetlink.Dump(func() ([]netlink.Addr, error) { return netlink.AddrList(have, netlink.FAMILY_V4) })
-	if err != nil {
-		return fmt.Errorf("listing its addresses: %w", err)
-	}
 	missing := map[netip.Prefix]bool{}
 	for _, address := range m.Addresses {
 		missing[address] = true
 	}
-	for _, address := range there {
-		bits, _ := address.Mask.Size()
-		prefix := netip.PrefixFrom(rtnetlink.ToAddr(address.IP), bits)
-		if missing[prefix] {
-			delete(missing, prefix)
-		} else if err := netlink.AddrDel(have, &address); err != nil && !errors.Is(err, unix.EADDRNOTAVAIL) { // a removed one may take others of its range
-			return fmt.Errorf("removing address %s: %w", prefix, err)
-		}
+	err := keepAddresses(have, func(address netip.Prefix) bool {
+		wanted := missing[address]
+		delete(missing, address)
+		return wanted
+	})
+	if err != nil {
+		return err
 	}
 	for prefix := range missing {
 		address := &netlink.Addr{
@@ -216,6 +211,25 @@ func setMacvlanAddresses(m *podlink.Macvlan, have netlink.Link) error {
 		}
 		if err := netlink.AddrReplace(have, address); err != nil {
 			return fmt.Errorf("adding address %s: %w", prefix, err)
+		}
+	}
+	return nil
+}
+
+// keepAddresses removes the addresses for which keep is false.
+func keepAddresses(have netlink.Link, keep func(netip.Prefix) bool) error {
+	there, err := rtnetlink.Dump(func() ([]netlink.Addr, error) { return netlink.AddrList(have, netlink.FAMILY_V4) })
+	if err != nil {
+		return fmt.Errorf("listing its addresses: %w", err)
+	}
+	for _, address := range there {
+		bits, _ := address.Mask.Size()
+		prefix := netip.PrefixFrom(rtnetlink.ToAddr(address.IP), bits)
+		if keep(prefix) {
+			continue
+		}
+		if err := netlink.AddrDel(have, &address); err != nil && !errors.Is(err, unix.EADDRNOTAVAIL) { // a removed one may take others of its range
+			return fmt.Errorf("removing address %s: %w", prefix, err)
 		}
 	}
 	return nil
@@ -252,7 +266,17 @@ func (l *Links) CheckMacvlan(ctx context.Context, m podlink.Macvlan) error {
 
 // DeleteMacvlan implements Macvlans.
 func (l *Links) DeleteMacvlan(ctx context.Context, m podlink.Macvlan) error {
-	err := l.inPod(ctx, &m, func(pod *netns.Namespace) error {
+	return l.ifOwn(ctx, &m, func(have netlink.Link) error { return netlink.LinkDel(have) })
+}
+
+// KeepMacvlanAddresses implements Macvlans.
+func (l *Links) KeepMacvlanAddresses(ctx context.Context, m podlink.Macvlan, keep func(netip.Prefix) bool) error {
+	return l.ifOwn(ctx, &m, func(have netlink.Link) error { return keepAddresses(have, keep) })
+}
+
+// ifOwn runs work in the pod's namespace if the macvlan is there and has its owner.
+func (l *Links) ifOwn(ctx context.Context, m *podlink.Macvlan, work func(have netlink.Link) error) error {
+	err := l.inPod(ctx, m, func(pod *netns.Namespace) error {
 		if err := pod.Enter(); err != nil {
 			return err
 		}
@@ -261,7 +285,7 @@ func (l *Links) DeleteMacvlan(ctx context.Context, m podlink.Macvlan) error {
 			return nil // deleted, or the path is another pod's namespace by now
 		}
 		if err == nil {
-			err = netlink.LinkDel(have)
+			err = work(have)
 		}
 		return err
 	})

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"net"
+	"net/netip"
 	"reflect"
 	"slices"
 	"strings"
@@ -362,6 +363,18 @@ func (p *Fake) CreateMacvlan(ctx context.Context, m Macvlan) (net.HardwareAddr, 
 	}
 	p.macvlans[place] = m
 	return fakeMAC(len(place)), ctx.Err()
+}
+
+// KeepMacvlanAddresses implements Macvlans.
+func (p *Fake) KeepMacvlanAddresses(ctx context.Context, m Macvlan, keep func(netip.Prefix) bool) error {
+	p.mutex.Lock()
+	defer p.mutex.Unlock()
+	place := m.Netns + " " + m.Name
+	if have, found := p.macvlans[place]; found && have.Owner == m.Owner {
+		have.Addresses = slices.DeleteFunc(slices.Clone(have.Addresses), func(address netip.Prefix) bool { return !keep(address) })
+		p.macvlans[place] = have
+	}
+	return ctx.Err()
 }
 
 // CheckMacvlan implements Macvlans.

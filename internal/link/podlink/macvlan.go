@@ -47,6 +47,9 @@ type Macvlans interface {
 	// CreateMacvlan creates a macvlan, sets it up, and returns its MAC address. An existing one is completed, also in its MTU.
 	// ErrForeign names a conflicting interface, ErrNoDevice and ErrNoNamespace what is missing.
 	CreateMacvlan(ctx context.Context, m Macvlan) (net.HardwareAddr, error)
+	// KeepMacvlanAddresses removes from a macvlan the addresses for which keep is false. It uses only its owner, name and namespace. It is no error
+	// if the macvlan or its namespace does not exist, or if the interface belongs to another owner.
+	KeepMacvlanAddresses(ctx context.Context, m Macvlan, keep func(netip.Prefix) bool) error
 	// CheckMacvlan returns nil if the macvlan is as CreateMacvlan leaves it, else a *Difference.
 	CheckMacvlan(ctx context.Context, m Macvlan) error
 	// DeleteMacvlan removes a macvlan. It is no error if it or its namespace does not exist, or if the interface belongs to another owner.

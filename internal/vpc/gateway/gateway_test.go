@@ -183,6 +183,43 @@ func TestLongestPrefix(t *testing.T) {
 	})
 }
 
+// The hash of what is required changes with each EIP and rule, and with nothing else, and is not that of a state.
+func TestRequirementsHash(t *testing.T) {
+	in := input()
+	seen := map[string]string{gateway.Require(in).Hash(): "the input"}
+	same := *in
+	same.External.Gateway = netip.MustParseAddr("192.168.100.9")
+	if seen[gateway.Require(&same).Hash()] == "" {
+		t.Error("the hash depends on the gateway of the external Subnet")
+	}
+	state := gateway.Compile(in).State
+	differs := func(what, hash string) {
+		if other := seen[hash]; other != "" {
+			t.Errorf("%s: the hash of %s", what, other)
+		}
+		seen[hash] = what
+	}
+	differs("the state", state.Hash())
+	for what, change := range map[string]func(in *gateway.Input){
+		"without its own address": func(in *gateway.Input) { in.Own = netip.Addr{} },
+		"without an EIP":          func(in *gateway.Input) { in.EIPs = in.EIPs[1:] },
+		"without a floating IP":   func(in *gateway.Input) { in.FIPs = in.FIPs[1:] },
+		"without a port forward":  func(in *gateway.Input) { in.DNATs = in.DNATs[1:] },
+		"without an SNAT rule":    func(in *gateway.Input) { in.SNATs = in.SNATs[1:] },
+		"with a redundant SNAT rule": func(in *gateway.Input) {
+			in.SNATs = append(slices.Clone(in.SNATs), snat("more", in.SNATs[0].EIP, in.SNATs[0].Prefix.Addr().String()+"/32", 99))
+		},
+	} {
+		changed := *in
+		change(&changed)
+		required := gateway.Require(&changed)
+		differs(what, required.Hash())
+		if in.EIPs[0].Name != changed.EIPs[0].Name && required.Address(in.EIPs[0].Addr) || !required.Address(in.EIPs[1].Addr) {
+			t.Errorf("%s: the addresses are %+v", what, changed.EIPs)
+		}
+	}
+}
+
 // Required with the remaining rules accepts the elements that these rules created, and no element that only deleted rules created.
 func TestRequired(t *testing.T) {
 	rapid.Check(t, func(r *rapid.T) {
@@ -210,7 +247,7 @@ func TestRequired(t *testing.T) {
 				}
 			}
 		}
-		required := gateway.Required(&left)
+		required := gateway.Require(&left)
 		for _, item := range gateway.Compile(in).State.Items {
 			e, ok := item.(*nft.Element)
 			if !ok {
@@ -225,8 +262,8 @@ func TestRequired(t *testing.T) {
 			default:
 				want = true
 			}
-			if required(e) != want {
-				r.Fatalf("%s: required is %v, want %v", e, required(e), want)
+			if required.Element(e) != want {
+				r.Fatalf("%s: required is %v, want %v", e, required.Element(e), want)
 			}
 		}
 	})

@@ -1,47 +1,76 @@
 package gateway
 
 import (
+	"fmt"
 	"net/netip"
+	"slices"
 
 	"weft.dev/weft/internal/nft"
 )
 
-// Required returns a function that reports whether the rules of the input require an element of the table's maps: its rule exists and has this
-// translation. Only EIPs and rules of the input are used, so that Required also works for a gateway whose complete state cannot be compiled.
-//
-// The parts into which an SNAT rule is split depend on the other rules (sources). A part is required while it is within its rule's prefix.
-func Required(in *Input) func(*nft.Element) bool {
+// Requirements are the translations and addresses of a gateway that the rules and EIPs of an input require.
+type Requirements struct {
+	state   State
+	sources map[source]bool
+}
+
+// source is an SNAT rule's prefix, and the address of its EIP.
+type source struct {
+	prefix  netip.Prefix
+	address string
+}
+
+// Require returns what the input requires. Only its own address, EIPs and rules are used, so that Require also works for a gateway whose
+// complete state cannot be compiled.
+func Require(in *Input) *Requirements {
 	c := newCompiler(in)
+	c.net1()
 	c.translations()
-	type source struct {
-		prefix  netip.Prefix
-		address string
-	}
-	sources := map[source]bool{}
+	r := &Requirements{state: State{Items: c.result.State.Items, Addresses: c.result.State.Addresses}, sources: map[source]bool{}}
 	for _, snat := range in.SNATs {
 		if addr, there := c.addresses[snat.EIP]; there {
-			sources[source{snat.Prefix, addr.String()}] = true
+			r.sources[source{snat.Prefix, addr.String()}] = true
 		}
 	}
-	return func(e *nft.Element) bool {
-		switch e.Set {
-		case FloatingIn, FloatingOut, Ports:
-			item, there := c.result.State.Items[e.Key()]
-			return there && item.Equal(e)
-		case Sources:
-			piece, ok := Source(e)
-			if !ok || len(e.Value) != 1 {
-				return false
-			}
-			for bits := piece.Bits(); bits >= 0; bits-- {
-				if sources[source{netip.PrefixFrom(piece.Addr(), bits).Masked(), e.Value[0]}] {
-					return true
-				}
-			}
-			return false
-		}
-		return true // belongs to no rule
+	return r
+}
+
+// Element reports whether an element of the table's maps and sets is required: its rule or EIP exists, and requires this translation.
+//
+// The parts into which an SNAT rule is split depend on the other rules (sources). A part is required while it is within its rule's prefix.
+func (r *Requirements) Element(e *nft.Element) bool {
+	switch e.Set {
+	case outside:
+		return slices.ContainsFunc(r.state.Addresses, func(p netip.Prefix) bool { return slices.Equal(e.Match, []string{p.Addr().String()}) })
+	case FloatingIn, FloatingOut, Ports:
+		item, there := r.state.Items[e.Key()]
+		return there && item.Equal(e)
 	}
+	piece, ok := Source(e)
+	if !ok || len(e.Value) != 1 {
+		return false
+	}
+	for bits := piece.Bits(); bits >= 0; bits-- {
+		if r.sources[source{netip.PrefixFrom(piece.Addr(), bits).Masked(), e.Value[0]}] {
+			return true
+		}
+	}
+	return false
+}
+
+// Address reports whether the gateway has to have the address outside.
+func (r *Requirements) Address(addr netip.Addr) bool {
+	return slices.ContainsFunc(r.state.Addresses, func(p netip.Prefix) bool { return p.Addr() == addr })
+}
+
+// Hash returns a hash of the requirements, which no State has.
+func (r *Requirements) Hash() string {
+	hashed := r.state
+	hashed.Sysctls = map[string]string{"of": "requirements"}
+	for of := range r.sources {
+		hashed.Sysctls[fmt.Sprint("source ", of.prefix, " ", of.address)] = ""
+	}
+	return hashed.Hash()
 }
 
 // Source returns the source addresses of an element of Sources or FloatingOut; ok is false for another element.

@@ -16,7 +16,6 @@ import (
 	"strings"
 
 	kubeovn "weft.dev/weft/api/kubeovn/v1"
-	"weft.dev/weft/internal/nft"
 	"weft.dev/weft/internal/vpc/gateway"
 	"weft.dev/weft/internal/vpc/objects"
 )
@@ -29,6 +28,10 @@ const Condition = "weft.dev/programmed"
 
 // ReasonFailed is the reason of Condition, which is False then, if a gateway could not be programmed: the message says why.
 const ReasonFailed = "Failed"
+
+// ReasonNothing is the reason of Condition, which is False then, if the pod has no state, because its gateway cannot be compiled: the message is
+// the hash of what the gateway requires (Network.Required).
+const ReasonNothing = "Nothing"
 
 // WorkloadName returns the name of the gateway's StatefulSet.
 func WorkloadName(gateway string) string { return PodPrefix + gateway }
@@ -355,24 +358,24 @@ func (c *compiler) addresses(g *Gateway) {
 // leaves reports whether the EIP is being deleted and no rule names it.
 func (e *EIP) leaves() bool { return e.Object.DeletionTimestamp != nil && len(e.Rules) == 0 }
 
-// Required returns which elements of a gateway's maps the rules require, even if the gateway itself cannot be compiled (gateway.Required). Of EIPs
-// with the same address, one that the gateway's state would have is used first. The others are used as well, because the gateway's external
-// Subnet may be what is wrong.
-func (n *Network) Required(name string) func(*nft.Element) bool {
+// Required returns what a gateway's EIPs and rules require, even if the gateway itself cannot be compiled: it is what stays of an earlier
+// state. Of EIPs with the same address, one that the gateway's state would have is used first. The others are used as well, because the
+// gateway's external Subnet may be what is wrong.
+func (n *Network) Required(name string) *gateway.Requirements {
 	in, g, rank := &gateway.Input{}, n.Gateways[name], map[string]int{}
+	if g != nil {
+		in.Own, _ = netip.ParseAddr(g.Object.Status.IP)
+	}
 	for _, e := range n.eipsOf[name] {
-		if e.Value.Addr.IsValid() {
+		if e.Value.Addr.IsValid() && !e.leaves() {
 			in.EIPs = append(in.EIPs, e.Value)
 			if g != nil && e.Value.External != g.Value.External {
 				rank[e.Value.Name] = 1
 			}
-			if e.leaves() {
-				rank[e.Value.Name] = 2
-			}
 		}
 	}
 	n.rulesOf(in, rank)
-	return gateway.Required(in)
+	return gateway.Require(in)
 }
 
 // rulesOf sorts the EIPs by rank (none: 0) and age, removes those whose address is taken, and collects the rules of the others.

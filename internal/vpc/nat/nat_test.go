@@ -52,11 +52,11 @@ func TestRequiredOfShadowedEIPs(t *testing.T) {
 				Family: nft.FamilyIPv4, Table: gateway.Table, Set: gateway.FloatingIn, Match: []string{address}, Value: []string{"10.0.1.5"},
 				Owner: "IptablesFIPRule/f",
 			}
-			if !required(element) {
+			if !required.Element(element) {
 				t.Error("the translation of a rule that exists is withdrawn")
 			}
 			element.Value = []string{"10.0.1.6"}
-			if required(element) {
+			if required.Element(element) {
 				t.Error("a translation that no rule requires is kept")
 			}
 		})

@@ -8,6 +8,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	kubeovn "weft.dev/weft/api/kubeovn/v1"
@@ -15,6 +16,7 @@ import (
 	"weft.dev/weft/internal/cni"
 	"weft.dev/weft/internal/ovn/ovntest"
 	"weft.dev/weft/internal/placement"
+	"weft.dev/weft/internal/vpc/nat"
 )
 
 // A gateway whose NetworkAttachmentDefinition names a device that its node does not have does not start: the answer to its ADD and the condition
@@ -84,5 +86,19 @@ spec: {vpc: test-vpc-1, subnet: net1, lanIp: 10.0.1.252, tolerations: [{key: a, 
 	ovntest.Run(t, n.site.Chassis[0].NetNS, "ip", "link", "set", "ens99", "up")
 	n.add("kube-system", bad)
 	ovntest.Eventually(t, "the gateway is ready once its node has the device", func() bool { return gateway("gw2").Status.Ready })
+	device := func(name string) {
+		definition := nat.Definition()
+		must(t, n.Get(ctx, client.ObjectKey{Namespace: "kube-system", Name: "other-network"}, definition))
+		must(t, unstructured.SetNestedField(definition.Object, `{"type":"macvlan","master":"`+name+`","mode":"bridge"}`, "spec", "config"))
+		must(t, n.Update(ctx, definition))
+	}
+	device("ens98")
+	ovntest.Eventually(t, "a running gateway whose device does not exist any more is not ready, and its condition names it", func() bool {
+		g := gateway("gw2")
+		ready := meta.FindStatusCondition(g.Status.Conditions, kubeovn.ConditionReady)
+		return !g.Status.Ready && ready != nil && strings.Contains(ready.Message, "ens98")
+	})
+	device("ens99")
+	ovntest.Eventually(t, "it is ready again", func() bool { return gateway("gw2").Status.Ready })
 	n.deleteAll(client.ObjectKey{Namespace: "kube-system", Name: good}, client.ObjectKey{Namespace: "kube-system", Name: bad})
 }

@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"maps"
 	"net/netip"
+	"slices"
 	"sync"
 
 	"weft.dev/weft/internal/attach"
@@ -213,9 +214,9 @@ func (g *natGateway) fragment(items map[nft.Key]nft.Item) map[reconcile.Owner]ma
 	return map[reconcile.Owner]map[nft.Key]nft.Item{g.owner(): items}
 }
 
-// withdraw removes from the table the translations that no rule requires, and changes nothing else, because the gateway cannot be compiled.
+// withdraw removes the translations and addresses that are not required, and changes nothing else, because the gateway cannot be compiled.
 // An agent that has not programmed the gateway yet reads the table to find what is in effect.
-func (g *natGateway) withdraw(ctx context.Context, asked func(*nft.Element) bool) error {
+func (g *natGateway) withdraw(ctx context.Context, required *gateway.Requirements) error {
 	if err := g.lock(ctx); err != nil {
 		return err
 	}
@@ -225,15 +226,40 @@ func (g *natGateway) withdraw(ctx context.Context, asked func(*nft.Element) bool
 	}
 	left, err := g.reduce(ctx, func(item nft.Item) bool {
 		e, element := item.(*nft.Element)
-		return !element || asked(e)
+		return !element || required.Element(e)
 	})
 	if err == nil {
 		err = g.flush(left)
 	}
+	if err == nil {
+		err = g.release(ctx, required)
+	}
 	if err != nil {
-		return fmt.Errorf("NAT gateway %s: withdraw deleted rules: %w", g.name, err)
+		return fmt.Errorf("NAT gateway %s: withdraw deleted rules and EIPs: %w", g.name, err)
 	}
 	return nil
+}
+
+// release removes from net1 the addresses that are not required.
+func (g *natGateway) release(ctx context.Context, required *gateway.Requirements) error {
+	m, removed := g.anyNet1(), false
+	err := g.node.Pods.KeepMacvlanAddresses(ctx, m, func(address netip.Prefix) bool {
+		keep := required.Address(address.Addr())
+		removed = removed || !keep
+		return keep
+	})
+	if removed {
+		g.hash = ""
+	}
+	if g.outside != nil { // those that come back are announced
+		g.outside.Addresses = slices.DeleteFunc(g.outside.Addresses, func(a netip.Prefix) bool { return !required.Address(a.Addr()) })
+	}
+	return err //nolint:wrapcheck // withdraw names the gateway
+}
+
+// anyNet1 is net1, whatever device and mode it has.
+func (g *natGateway) anyNet1() podlink.Macvlan {
+	return podlink.Macvlan{Netns: g.rec.Netns, Name: gateway.Outside, Parent: gateway.Outside, Owner: g.rec.Key().Owner()}
 }
 
 // reduce commits the table without the items for which stays is false, and returns the others.
@@ -330,8 +356,7 @@ func (g *natGateway) stop(ctx context.Context) error {
 	defer g.unlock()
 	g.stopped = true
 	g.close()
-	m := podlink.Macvlan{Netns: g.rec.Netns, Name: gateway.Outside, Parent: gateway.Outside, Owner: g.rec.Key().Owner()}
-	err := g.node.Pods.DeleteMacvlan(ctx, m)
+	err := g.node.Pods.DeleteMacvlan(ctx, g.anyNet1())
 	g.node.Links.Set(map[reconcile.Owner]map[link.Key]link.Item{g.owner(): nil})
 	if err != nil {
 		return fmt.Errorf("NAT gateway %s: %w", g.name, err)

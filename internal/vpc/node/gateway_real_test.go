@@ -259,12 +259,12 @@ func (n *nodeUnderTest) namespace(name string) {
 	}
 }
 
-// withoutDefinition deletes floating IP fip01 while the gateway's NetworkAttachmentDefinition does not exist: with an agent that has
+// withoutDefinition deletes floating IP fip01 and its EIP while the gateway's NetworkAttachmentDefinition does not exist: with an agent that has
 // programmed the gateway, and with one that has not. Afterwards everything is as before.
-func withoutDefinition(n *nodeUnderTest, before, after func()) {
+func withoutDefinition(n *nodeUnderTest, gate *ovntest.Pod, before, after func()) {
 	ctx, t := n.t.Context(), n.t
 	for _, restart := range []bool{false, true} {
-		config, rule := nat.Definition(), &kubeovn.IptablesFIPRule{}
+		config, rule, eip := nat.Definition(), &kubeovn.IptablesFIPRule{}, &kubeovn.IptablesEIP{}
 		must(t, n.Get(ctx, client.ObjectKey{Namespace: "kube-system", Name: "ovn-vpc-external-network"}, config))
 		must(t, n.Delete(ctx, config))
 		ovntest.Eventually(t, "the agent has no definition", func() bool {
@@ -276,11 +276,20 @@ func withoutDefinition(n *nodeUnderTest, before, after func()) {
 		}
 		before()
 		must(t, n.Get(ctx, client.ObjectKey{Name: "fip01"}, rule))
+		must(t, n.Get(ctx, client.ObjectKey{Name: "eip3"}, eip))
+		must(t, n.Delete(ctx, eip))
 		must(t, n.Delete(ctx, rule))
 		after()
+		ovntest.Eventually(t, "the EIP is gone", func() bool {
+			return apierrors.IsNotFound(n.Get(ctx, client.ObjectKey{Name: "eip3"}, &kubeovn.IptablesEIP{}))
+		})
+		if out := ovntest.Run(t, gate.NetNS, "ip", "-o", "addr", "show", "net1"); strings.Contains(out, "192.168.100.232/") || !strings.Contains(out, "192.168.100.231/") {
+			t.Errorf("addresses of net1 without the EIP: %s", out)
+		}
 		config.SetResourceVersion("")
 		config.SetUID("")
 		must(t, n.Create(ctx, config))
+		must(t, n.Create(ctx, &kubeovn.IptablesEIP{ObjectMeta: metav1.ObjectMeta{Name: "eip3"}, Spec: eip.Spec}))
 		must(t, n.Create(ctx, &kubeovn.IptablesFIPRule{ObjectMeta: metav1.ObjectMeta{Name: "fip01"}, Spec: rule.Spec}))
 		before()
 	}
@@ -451,7 +460,7 @@ func TestGatewayOfUsers(t *testing.T) {
 		expect("the floating IP of a changed definition", host, "192.168.100.232:7000", "one 192.168.100.10")
 		expect("SNAT of a changed definition", floating, "1.1.1.1:7000", "router 192.168.100.231")
 	})
-	withoutDefinition(n, func() {
+	withoutDefinition(n, gate, func() {
 		expect("the floating IP without a definition", host, "192.168.100.232:7000", "one 192.168.100.10")
 		expect("SNAT without a definition", floating, "1.1.1.1:7000", "router 192.168.100.231")
 	}, func() {

@@ -196,6 +196,7 @@ func (g *gateways) prepare(ctx context.Context, rec *attach.Record) (of steps, e
 	case want == nil:
 		return of, cni.Errorf(cni.CodeTryAgainLater, "NAT gateway %s: there is no VpcNatGateway of this name", name)
 	case want.Problem != (nat.Problem{}):
+		g.reportNothing(ctx, rec, all.Required(name).Hash())
 		return of, cni.Errorf(cni.CodeTryAgainLater, "NAT gateway %s: %s", name, want.Problem.Message)
 	}
 	g.mu.Lock()
@@ -415,28 +416,43 @@ func (g *gateways) end(key attach.Key) {
 	delete(g.busy, key)
 }
 
-// follow brings one gateway in step. A gateway that cannot be compiled keeps its state, and the controller reports why; what its rules do
-// not require any more is withdrawn nevertheless.
+// follow brings one gateway in step. A gateway that cannot be compiled keeps its state, and the controller reports why; what its rules and
+// EIPs do not require any more is withdrawn nevertheless.
 func (g *gateways) follow(ctx context.Context, rec *attach.Record, all *nat.Network) error {
 	name := gatewayOf(rec)
 	made, err := g.get(ctx, rec, false)
 	if err != nil {
 		return err
 	}
-	want := all.Gateways[name]
-	if want == nil || want.Problem != (nat.Problem{}) {
-		return made.withdraw(ctx, all.Required(name))
+	var hash string
+	if want := all.Gateways[name]; want != nil && want.Problem == (nat.Problem{}) {
+		hash, err = want.Hash, made.program(ctx, want)
+	} else {
+		required := all.Required(name)
+		hash, err = required.Hash(), made.withdraw(ctx, required)
 	}
-	if err := made.program(ctx, want); err != nil {
+	if errors.Is(err, errClosed) || !g.keep(made, hash, err) || err == nil {
 		return err
 	}
+	return g.reportFailure(ctx, rec, err)
+}
+
+// keep records the result of programming a gateway, for the report. It returns false if the gateway was closed meanwhile.
+func (g *gateways) keep(made *natGateway, hash string, err error) bool {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	if g.open[rec.Key()] == made {
-		g.programmed[rec.Key()] = programmed{*rec, want.Hash}
+	key := made.rec.Key()
+	switch {
+	case g.open[key] != made:
+		return false
+	case err != nil:
+		delete(g.programmed, key)
+		delete(g.reported, key)
+	default:
+		g.programmed[key] = programmed{made.rec, hash}
 		signal(g.report)
 	}
-	return nil
+	return true
 }
 
 // reportAll reports what is in effect and not reported yet. Of several changes during a report, only the last is reported.
@@ -473,24 +489,31 @@ func (g *gateways) reportOne(ctx context.Context, rec *attach.Record, hash strin
 // maxFailure limits the text of a failure in a condition, in bytes.
 const maxFailure = 1024
 
-// failureTimeout limits the request that reports why an ADD fails.
+// failureTimeout limits the request that reports a failure.
 const failureTimeout = 2 * time.Second
 
-// reportFailure writes to the pod's condition why its ADD fails, for the controller's report on the VpcNatGateway, and returns the error.
+// reportFailure writes to the pod's condition why it cannot be programmed, for the controller's report on the VpcNatGateway, and returns the error.
 func (g *gateways) reportFailure(ctx context.Context, rec *attach.Record, err error) error {
-	if ctx.Err() != nil {
-		return err // the ADD fails for another reason
-	}
-	ctx, cancel := context.WithTimeout(ctx, failureTimeout)
-	defer cancel()
-	text := err.Error()
-	condition := corev1.PodCondition{
-		Type: nat.Condition, Status: corev1.ConditionFalse, Reason: nat.ReasonFailed, Message: strings.ToValidUTF8(text[:min(len(text), maxFailure)], ""),
-	}
-	if unreported := g.patch(ctx, rec, condition, false); unreported != nil {
-		g.deps.Log.Warn("why a NAT gateway cannot start could not be reported", "error", unreported)
+	if ctx.Err() == nil { // else it fails for another reason
+		text := err.Error()
+		g.deny(ctx, rec, nat.ReasonFailed, strings.ToValidUTF8(text[:min(len(text), maxFailure)], ""))
 	}
 	return err
+}
+
+// reportNothing writes to the pod's condition that it has no state: the addresses that its gateway does not require are free.
+func (g *gateways) reportNothing(ctx context.Context, rec *attach.Record, required string) {
+	g.deny(ctx, rec, nat.ReasonNothing, required)
+}
+
+// deny sets the pod's condition to False.
+func (g *gateways) deny(ctx context.Context, rec *attach.Record, reason, message string) {
+	ctx, cancel := context.WithTimeout(ctx, failureTimeout)
+	defer cancel()
+	condition := corev1.PodCondition{Type: nat.Condition, Status: corev1.ConditionFalse, Reason: reason, Message: message}
+	if err := g.patch(ctx, rec, condition, false); err != nil {
+		g.deps.Log.Warn("why a NAT gateway has no state could not be reported", "gateway", gatewayOf(rec), "error", err)
+	}
 }
 
 // patch writes the condition of the gateway's pod, unless it has it already; changed: it has another one.

@@ -7,6 +7,7 @@ import (
 	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
+	corev1 "k8s.io/api/core/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
 	kubeovn "weft.dev/weft/api/kubeovn/v1"
@@ -110,5 +111,108 @@ func TestAddressOfDeletedGateway(t *testing.T) {
 	w.settle(t)
 	if w.pods[pod] != nil || w.eips["eip3"] != nil || len(w.workloads) > 0 {
 		t.Errorf("in the end: pod %v, EIP %v, StatefulSets %v", w.pods[pod], w.eips["eip3"], w.workloads)
+	}
+}
+
+// An EIP of a gateway that cannot be compiled any more is deleted, and its address is free, once the gateway's pod does not have it: the agent
+// withdraws it, or the pod has no state because it was made again meanwhile.
+func TestEIPOfInvalidGateway(t *testing.T) {
+	const definition, pod = "ovn-vpc-external-network.kube-system", "vpc-nat-gw-gw1-0"
+	now := metav1.NewTime(time.Unix(2000, 0))
+	for name, between := range map[string]func(w *world){
+		"the pod runs": func(*world) {},
+		"the pod is made again": func(w *world) {
+			again := w.pods[pod].DeepCopy()
+			again.UID, again.Status = "again", corev1.PodStatus{}
+			w.pods[pod] = again
+		},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			for _, make := range w.users() {
+				make()
+			}
+			w.settle(t)
+			delete(w.definitions, definition)
+			w.settle(t)
+			between(w)
+			w.settle(t)
+			if w.eips["eip3"].Status.Ready || w.eips["eip3"].Status.IP == "" {
+				t.Errorf("the EIP of a gateway without a definition: %+v", w.eips["eip3"].Status)
+			}
+			w.eips["eip3"].DeletionTimestamp = &now
+			w.settle(t)
+			if w.eips["eip3"] == nil {
+				t.Fatal("the EIP is gone, and a rule names it")
+			}
+			delete(w.fips, "fip01")
+			agent := w.pods[pod].Status.DeepCopy()
+			w.step(t)
+			w.pods[pod].Status = *agent // the agent has not withdrawn the address yet
+			w.step(t)
+			if w.eips["eip3"] == nil {
+				t.Fatal("the EIP is gone while the pod has its address")
+			}
+			w.settle(t)
+			if w.eips["eip3"] != nil {
+				t.Fatalf("the EIP stays: %+v", w.eips["eip3"])
+			}
+			w.eip("next", 30, "192.168.100.232")
+			w.settle(t)
+			if have := w.eips["next"].Status; have.IP != "192.168.100.232" {
+				t.Errorf("the next EIP of the address: %+v", have)
+			}
+			w.definitions[definition] = natDefinition
+			w.settle(t)
+			if have := w.conditions(); strings.Contains(have, "ready=false") {
+				t.Errorf("with the definition: %s", have)
+			}
+		})
+	}
+}
+
+// A gateway whose node does not report is not Ready, and neither are its EIPs and rules. One whose container stops is.
+func TestLostGateway(t *testing.T) {
+	w := newWorld(t)
+	for _, make := range w.users() {
+		make()
+	}
+	w.settle(t)
+	condition := func(of corev1.PodConditionType, status corev1.ConditionStatus, second int64) corev1.PodCondition {
+		return corev1.PodCondition{Type: of, Status: status, LastTransitionTime: metav1.NewTime(time.Unix(second, 0))}
+	}
+	programmed := w.pods["vpc-nat-gw-gw1-0"].Status.Conditions[0]
+	programmed.LastTransitionTime = metav1.NewTime(time.Unix(100, 0))
+	for name, c := range map[string]struct {
+		ready, containers corev1.PodCondition
+		want              bool
+	}{
+		"it runs": {condition(corev1.PodReady, corev1.ConditionTrue, 101), condition(corev1.ContainersReady, corev1.ConditionTrue, 99), true},
+		"the kubelet has not seen the readiness gate": {
+			condition(corev1.PodReady, corev1.ConditionFalse, 90), condition(corev1.ContainersReady, corev1.ConditionTrue, 99), true,
+		},
+		"its container stops": {
+			condition(corev1.PodReady, corev1.ConditionFalse, 200), condition(corev1.ContainersReady, corev1.ConditionFalse, 200), true,
+		},
+		"its node is gone": {condition(corev1.PodReady, corev1.ConditionFalse, 200), condition(corev1.ContainersReady, corev1.ConditionTrue, 99), false},
+	} {
+		t.Run(name, func(t *testing.T) {
+			w.pods["vpc-nat-gw-gw1-0"].Status.Conditions = []corev1.PodCondition{programmed, c.ready, c.containers}
+			statuses := plan.Compile(w.objects()).Statuses
+			if c.want {
+				if len(statuses) > 0 {
+					t.Errorf("reports on %s", statuses[0].GetName())
+				}
+				return
+			}
+			for _, name := range []string{"gw1", "eip3", "fip01"} {
+				at := slices.IndexFunc(statuses, func(o plan.Object) bool { return o.GetName() == name })
+				if at < 0 {
+					t.Errorf("no report on %s", name)
+				} else if text := dump(statuses[at]); !strings.Contains(text, "node1 is not ready") || strings.Contains(text, `"ready":true`) {
+					t.Errorf("the report on %s: %s", name, text)
+				}
+			}
+		})
 	}
 }

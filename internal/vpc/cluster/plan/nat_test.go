@@ -63,12 +63,20 @@ func (w *world) gatewaysOf(t fataler, p *plan.Plan) bool {
 		pod.Namespace, pod.Annotations = kubeovn.ConfigNamespace, set.Spec.Template.Annotations
 		w.pods[pod.Name] = pod
 	}
-	for name, g := range nat.Compile(w.natObjects()).Gateways { // the agents
+	compiled := nat.Compile(w.natObjects())
+	for name, g := range compiled.Gateways { // the agents
 		pod := w.pods[nat.PodName(name)]
-		if pod == nil || g.Hash == "" || w.ips[objects.PodKey(pod.Namespace, pod.Name)] == nil {
+		if pod == nil || w.ips[objects.PodKey(pod.Namespace, pod.Name)] == nil {
 			continue
 		}
-		reports := []corev1.PodCondition{{Type: nat.Condition, Status: corev1.ConditionTrue, Message: g.Hash}}
+		report := corev1.PodCondition{Type: nat.Condition, Status: corev1.ConditionTrue, Message: g.Hash}
+		if g.Hash == "" {
+			report.Message = compiled.Required(name).Hash()
+		}
+		if has := pod.Status.Conditions; g.Hash == "" && (len(has) == 0 || has[0].Status == corev1.ConditionFalse) { // its ADD fails
+			report.Status, report.Reason = corev1.ConditionFalse, nat.ReasonNothing
+		}
+		reports := []corev1.PodCondition{report}
 		if !slices.Equal(pod.Status.Conditions, reports) {
 			pod.Status.Conditions, acted = reports, true
 		}

@@ -19,15 +19,20 @@ import (
 type running struct {
 	// pods is the number of existing pods, whatever their state.
 	pods int
-	// hashes are the hashes of what their agents have programmed; empty: nothing yet.
-	hashes []string
-	// failure is why an agent could not program one of them; empty: none failed.
-	failure string
+	// hashes are the hashes of what their agents have programmed; empty: nothing yet. most are the hashes of what they have at most; empty: unknown.
+	hashes, most []string
+	// failure is why an agent could not program one of them; empty: none failed. lost is the name of one whose node does not report; empty: none.
+	failure, lost string
 }
 
 // has reports whether a pod runs, and all existing pods have the state.
-func (r running) has(hash string) bool {
-	return len(r.hashes) > 0 && !slices.ContainsFunc(r.hashes, func(h string) bool { return h != hash })
+func (r running) has(hash string) bool { return len(r.hashes) > 0 && all(r.hashes, hash) }
+
+// within reports whether no existing pod has more than the state.
+func (r running) within(hash string) bool { return all(r.most, hash) }
+
+func all(hashes []string, hash string) bool {
+	return !slices.ContainsFunc(hashes, func(h string) bool { return h != hash })
 }
 
 // some reports whether a pod runs, and all existing pods have a state, of the same objects or older ones.
@@ -35,28 +40,52 @@ func (r running) some() bool { return len(r.hashes) > 0 && !slices.Contains(r.ha
 
 // runningOf returns what the pods of each gateway report.
 func runningOf(pods map[types.UID]*corev1.Pod) map[string]running {
-	all := map[string]running{}
+	byName := map[string]running{}
 	for _, pod := range pods {
 		if objects.Ended(pod) {
 			continue
 		}
 		name := strings.TrimSuffix(strings.TrimPrefix(pod.Name, nat.PodPrefix), "-0")
-		r := all[name]
+		r := byName[name]
 		r.pods++
-		hash := ""
+		hash, most := "", ""
 		for _, condition := range pod.Status.Conditions {
 			switch {
 			case condition.Type != nat.Condition:
 			case condition.Status == corev1.ConditionTrue:
-				hash = condition.Message
+				hash, most = condition.Message, condition.Message
+			case condition.Reason == nat.ReasonNothing:
+				most = condition.Message
 			case condition.Reason == nat.ReasonFailed:
 				r.failure = max(r.failure, condition.Message) // of several, one that does not depend on their order
 			}
 		}
-		r.hashes = append(r.hashes, hash)
-		all[name] = r
+		if isLost(pod) {
+			r.lost = max(r.lost, pod.Namespace+"/"+pod.Name+" on node "+pod.Spec.NodeName)
+		}
+		r.hashes, r.most = append(r.hashes, hash), append(r.most, most)
+		byName[name] = r
 	}
-	return all
+	return byName
+}
+
+// isLost reports whether the kubelet of a pod's node does not report any more. The node controller then sets the pod's condition Ready to False,
+// later than the agent has set its own, and leaves ContainersReady as the kubelet has written it. The kubelet sets both if a container stops,
+// which a gateway's traffic does not notice.
+func isLost(pod *corev1.Pod) bool {
+	var ready, containers, programmed corev1.PodCondition
+	for _, condition := range pod.Status.Conditions {
+		switch condition.Type {
+		case corev1.PodReady:
+			ready = condition
+		case corev1.ContainersReady:
+			containers = condition
+		case nat.Condition:
+			programmed = condition
+		}
+	}
+	return ready.Status == corev1.ConditionFalse && containers.Status == corev1.ConditionTrue && programmed.Status == corev1.ConditionTrue &&
+		ready.LastTransitionTime.After(programmed.LastTransitionTime.Time)
 }
 
 // stays reports whether an object was Ready with its current generation.
@@ -89,6 +118,9 @@ func (j *judge) gateway(g *nat.Gateway, r running) nat.Problem {
 			"spec.affinity; correct them: " + j.refused[nat.WorkloadName(g.Value.Name)]}
 	case r.pods == 0:
 		return nat.Problem{Reason: kubeovn.ReasonPending, Message: fmt.Sprintf("pod %s/%s is not there yet", kubeovn.ConfigNamespace, nat.PodName(g.Value.Name))}
+	case r.lost != "":
+		return nat.Problem{Reason: kubeovn.ReasonPending, Message: fmt.Sprintf("pod %s is not ready, because the node's kubelet does not report; if the node "+
+			"does not come back, delete the Node object, so that the gateway starts on another node", r.lost)}
 	}
 	return nat.Problem{}
 }

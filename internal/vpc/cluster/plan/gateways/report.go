@@ -73,12 +73,24 @@ func (r *reporter) eip(e *nat.EIP) eipState {
 	g, pods := r.compiled.Gateways[e.Value.Gateway], r.running[e.Value.Gateway]
 	state := eipState{running: pods, problem: r.judge.eip(e, g, pods)}
 	r.eipStatus(e, g, state.problem)
-	// A pod may outlive its gateway, which may be deleted before it has its finalizer, and keeps the addresses that it has.
-	gone := pods.pods == 0 || g != nil && g.Hash != "" && !g.Has(e.Value.Name) && pods.has(g.Hash)
 	if r.addresses.of(e) != "" || report.Held(e.Object) {
-		r.finalize(e.Object, len(e.Rules) == 0 && gone)
+		r.finalize(e.Object, len(e.Rules) == 0 && r.released(e, g, pods))
 	}
 	return state
+}
+
+// released reports whether no pod has the EIP's address.
+func (r *reporter) released(e *nat.EIP, g *nat.Gateway, pods running) bool {
+	switch {
+	case pods.pods == 0:
+		return true
+	case g == nil:
+		return false // a pod may outlive its gateway, which may be deleted before it has its finalizer, and keeps the addresses that it has
+	case g.Hash != "":
+		return !g.Has(e.Value.Name) && pods.has(g.Hash)
+	}
+	required := r.compiled.Required(g.Value.Name)
+	return !required.Address(e.Value.Addr) && pods.within(required.Hash())
 }
 
 func (r *reporter) gatewayStatus(g *nat.Gateway, pods running) {
