@@ -151,7 +151,7 @@ func (r *round) createSome(ctx context.Context, bulks []bulk, p *cloud.Burst) er
 		})
 	}
 	_ = calls.Wait() // errs has what failed
-	answered(errors.Join(errs...))
+	answered(errs...)
 
 	nodes := map[string]string{} // by a port's id
 	for i, b := range bulks {

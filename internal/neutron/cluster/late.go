@@ -1,6 +1,7 @@
 package cluster
 
 import (
+	"slices"
 	"sync"
 	"time"
 
@@ -37,8 +38,8 @@ func (l *lates) time() time.Time {
 	return time.Now()
 }
 
-// begin notes that requests are sent that create something for an object. The caller has to call done after them, with their error.
-func (l *lates) begin(uid types.UID) (done func(error)) {
+// begin notes that requests are sent that create something for an object. The caller has to call done after them, with the error of each.
+func (l *lates) begin(uid types.UID) (done func(...error)) {
 	l.mu.Lock()
 	defer l.mu.Unlock()
 	if l.all == nil {
@@ -50,11 +51,11 @@ func (l *lates) begin(uid types.UID) (done func(error)) {
 		l.all[uid] = one
 	}
 	one.underWay++
-	return func(err error) {
+	return func(errs ...error) {
 		l.mu.Lock()
 		defer l.mu.Unlock()
 		one.underWay--
-		if openstack.Late(err) {
+		if slices.ContainsFunc(errs, openstack.Late) {
 			one.last = l.time()
 		}
 		if one.underWay == 0 && l.time().Sub(one.last) >= lateLimit {

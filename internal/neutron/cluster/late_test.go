@@ -1,7 +1,9 @@
 package cluster
 
 import (
+	"bytes"
 	"context"
+	"io"
 	"net/http"
 	"slices"
 	"strings"
@@ -119,5 +121,44 @@ func TestDeletionAmidRequests(t *testing.T) {
 	two(nil)
 	if left := l.left("a"); left != 0 || len(l.all) > 0 {
 		t.Errorf("after all were answered: %s, %v", left, l.all)
+	}
+}
+
+// failing answers requests for ports with the statuses of their hosts.
+type failing map[string]int
+
+func (f failing) RoundTrip(req *http.Request) (*http.Response, error) {
+	if req.Method == http.MethodPost && strings.HasSuffix(req.URL.Path, "/ports") {
+		text, err := io.ReadAll(req.Body)
+		if err != nil {
+			return nil, err
+		}
+		for host, status := range f {
+			if bytes.Contains(text, []byte(host)) {
+				return &http.Response{
+					StatusCode: status, Header: http.Header{}, Body: io.NopCloser(strings.NewReader("failed")), Request: req, ProtoMajor: 1,
+				}, nil
+			}
+		}
+		req.Body = io.NopCloser(bytes.NewReader(text))
+	}
+	return http.DefaultTransport.RoundTrip(req)
+}
+
+// Of two requests at the same time, one is refused and the other one is not answered in time: the other one is waited for.
+func TestLateBesideRefused(t *testing.T) {
+	for _, hosts := range []failing{
+		{"host-n1": http.StatusBadRequest, "host-n2": http.StatusGatewayTimeout}, {"host-n1": http.StatusGatewayTimeout, "host-n2": http.StatusBadRequest},
+	} {
+		r := newRig(t, slices.Concat(blue(), node("n1"), node("n2"), pods("n1", 3), pods("n2", 3))...)
+		r.cloud.way = hosts
+		r.open.held.Store(r.cloud.session(t))
+		r.addBlue()
+		if _, err := r.ports(time.Now).Reconcile(t.Context(), request("blue")); err == nil {
+			t.Error("no error")
+		}
+		if left := r.open.lates.left("uid-blue"); left == 0 {
+			t.Errorf("with %v, a deletion waits for nothing", hosts)
+		}
 	}
 }
