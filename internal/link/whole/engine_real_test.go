@@ -270,6 +270,13 @@ func TestWatch(t *testing.T) {
 				t.Fatal(err)
 			}
 		}
+		if err := e.Commit(t.Context(), reconcile.Change[whole.Key, whole.Item]{Delete: state(peer(10)...)}); err != nil {
+			t.Fatal(err)
+		}
+		ip(t, "neigh replace 192.0.2.50 lladdr 02:00:00:00:00:50 nud permanent dev eth0") // not a managed device
+		ip(t, "neigh del 192.0.2.50 dev eth0")
+		ip(t, "neigh replace 10.5.200.9 lladdr 02:00:00:00:00:51 nud stale dev flannel.1") // not permanent
+		ip(t, "neigh del 10.5.200.9 dev flannel.1")
 		select {
 		case <-events:
 			continue
@@ -281,10 +288,17 @@ func TestWatch(t *testing.T) {
 	if !quiet {
 		t.Error("own requests are reported")
 	}
-	ip(t, "route del 10.5.2.0/24")
-	<-events
-	ip(t, "link del flannel.1")
-	<-events
+	for _, change := range []string{
+		"route del 10.5.2.0/24", "neigh del 10.5.12.0 dev flannel.1", "neigh replace 10.5.13.0 lladdr 02:00:00:00:00:52 nud permanent dev flannel.1",
+		"neigh replace 10.5.14.0 lladdr 02:00:00:00:00:53 nud stale dev flannel.1",
+		"neigh replace 10.5.200.9 lladdr 02:00:00:00:00:54 nud permanent dev flannel.1", "link del flannel.1",
+	} {
+		ip(t, change)
+		<-events
+		for len(events) > 0 {
+			<-events
+		}
+	}
 	cancel()
 	for range events { //nolint:revive // until it is closed
 	}

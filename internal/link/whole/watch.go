@@ -124,7 +124,9 @@ func (w *watcher) link(message *syscall.NetlinkMessage) bool {
 	return w.engine.options.Owns(name) || w.engine.options.Owns(before) || index == w.engine.attended.index || name == w.engine.attended.name
 }
 
-// neighbour reports whether a neighbour or forwarding entry changed that is, or was, permanent.
+// neighbour reports whether a neighbour or forwarding entry of a managed device changed that is, or was, permanent. The kernel reports the
+// deletion of a neighbour, and each change of a VXLAN device's forwarding entries (vxlan_fdb_notify), without the program that caused it. So
+// they are compared with what is known.
 func (w *watcher) neighbour(message *syscall.NetlinkMessage) bool {
 	if len(message.Data) < unix.SizeofNdMsg {
 		return false
@@ -133,22 +135,26 @@ func (w *watcher) neighbour(message *syscall.NetlinkMessage) bool {
 	if err != nil {
 		return true
 	}
-	if n.Family != unix.AF_BRIDGE {
-		// Dynamic neighbours change all the time. The state of a deleted entry has no meaning.
-		return message.Header.Type == unix.RTM_DELNEIGH || n.State&netlink.NUD_PERMANENT != 0
-	}
-	// A VXLAN device's events do not identify the program that caused them (vxlan_fdb_notify), so they are compared with what is known.
 	w.engine.mu.Lock()
 	defer w.engine.mu.Unlock()
 	name, ok := w.engine.names[n.LinkIndex]
-	if !ok || len(n.HardwareAddr) != len(MAC{}) {
+	if !ok || !w.engine.options.Owns(name) {
 		return false
 	}
-	remote, _ := netip.AddrFromSlice(n.IP)
-	item := &FDB{name, MAC(n.HardwareAddr), remote.Unmap()}
-	known, present := w.engine.known[item.Key()]
-	if message.Header.Type == unix.RTM_DELNEIGH {
-		return present && known.Equal(item)
+	addr, _ := netip.AddrFromSlice(n.IP)
+	var mac MAC
+	copy(mac[:], n.HardwareAddr)
+	var item Item = &Neighbour{name, addr.Unmap(), mac}
+	if n.Family == unix.AF_BRIDGE {
+		item = &FDB{name, mac, addr.Unmap()}
 	}
-	return n.State&netlink.NUD_PERMANENT != 0 && (!present || !known.Equal(item))
+	known, present := w.engine.known[item.Key()]
+	switch {
+	case message.Header.Type == unix.RTM_DELNEIGH:
+		// A forwarding entry to another remote address is one that the known one has replaced.
+		return present && (n.Family != unix.AF_BRIDGE || known.Equal(item))
+	case n.State&netlink.NUD_PERMANENT == 0: // dynamic neighbours change all the time
+		return present
+	}
+	return !present || !known.Equal(item)
 }
