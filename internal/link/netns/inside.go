@@ -2,8 +2,10 @@ package netns
 
 import (
 	"fmt"
+	"maps"
 	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 )
 
@@ -21,10 +23,12 @@ func Inside(netns string, work func() error) error {
 	return OnThread(namespace, work)
 }
 
-// WriteSettings writes settings of the network namespace at the path, given by their paths under /proc/sys, if they differ.
+// WriteSettings writes settings of the network namespace at the path, given by their paths under /proc/sys, if they differ. It
+// writes them in the order of their paths: net/ipv4/ip_forward after those of devices, so that nothing is forwarded by other settings.
 func WriteSettings(netns string, settings map[string]string) error {
 	return Inside(netns, func() error {
-		for name, value := range settings {
+		for _, name := range slices.Sorted(maps.Keys(settings)) {
+			value := settings[name]
 			path := filepath.Join(procSys, name)
 			have, err := os.ReadFile(path)
 			if err == nil && strings.TrimSpace(string(have)) != value {

@@ -86,12 +86,14 @@ func Compile(in *Input) Result {
 }
 
 // sysctls returns the settings of a gateway. Paths are symmetric, so a strict reverse path filter drops only spoofed packets. arp_ignore
-// and arp_announce restrict each device to its own addresses.
+// and arp_announce restrict each device to its own addresses. A new namespace has the settings of the node, and for a device the larger one of
+// its own and that of "all" counts, or either.
 func sysctls() map[string]string {
-	values := map[string]string{"net/ipv4/ip_forward": "1", "net/ipv4/conf/all/send_redirects": "0"}
-	for _, device := range []string{Inside, Outside} {
+	values := map[string]string{"net/ipv4/ip_forward": "1"}
+	for _, device := range []string{"all", Inside, Outside} {
 		for name, value := range map[string]string{
-			"arp_ignore": "1", "arp_announce": "2", "rp_filter": "1", "accept_redirects": "0", "send_redirects": "0", "accept_source_route": "0",
+			"arp_ignore": "1", "arp_announce": "2", "arp_filter": "0", "proxy_arp": "0", "proxy_arp_pvlan": "0", "rp_filter": "1", "accept_local": "0",
+			"route_localnet": "0", "accept_redirects": "0", "send_redirects": "0", "accept_source_route": "0",
 		} {
 			values["net/ipv4/conf/"+device+"/"+name] = value
 		}

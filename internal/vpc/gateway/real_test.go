@@ -71,6 +71,45 @@ func program(ctx context.Context, t *testing.T, netns ns.NetNS, state *gateway.S
 	return len(ruleChange.Set) + len(ruleChange.Delete), len(linkChange.Set) + len(linkChange.Delete)
 }
 
+// testSpoofed sends packets to a floating IP from outside, with the source address of another pod of the VPC. None arrives.
+func testSpoofed(t *testing.T, host, floating *ovntest.Pod) {
+	t.Helper()
+	const honest, spoofed = "192.168.100.10", "10.0.1.11"
+	ovntest.Run(t, floating.NetNS, "nft", "add table ip spoofed; add chain ip spoofed in { type filter hook prerouting priority -300; }; "+
+		"add rule ip spoofed in ip saddr "+spoofed+" udp dport 7777 counter; add rule ip spoofed in ip saddr "+honest+" udp dport 7778 counter; "+
+		"add rule ip spoofed in ip saddr "+honest+" udp dport 7779 counter")
+	host.IP("addr", "add", spoofed+"/32", "dev", "lo")
+	defer host.IP("addr", "del", spoofed+"/32", "dev", "lo")
+	list := func() string { return ovntest.Run(t, floating.NetNS, "nft", "list", "table", "ip", "spoofed") }
+	send := func(source string, port int) {
+		err := host.Do(func(ns.NetNS) error {
+			conn, err := net.DialUDP("udp4", &net.UDPAddr{IP: net.ParseIP(source)}, &net.UDPAddr{IP: net.ParseIP("192.168.100.232"), Port: port})
+			if err != nil {
+				return err
+			}
+			defer func() { _ = conn.Close() }()
+			for range 10 {
+				if _, err := conn.Write([]byte("x")); err != nil && !errors.Is(err, syscall.ECONNREFUSED) {
+					return err
+				}
+			}
+			return nil
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		if source == honest {
+			ovntest.Eventually(t, "honest packets arrive", func() bool { return !strings.Contains(list(), fmt.Sprint(port, " counter packets 0 ")) })
+		}
+	}
+	send(honest, 7778) // from then on all neighbours are known
+	send(spoofed, 7777)
+	send(honest, 7779) // when they have arrived, those before would have, too
+	if have := list(); !strings.Contains(have, "7777 counter packets 0 ") {
+		t.Errorf("a host outside reaches a pod as %s: %s", spoofed, have)
+	}
+}
+
 // The complete path of packets between pods of a VPC and an outside network, by OVN and the gateway's engines.
 func TestGateway(t *testing.T) {
 	site := ovntest.NewSite(t, 1)
@@ -123,6 +162,11 @@ func TestGateway(t *testing.T) {
 		ovntest.Run(t, gw.NetNS, "ethtool", "-K", device, "tx", "off")
 	}
 	gw.IP("link", "set", "net1", "up")
+	for _, setting := range []string{"rp_filter=2", "arp_ignore=8", "arp_announce=0", "arp_filter=1", "proxy_arp=1", "accept_local=1", "route_localnet=1"} {
+		for _, device := range []string{"all", "default", "eth0", "net1"} { // a new namespace has the settings of its node
+			ovntest.Run(t, gw.NetNS, "sysctl", "-qw", "net.ipv4.conf."+device+"."+setting)
+		}
+	}
 	first := gateway.Compile(in)
 	program(t.Context(), t, gw.NetNS, &first.State)
 	if n, m := program(t.Context(), t, gw.NetNS, &first.State); n != 0 || m != 0 {
@@ -188,6 +232,7 @@ func TestGateway(t *testing.T) {
 		{"10.0.1.254", layers.TCP{DstPort: 40000, ACK: true}},
 	}})
 	testICMP(t, host, a1, a2)
+	testSpoofed(t, host, a2)
 	testRemovedRoute(t, gw, host, a1, a3)
 	for name, p := range map[string]*ovntest.Pod{"host": host, "router": router} {
 		for line := range strings.Lines(ovntest.Run(t, p.NetNS, "nft", "list", "table", "ip", "sources")) {
