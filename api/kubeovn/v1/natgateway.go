@@ -29,6 +29,8 @@ type VpcNatGateway struct {
 }
 
 // VpcNatGatewaySpec describes a gateway.
+//
+// +kubebuilder:validation:XValidation:rule="(has(self.externalSubnets) && size(self.externalSubnets) > 0 ? self.externalSubnets[0] : 'ovn-vpc-external-network') == (has(oldSelf.externalSubnets) && size(oldSelf.externalSubnets) > 0 ? oldSelf.externalSubnets[0] : 'ovn-vpc-external-network')",message="externalSubnets cannot be changed: delete the gateway and make it anew"
 type VpcNatGatewaySpec struct {
 	// namespace is not served: gateways' pods are in the namespace of the ConfigMaps.
 	// +optional
@@ -40,7 +42,8 @@ type VpcNatGatewaySpec struct {
 	// subnet is the Subnet of the VPC that the gateway has its lanIp in.
 	// +kubebuilder:validation:MaxLength=253
 	Subnet string `json:"subnet"`
-	// externalSubnets holds the external Subnet. Only the first is served. Default: ovn-vpc-external-network.
+	// externalSubnets holds the external Subnet. Only the first is served. It cannot be changed: a running gateway has an address of it. Default:
+	// ovn-vpc-external-network.
 	// +optional
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=16

@@ -132,14 +132,26 @@ type Bound struct {
 	Names []string
 }
 
+// named returns the annotation that names Subnets, and its list of them; "" if none does.
+func named(annotations map[string]string) (annotation, list string) {
+	if list = strings.TrimSpace(annotations[kubeovn.AnnotationLogicalSwitch]); list != "" {
+		return kubeovn.AnnotationLogicalSwitch, list
+	}
+	if network, part, _ := strings.Cut(annotations[placement.AnnotationNetwork], "/"); network == Network {
+		list = part
+	}
+	return placement.AnnotationNetwork, list
+}
+
 // Asked returns the Subnet that a pod's annotations name; empty if none.
 func Asked(annotations map[string]string) string {
-	return strings.TrimSpace(annotations[kubeovn.AnnotationLogicalSwitch])
+	_, name := named(annotations)
+	return name
 }
 
 // Listed returns the Subnets that the annotations of a namespace name.
 func Listed(annotations map[string]string) []string {
-	list := strings.TrimSpace(annotations[kubeovn.AnnotationLogicalSwitch])
+	_, list := named(annotations)
 	if list == "" {
 		return nil
 	}
@@ -162,18 +174,18 @@ func (s *Subnets) Of(pod placement.Pod, namespace placement.Namespace) (b Bound,
 	if elsewhere(pod.Annotations) {
 		return Bound{}, false
 	}
-	if name := Asked(pod.Annotations); name != "" {
-		b = Bound{Level: placement.ByPod, Reason: fmt.Sprintf("annotation %s of the pod is %.64q", kubeovn.AnnotationLogicalSwitch, name)}
+	if annotation, name := named(pod.Annotations); name != "" {
+		b = Bound{Level: placement.ByPod, Reason: fmt.Sprintf("annotation %s of the pod names Subnet %.64q", annotation, name)}
 		s.choose(&b, pod, namespace, name)
 		return b, true
 	}
 	if elsewhere(namespace.Annotations) {
 		return Bound{}, false
 	}
-	if list := strings.TrimSpace(namespace.Annotations[kubeovn.AnnotationLogicalSwitch]); list != "" {
+	if annotation, list := named(namespace.Annotations); list != "" {
 		b = Bound{
 			Level:  placement.ByNamespace,
-			Reason: fmt.Sprintf("annotation %s of namespace %s is %.256q", kubeovn.AnnotationLogicalSwitch, namespace.Name, list),
+			Reason: fmt.Sprintf("annotation %s of namespace %s names Subnets %.256q", annotation, namespace.Name, list),
 		}
 		for _, name := range Listed(namespace.Annotations) {
 			s.choose(&b, pod, namespace, name)

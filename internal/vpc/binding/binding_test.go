@@ -81,6 +81,34 @@ func TestOf(t *testing.T) {
 	}
 }
 
+// The annotation of networks can name a Subnet as well, and gives no permission that the Subnet's own does not give.
+func TestPartOfAnnotation(t *testing.T) {
+	all := binding.NewSubnets()
+	all.Set(subnet("open", 1, nil))
+	all.Set(subnet("shop", 1, func(s *binding.Subnet) { s.Namespaces = []string{"shop"} }))
+	at := func(network string) map[string]string { return map[string]string{placement.AnnotationNetwork: network} }
+	for name, c := range map[string]struct {
+		pod, space map[string]string
+		want       []string
+		refuse     string
+	}{
+		"the pod's":       {pod: at("vpc/open"), want: []string{"open"}},
+		"the namespace's": {space: at("vpc/open"), want: []string{"open"}},
+		"both":            {pod: at("vpc/open"), space: at("vpc/shop"), want: []string{"open"}},
+		"beside logical_switch": {
+			pod: map[string]string{placement.AnnotationNetwork: "vpc", "ovn.kubernetes.io/logical_switch": "open"}, want: []string{"open"},
+		},
+		"one that does not exist":    {pod: at("vpc/none"), refuse: `Subnet "none" does not exist`},
+		"one without the permission": {pod: at("vpc/shop"), refuse: "may not use Subnet shop"},
+	} {
+		pod, namespace := placement.Pod{Namespace: "x", Name: "web", Annotations: c.pod}, placement.Namespace{Name: "x", Annotations: c.space}
+		b, ok := all.Of(pod, namespace)
+		if !ok || !slices.Equal(b.Names, c.want) || !strings.Contains(b.Refuse, c.refuse) || (b.Refuse == "") != (c.refuse == "") {
+			t.Errorf("%s: bound %t, %+v", name, ok, b)
+		}
+	}
+}
+
 // A pod that an annotation puts on another network is bound to no Subnet, so that it is assigned no address. An annotation of the namespace
 // yields to a Subnet that the pod names.
 func TestOtherNetwork(t *testing.T) {

@@ -396,6 +396,22 @@ func (n *nodeUnderTest) deleteAll(pods ...client.ObjectKey) {
 	})
 }
 
+// refused makes changes that the API server has to refuse, because a gateway's pod has an address of its external Subnet.
+func refused(n *nodeUnderTest) {
+	ctx, t := n.t.Context(), n.t
+	gate, eip := &kubeovn.VpcNatGateway{}, &kubeovn.IptablesEIP{}
+	must(t, n.Get(ctx, client.ObjectKey{Name: "gw1"}, gate))
+	must(t, n.Get(ctx, client.ObjectKey{Name: "eip3"}, eip))
+	gate.Spec.ExternalSubnets = []string{kubeovn.DefaultExternalSubnet}
+	must(t, n.Update(ctx, gate)) // the default, in words
+	gate.Spec.ExternalSubnets, eip.Spec.ExternalSubnet = []string{"another"}, "another"
+	for _, object := range []client.Object{gate, eip} {
+		if err := n.Update(ctx, object); err == nil || !strings.Contains(err.Error(), "cannot be changed: delete the") {
+			t.Errorf("another external Subnet of %s: %v", object.GetName(), err)
+		}
+	}
+}
+
 // From the users' manifests to packets: controller, API server, OVN and agent are real.
 func TestGatewayOfUsers(t *testing.T) {
 	n, host, router := newGateways(t, "")
@@ -437,6 +453,7 @@ func TestGatewayOfUsers(t *testing.T) {
 		t.Errorf("a source that no rule matches gets out: %q", have)
 	}
 
+	refused(n)
 	snat.Spec.InternalCIDR = "10.0.1.0/24" // the corrected rule
 	must(t, c.Update(ctx, snat))
 	expect("the corrected rule", one, "1.1.1.1:7000", "router 192.168.100.231")

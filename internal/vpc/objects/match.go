@@ -268,6 +268,9 @@ func (p *parser) constant(name string, s symbol) (constant, error) {
 		ok = err == nil && len(mac) == 6 && strings.Contains(text, ":")
 	case portName:
 		ok = len(text) > 2 && text[0] == '"' && !strings.Contains(text, `\`)
+		if ok && !strings.Contains(text, "/") { // it would match no packet, also in a rule that drops
+			return value, fmt.Errorf(`%s is no logical port; write Subnet and address, as in %s == "net1/10.0.1.5"`, quote(text), name)
+		}
 	case number:
 		value, ok = integer(text, s.bits)
 		switch {

@@ -28,8 +28,8 @@ func goodMatches() map[string]int {
 		"tcp.flags == 2/18":                         2,
 		"tcp.flags != 0x2/0x12":                     4,
 		"!(ip4.dst != 10.0.0.0/8)":                  1,
-		`inport == "net1.10.0.1.5"`:                 1,
-		`!(inport != {"a", "b"})`:                   2,
+		`inport == "net1/10.0.1.5"`:                 1,
+		`!(inport != {"a/1", "b/1"})`:               2,
 		"eth.src == 0a:58:0a:00:01:05":              1,
 		"ip6.src == fd00::/64":                      1,
 		"!ct.est && ct.new":                         1,
@@ -115,6 +115,7 @@ func badMatches() map[string]string {
 		`is_chassis_resident("x")`:        "not a field",
 		`inport == "a\"`:                  "not a value",
 		`inport == "a`:                    "not a value",
+		`inport == "web.shop"`:            `write Subnet and address, as in inport == "net1/10.0.1.5"`,
 		"ip4\nip6":                        "not allowed",
 		"ip4; drop":                       "not expected",
 		"! 1":                             "! needs",
@@ -153,7 +154,7 @@ func refusedByOVN() map[string]string {
 		"ip.proto != {6, 17}":            "equality only",
 		"!(ip.proto == 6)":               "equality only",
 		"!(ct.new && !(ip.proto != 6))":  "equality only",
-		`inport != "x"`:                  "equality only",
+		`inport != "x/1"`:                "equality only",
 		`!(outport == {"x", "y"})`:       "equality only",
 		"icmp4.type != 8":                "equality only",
 		"ip.ttl < 5":                     "no order",
@@ -211,7 +212,7 @@ func TestMatchesAreDocumented(t *testing.T) {
 }
 
 func FuzzCheckMatch(f *testing.F) {
-	f.Add(`ip4.src == {10.0.1.0/24, 10.0.2.5} && (tcp.dst == 80 || inport == "x")`)
+	f.Add(`ip4.src == {10.0.1.0/24, 10.0.2.5} && (tcp.dst == 80 || inport == "net1/10.0.1.5")`)
 	f.Fuzz(func(t *testing.T, text string) {
 		if CheckMatch(text) != nil {
 			return

@@ -61,9 +61,9 @@ func TestOVNParsesMatches(t *testing.T) {
 func TestFlowsOfMatches(t *testing.T) {
 	s := ovntest.NewSite(t, 1)
 	const mac, address = "0a:58:0a:00:01:05", "10.0.1.5"
-	s.Nbctl("ls-add", "sw", "--", "lsp-add", "sw", "p", "--", "lsp-set-addresses", "p", mac+" "+address)
+	s.Nbctl("ls-add", "sw", "--", "lsp-add", "sw", "p/1", "--", "lsp-set-addresses", "p/1", mac+" "+address)
 	chassis := s.Chassis[0]
-	chassis.Installed(t, chassis.AddPod(t, "p", mac, address+"/24", ""))
+	chassis.Installed(t, chassis.AddPod(t, "p/1", mac, address+"/24", ""))
 	s.Stop(ovntest.Northd) // it would remove the flows
 	datapath := s.Sbctl("--bare", "--columns=_uuid", "find", "Datapath_Binding")
 	matches := slices.DeleteFunc(slices.Concat(slices.Sorted(maps.Keys(goodMatches())), generated(3000)), func(match string) bool {
@@ -174,7 +174,7 @@ func drawConstant(r *rapid.T, s symbol) string {
 	case macAddress:
 		return rapid.SampledFrom([]string{"0a:58:0a:00:01:05", "ff:ff:ff:ff:ff:ff", "00:00:00:00:00:00"}).Draw(r, "mac")
 	case portName:
-		return rapid.SampledFrom([]string{`"p"`, `"q"`, `"net1.10.0.1.5"`}).Draw(r, "port")
+		return rapid.SampledFrom([]string{`"p/1"`, `"q/1"`, `"net1/10.0.1.5"`}).Draw(r, "port")
 	}
 	most := uint64(1)<<s.bits - 1
 	mask := rapid.SampledFrom([]uint64{0, 0, 0, 0, 0, 0, 0, 0, 0, 1, most, most &^ 3}).Draw(r, "mask")
