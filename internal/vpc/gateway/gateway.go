@@ -35,6 +35,8 @@ type Input struct {
 	Subnet   objects.Subnet
 	Subnets  []objects.Subnet
 	External objects.Subnet
+	// LanIPs are those of all gateways of the VPC, sorted. The gateway's own need not be among them.
+	LanIPs []netip.Addr
 	// EIPs are the gateway's EIPs that have an address. Rules may be of any EIP; those of other EIPs are ignored.
 	EIPs  []objects.EIP
 	SNATs []objects.SNAT
@@ -104,7 +106,7 @@ func sysctls() map[string]string {
 type compiler struct {
 	*Input
 	addresses map[string]netip.Addr // of EIPs, by name
-	inside    map[netip.Prefix]struct{}
+	inside    map[netip.Prefix]bool // insideOf
 	result    Result
 }
 
@@ -131,39 +133,61 @@ func (c *compiler) net1() {
 	}
 }
 
-// insideOf returns the VPC's prefixes. A route of the VPC whose next hop is the gateway itself leads outside.
-func insideOf(in *Input) map[netip.Prefix]struct{} {
-	inside := map[netip.Prefix]struct{}{}
+// insideOf returns the prefixes of the VPC and of its routes by destination: true for those in the VPC, and false for those of routes that lead
+// outside. A route leads outside if one of its next hops, in any route table, is a NAT gateway of the VPC: each of these gateways has to send
+// outside what it receives, because a packet that it returned to the VPC's router could come back. Next hops that the router does not reach
+// are ignored, as the router ignores them.
+func insideOf(in *Input) map[netip.Prefix]bool {
+	connected := map[netip.Prefix]bool{}
 	for i := range in.Subnets {
-		inside[in.Subnets[i].Prefix] = struct{}{}
-	}
-	for _, route := range in.VPC.Routes {
-		if !route.Source && route.Prefix.Bits() > 0 && route.NextHop != in.Gateway.LanIP {
-			inside[route.Prefix] = struct{}{}
-		}
+		connected[in.Subnets[i].Prefix] = true
 	}
 	for _, peering := range in.VPC.Peerings {
-		inside[peering.Local.Masked()] = struct{}{}
+		connected[peering.Local.Masked()] = true
+	}
+	inside := maps.Clone(connected)
+	for _, route := range in.VPC.Routes {
+		_, known := inside[route.Prefix]
+		switch {
+		case route.Source || route.Prefix.Bits() == 0 || !around(connected, single(route.NextHop)):
+		case route.NextHop != in.Gateway.LanIP && !slices.Contains(in.LanIPs, route.NextHop):
+			if !known {
+				inside[route.Prefix] = true
+			}
+		case !around(connected, route.Prefix): // a Subnet's addresses are inside, whatever leads there
+			inside[route.Prefix] = false
+		}
 	}
 	return inside
 }
 
+func single(addr netip.Addr) netip.Prefix { return netip.PrefixFrom(addr, addr.BitLen()) }
+
 // reach records a rule as unmatched if the gateway has no route in the VPC to its internal address.
 func (c *compiler) reach(rule objects.Meta, internal netip.Addr) {
-	if !around(c.inside, netip.PrefixFrom(internal, internal.BitLen())) {
+	if !around(c.inside, single(internal)) {
 		c.result.Unmatched = append(c.result.Unmatched, rule.Owner())
 	}
 }
 
-// routes returns routes to the VPC's prefixes by eth0, and to everything else by net1.
+// routes returns routes to the VPC's prefixes by eth0, and to everything else by net1. A prefix outside has a route of its own if it is within
+// one of the VPC.
 func (c *compiler) routes() {
 	routes := []Route{
 		{Dst: netip.PrefixFrom(netip.IPv4Unspecified(), 0), Gateway: c.External.Gateway, Device: Outside},
 		{Dst: c.External.Prefix, Device: Outside},
 	}
-	for prefix := range c.inside {
-		if prefix != c.External.Prefix && prefix != c.Subnet.Prefix { // eth0 has the route to its Subnet from its address
+	for prefix, inside := range c.inside {
+		switch {
+		case prefix == c.External.Prefix || prefix == c.Subnet.Prefix: // eth0 has the route to its Subnet from its address
+		case inside:
 			routes = append(routes, Route{Dst: prefix, Gateway: c.Subnet.Gateway, Device: Inside})
+		case around(c.inside, netip.PrefixFrom(prefix.Addr(), prefix.Bits()-1)):
+			route := Route{Dst: prefix, Gateway: c.External.Gateway, Device: Outside}
+			if around(map[netip.Prefix]bool{c.External.Prefix: true}, prefix) {
+				route.Gateway = netip.Addr{} // directly connected, as the whole range is
+			}
+			routes = append(routes, route)
 		}
 	}
 	slices.SortFunc(routes, func(a, b Route) int { return a.Dst.Compare(b.Dst) })
@@ -380,9 +404,9 @@ func (c *compiler) sources(snats []objects.SNAT) {
 // overlaps returns a function that reports whether a prefix overlaps a subnet of the VPC. It costs about the same for one subnet and for
 // many, because it is called for each SNAT rule.
 func (c *compiler) overlaps() func(netip.Prefix) bool {
-	subnets, sorted := map[netip.Prefix]struct{}{}, make([]netip.Prefix, 0, len(c.Subnets))
+	subnets, sorted := map[netip.Prefix]bool{}, make([]netip.Prefix, 0, len(c.Subnets))
 	for i := range c.Subnets {
-		subnets[c.Subnets[i].Prefix] = struct{}{}
+		subnets[c.Subnets[i].Prefix] = true
 		sorted = append(sorted, c.Subnets[i].Prefix)
 	}
 	slices.SortFunc(sorted, netip.Prefix.Compare)
@@ -395,11 +419,11 @@ func (c *compiler) overlaps() func(netip.Prefix) bool {
 	}
 }
 
-// around reports whether one of the prefixes contains all of p.
-func around(prefixes map[netip.Prefix]struct{}, p netip.Prefix) bool {
+// around returns the value of the longest of the prefixes that contain all of p; false if there is none.
+func around(prefixes map[netip.Prefix]bool, p netip.Prefix) bool {
 	for bits := p.Bits(); bits >= 0; bits-- {
-		if _, there := prefixes[netip.PrefixFrom(p.Addr(), bits).Masked()]; there {
-			return true
+		if value, there := prefixes[netip.PrefixFrom(p.Addr(), bits).Masked()]; there {
+			return value
 		}
 	}
 	return false

@@ -56,7 +56,9 @@ func TestCompiler(t *testing.T) {
 		eip := func() string { return pick("eip", "e00", "e01", "e10", "e11", "none") }
 		changes := map[string]func(){
 			"vpc": func() {
-				o.Vpcs[index(2)].Spec.StaticRoutes = []kubeovn.StaticRoute{{CIDR: pick("route", "10.9.0.0/16", "10.8.0.0/16"), NextHopIP: "10.0.1.9", Policy: "policyDst"}}
+				o.Vpcs[index(2)].Spec.StaticRoutes = []kubeovn.StaticRoute{
+					{CIDR: pick("route", "10.9.0.0/16", "10.8.0.0/16"), NextHopIP: pick("hop", "10.0.1.9", "10.0.1.253", "10.0.1.252"), Policy: "policyDst"},
+				}
 			},
 			"subnet": func() {
 				o.Subnets[1+index(2)].Spec.CIDRBlock = pick("range", "10.0.1.0/24", "10.0.0.0/16", "10.7.0.0/24")
@@ -67,6 +69,7 @@ func TestCompiler(t *testing.T) {
 			},
 			"gateway": func() {
 				g := &o.Gateways[index(2)]
+				g.Spec.Vpc = pick("of VPC", "g0", "g1") // with another VPC's Subnet, its lanIp counts nevertheless
 				g.Spec.LanIP, g.Status.IP = pick("lanIp", "10.0.1.254", "10.0.1.253"), pick("own", "192.168.100.10", "192.168.100.11", "")
 			},
 			"eip": func() {

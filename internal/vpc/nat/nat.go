@@ -334,6 +334,12 @@ func (c *compiler) assemble(g *Gateway) Problem {
 		}
 	}
 	slices.SortFunc(g.in.Subnets, func(a, b objects.Subnet) int { return strings.Compare(a.Name, b.Name) })
+	for _, other := range c.Gateways { // also one that cannot be compiled: it keeps its state, and its traffic
+		if other.Value.VPC == v.VPC && other.Value.LanIP.IsValid() {
+			g.in.LanIPs = append(g.in.LanIPs, other.Value.LanIP)
+		}
+	}
+	slices.SortFunc(g.in.LanIPs, netip.Addr.Compare)
 	c.addresses(g)
 	return Problem{}
 }

@@ -1,6 +1,7 @@
 package nat_test
 
 import (
+	"slices"
 	"testing"
 	"time"
 
@@ -60,5 +61,33 @@ func TestRequiredOfShadowedEIPs(t *testing.T) {
 				t.Error("a translation that no rule requires is kept")
 			}
 		})
+	}
+}
+
+// A prefix that the VPC's router sends to a gateway leads outside in each gateway of the VPC, whatever their order, and also if the other
+// gateway cannot be compiled. A gateway of another VPC with the same lanIp counts for nothing.
+func TestRouteToAnotherGateway(t *testing.T) {
+	o := twoGateways()
+	o.Vpcs[0].Spec.StaticRoutes = []kubeovn.StaticRoute{{CIDR: "8.8.8.0/24", NextHopIP: "10.0.1.253", Policy: "policyDst"}}
+	inside := func() bool {
+		g := nat.Compile(o, "g0").Gateways["g0"]
+		if g.Problem != (nat.Problem{}) {
+			t.Fatal(g.Problem)
+		}
+		return slices.ContainsFunc(g.Result.State.Routes, func(r gateway.Route) bool { return r.Dst.String() == "8.8.8.0/24" })
+	}
+	o.Gateways[1].Spec.LanIP = "10.0.1.253"
+	if !inside() {
+		t.Error("a gateway of another VPC makes the prefix lead outside")
+	}
+	o.Gateways = append(o.Gateways, kubeovn.VpcNatGateway{
+		ObjectMeta: made("a", 9), Spec: kubeovn.VpcNatGatewaySpec{Vpc: "g0", Subnet: "g0", LanIP: "10.0.1.253", ExternalSubnets: []string{"none"}},
+	})
+	if inside() {
+		t.Error("the prefix leads to another gateway of the VPC, and is returned to the VPC")
+	}
+	o.Gateways[2].Spec.LanIP = "10.0.1.252"
+	if !inside() {
+		t.Error("the other gateway has another lanIp, and the prefix leads outside")
 	}
 }
