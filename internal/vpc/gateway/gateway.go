@@ -66,8 +66,8 @@ type Result struct {
 	State State
 	// Problems are those of rules that are not in the state, by owner (objects.Meta.Owner).
 	Problems map[string]objects.Problem
-	// Unmatched are the owners of SNAT rules whose prefix overlaps no subnet of the VPC, and of floating IPs and port forwards to an address to
-	// which the gateway has no route in the VPC.
+	// Unmatched are the owners of SNAT rules whose prefix overlaps none to which the gateway has a route in the VPC, and of floating IPs and
+	// port forwards to an address to which it has none.
 	Unmatched []string
 	// Uses has the uses of each EIP, by its name: "fip", "snat", "dnat", sorted.
 	Uses map[string][]string
@@ -133,10 +133,10 @@ func (c *compiler) net1() {
 	}
 }
 
-// insideOf returns the prefixes of the VPC and of its routes by destination: true for those in the VPC, and false for those of routes that lead
-// outside. A route leads outside if one of its next hops, in any route table, is a NAT gateway of the VPC: each of these gateways has to send
-// outside what it receives, because a packet that it returned to the VPC's router could come back. Next hops that the router does not reach
-// are ignored, as the router ignores them.
+// insideOf returns the prefixes of the VPC and of its routes by destination: true for those in the VPC, and false for those of routes that
+// lead outside. A route leads outside if one of its next hops, in any route table, is a NAT gateway of the VPC: each of these gateways has
+// to send outside what it receives, because a packet that it returned to the VPC's router could come back. Next hops that the router does
+// not reach are ignored, as the router ignores them.
 func insideOf(in *Input) map[netip.Prefix]bool {
 	connected := map[netip.Prefix]bool{}
 	for i := range in.Subnets {
@@ -170,8 +170,8 @@ func (c *compiler) reach(rule objects.Meta, internal netip.Addr) {
 	}
 }
 
-// routes returns routes to the VPC's prefixes by eth0, and to everything else by net1. A prefix outside has a route of its own if it is within
-// one of the VPC.
+// routes returns routes to the VPC's prefixes by eth0, and to everything else by net1. A prefix outside has a route of its own if it is
+// within one of the VPC.
 func (c *compiler) routes() {
 	routes := []Route{
 		{Dst: netip.PrefixFrom(netip.IPv4Unspecified(), 0), Gateway: c.External.Gateway, Device: Outside},
@@ -401,17 +401,18 @@ func (c *compiler) sources(snats []objects.SNAT) {
 	}
 }
 
-// overlaps returns a function that reports whether a prefix overlaps a subnet of the VPC. It costs about the same for one subnet and for
-// many, because it is called for each SNAT rule.
+// overlaps returns a function that reports whether a prefix overlaps one to which the gateway has a route in the VPC. It costs about the
+// same for one such prefix and for many, because it is called for each SNAT rule.
 func (c *compiler) overlaps() func(netip.Prefix) bool {
-	subnets, sorted := map[netip.Prefix]bool{}, make([]netip.Prefix, 0, len(c.Subnets))
-	for i := range c.Subnets {
-		subnets[c.Subnets[i].Prefix] = true
-		sorted = append(sorted, c.Subnets[i].Prefix)
+	sorted := make([]netip.Prefix, 0, len(c.inside))
+	for prefix, inside := range c.inside {
+		if inside {
+			sorted = append(sorted, prefix)
+		}
 	}
 	slices.SortFunc(sorted, netip.Prefix.Compare)
 	return func(p netip.Prefix) bool {
-		if around(subnets, p) {
+		if around(c.inside, p) {
 			return true
 		}
 		at, _ := slices.BinarySearchFunc(sorted, p, netip.Prefix.Compare)
