@@ -268,3 +268,24 @@ func TestRequired(t *testing.T) {
 		}
 	})
 }
+
+// A gateway that cannot be compiled keeps the elements of rules that were deleted and created again under other names.
+func TestRequiredOfRenamedRules(t *testing.T) {
+	in := input()
+	items := gateway.Compile(in).State.Items
+	for i := range in.SNATs {
+		in.SNATs[i].Name = "renamed-" + in.SNATs[i].Name
+	}
+	for i := range in.DNATs {
+		in.DNATs[i].Name = "renamed-" + in.DNATs[i].Name
+	}
+	for i := range in.FIPs {
+		in.FIPs[i].Name = "renamed-" + in.FIPs[i].Name
+	}
+	required := gateway.Require(in)
+	for _, item := range items {
+		if e, ok := item.(*nft.Element); ok && !required.Element(e) {
+			t.Errorf("%s is not required", e)
+		}
+	}
+}

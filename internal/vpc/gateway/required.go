@@ -35,7 +35,8 @@ func Require(in *Input) *Requirements {
 	return r
 }
 
-// Element reports whether an element of the table's maps and sets is required: its rule or EIP exists, and requires this translation.
+// Element reports whether an element of the table's maps and sets is required: a rule or an EIP requires this translation, whatever rule the
+// element was created for.
 //
 // The parts into which an SNAT rule is split depend on the other rules (sources). A part is required while it is within its rule's prefix.
 func (r *Requirements) Element(e *nft.Element) bool {
@@ -43,8 +44,8 @@ func (r *Requirements) Element(e *nft.Element) bool {
 	case outside:
 		return slices.ContainsFunc(r.state.Addresses, func(p netip.Prefix) bool { return slices.Equal(e.Match, []string{p.Addr().String()}) })
 	case FloatingIn, FloatingOut, Ports:
-		item, there := r.state.Items[e.Key()]
-		return there && item.Equal(e)
+		required, there := r.state.Items[e.Key()].(*nft.Element)
+		return there && slices.Equal(required.Value, e.Value)
 	}
 	piece, ok := Source(e)
 	if !ok || len(e.Value) != 1 {

@@ -302,10 +302,9 @@ func (g *natGateway) routes(want *nat.Gateway) map[link.Key]link.Item {
 	return items
 }
 
-// flush removes from conntrack the connections of the elements that a commit of the table changed.
+// flush removes from conntrack the connections that a commit of the table translates otherwise.
 func (g *natGateway) flush(items map[nft.Key]nft.Item) error {
-	if changed := changes(g.items, items); len(changed) > 0 {
-		concerned := concerns(changed)
+	if concerned := concerns(g.items, items); concerned != nil {
 		if err := netns.Inside(g.rec.Netns, func() error { return conntrack.FlushMatching(concerned) }); err != nil {
 			return err //nolint:wrapcheck // the caller names the gateway
 		}
@@ -332,20 +331,6 @@ func (g *natGateway) announce(outside *podlink.Macvlan) error {
 		return fmt.Errorf("NAT gateway %s: %w", g.name, err)
 	}
 	return nil
-}
-
-// changes returns the elements that are in one of two tables only.
-func changes(before, after map[nft.Key]nft.Item) []*nft.Element {
-	var all []*nft.Element
-	for _, pair := range [][2]map[nft.Key]nft.Item{{before, after}, {after, before}} {
-		for key, item := range pair[0] {
-			other, there := pair[1][key]
-			if e, ok := item.(*nft.Element); ok && (!there || !item.Equal(other)) {
-				all = append(all, e)
-			}
-		}
-	}
-	return all
 }
 
 // stop ends the gateway's traffic: without net1 its addresses do not answer any more.
