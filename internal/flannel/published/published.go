@@ -27,7 +27,10 @@ type Items = map[nft.Key]nft.Item
 
 func families() []hostport.Family { return []hostport.Family{hostport.IPv4(), hostport.IPv6()} }
 
-// Static returns the table without pods. It has no chain that translates: [Compile] adds them. Clients keep their source address, with two
+// chainSources is the chain for the sources of translated connections.
+const chainSources = "hostports-sources"
+
+// Static returns the table without pods. It has no base chain: [Compile] adds them. Clients keep their source address, with two
 // exceptions, which become the bridge's: 127.0.0.1, which is valid on the node only, and the pod itself, which would take an answer to its
 // own address for a stranger's.
 func Static(bridge string) Items {
@@ -36,9 +39,7 @@ func Static(bridge string) Items {
 	put(out, hostport.Maps(Table, families()...)...)
 	put(out, &nft.Set{Family: nft.FamilyInet, Table: Table, Name: setSelf4, Type: "ipv4_addr . ipv4_addr"},
 		&nft.Set{Family: nft.FamilyInet, Table: Table, Name: setSelf6, Type: "ipv6_addr . ipv6_addr"})
-	from := nft.Chain{Family: nft.FamilyInet, Name: "hostports-from", Type: nft.TypeNAT, Hook: nft.HookPostrouting, Priority: priorityFirst}
-	sources := nft.Chain{Family: nft.FamilyInet, Name: "hostports-sources"}
-	chains(out, hostport.Chain{Chain: from, Rules: []string{"ct status dnat goto " + sources.Name}}, hostport.Chain{Chain: sources, Rules: []string{
+	chains(out, hostport.Chain{Chain: nft.Chain{Family: nft.FamilyInet, Name: chainSources}, Rules: []string{
 		fmt.Sprintf("oifname %q ip saddr 127.0.0.0/8 masquerade", bridge),
 		"ip saddr . ip daddr @" + setSelf4 + " masquerade",
 		"ip6 saddr . ip6 daddr @" + setSelf6 + " masquerade",
@@ -64,13 +65,17 @@ func chains(to Items, list ...hostport.Chain) {
 	}
 }
 
-// Compile returns a function that compiles a pod's host ports: its elements, and the chains that translate, which all pods with host ports
-// share. Without host ports on the node, no connection crosses these chains. Packets to the tunnels' UDP ports are not translated.
+// Compile returns a function that compiles a pod's host ports: its elements, and the base chains that translate, which all pods with host
+// ports share. Without host ports on the node, no connection crosses these chains. Packets to the tunnels' UDP ports are not translated.
 func Compile(tunnels []uint16) func(of *hostport.Published) Items {
 	received, own := hostport.Chains(families(), tunnels)
+	from := hostport.Chain{
+		Chain: nft.Chain{Family: nft.FamilyInet, Name: "hostports-from", Type: nft.TypeNAT, Hook: nft.HookPostrouting, Priority: priorityFirst},
+		Rules: []string{"ct status dnat goto " + chainSources},
+	}
 	return func(of *hostport.Published) Items {
 		out := elements(of)
-		chains(out, received, own)
+		chains(out, received, own, from)
 		return out
 	}
 }

@@ -52,7 +52,7 @@ func TestHostPortElements(t *testing.T) {
 func TestChainsOfHostPorts(t *testing.T) {
 	chainsOf := func(items Items) (names []string) {
 		for key, item := range items {
-			if chain, ok := item.(*nft.Chain); ok && (chain.Hook == nft.HookPrerouting || chain.Hook == nft.HookOutput) {
+			if chain, ok := item.(*nft.Chain); ok && chain.Hook != "" {
 				names = append(names, chain.Name)
 				if rules, ok := items[(&nft.ChainRules{Family: chain.Family, Table: chain.Table, Chain: chain.Name}).Key()].(*nft.ChainRules); !ok || len(rules.Rules) == 0 {
 					t.Errorf("%v has no rules", key)
@@ -68,7 +68,7 @@ func TestChainsOfHostPorts(t *testing.T) {
 	compile := Compile([]uint16{8472})
 	web := compile(&hostport.Published{Pod: "shop/web", Addresses: addresses("10.244.3.7"), Ports: []cni.HostPort{{Port: 80, Protocol: "tcp", ContainerPort: 80}}})
 	dns := compile(&hostport.Published{Pod: "shop/dns", Addresses: addresses("10.244.3.8"), Ports: []cni.HostPort{{Port: 53, Protocol: "udp", ContainerPort: 53}}})
-	if got := chainsOf(web); !slices.Equal(got, []string{"hostports-in", "hostports-out"}) {
+	if got := chainsOf(web); !slices.Equal(got, []string{"hostports-from", "hostports-in", "hostports-out"}) {
 		t.Errorf("chains %v", got)
 	}
 	shared := 0
@@ -80,7 +80,7 @@ func TestChainsOfHostPorts(t *testing.T) {
 			}
 		}
 	}
-	if shared != 4 {
+	if shared != 6 {
 		t.Errorf("%d items are of both pods", shared)
 	}
 }
