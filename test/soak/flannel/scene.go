@@ -229,6 +229,9 @@ func (now state) differs(was state) error {
 	return errors.Join(errs...)
 }
 
+// emptyGuard is the guard's table once the last pod that needed it is gone. Before the first one there is no table.
+const emptyGuard = "table bridge weft-flannel-guard {\n}\n"
+
 // census counts what pods could leave on each node with Weft.
 func (s *scene) census(ctx context.Context) (map[string]probe.Counts, error) {
 	census := map[string]probe.Counts{}
@@ -242,7 +245,7 @@ func (s *scene) census(ctx context.Context) (map[string]probe.Counts, error) {
 			if err != nil {
 				return nil, err
 			}
-			counts[name] = len(strings.Fields(out))
+			counts[name] = len(strings.Fields(strings.Replace(out, emptyGuard, "", 1)))
 		}
 		for name, pattern := range map[string]string{
 			"records": "/var/lib/weft/attachments*/*", "namespaces": "/run/netns/*", "host-local's files": "/var/lib/cni/networks/*/*",
