@@ -258,6 +258,7 @@ func TestValidation(t *testing.T) {
 	t.Run("ClusterNetwork/changes", func(t *testing.T) { clusterNetworkChanges(ctx, t, c) })
 	t.Run("ClusterNetwork/stored before", func(t *testing.T) { clusterNetworkStoredBefore(ctx, t, c) })
 	t.Run("IptablesEIP/changes", func(t *testing.T) { eipChanges(ctx, t, c) })
+	t.Run("Subnet/changes", func(t *testing.T) { subnetChanges(ctx, t, c) })
 	t.Run("NodeNetwork/status", func(t *testing.T) { nodeNetworkStatus(ctx, t, c) })
 }
 
@@ -322,16 +323,14 @@ func clusterNetworkStoredBefore(ctx context.Context, t *testing.T, c client.Clie
 	}
 }
 
-// An EIP stays with its gateway and in its external Subnet, where its address was assigned.
-func eipChanges(ctx context.Context, t *testing.T, c client.Client) {
-	obj := object(t, "{apiVersion: kubeovn.io/v1, kind: IptablesEIP, metadata: {name: eip1}, spec: {natGwDp: gw1}}")
+// change is a change of a text in the spec of an object; refused is part of the error, empty: it is accepted.
+type change struct{ field, value, refused string }
+
+// tryChanges creates the object and makes the changes, each of what the ones before have left.
+func tryChanges(ctx context.Context, t *testing.T, c client.Client, obj *unstructured.Unstructured, changes []change) {
+	t.Helper()
 	create(ctx, t, c, obj)
-	for _, change := range []struct{ field, value, refused string }{
-		{"natGwDp", "gw2", "natGwDp cannot be changed"},
-		{"externalSubnet", "other", "externalSubnet cannot be changed"},
-		{"externalSubnet", "ovn-vpc-external-network", ""}, // the default
-		{"externalSubnet", "", ""},
-	} {
+	for _, change := range changes {
 		changed := obj.DeepCopy()
 		if err := unstructured.SetNestedField(changed.Object, change.value, "spec", change.field); err != nil {
 			t.Fatal(err)
@@ -344,6 +343,36 @@ func eipChanges(ctx context.Context, t *testing.T, c client.Client) {
 			obj = changed
 		}
 	}
+}
+
+// An EIP stays with its gateway and in its external Subnet, where its address was assigned.
+func eipChanges(ctx context.Context, t *testing.T, c client.Client) {
+	tryChanges(ctx, t, c, object(t, "{apiVersion: kubeovn.io/v1, kind: IptablesEIP, metadata: {name: eip1}, spec: {natGwDp: gw1}}"), []change{
+		{"natGwDp", "gw2", "natGwDp cannot be changed"},
+		{"externalSubnet", "other", "externalSubnet cannot be changed"},
+		{"externalSubnet", "ovn-vpc-external-network", ""}, // the default
+		{"externalSubnet", "", ""},
+	})
+}
+
+// A Subnet stays in its Vpc, once it names one, and a mistake in its range, gateway or route table is refused.
+func subnetChanges(ctx context.Context, t *testing.T, c client.Client) {
+	tryChanges(ctx, t, c, object(t, "{apiVersion: kubeovn.io/v1, kind: Subnet, metadata: {name: net1}, spec: {cidrBlock: 10.0.1.0/24}}"), []change{
+		{"provider", "a.kube-system", ""},
+		{"provider", "ovn", ""},
+		{"vpc", "ovn-cluster", ""},
+		{"vpc", "v", ""},
+		{"vpc", "w", `spec.vpc: Invalid value: "object": vpc cannot be changed`},
+		{"vpc", "", "vpc cannot be changed"},
+		{"provider", "a.kube-system", "provider of a Subnet of a Vpc cannot be changed"},
+		{"provider", "", ""},
+		{"gateway", "10.0.2.1", `spec.gateway: Invalid value: "object": gateway must be`},
+		{"gateway", "10.0.1.254", ""},
+		{"cidrBlock", "10.0.1.0/25", `spec.gateway: Invalid value: "object": gateway must be`},
+		{"cidrBlock", "10.0.0.0/23", ""},
+		{"routeTable", "a b", `spec.routeTable: Invalid value: "string": must be the name`},
+		{"routeTable", "blue", ""},
+	})
 }
 
 // A NodeNetwork has a section for each network, and values are bounded.

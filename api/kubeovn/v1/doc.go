@@ -6,8 +6,8 @@
 // again what the API server checks.
 //
 // Every field of Kube-OVN's objects is here, because the API server prunes fields that a definition does not have. A field
-// that Weft does not serve is named in the object's condition Supported. The definitions check formats only; mistakes that
-// concern other objects (ranges that overlap, addresses that are taken) are reported in conditions.
+// that Weft does not serve is named in the object's condition Supported. The definitions check an object by itself;
+// mistakes that concern other objects (ranges that overlap, addresses that are taken) are reported in conditions.
 //
 // +kubebuilder:object:generate=true
 // +groupName=kubeovn.io

@@ -38,11 +38,15 @@ type Subnet struct {
 }
 
 // SubnetSpec describes a subnet. Fields that are not served are named in the condition Supported when they are set.
+//
+// +kubebuilder:validation:XValidation:rule="!has(self.gateway) || size(self.gateway) == 0 || self.gateway.split(',').all(g, self.cidrBlock.split(',').exists(c, isIP(g) && isCIDR(c) && cidr(c).containsIP(g) && string(cidr(c).masked().ip()) != g))",message="gateway must be an address for a host in cidrBlock, such as 10.0.1.1 in 10.0.1.0/24",fieldPath=".gateway"
+// +kubebuilder:validation:XValidation:rule="!has(oldSelf.vpc) || size(oldSelf.vpc) == 0 || oldSelf.vpc == 'ovn-cluster' || (has(self.vpc) && self.vpc == oldSelf.vpc)",message="vpc cannot be changed: delete the Subnet and make it anew",fieldPath=".vpc"
+// +kubebuilder:validation:XValidation:rule="!has(oldSelf.vpc) || size(oldSelf.vpc) == 0 || oldSelf.vpc == 'ovn-cluster' || (has(oldSelf.provider) && size(oldSelf.provider) > 0 && oldSelf.provider != 'ovn') || !has(self.provider) || size(self.provider) == 0 || self.provider == 'ovn'",message="provider of a Subnet of a Vpc cannot be changed: delete the Subnet and make it anew",fieldPath=".provider"
 type SubnetSpec struct {
 	// default is not served: pods without a Subnet are on the overlay.
 	// +optional
 	Default bool `json:"default,omitempty"`
-	// vpc is the Vpc that the subnet belongs to. It is required for the provider "ovn".
+	// vpc is the Vpc that the subnet belongs to. It is required for the provider "ovn", and cannot be changed once it is set.
 	// +optional
 	// +kubebuilder:validation:MaxLength=253
 	Vpc string `json:"vpc,omitempty"`
@@ -64,6 +68,7 @@ type SubnetSpec struct {
 	// +listType=atomic
 	// +kubebuilder:validation:MaxItems=4096
 	// +kubebuilder:validation:items:MaxLength=80
+	// +kubebuilder:validation:items:XValidation:rule="isIP(self) || (self.split('..').size() == 2 && isIP(self.split('..')[0]) && isIP(self.split('..')[1]) && (ip(self.split('..')[0]).family() == 6 && ip(self.split('..')[1]).family() == 6 || !self.contains(':') && int(self.split('..')[0].split('.')[0]) * 16777216 + int(self.split('..')[0].split('.')[1]) * 65536 + int(self.split('..')[0].split('.')[2]) * 256 + int(self.split('..')[0].split('.')[3]) <= int(self.split('..')[1].split('.')[0]) * 16777216 + int(self.split('..')[1].split('.')[1]) * 65536 + int(self.split('..')[1].split('.')[2]) * 256 + int(self.split('..')[1].split('.')[3])))",message="must be an address such as 10.0.1.5, or a range such as 10.0.1.10..10.0.1.20 with the lower address first"
 	ExcludeIps []string `json:"excludeIps,omitempty"`
 	// provider is "ovn" (default), or "<name>.<namespace>" of a NetworkAttachmentDefinition.
 	// +optional
@@ -87,6 +92,7 @@ type SubnetSpec struct {
 	// routeTable is the table of the VPC's routes that packets from this subnet use. Default: the main table.
 	// +optional
 	// +kubebuilder:validation:MaxLength=63
+	// +kubebuilder:validation:XValidation:rule="self.matches('^[A-Za-z0-9_.-]*$') && self != 'global'",message="must be the name of a route table: letters, digits, '-', '_' and '.', and not global"
 	RouteTable string `json:"routeTable,omitempty"`
 	// private closes the subnet: packets pass within it, and between it and the ranges of allowSubnets, and no others.
 	// +optional

@@ -301,9 +301,9 @@ func TestParseSubnet(t *testing.T) {
 			s.Private, s.AllowSubnets = true, []string{"10.0.2.0/24", "fd00:2::/64"}
 		}, "", true},
 		"allowed range of IPv6": {func(s *kubeovn.SubnetSpec) { s.AllowSubnets = []string{"fd00:2::/64"} }, "spec.allowSubnets[0]", true},
-		"reversed exclude":      {func(s *kubeovn.SubnetSpec) { s.ExcludeIps = []string{"10.0.1.9..10.0.1.2"} }, "spec.excludeIps[0]", false},
-		"exclude of a name":     {func(s *kubeovn.SubnetSpec) { s.ExcludeIps = []string{"10.0.1.9", "x..y"} }, "spec.excludeIps[1]", false},
-		"table":                 {func(s *kubeovn.SubnetSpec) { s.RouteTable = `a" || 1` }, "spec.routeTable", false},
+		"reversed exclude":      {func(s *kubeovn.SubnetSpec) { s.ExcludeIps = []string{"10.0.1.9..10.0.1.2"} }, "spec.excludeIps[0]", true},
+		"exclude of a name":     {func(s *kubeovn.SubnetSpec) { s.ExcludeIps = []string{"10.0.1.9", "x..y"} }, "spec.excludeIps[1]", true},
+		"table":                 {func(s *kubeovn.SubnetSpec) { s.RouteTable = `a" || 1` }, "spec.routeTable", true},
 		"small MTU":             {func(s *kubeovn.SubnetSpec) { s.Mtu = 68 }, "spec.mtu", true},
 		"external":              {func(s *kubeovn.SubnetSpec) { s.Provider, s.Vpc = "ext.kube-system", "" }, "", true},
 		"hostile ACL": {func(s *kubeovn.SubnetSpec) {
@@ -326,6 +326,32 @@ func TestParseSubnet(t *testing.T) {
 				}
 			}
 		})
+	}
+}
+
+// An excluded address that cannot be read may be any: all are excluded then. An invalid name of a route table means a table without routes, and
+// not the main one. Both stop new addresses.
+func TestStoppedSubnet(t *testing.T) {
+	parse := func(excludes []string, table string) Subnet {
+		s, _, ok := ParseSubnet(&kubeovn.Subnet{ObjectMeta: metav1.ObjectMeta{Name: "s"}, Spec: kubeovn.SubnetSpec{
+			Vpc: "v", CIDRBlock: "10.0.1.0/24", ExcludeIps: excludes, RouteTable: table,
+		}})
+		if !ok {
+			t.Errorf("excludes %q, route table %q: cannot be used", excludes, table)
+		}
+		return s
+	}
+	if s := parse([]string{"10.0.1.9", "fd00::1"}, "blue"); s.Stopped != "" || s.RouteTable != "blue" || len(s.Excludes) != 1 {
+		t.Errorf("without a mistake: %+v", s)
+	}
+	if s := parse([]string{"10.0.1.9", "10.0.1.8..10.0.1.7"}, ""); !strings.Contains(s.Stopped, "spec.excludeIps[1]") || s.RouteTable != "" ||
+		len(s.Excludes) != 1 || s.Excludes[0].String() != "10.0.1.0-10.0.1.255" {
+		t.Errorf("reversed exclude: %+v", s)
+	}
+	for _, table := range []string{"global", "a b"} {
+		if s := parse(nil, table); !strings.Contains(s.Stopped, "spec.routeTable") || validTable(s.RouteTable) || s.RouteTable == "global" {
+			t.Errorf("route table %q: %+v", table, s)
+		}
 	}
 }
 

@@ -35,6 +35,8 @@ type Subnet struct {
 	MTU int
 	// RouteTable is that of the router's port; empty: the main one.
 	RouteTable string
+	// Stopped is why no pod gets an address any more, as text; empty: pods get addresses. Those that pods have stay, with the switch.
+	Stopped string
 	// Private, Allow, EastWest and ACLs are the rules of the switch.
 	Private  bool
 	Allow    []netip.Prefix
@@ -56,8 +58,11 @@ type ACL struct {
 	Action string
 }
 
+// noTable is a route table that no Vpc has: validTable refuses its name.
+const noTable = "weft:none"
+
 // ParseSubnet reads a Subnet. ok is false if nothing of it can be used; otherwise the problems are those of fields that were ignored, or
-// treated as drops.
+// treated as drops, or of those that stop new addresses (Subnet.Stopped).
 func ParseSubnet(subnet *kubeovn.Subnet) (s Subnet, problems Problems, ok bool) {
 	spec := &subnet.Spec
 	s = Subnet{
@@ -80,10 +85,13 @@ func ParseSubnet(subnet *kubeovn.Subnet) (s Subnet, problems Problems, ok bool) 
 	if ok = problems.addressing(&s, spec); !ok {
 		return s, problems, false
 	}
+	known := len(problems)
+	problems.excludes(&s, spec.ExcludeIps)
 	if !validTable(spec.RouteTable) {
 		problems.add("spec.routeTable", "%s is not a name of a route table; use letters, digits, '-', '_' and '.'", quote(spec.RouteTable))
-		return s, problems, false
+		s.RouteTable = noTable // the routes of the main table may lead to where those of the intended one do not
 	}
+	s.Stopped = problems[known:].Error()
 	for i, text := range spec.AllowSubnets {
 		if strings.Contains(text, ":") && strings.Contains(spec.CIDRBlock, ":") {
 			continue // the IPv6 side of a subnet of two families, which is not served
@@ -139,12 +147,12 @@ func (p *Problems) addressing(s *Subnet, spec *kubeovn.SubnetSpec) bool {
 			s.MTU = mtu
 		}
 	}
-	return p.excludes(s, spec.ExcludeIps)
+	return true
 }
 
-func (p *Problems) excludes(s *Subnet, texts []string) bool {
+// excludes reads the excluded addresses. If one cannot be read, all addresses of the range are excluded, because any could be meant.
+func (p *Problems) excludes(s *Subnet, texts []string) {
 	var set netipx.IPSetBuilder
-	ok := true
 	for i, text := range texts {
 		field := fmt.Sprintf("spec.excludeIps[%d]", i)
 		first, last, isRange := strings.Cut(text, "..")
@@ -157,12 +165,12 @@ func (p *Problems) excludes(s *Subnet, texts []string) bool {
 		from, fromOK := p.addr4(field, first, "10.0.1.10..10.0.1.20")
 		to, toOK := p.addr4(field, last, "10.0.1.10..10.0.1.20")
 		if !fromOK || !toOK {
-			ok = false
+			set.AddPrefix(s.Prefix)
 			continue
 		}
 		if to.Less(from) {
 			p.add(field, "%s ends before it begins; write the lower address first", quote(text))
-			ok = false
+			set.AddPrefix(s.Prefix)
 			continue
 		}
 		set.AddRange(netipx.IPRangeFrom(from, to))
@@ -170,10 +178,10 @@ func (p *Problems) excludes(s *Subnet, texts []string) bool {
 	built, err := set.IPSet()
 	if err != nil {
 		p.add("spec.excludeIps", "%v", err)
-		return false
+		s.Excludes = []netipx.IPRange{netipx.RangeOfPrefix(s.Prefix)}
+		return
 	}
 	s.Excludes = built.Ranges()
-	return ok
 }
 
 // binding reads the selectors of namespaces. An invalid one selects nothing. It stays in the list: an empty list permits all namespaces.

@@ -66,3 +66,63 @@ func TestChangedSubnet(t *testing.T) {
 		t.Errorf("left: %v %v", w.subnets, w.ips)
 	}
 }
+
+// A mistake in excludeIps or routeTable of a Subnet, which the API server refuses unless the object is older than the rule, stops new addresses
+// until it is corrected. Running pods keep their ports.
+func TestMistakeStopsNewAddresses(t *testing.T) {
+	for field, change := range map[string]func(s *kubeovn.SubnetSpec){
+		"spec.excludeIps[0]": func(s *kubeovn.SubnetSpec) { s.ExcludeIps = []string{"10.0.1.9..10.0.1.5"} },
+		"spec.routeTable":    func(s *kubeovn.SubnetSpec) { s.RouteTable = "a b" },
+	} {
+		t.Run(field, func(t *testing.T) {
+			w := newWorld(t)
+			w.vpc("v", 1, kubeovn.VpcSpec{})
+			s := w.subnet("s", 2, "v", "10.0.1.0/24")
+			w.pod("before", "s", "10.0.1.7")
+			w.settle(t)
+			good := s.Spec
+			change(&s.Spec)
+			s.Generation++
+			w.pod("fixed", "s", "10.0.1.8")
+			w.pod("next", "s", "")
+			w.settle(t)
+			if have := condition(s.Status.Conditions, "Ready"); !strings.HasPrefix(have, "False Invalid: "+field) {
+				t.Errorf("condition %s", have)
+			}
+			if !strings.Contains(w.ports(), "s/10.0.1.7") {
+				t.Error("the running pod has no port any more")
+			}
+			for _, pod := range []string{"fixed", "next"} {
+				if why := w.waiting["ns1/"+pod]; w.ips[pod+".ns1"] != nil || !strings.Contains(why, field) {
+					t.Errorf("pod %s waits because %q; address %v", pod, why, w.ips[pod+".ns1"])
+				}
+			}
+			s.Spec = good
+			s.Generation++
+			w.settle(t)
+			if w.ips["fixed.ns1"] == nil || w.ips["next.ns1"] == nil || condition(s.Status.Conditions, "Ready") != "True Ready: " {
+				t.Errorf("corrected: %v, waiting %v, %s", keys(w.ips), w.waiting, condition(s.Status.Conditions, "Ready"))
+			}
+		})
+	}
+}
+
+// If excludeIps of an external Subnet cannot be read, EIPs get the addresses that they request, and no others.
+func TestMistakeOfExternalSubnet(t *testing.T) {
+	w := newWorld(t)
+	for _, make := range w.users() {
+		make()
+	}
+	w.settle(t)
+	before := w.eips["eip1"].Status.IP
+	w.subnets[kubeovn.DefaultExternalSubnet].Spec.ExcludeIps = []string{"192.168.100.1-192.168.100.220"}
+	w.eip("any", 30, "")
+	w.eip("fixed", 31, "192.168.100.240")
+	w.settle(t)
+	if have := w.eips["eip1"].Status; have.IP != before || !have.Ready {
+		t.Errorf("eip1: %+v", have)
+	}
+	if any, fixed := w.eips["any"].Status.IP, w.eips["fixed"].Status.IP; any != "" || fixed != "192.168.100.240" {
+		t.Errorf("addresses %q and %q", any, fixed)
+	}
+}

@@ -89,6 +89,9 @@ func (a *addresser) attach(pod *corev1.Pod, s *topology.Subnet) error {
 	if v := a.network.VPC(s.Value.VPC); !s.Exists || s.Object.DeletionTimestamp != nil || v == nil || !a.held(s, v) {
 		return fmt.Errorf("subnet %s or its Vpc is not in effect, or is being deleted", s.Value.Name)
 	}
+	if s.Value.Stopped != "" {
+		return fmt.Errorf("subnet %s gives no addresses: %s", s.Value.Name, s.Value.Stopped)
+	}
 	holder := objects.PodKey(pod.Namespace, pod.Name)
 	if _, removed := a.former[holder]; removed {
 		return errors.New("the address of a former pod of this name is not free yet")

@@ -342,7 +342,7 @@ func (n *Network) obstacle(s *Subnet) (reason, message string) {
 	}
 	v := n.vpcs[s.Value.VPC]
 	if v == nil {
-		return kubeovn.ReasonMissing, fmt.Sprintf("spec.vpc: there is no Vpc %.64q; create it, or name another one", s.Value.VPC)
+		return kubeovn.ReasonMissing, fmt.Sprintf("spec.vpc: there is no Vpc %.64q; create it, or delete the Subnet and make it anew with another one", s.Value.VPC)
 	}
 	if !v.Exists {
 		return kubeovn.ReasonPending, fmt.Sprintf("Vpc %s is not in effect yet", s.Value.VPC)
