@@ -22,6 +22,7 @@ type assigned struct {
 	podOf    map[string]*corev1.Pod // by PodKey
 	ips      map[string]*kubeovn.IP
 	ipsIn    ipIndex // by the UID of the Subnet
+	ipsNamed ipIndex // by the name of the Subnet, which may be that of a former one
 	ipsOfPod ipIndex // by PodKey
 	// gone has the UIDs of pods that do not exist any more, by the names of their IP objects. A UID is not used again.
 	gone map[string]string
@@ -29,8 +30,8 @@ type assigned struct {
 
 func newAssigned() assigned {
 	return assigned{
-		pods: map[types.UID]*corev1.Pod{}, podOf: map[string]*corev1.Pod{}, ips: map[string]*kubeovn.IP{}, ipsIn: ipIndex{}, ipsOfPod: ipIndex{},
-		gone: map[string]string{},
+		pods: map[types.UID]*corev1.Pod{}, podOf: map[string]*corev1.Pod{}, ips: map[string]*kubeovn.IP{}, ipsIn: ipIndex{}, ipsNamed: ipIndex{},
+		ipsOfPod: ipIndex{}, gone: map[string]string{},
 	}
 }
 
@@ -52,12 +53,14 @@ func (a *assigned) podNamed(namespace, name string) *corev1.Pod {
 func (a *assigned) addIP(ip *kubeovn.IP) {
 	a.ips[ip.Name] = ip
 	a.ipsIn.Put(ip.Spec.SubnetUID, ip.Name, ip)
+	a.ipsNamed.Put(ip.Spec.Subnet, ip.Name, ip)
 	a.ipsOfPod.Put(objects.HolderOf(ip), ip.Name, ip)
 }
 
 func (a *assigned) removeIP(ip *kubeovn.IP) {
 	delete(a.ips, ip.Name)
 	a.ipsIn.Remove(ip.Spec.SubnetUID, ip.Name)
+	a.ipsNamed.Remove(ip.Spec.Subnet, ip.Name)
 	a.ipsOfPod.Remove(objects.HolderOf(ip), ip.Name)
 }
 

@@ -126,3 +126,76 @@ func TestMistakeOfExternalSubnet(t *testing.T) {
 		t.Errorf("addresses %q and %q", any, fixed)
 	}
 }
+
+// A Subnet that cannot be used any more stays as long as pods have addresses of it, as one that can be used does.
+func TestUnusableSubnetStays(t *testing.T) {
+	for name, change := range map[string]func(w *world){
+		"Invalid":  func(w *world) { w.subnets["s"].Spec.CIDRBlock = "127.0.0.0/24" },
+		"Missing":  func(w *world) { w.subnets["s"].Spec.Vpc = "none" },
+		"Conflict": func(w *world) { w.subnets["older"].Spec.CIDRBlock = "10.0.0.0/16" },
+	} {
+		t.Run(name, func(t *testing.T) {
+			w := newWorld(t)
+			w.vpc("v", 1, kubeovn.VpcSpec{})
+			w.subnet("older", 2, "v", "10.1.0.0/16")
+			w.subnet("s", 3, "v", "10.0.1.0/24")
+			w.pod("a", "s", "")
+			settle := func() {
+				for w.step(t) {
+				}
+			}
+			settle()
+			change(w)
+			settle()
+			if have := condition(w.subnets["s"].Status.Conditions, "Ready"); !strings.HasPrefix(have, "False "+name) {
+				t.Errorf("changed: %s", have)
+			}
+			now := metav1.Now()
+			w.subnets["s"].DeletionTimestamp = &now
+			settle()
+			if w.subnets["s"] == nil {
+				t.Fatal("the Subnet is gone, and its pod runs")
+			}
+			if have := condition(w.subnets["s"].Status.Conditions, "Ready"); !strings.HasPrefix(have, "False InUse: 1 pods have addresses") {
+				t.Errorf("being deleted: %s", have)
+			}
+			delete(w.pods, "a")
+			settle()
+			if w.subnets["s"] != nil || len(w.ips) > 0 {
+				t.Errorf("left: %v %v", keys(w.subnets), keys(w.ips))
+			}
+		})
+	}
+}
+
+// A Subnet that is made again under the name of one whose pods still run gives none of their addresses: the IP objects have the names.
+func TestAddressesOfFormerSubnet(t *testing.T) {
+	w := newWorld(t)
+	w.vpc("v", 1, kubeovn.VpcSpec{})
+	w.subnet("s", 2, "v", "10.0.1.0/24")
+	w.pod("first", "s", "")
+	w.pod("second", "s", "10.0.1.77")
+	w.settle(t)
+	settle := func() {
+		for w.step(t) { // which fails if an IP object has the name of another one
+		}
+	}
+	w.subnet("s", 3, "v", "10.0.1.0/24").UID = "another"
+	w.pod("fixed", "s", "10.0.1.77")
+	w.pod("next", "s", "")
+	settle()
+	if why := w.waiting["ns1/fixed"]; w.ips["fixed.ns1"] != nil || !strings.Contains(why, "10.0.1.77 by the IP object s.10.0.1.77") {
+		t.Errorf("the pod with the address of another one waits because %q", why)
+	}
+	if ip := w.ips["next.ns1"]; ip == nil || ip.Spec.V4IPAddress != "10.0.1.3" {
+		t.Errorf("the other pod: %v", ip)
+	}
+	if have := w.subnets["s"].Status.V4UsingIPRange; have != "10.0.1.2-10.0.1.3,10.0.1.77" {
+		t.Errorf("in use: %s", have)
+	}
+	delete(w.pods, "second")
+	settle()
+	if ip := w.ips["fixed.ns1"]; ip == nil || ip.Spec.SubnetUID != "another" {
+		t.Errorf("once the other pod is gone: %v, waiting: %v", ip, w.waiting)
+	}
+}

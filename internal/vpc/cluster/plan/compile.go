@@ -46,6 +46,11 @@ func (p *Planner) Plan(now metav1.Time) *Plan {
 func (c *compiler) shape() {
 	change := c.planner.network.Shape(c.chosen)
 	c.planner.dirty.gone = append(change.Gone, c.planner.dirty.gone...)
+	for _, s := range change.Before.Subnets {
+		if uid := string(s.Object.UID); c.planner.network.SubnetOf(uid) == nil {
+			c.planner.dirty.ranges[uid] = struct{}{} // its pods have no ports any more
+		}
+	}
 	for _, r := range change.Rebound {
 		c.planner.pending.rebound(r)
 	}
@@ -120,7 +125,7 @@ func (c *compiler) compile(ips map[string]*kubeovn.IP) {
 	status := reporter{plan: c.plan, refusals: c.planner.refusals, now: c.now}
 	for s := range c.chosen.Subnets {
 		rows.addSwitch(s)
-		if s.Exists || s.Object.DeletionTimestamp == nil {
+		if s.Exists || s.Holders > 0 || s.Object.DeletionTimestamp == nil {
 			status.subnet(s)
 		}
 	}

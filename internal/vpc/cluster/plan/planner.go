@@ -292,10 +292,11 @@ func (p *Planner) removeIP(name string) {
 	}
 }
 
-// reassigned makes the next plan compute the Subnet of an IP object that is new or was removed, and those of the other IP objects that name
-// the same pod, and bind that pod if it has no address.
+// reassigned makes the next plan compute the Subnet of an IP object that is new or was removed, or a later one of its name, and those of the
+// other IP objects that name the same pod, and bind that pod if it has no address.
 func (p *Planner) reassigned(ip *kubeovn.IP) {
 	p.dirty.addresses(ip)
+	p.dirty.subnet(ip.Spec.Subnet)
 	for _, other := range p.assigned.ipsOfPod[objects.HolderOf(ip)] {
 		p.dirty.addresses(other)
 	}

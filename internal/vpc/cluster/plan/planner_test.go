@@ -53,6 +53,8 @@ func TestPlannerAgreesWithCompile(t *testing.T) {
 					s.Spec.ExcludeIps = rapid.SampledFrom([][]string{nil, {"10.0.1.2"}, {"10.0.1.2..10.0.1.6"}}).Draw(r, "excludes")
 					s.Spec.Namespaces = rapid.SampledFrom([][]string{nil, {"ns1"}}).Draw(r, "bound")
 					s.Spec.Private = rapid.Bool().Draw(r, "private")
+					s.Spec.RouteTable = one("table", "", "", "a b")
+					s.Spec.CIDRBlock = one("new range", s.Spec.CIDRBlock, s.Spec.CIDRBlock, cidr, "127.0.0.0/24")
 					s.Spec.NamespaceSelectors = nil
 					if team := one("of team", "", "a", "b"); team != "" {
 						s.Spec.NamespaceSelectors = []metav1.LabelSelector{{MatchLabels: map[string]string{"team": team}}}
@@ -127,6 +129,7 @@ func TestPlannerAgreesWithCompile(t *testing.T) {
 			},
 			"a rule":      func() { w.fip("f", 8, one("eip", "e1", "e2"), "10.0.1.3") },
 			"a rule less": func() { delete(w.fips, "f") },
+			"a Subnet that vanishes": func() { delete(w.subnets, one("subnet", "s1", "s2", "s3")) }, // by hand, without its finalizer
 			"a deletion": func() {
 				switch kind, at := rapid.IntRange(0, 3).Draw(r, "kind"), one("which", "1", "2", "3"); {
 				case kind == 0 && w.vpcs["v"+at] != nil:

@@ -45,14 +45,33 @@ func (a *addresser) keep(uid string) {
 	s := a.network.SubnetOf(uid)
 	for _, ip := range slices.SortedFunc(maps.Values(a.assigned.ipsIn[uid]), objects.CompareIPs) {
 		pod := a.assigned.podOfIP(ip)
-		if s != nil && s.Pool != nil {
+		switch {
+		case s != nil && s.Pool != nil:
 			s.Keep(ip, pod != nil)
+		case s != nil && pod != nil:
+			s.Holders++ // the Subnet cannot be used now, and stays while the pod exists
 		}
 		if pod == nil {
 			a.remove(ip)
 			continue
 		}
 		a.ips[ip.Name] = ip
+	}
+	if s != nil && s.Pool != nil {
+		a.reserve(s)
+	}
+}
+
+// reserve takes the addresses from a Subnet's pool whose names IP objects of a former Subnet of its name have: the API server refuses a second
+// object of the name.
+func (a *addresser) reserve(s *topology.Subnet) {
+	for _, ip := range a.assigned.ipsNamed[s.Value.Name] {
+		if ip.Spec.SubnetUID == s.Value.UID {
+			continue
+		}
+		if addr, err := objects.AddressOf(ip); err == nil && ip.Name == objects.IPName(s.Value.Name, addr) {
+			_ = s.Pool.Use(addr, "the IP object "+ip.Name+" of a former Subnet of this name") // or nothing can have it
+		}
 	}
 }
 

@@ -1,6 +1,7 @@
 package plan
 
 import (
+	"fmt"
 	"reflect"
 	"slices"
 	"strings"
@@ -109,6 +110,8 @@ func (r *reporter) subnetStatus(object *kubeovn.Subnet, s *topology.Subnet) {
 		problems = slices.Concat(s.Problems, s.Outdated)
 	}
 	switch {
+	case object.DeletionTimestamp != nil && s.Pool == nil:
+		conditions.Ready(kubeovn.ReasonInUse, fmt.Sprintf("%d pods have addresses of the Subnet; delete them. It cannot be used: %s", s.Holders, s.Message))
 	case s.Reason != "":
 		conditions.Ready(s.Reason, s.Message)
 	case object.DeletionTimestamp != nil:

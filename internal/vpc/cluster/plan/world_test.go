@@ -299,6 +299,11 @@ func (w *world) step(t fataler) bool {
 		if w.ips[objects.HolderOf(ip)] != nil {
 			t.Fatalf("IP %s is there", ip.Name)
 		}
+		for _, other := range w.ips {
+			if other.Name == ip.Name {
+				t.Fatalf("IP %s is there, and is %s's", ip.Name, objects.HolderOf(other))
+			}
+		}
 		w.ips[objects.HolderOf(ip)] = ip
 		created[ip.Spec.Subnet] = true
 	}

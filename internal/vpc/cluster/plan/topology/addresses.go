@@ -14,7 +14,7 @@ type Addresses struct {
 	Pool *ipam.SubnetPool // nil: the Subnet cannot be used
 	// MACs are the holders of MAC addresses.
 	MACs map[string]string
-	// Holders is how many IP objects, gateways and EIPs have an address.
+	// Holders is how many IP objects, gateways and EIPs have an address. Without a pool, the IP objects of existing pods count.
 	Holders int
 	// LanIPs are the addresses of NAT gateways in the VPC.
 	LanIPs []netip.Addr
