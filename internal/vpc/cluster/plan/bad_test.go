@@ -366,7 +366,8 @@ func TestLongPool(t *testing.T) {
 	}
 }
 
-// An external Subnet that overlaps an older one of its network gives no address, until the older one is gone. One of another network does.
+// An external Subnet that overlaps an older one of its network gives no address, until the older one is gone. One of another network does. Two
+// NetworkAttachmentDefinitions of one device are one network, once both are known.
 func TestExternalSubnetsOfOneNetwork(t *testing.T) {
 	w := newWorld(t)
 	for i, name := range []string{"older", "younger", "elsewhere"} {
@@ -384,6 +385,17 @@ func TestExternalSubnetsOfOneNetwork(t *testing.T) {
 		}
 	}
 	check("with the older one", map[string]string{"older": "Ready", "younger": "Conflict", "elsewhere": "Ready"})
+	w.definitions["a.kube-system"] = natDefinition
+	check("with one definition", map[string]string{"older": "Ready", "younger": "Conflict", "elsewhere": "Ready"})
+	w.definitions["b.kube-system"] = strings.ReplaceAll(natDefinition, "ens37", "ens38")
+	check("with another device", map[string]string{"older": "Ready", "younger": "Conflict", "elsewhere": "Ready"})
+	w.definitions["b.kube-system"] = natDefinition
+	check("with the same device", map[string]string{"older": "Ready", "younger": "Conflict", "elsewhere": "Conflict"})
+	if have := condition(w.subnets["elsewhere"].Status.Conditions, "Ready"); !strings.Contains(have, "older Subnet older of the same device ens37") {
+		t.Errorf("condition %s", have)
+	}
+	delete(w.definitions, "a.kube-system")
+	check("without a definition", map[string]string{"older": "Ready", "younger": "Conflict", "elsewhere": "Ready"})
 	delete(w.subnets, "older")
 	check("without it", map[string]string{"younger": "Ready", "elsewhere": "Ready"})
 }

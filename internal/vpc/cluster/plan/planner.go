@@ -183,10 +183,16 @@ func setAll[T any, P interface {
 func (p *Planner) SetNAT(config objects.NATConfig) { p.gateways.SetConfig(config) }
 
 // SetDefinition sets the configuration of a NetworkAttachmentDefinition, "<name>.<namespace>".
-func (p *Planner) SetDefinition(name, config string) { p.gateways.SetDefinition(name, config) }
+func (p *Planner) SetDefinition(name, config string) {
+	p.network.SetDefinition(name, config)
+	p.gateways.SetDefinition(name, config)
+}
 
 // RemoveDefinition removes a NetworkAttachmentDefinition that was deleted.
-func (p *Planner) RemoveDefinition(name string) { p.gateways.RemoveDefinition(name) }
+func (p *Planner) RemoveDefinition(name string) {
+	p.network.RemoveDefinition(name)
+	p.gateways.RemoveDefinition(name)
+}
 
 // Set sets an object that is new or has changed.
 func (p *Planner) Set(object Object) {

@@ -2,6 +2,7 @@ package plan_test
 
 import (
 	"fmt"
+	"strings"
 	"testing"
 	"time"
 
@@ -119,16 +120,30 @@ func TestPlannerAgreesWithCompile(t *testing.T) {
 					fresh(s)
 				}
 			},
-			"a definition":  func() { w.definitions["ovn-vpc-external-network.kube-system"] = natDefinition },
-			"no definition": func() { delete(w.definitions, "ovn-vpc-external-network.kube-system") },
-			"configuration": func() { w.config.Enabled, w.config.Image = rapid.Bool().Draw(r, "on"), one("image", "", "i") },
-			"an EIP": func() {
-				if name := one("eip", "e1", "e2"); w.eips[name] == nil {
-					fresh(w.eip(name, 7, one("address", "", "192.168.100.230", "192.168.100.231")))
+			"a definition": func() { w.definitions["ovn-vpc-external-network.kube-system"] = natDefinition },
+			"a second external Subnet": func() {
+				if w.subnets["ex2"] == nil {
+					s := w.subnet("ex2", rapid.IntRange(2, 4).Draw(r, "age"), "", "192.168.100.0/24")
+					s.Spec.Provider = "ex2.kube-system"
+					fresh(s)
 				}
 			},
-			"a rule":      func() { w.fip("f", 8, one("eip", "e1", "e2"), "10.0.1.3") },
-			"a rule less": func() { delete(w.fips, "f") },
+			"a second definition": func() {
+				other := strings.ReplaceAll(natDefinition, "ens37", "ens38")
+				w.definitions["ex2.kube-system"] = one("config", natDefinition, natDefinition, other, "{")
+			},
+			"no second definition": func() { delete(w.definitions, "ex2.kube-system") },
+			"no definition":        func() { delete(w.definitions, "ovn-vpc-external-network.kube-system") },
+			"configuration":        func() { w.config.Enabled, w.config.Image = rapid.Bool().Draw(r, "on"), one("image", "", "i") },
+			"an EIP": func() {
+				if name := one("eip", "e1", "e2"); w.eips[name] == nil {
+					e := w.eip(name, 7, one("address", "", "192.168.100.230", "192.168.100.231"))
+					e.Spec.ExternalSubnet = one("outside", "", "ex2")
+					fresh(e)
+				}
+			},
+			"a rule":                 func() { w.fip("f", 8, one("eip", "e1", "e2"), "10.0.1.3") },
+			"a rule less":            func() { delete(w.fips, "f") },
 			"a Subnet that vanishes": func() { delete(w.subnets, one("subnet", "s1", "s2", "s3")) }, // by hand, without its finalizer
 			"a deletion": func() {
 				switch kind, at := rapid.IntRange(0, 3).Draw(r, "kind"), one("which", "1", "2", "3"); {

@@ -357,14 +357,28 @@ func (n *Network) obstacle(s *Subnet) (reason, message string) {
 }
 
 // sharesNetwork returns why an external subnet cannot exist: it would give the addresses of an older one on the same network again.
-func (n *shaped) sharesNetwork(s *Subnet) (reason, message string) {
+func (n *Network) sharesNetwork(s *Subnet) (reason, message string) {
 	for _, name := range slices.Sorted(maps.Keys(n.external)) {
 		other := n.external[name]
-		if other.age.Compare(s.age) < 0 && other.Reason == "" && other.Value.Definition == s.Value.Definition && other.Value.Prefix.Overlaps(s.Value.Prefix) {
-			return kubeovn.ReasonConflict, fmt.Sprintf(
-				"spec.cidrBlock: %s overlaps %s of the older Subnet %s of the same NetworkAttachmentDefinition; choose another range, or use that Subnet",
-				s.Value.Prefix, other.Value.Prefix, other.Value.Name)
+		if other.age.Compare(s.age) >= 0 || other.Reason != "" || !other.Value.Prefix.Overlaps(s.Value.Prefix) {
+			continue
+		}
+		if network := n.sharedNetwork(s.Value.Definition, other.Value.Definition); network != "" {
+			return kubeovn.ReasonConflict, fmt.Sprintf("spec.cidrBlock: %s overlaps %s of the older Subnet %s of the same %s; choose another range, or use that Subnet",
+				s.Value.Prefix, other.Value.Prefix, other.Value.Name, network)
 		}
 	}
 	return "", ""
+}
+
+// sharedNetwork returns what two NetworkAttachmentDefinitions have in common that makes them one network; empty: nothing that is known.
+func (n *Network) sharedNetwork(a, b string) string {
+	device := n.objects.masters[a]
+	switch {
+	case a == b:
+		return "NetworkAttachmentDefinition"
+	case device != "" && device == n.objects.masters[b]:
+		return "device " + device + ", the master of both NetworkAttachmentDefinitions"
+	}
+	return ""
 }

@@ -89,6 +89,33 @@ type store struct {
 	subnets    map[string]*kubeovn.Subnet
 	subnetsOf  index.Index[string, string, struct{}] // their names, by the Vpc that they name
 	gatewaysIn index.Index[string, string, string]   // the Vpcs that gateways name, by their Subnet and name
+	masters    map[string]string                     // the devices of NetworkAttachmentDefinitions, "<name>.<namespace>"
+}
+
+// SetDefinition sets the configuration of a NetworkAttachmentDefinition, "<name>.<namespace>".
+func (n *Network) SetDefinition(name, config string) {
+	definition, problems := objects.ParseDefinition(config)
+	if len(problems) > 0 {
+		definition.Master = ""
+	}
+	n.setMaster(name, definition.Master)
+}
+
+// RemoveDefinition removes a NetworkAttachmentDefinition that was deleted.
+func (n *Network) RemoveDefinition(name string) { n.setMaster(name, "") }
+
+// setMaster sets the device of a NetworkAttachmentDefinition; empty: it is not known. Another one may make external Subnets of two definitions
+// parts of one network.
+func (n *Network) setMaster(definition, device string) {
+	if n.objects.masters[definition] == device {
+		return
+	}
+	if n.objects.masters[definition] = device; device == "" {
+		delete(n.objects.masters, definition)
+	}
+	for name := range n.external {
+		n.reshaped.subnets[name] = struct{}{}
+	}
 }
 
 // names are names of VPCs and Subnets.
@@ -128,7 +155,7 @@ func New() *Network {
 		shaped: newShaped(), reshaped: names{map[string]struct{}{}, map[string]struct{}{}},
 		objects: store{
 			vpcs: map[string]*kubeovn.Vpc{}, subnets: map[string]*kubeovn.Subnet{}, subnetsOf: index.Index[string, string, struct{}]{},
-			gatewaysIn: index.Index[string, string, string]{},
+			gatewaysIn: index.Index[string, string, string]{}, masters: map[string]string{},
 		},
 	}
 }
