@@ -23,6 +23,13 @@ func TestRequestedAddress(t *testing.T) {
 	}{
 		"without a finalizer": {func(o *nat.Objects) { o.EIPs = append(o.EIPs, requested("r", 9)) }, map[string]bool{"g0 r": false}},
 		"with the finalizer":  {func(o *nat.Objects) { o.EIPs = append(o.EIPs, requested("r", 9, kubeovn.Finalizer)) }, map[string]bool{"g0 r": true}},
+		"no host's address": {func(o *nat.Objects) {
+			for i, addr := range []string{"192.168.100.0", "192.168.100.1", "192.168.100.255"} {
+				eip := requested(fmt.Sprint("r", i), int64(9+i), kubeovn.Finalizer)
+				eip.Spec.V4ip = addr
+				o.EIPs = append(o.EIPs, eip)
+			}
+		}, map[string]bool{"g0 r0": false, "g0 r1": false, "g0 r2": false}},
 		"of a younger EIP by its status": {func(o *nat.Objects) {
 			o.EIPs = append(o.EIPs, requested("r", 1, kubeovn.Finalizer))
 			o.EIPs[3].Status.IP = address // of g1

@@ -15,6 +15,8 @@ import (
 	"slices"
 	"strings"
 
+	"go4.org/netipx"
+
 	kubeovn "weft.dev/weft/api/kubeovn/v1"
 	"weft.dev/weft/internal/vpc/gateway"
 	"weft.dev/weft/internal/vpc/objects"
@@ -418,7 +420,8 @@ func (n *Network) rulesOf(in *gateway.Input, rank map[string]int) {
 
 // usable reports whether a host of the external network can have the address.
 func usable(addr netip.Addr, external *objects.Subnet) bool {
-	return addr.IsValid() && external.Prefix.Contains(addr) && addr != external.Gateway && addr != external.Prefix.Addr()
+	return addr.IsValid() && external.Prefix.Contains(addr) && addr != external.Gateway && addr != external.Prefix.Addr() &&
+		addr != netipx.PrefixLastIP(external.Prefix)
 }
 
 func (g *Gateway) hash() string {
