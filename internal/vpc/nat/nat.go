@@ -328,15 +328,14 @@ func (c *compiler) assemble(g *Gateway) Problem {
 	if len(problems) > 0 {
 		return invalid("NetworkAttachmentDefinition %s: %s", outside.Definition, problems.Error())
 	}
-	subnets := c.subnetsOf(v.VPC)
-	for i := range subnets { // a smaller one has a route of its own, so that its pods are reached
-		if s := &subnets[i]; s.Prefix.Bits() <= outside.Prefix.Bits() && s.Prefix.Overlaps(outside.Prefix) {
-			return invalid("spec.externalSubnets[0]: %s of Subnet %s is within %s of Subnet %s of Vpc %s, and the gateway would reach no pod with such an address; "+
-				"give one of the two Subnets another range", outside.Prefix, v.External, s.Prefix, s.Name, v.VPC)
+	g.Definition = definition
+	g.in = gateway.Input{Gateway: *v, VPC: vpc, Subnet: inside, External: outside}
+	for _, s := range c.subnets {
+		if s.VPC == v.VPC && s.Definition == "" {
+			g.in.Subnets = append(g.in.Subnets, s)
 		}
 	}
-	g.Definition = definition
-	g.in = gateway.Input{Gateway: *v, VPC: vpc, Subnet: inside, Subnets: subnets, External: outside}
+	slices.SortFunc(g.in.Subnets, func(a, b objects.Subnet) int { return strings.Compare(a.Name, b.Name) })
 	for _, other := range c.Gateways { // also one that cannot be compiled: it keeps its state, and its traffic
 		if other.Value.VPC == v.VPC && other.Value.LanIP.IsValid() {
 			g.in.LanIPs = append(g.in.LanIPs, other.Value.LanIP)
@@ -345,18 +344,6 @@ func (c *compiler) assemble(g *Gateway) Problem {
 	slices.SortFunc(g.in.LanIPs, netip.Addr.Compare)
 	c.addresses(g)
 	return Problem{}
-}
-
-// subnetsOf returns the Subnets of a VPC, sorted.
-func (c *compiler) subnetsOf(vpc string) []objects.Subnet {
-	var subnets []objects.Subnet
-	for _, s := range c.subnets {
-		if s.VPC == vpc && s.Definition == "" {
-			subnets = append(subnets, s)
-		}
-	}
-	slices.SortFunc(subnets, func(a, b objects.Subnet) int { return strings.Compare(a.Name, b.Name) })
-	return subnets
 }
 
 // addresses collects the gateway's own address, its EIPs and their rules.

@@ -1,9 +1,7 @@
 package nat_test
 
 import (
-	"net/netip"
 	"slices"
-	"strings"
 	"testing"
 	"time"
 
@@ -91,30 +89,5 @@ func TestRouteToAnotherGateway(t *testing.T) {
 	o.Gateways[2].Spec.LanIP = "10.0.1.252"
 	if !inside() {
 		t.Error("the other gateway has another lanIp, and the prefix leads outside")
-	}
-}
-
-// A gateway whose VPC has a Subnet that contains the external range, or equals it, has a problem that names both, and keeps what its rules
-// require. Smaller Subnets, and those of other VPCs, are served.
-func TestSubnetAroundExternalRange(t *testing.T) {
-	for cidr, want := range map[string]string{
-		"192.168.100.0/24":  "192.168.100.0/24 of Subnet " + external + " is within 192.168.100.0/24 of Subnet inner of Vpc g0",
-		"192.168.0.0/16":    "192.168.100.0/24 of Subnet " + external + " is within 192.168.0.0/16 of Subnet inner of Vpc g0",
-		"192.168.100.64/26": "",
-		"192.168.101.0/24":  "",
-	} {
-		o := twoGateways()
-		o.Subnets = append(o.Subnets, kubeovn.Subnet{ObjectMeta: made("inner", 99), Spec: kubeovn.SubnetSpec{Vpc: "g0", CIDRBlock: cidr}})
-		network := nat.Compile(o)
-		have := network.Gateways["g0"].Problem
-		if want == "" && have != (nat.Problem{}) || want != "" && (have.Reason != kubeovn.ReasonInvalid || !strings.Contains(have.Message, want)) {
-			t.Errorf("%s: %+v, want %q", cidr, have, want)
-		}
-		if required := network.Required("g0"); !required.Address(netip.MustParseAddr("192.168.100.100")) {
-			t.Errorf("%s: the address of an EIP is given up", cidr)
-		}
-		if other := network.Gateways["g1"].Problem; other != (nat.Problem{}) {
-			t.Errorf("%s: the gateway of another VPC: %+v", cidr, other)
-		}
 	}
 }
