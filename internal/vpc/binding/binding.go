@@ -1,8 +1,8 @@
 // Package binding decides which Subnets a pod is bound to. It is pure; the agent and the controller share it, so that both decide in the
 // same way, from the objects in the API server.
 //
-// In this order: the annotation ovn.kubernetes.io/logical_switch of the pod; the same annotation of its namespace, a list of which the
-// first Subnet with room is used; the oldest Subnet whose namespaces or namespaceSelectors include the namespace. A pod whose binding
+// In this order: the annotation ovn.kubernetes.io/logical_switch of the pod, or a Subnet in network.weft.dev/network (vpc/NAME); the same
+// annotations of its namespace, of which logical_switch is a list: the first Subnet with room is used; the oldest Subnet whose namespaces or namespaceSelectors include the namespace. A pod whose binding
 // cannot be served is refused with the reason, and never gets another network.
 package binding
 
@@ -151,9 +151,12 @@ func Asked(annotations map[string]string) string {
 
 // Listed returns the Subnets that the annotations of a namespace name.
 func Listed(annotations map[string]string) []string {
-	_, list := named(annotations)
+	annotation, list := named(annotations)
 	if list == "" {
 		return nil
+	}
+	if annotation == placement.AnnotationNetwork {
+		return []string{list}
 	}
 	names := strings.Split(list, ",")
 	for i := range names {

@@ -98,6 +98,7 @@ func TestPartOfAnnotation(t *testing.T) {
 		"beside logical_switch": {
 			pod: map[string]string{placement.AnnotationNetwork: "vpc", "ovn.kubernetes.io/logical_switch": "open"}, want: []string{"open"},
 		},
+		"a list, which it cannot be": {space: at("vpc/open,shop"), refuse: `Subnet "open,shop" does not exist`},
 		"one that does not exist":    {pod: at("vpc/none"), refuse: `Subnet "none" does not exist`},
 		"one without the permission": {pod: at("vpc/shop"), refuse: "may not use Subnet shop"},
 	} {

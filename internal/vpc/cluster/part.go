@@ -105,7 +105,7 @@ func podFields() *cluster.PodFields {
 			kubeovn.AnnotationLogicalSwitch, kubeovn.AnnotationIPAddress, kubeovn.AnnotationMACAddress, kubeovn.AnnotationIPPool,
 			kubeovn.AnnotationNATGateway, placement.AnnotationNetwork,
 		},
-		Conditions: []corev1.PodConditionType{nat.Condition},
+		Conditions: []corev1.PodConditionType{nat.Condition, corev1.PodReady, corev1.ContainersReady},
 	}
 }
 

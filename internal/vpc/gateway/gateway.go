@@ -88,8 +88,8 @@ func Compile(in *Input) Result {
 }
 
 // sysctls returns the settings of a gateway. Paths are symmetric, so a strict reverse path filter drops only spoofed packets. arp_ignore
-// and arp_announce restrict each device to its own addresses. A new namespace has the settings of the node, and for a device the larger one of
-// its own and that of "all" counts, or either.
+// and arp_announce restrict each device to its own addresses. A new namespace has the settings of the node, and most of those of "all" count
+// for each device as well: the larger one, or either.
 func sysctls() map[string]string {
 	values := map[string]string{"net/ipv4/ip_forward": "1"}
 	for _, device := range []string{"all", Inside, Outside} {

@@ -66,8 +66,10 @@ func (r *Requirements) Address(addr netip.Addr) bool {
 
 // Hash returns a hash of the requirements, which no State has.
 func (r *Requirements) Hash() string {
-	hashed := r.state
-	hashed.Sysctls = map[string]string{"of": "requirements"}
+	hashed := State{Items: r.state.Items, Sysctls: map[string]string{"of": "requirements"}}
+	for _, prefix := range r.state.Addresses {
+		hashed.Addresses = append(hashed.Addresses, single(prefix.Addr())) // the range is that of an external Subnet, which may be what is wrong
+	}
 	for of := range r.sources {
 		hashed.Sysctls[fmt.Sprint("source ", of.prefix, " ", of.address)] = ""
 	}

@@ -25,7 +25,8 @@ import (
 // PodPrefix is the prefix of the names of gateways' StatefulSets.
 const PodPrefix = "vpc-nat-gw-"
 
-// Condition is the type of the condition in which an agent reports what it has programmed in a gateway's pod: the hash is its message.
+// Condition is the type of the condition in which an agent reports what it has programmed in a gateway's pod. Its message is the hash of the
+// gateway's state, or, if the gateway cannot be compiled, that of what it requires (Network.Required): the pod has no more than that.
 const Condition = "weft.dev/programmed"
 
 // ReasonFailed is the reason of Condition, which is False then, if a gateway could not be programmed: the message says why.

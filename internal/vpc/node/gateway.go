@@ -221,7 +221,7 @@ func (g *natGateway) withdraw(ctx context.Context, required *gateway.Requirement
 		return err
 	}
 	defer g.unlock()
-	if g.stopped {
+	if g.stopped || g.connecting {
 		return errClosed
 	}
 	left, err := g.reduce(ctx, func(item nft.Item) bool {

@@ -8,9 +8,11 @@ import (
 	"log/slog"
 	"math/rand/v2"
 	"os"
+	"slices"
 	"strings"
 	"sync"
 	"testing"
+	"time"
 
 	appsv1 "k8s.io/api/apps/v1"
 	corev1 "k8s.io/api/core/v1"
@@ -396,6 +398,48 @@ func (n *nodeUnderTest) deleteAll(pods ...client.ObjectKey) {
 	})
 }
 
+// lost writes what the node controller writes about a gateway's pod when its kubelet does not report any more, and what the kubelet writes
+// afterwards: the gateway is not Ready meanwhile, also if its state changes.
+func lost(n *nodeUnderTest, gateway string) {
+	ctx, t := n.t.Context(), n.t
+	write := func(ready, containers corev1.ConditionStatus) {
+		pod := &corev1.Pod{}
+		must(t, n.Get(ctx, client.ObjectKey{Namespace: "kube-system", Name: gateway}, pod))
+		before := pod.DeepCopy()
+		pod.Status.Conditions = slices.DeleteFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool { return c.Type != nat.Condition })
+		after := metav1.NewTime(pod.Status.Conditions[0].LastTransitionTime.Add(time.Minute))
+		pod.Status.Conditions = append(pod.Status.Conditions, corev1.PodCondition{Type: corev1.PodReady, Status: ready, LastTransitionTime: after},
+			corev1.PodCondition{Type: corev1.ContainersReady, Status: containers, LastTransitionTime: after})
+		must(t, n.Status().Patch(ctx, pod, client.MergeFrom(before)))
+	}
+	is := func(what string, ready bool) {
+		ovntest.Eventually(t, what, func() bool {
+			gate, eip := &kubeovn.VpcNatGateway{}, &kubeovn.IptablesEIP{}
+			must(t, n.Get(ctx, client.ObjectKey{Name: "gw1"}, gate))
+			must(t, n.Get(ctx, client.ObjectKey{Name: "eip3"}, eip))
+			return gate.Status.Ready == ready && eip.Status.Ready == ready
+		})
+	}
+	write(corev1.ConditionFalse, corev1.ConditionTrue)
+	is("a gateway whose node does not report is not ready", false)
+	former := &kubeovn.VpcNatGateway{}
+	must(t, n.Get(ctx, client.ObjectKey{Name: "gw1"}, former))
+	eip := &kubeovn.IptablesEIP{ObjectMeta: metav1.ObjectMeta{Name: "later"}, Spec: kubeovn.IptablesEIPSpec{NatGwDp: "gw1"}}
+	must(t, n.Create(ctx, eip))
+	ovntest.Eventually(t, "the gateway has another state", func() bool {
+		gate, pod := &kubeovn.VpcNatGateway{}, &corev1.Pod{}
+		must(t, n.Get(ctx, client.ObjectKey{Name: "gw1"}, gate))
+		must(t, n.Get(ctx, client.ObjectKey{Namespace: "kube-system", Name: gateway}, pod))
+		return gate.Status.Hash != former.Status.Hash && slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool {
+			return c.Type == nat.Condition && c.Message == gate.Status.Hash
+		})
+	})
+	is("the gateway is still not ready", false)
+	write(corev1.ConditionTrue, corev1.ConditionTrue)
+	is("a gateway whose node reports again is ready", true)
+	must(t, n.Delete(ctx, eip))
+}
+
 // refused makes changes that the API server has to refuse, because a gateway's pod has an address of its external Subnet.
 func refused(n *nodeUnderTest) {
 	ctx, t := n.t.Context(), n.t
@@ -454,6 +498,8 @@ func TestGatewayOfUsers(t *testing.T) {
 	}
 
 	refused(n)
+	lost(n, gateway)
+	must(t, c.Get(ctx, client.ObjectKey{Name: "snat01"}, snat))
 	snat.Spec.InternalCIDR = "10.0.1.0/24" // the corrected rule
 	must(t, c.Update(ctx, snat))
 	expect("the corrected rule", one, "1.1.1.1:7000", "router 192.168.100.231")

@@ -2,18 +2,13 @@ package node
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
 	"maps"
 	"slices"
-	"strings"
 	"sync"
 	"time"
 
-	corev1 "k8s.io/api/core/v1"
-	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
-	"k8s.io/apimachinery/pkg/types"
 	"k8s.io/client-go/tools/cache"
 	ctrlcache "sigs.k8s.io/controller-runtime/pkg/cache"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -45,9 +40,9 @@ type gateways struct {
 	open     map[attach.Key]*natGateway
 	// closed are attachments whose traffic was stopped.
 	closed map[attach.Key]bool
-	// programmed are the hashes of what is in effect, and reported those that the pods' conditions have.
-	programmed map[attach.Key]programmed
-	reported   map[attach.Key]string
+	// outcomes are those of programming, and reported what the pods' conditions say.
+	outcomes map[attach.Key]outcome
+	reported map[attach.Key]said
 	// report wakes the goroutine that reports.
 	report chan struct{}
 	// busy are the gateways that a step programs; true: a later step has omitted the gateway meanwhile.
@@ -56,16 +51,10 @@ type gateways struct {
 	following sync.WaitGroup
 }
 
-// programmed is what is in effect in a gateway.
-type programmed struct {
-	rec  attach.Record
-	hash string
-}
-
 func newGateways(n *node.Node, deps network.Deps) *gateways {
 	return &gateways{
 		node: n, deps: deps, wake: make(chan struct{}, 1), report: make(chan struct{}, 1),
-		open: map[attach.Key]*natGateway{}, closed: map[attach.Key]bool{}, programmed: map[attach.Key]programmed{}, reported: map[attach.Key]string{},
+		open: map[attach.Key]*natGateway{}, closed: map[attach.Key]bool{}, outcomes: map[attach.Key]outcome{}, reported: map[attach.Key]said{},
 		busy: map[attach.Key]bool{},
 	}
 }
@@ -196,7 +185,9 @@ func (g *gateways) prepare(ctx context.Context, rec *attach.Record) (of steps, e
 	case want == nil:
 		return of, cni.Errorf(cni.CodeTryAgainLater, "NAT gateway %s: there is no VpcNatGateway of this name", name)
 	case want.Problem != (nat.Problem{}):
-		g.reportNothing(ctx, rec, all.Required(name).Hash())
+		if !g.knows(rec) {
+			g.deny(ctx, rec, nat.ReasonNothing, all.Required(name).Hash())
+		}
 		return of, cni.Errorf(cni.CodeTryAgainLater, "NAT gateway %s: %s", name, want.Problem.Message)
 	}
 	g.mu.Lock()
@@ -211,8 +202,18 @@ func (g *gateways) prepare(ctx context.Context, rec *attach.Record) (of steps, e
 		if err := made.connected(ctx); err != nil {
 			return err
 		}
+		all, err := g.compile(ctx, name) // an EIP may have been deleted meanwhile
+		if err != nil {
+			return cni.Errorf(cni.CodeTryAgainLater, "NAT gateway %s: %w", name, err)
+		}
+		if now := all.Gateways[name]; now != nil && now.Problem == (nat.Problem{}) {
+			want = now
+		}
 		if err := made.program(ctx, want); err != nil {
-			return g.reportFailure(ctx, rec, err)
+			if ctx.Err() == nil { // else it fails for another reason
+				g.deny(ctx, rec, nat.ReasonFailed, bounded(err))
+			}
+			return err
 		}
 		g.signal() // the report, and what has changed meanwhile
 		return nil
@@ -225,7 +226,7 @@ func (g *gateways) disconnect(ctx context.Context, rec *attach.Record) error {
 	g.mu.Lock()
 	have := g.open[rec.Key()]
 	delete(g.open, rec.Key())
-	delete(g.programmed, rec.Key())
+	delete(g.outcomes, rec.Key())
 	delete(g.reported, rec.Key())
 	g.closed[rec.Key()] = true
 	g.mu.Unlock()
@@ -240,6 +241,14 @@ func (g *gateways) removed(key attach.Key) {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	delete(g.closed, key)
+}
+
+// knows reports whether the gateway's pod is attached, or being attached: it may have a state.
+func (g *gateways) knows(rec *attach.Record) bool {
+	g.mu.Lock()
+	open := g.open[rec.Key()] != nil
+	g.mu.Unlock()
+	return open || g.isAttached(rec)
 }
 
 // attached returns the records of the gateways on this node, including those whose ADD is in progress.
@@ -431,116 +440,8 @@ func (g *gateways) follow(ctx context.Context, rec *attach.Record, all *nat.Netw
 		required := all.Required(name)
 		hash, err = required.Hash(), made.withdraw(ctx, required)
 	}
-	if errors.Is(err, errClosed) || !g.keep(made, hash, err) || err == nil {
-		return err
-	}
-	return g.reportFailure(ctx, rec, err)
-}
-
-// keep records the result of programming a gateway, for the report. It returns false if the gateway was closed meanwhile.
-func (g *gateways) keep(made *natGateway, hash string, err error) bool {
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	key := made.rec.Key()
-	switch {
-	case g.open[key] != made:
-		return false
-	case err != nil:
-		delete(g.programmed, key)
-		delete(g.reported, key)
-	default:
-		g.programmed[key] = programmed{made.rec, hash}
-		signal(g.report)
-	}
-	return true
-}
-
-// reportAll reports what is in effect and not reported yet. Of several changes during a report, only the last is reported.
-func (g *gateways) reportAll(ctx context.Context) error {
-	g.mu.Lock()
-	due := maps.Clone(g.programmed)
-	maps.DeleteFunc(due, func(key attach.Key, now programmed) bool { return g.reported[key] == now.hash })
-	g.mu.Unlock()
-	var errs []error
-	for _, now := range due {
-		errs = append(errs, g.reportOne(ctx, &now.rec, now.hash))
-	}
-	return errors.Join(errs...)
-}
-
-// reportOne writes the hash of what is programmed to the condition of the gateway's pod, for which its readiness waits.
-func (g *gateways) reportOne(ctx context.Context, rec *attach.Record, hash string) error {
-	g.mu.Lock()
-	before := g.reported[rec.Key()]
-	delete(g.reported, rec.Key()) // not known until the API server answers
-	g.mu.Unlock()
-	condition := corev1.PodCondition{Type: nat.Condition, Status: corev1.ConditionTrue, Reason: "Programmed", Message: hash}
-	if err := g.patch(ctx, rec, condition, before != ""); err != nil {
-		return err
-	}
-	g.mu.Lock()
-	defer g.mu.Unlock()
-	if _, there := g.programmed[rec.Key()]; there {
-		g.reported[rec.Key()] = hash
-	}
-	return nil
-}
-
-// maxFailure limits the text of a failure in a condition, in bytes.
-const maxFailure = 1024
-
-// failureTimeout limits the request that reports a failure.
-const failureTimeout = 2 * time.Second
-
-// reportFailure writes to the pod's condition why it cannot be programmed, for the controller's report on the VpcNatGateway, and returns the error.
-func (g *gateways) reportFailure(ctx context.Context, rec *attach.Record, err error) error {
-	if ctx.Err() == nil { // else it fails for another reason
-		text := err.Error()
-		g.deny(ctx, rec, nat.ReasonFailed, strings.ToValidUTF8(text[:min(len(text), maxFailure)], ""))
+	if !errors.Is(err, errClosed) {
+		g.conclude(made, hash, err)
 	}
 	return err
-}
-
-// reportNothing writes to the pod's condition that it has no state: the addresses that its gateway does not require are free.
-func (g *gateways) reportNothing(ctx context.Context, rec *attach.Record, required string) {
-	g.deny(ctx, rec, nat.ReasonNothing, required)
-}
-
-// deny sets the pod's condition to False.
-func (g *gateways) deny(ctx context.Context, rec *attach.Record, reason, message string) {
-	ctx, cancel := context.WithTimeout(ctx, failureTimeout)
-	defer cancel()
-	condition := corev1.PodCondition{Type: nat.Condition, Status: corev1.ConditionFalse, Reason: reason, Message: message}
-	if err := g.patch(ctx, rec, condition, false); err != nil {
-		g.deps.Log.Warn("why a NAT gateway has no state could not be reported", "gateway", gatewayOf(rec), "error", err)
-	}
-}
-
-// patch writes the condition of the gateway's pod, unless it has it already; changed: it has another one.
-func (g *gateways) patch(ctx context.Context, rec *attach.Record, condition corev1.PodCondition, changed bool) error {
-	condition.LastTransitionTime = metav1.Now()
-	meta := map[string]any{}
-	if rec.PodUID != "" {
-		meta["uid"] = rec.PodUID // a later pod of this name is another one
-	}
-	patch, err := json.Marshal(map[string]any{"metadata": meta, "status": map[string]any{"conditions": []corev1.PodCondition{condition}}})
-	if err != nil {
-		return fmt.Errorf("encode the condition of pod %s/%s: %w", rec.PodNamespace, rec.PodName, err)
-	}
-	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: rec.PodNamespace, Name: rec.PodName}}
-	var now corev1.Pod // after a restart of the agent the pod has it already
-	if changed || g.deps.API.Get(ctx, client.ObjectKeyFromObject(pod), &now) != nil || !has(&now, &condition) {
-		err := g.deps.API.Status().Patch(ctx, pod, client.RawPatch(types.StrategicMergePatchType, patch))
-		if client.IgnoreNotFound(err) != nil {
-			return fmt.Errorf("report on pod %s/%s: %w", rec.PodNamespace, rec.PodName, err)
-		}
-	}
-	return nil
-}
-
-// has reports whether the pod has the condition.
-func has(pod *corev1.Pod, condition *corev1.PodCondition) bool {
-	return slices.ContainsFunc(pod.Status.Conditions, func(c corev1.PodCondition) bool {
-		return c.Type == condition.Type && c.Status == condition.Status && c.Message == condition.Message
-	})
 }

@@ -42,6 +42,20 @@ func CheckMatch(text string) error {
 	return e.check()
 }
 
+// CheckPorts returns why a valid match is without effect: it names a port that cannot exist. Names of logical ports have a slash.
+func CheckPorts(text string) error {
+	tokens, err := lex(text)
+	if err != nil {
+		return err
+	}
+	for _, token := range tokens {
+		if token[0] == '"' && !strings.Contains(token, "/") {
+			return fmt.Errorf(`there is no logical port %s; write Subnet and address, as in inport == "net1/10.0.1.5"`, token)
+		}
+	}
+	return nil
+}
+
 // lex splits a match into tokens. A string is one token with its quotes.
 func lex(text string) ([]string, error) {
 	var tokens []string
@@ -268,9 +282,6 @@ func (p *parser) constant(name string, s symbol) (constant, error) {
 		ok = err == nil && len(mac) == 6 && strings.Contains(text, ":")
 	case portName:
 		ok = len(text) > 2 && text[0] == '"' && !strings.Contains(text, `\`)
-		if ok && !strings.Contains(text, "/") { // it would match no packet, also in a rule that drops
-			return value, fmt.Errorf(`%s is no logical port; write Subnet and address, as in %s == "net1/10.0.1.5"`, quote(text), name)
-		}
 	case number:
 		value, ok = integer(text, s.bits)
 		switch {

@@ -115,7 +115,6 @@ func badMatches() map[string]string {
 		`is_chassis_resident("x")`:        "not a field",
 		`inport == "a\"`:                  "not a value",
 		`inport == "a`:                    "not a value",
-		`inport == "web.shop"`:            `write Subnet and address, as in inport == "net1/10.0.1.5"`,
 		"ip4\nip6":                        "not allowed",
 		"ip4; drop":                       "not expected",
 		"! 1":                             "! needs",
@@ -427,6 +426,34 @@ func TestSpellings(t *testing.T) {
 			t.Errorf("protocol %q: %v", text, problems)
 		case want != "" && (len(problems) > 0 || r.Protocol != want || r.Port != 8080 || r.Internal.String() != "10.0.1.5:80"):
 			t.Errorf("protocol %q: %+v, %v", text, r, problems)
+		}
+	}
+}
+
+// A rule that names a port that cannot exist is reported, and has no effect, as OVN has it: it closes nothing else.
+func TestPortsOfMatches(t *testing.T) {
+	for match, why := range map[string]string{
+		`inport == "net1/10.0.1.5" && ip4`: "", "ip4": "", `ip4 && outport == {"net1/10.0.1.5", "web.shop"}`: `no logical port "web.shop"`,
+	} {
+		subnet := &kubeovn.Subnet{ObjectMeta: metav1.ObjectMeta{Name: "s"}, Spec: kubeovn.SubnetSpec{
+			Vpc: "v", CIDRBlock: "10.0.1.0/24", Acls: []kubeovn.ACL{{Direction: "to-lport", Priority: 100, Match: match, Action: "allow"}},
+		}}
+		s, problems, ok := ParseSubnet(subnet)
+		text := ""
+		if len(problems) > 0 {
+			text = problems.Error()
+		}
+		if !ok || (text == "") != (why == "") || !strings.Contains(text, why) || s.ACLs[0].Match != match || s.ACLs[0].Action != "allow" {
+			t.Errorf("%s: %q, %+v", match, text, s.ACLs)
+		}
+		v, problems := ParseVPC(&kubeovn.Vpc{ObjectMeta: metav1.ObjectMeta{Name: "v"}, Spec: kubeovn.VpcSpec{
+			PolicyRoutes: []kubeovn.PolicyRoute{{Priority: 100, Match: match, Action: "allow"}},
+		}})
+		if text = ""; len(problems) > 0 {
+			text = problems.Error()
+		}
+		if (text == "") != (why == "") || !strings.Contains(text, why) || v.Policies[0].Match != match || v.Policies[0].Action != Allow {
+			t.Errorf("%s: %q, %+v", match, text, v.Policies)
 		}
 	}
 }

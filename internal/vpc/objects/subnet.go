@@ -216,6 +216,8 @@ func (p *Problems) acl(field string, acl kubeovn.ACL) ACL {
 	}
 	if len(*p) > known {
 		r.Match, r.Action = matchAll, "drop"
+	} else if err := CheckPorts(acl.Match); err != nil {
+		p.add(field+".match", "%s: %v", quote(acl.Match), err)
 	}
 	return r
 }

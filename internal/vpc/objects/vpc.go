@@ -178,6 +178,9 @@ func (p *Problems) policy(field string, policy kubeovn.PolicyRoute) Policy {
 	if len(*p) > known {
 		return Policy{Priority: r.Priority, Match: matchAll, Action: Drop}
 	}
+	if err := CheckPorts(policy.Match); err != nil {
+		p.add(field+".match", "%s: %v", quote(policy.Match), err)
+	}
 	return r
 }
 

@@ -190,7 +190,7 @@ func (p *Planner) SetDefinition(name, config string) {
 
 // RemoveDefinition removes a NetworkAttachmentDefinition that was deleted.
 func (p *Planner) RemoveDefinition(name string) {
-	p.network.RemoveDefinition(name)
+	p.network.SetDefinition(name, "")
 	p.gateways.RemoveDefinition(name)
 }
 

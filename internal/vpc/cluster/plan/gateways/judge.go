@@ -63,7 +63,9 @@ func runningOf(pods map[types.UID]*corev1.Pod) map[string]running {
 		if isLost(pod) {
 			r.lost = max(r.lost, pod.Namespace+"/"+pod.Name+" on node "+pod.Spec.NodeName)
 		}
-		r.hashes, r.most = append(r.hashes, hash), append(r.most, most)
+		if r.hashes = append(r.hashes, hash); pod.Spec.NodeName != "" { // else it has nothing
+			r.most = append(r.most, most)
+		}
 		byName[name] = r
 	}
 	return byName

@@ -14,6 +14,7 @@ import (
 
 	kubeovn "weft.dev/weft/api/kubeovn/v1"
 	"weft.dev/weft/internal/vpc/cluster/plan/report"
+	"weft.dev/weft/internal/vpc/gateway"
 	"weft.dev/weft/internal/vpc/nat"
 	"weft.dev/weft/internal/vpc/objects"
 )
@@ -32,6 +33,8 @@ type reporter struct {
 	Report
 	judge
 	now metav1.Time
+	// required are computed when they are needed first, by gateway.
+	required map[string]required
 }
 
 // Report plans the gateways' workloads, and the status of gateways, EIPs and rules, after the steps Read and Assign.
@@ -42,7 +45,7 @@ func (g *Gateways) Report(now metav1.Time) Report {
 		return Report{}
 	}
 	listed.Definitions = o.definitions
-	r := reporter{now: now, judge: judge{
+	r := reporter{now: now, required: map[string]required{}, judge: judge{
 		config: &o.config, compiled: g.compiles.Compile(listed), addresses: &g.addresses, running: runningOf(o.pods), refused: g.refused,
 	}}
 	for _, name := range slices.Sorted(maps.Keys(r.compiled.Gateways)) {
@@ -74,7 +77,7 @@ func (r *reporter) eip(e *nat.EIP) eipState {
 	state := eipState{running: pods, problem: r.judge.eip(e, g, pods)}
 	r.eipStatus(e, g, state.problem)
 	if r.addresses.of(e) != "" || report.Held(e.Object) {
-		r.finalize(e.Object, len(e.Rules) == 0 && r.released(e, g, pods))
+		r.finalize(e.Object, e.Object.DeletionTimestamp != nil && len(e.Rules) == 0 && r.released(e, g, pods))
 	}
 	return state
 }
@@ -89,8 +92,19 @@ func (r *reporter) released(e *nat.EIP, g *nat.Gateway, pods running) bool {
 	case g.Hash != "":
 		return !g.Has(e.Value.Name) && pods.has(g.Hash)
 	}
-	required := r.compiled.Required(g.Value.Name)
-	return !required.Address(e.Value.Addr) && pods.within(required.Hash())
+	required, there := r.required[g.Value.Name]
+	if !there {
+		required.Requirements = r.compiled.Required(g.Value.Name)
+		required.hash = required.Hash()
+		r.required[g.Value.Name] = required
+	}
+	return !required.Address(e.Value.Addr) && pods.within(required.hash)
+}
+
+// required is what a gateway that cannot be compiled requires, with its hash.
+type required struct {
+	*gateway.Requirements
+	hash string
 }
 
 func (r *reporter) gatewayStatus(g *nat.Gateway, pods running) {
@@ -181,7 +195,7 @@ func (r *reporter) rules(listed *nat.Objects, states map[string]eipState) {
 
 // Why a rule matches nothing, with the VPC's name.
 const (
-	overlapsNone = "spec.internalCIDR overlaps no Subnet of Vpc %s, so that no packet matches"
+	overlapsNone = "spec.internalCIDR overlaps no Subnet of Vpc %s, and no static route leads there, so that no packet matches"
 	isInNone     = "spec.internalIp is in no Subnet of Vpc %s, and no static route leads there, so that no packet arrives"
 )
 

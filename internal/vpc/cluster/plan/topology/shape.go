@@ -338,7 +338,7 @@ func sameSubnets(a, b []*Subnet) bool {
 // obstacle returns why a subnet that is valid by itself cannot exist.
 func (n *Network) obstacle(s *Subnet) (reason, message string) {
 	if s.Value.Definition != "" {
-		return n.sharesNetwork(s)
+		return n.sharesNetwork(s, n.objects.masters)
 	}
 	v := n.vpcs[s.Value.VPC]
 	if v == nil {
@@ -357,28 +357,16 @@ func (n *Network) obstacle(s *Subnet) (reason, message string) {
 }
 
 // sharesNetwork returns why an external subnet cannot exist: it would give the addresses of an older one on the same network again.
-func (n *Network) sharesNetwork(s *Subnet) (reason, message string) {
+func (n *shaped) sharesNetwork(s *Subnet, devices masters) (reason, message string) {
 	for _, name := range slices.Sorted(maps.Keys(n.external)) {
 		other := n.external[name]
 		if other.age.Compare(s.age) >= 0 || other.Reason != "" || !other.Value.Prefix.Overlaps(s.Value.Prefix) {
 			continue
 		}
-		if network := n.sharedNetwork(s.Value.Definition, other.Value.Definition); network != "" {
+		if network := devices.shared(s.Value.Definition, other.Value.Definition); network != "" {
 			return kubeovn.ReasonConflict, fmt.Sprintf("spec.cidrBlock: %s overlaps %s of the older Subnet %s of the same %s; choose another range, or use that Subnet",
 				s.Value.Prefix, other.Value.Prefix, other.Value.Name, network)
 		}
 	}
 	return "", ""
-}
-
-// sharedNetwork returns what two NetworkAttachmentDefinitions have in common that makes them one network; empty: nothing that is known.
-func (n *Network) sharedNetwork(a, b string) string {
-	device := n.objects.masters[a]
-	switch {
-	case a == b:
-		return "NetworkAttachmentDefinition"
-	case device != "" && device == n.objects.masters[b]:
-		return "device " + device + ", the master of both NetworkAttachmentDefinitions"
-	}
-	return ""
 }

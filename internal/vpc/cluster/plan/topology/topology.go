@@ -89,32 +89,22 @@ type store struct {
 	subnets    map[string]*kubeovn.Subnet
 	subnetsOf  index.Index[string, string, struct{}] // their names, by the Vpc that they name
 	gatewaysIn index.Index[string, string, string]   // the Vpcs that gateways name, by their Subnet and name
-	masters    map[string]string                     // the devices of NetworkAttachmentDefinitions, "<name>.<namespace>"
+	masters    masters
 }
 
-// SetDefinition sets the configuration of a NetworkAttachmentDefinition, "<name>.<namespace>".
+// SetDefinition sets the configuration of a NetworkAttachmentDefinition, "<name>.<namespace>"; empty: it was deleted.
 func (n *Network) SetDefinition(name, config string) {
-	definition, problems := objects.ParseDefinition(config)
-	if len(problems) > 0 {
-		definition.Master = ""
+	if n.objects.masters.set(name, config) {
+		for external := range n.external { // it may make two of them parts of one network
+			n.reshaped.subnets[external] = struct{}{}
+		}
 	}
-	n.setMaster(name, definition.Master)
 }
 
-// RemoveDefinition removes a NetworkAttachmentDefinition that was deleted.
-func (n *Network) RemoveDefinition(name string) { n.setMaster(name, "") }
-
-// setMaster sets the device of a NetworkAttachmentDefinition; empty: it is not known. Another one may make external Subnets of two definitions
-// parts of one network.
-func (n *Network) setMaster(definition, device string) {
-	if n.objects.masters[definition] == device {
-		return
-	}
-	if n.objects.masters[definition] = device; device == "" {
-		delete(n.objects.masters, definition)
-	}
-	for name := range n.external {
-		n.reshaped.subnets[name] = struct{}{}
+// unname records that a Subnet names no Vpc any more; nil names none.
+func (s *store) unname(o *kubeovn.Subnet) {
+	if o != nil {
+		s.subnetsOf.Remove(o.Spec.Vpc, o.Name)
 	}
 }
 
@@ -155,7 +145,7 @@ func New() *Network {
 		shaped: newShaped(), reshaped: names{map[string]struct{}{}, map[string]struct{}{}},
 		objects: store{
 			vpcs: map[string]*kubeovn.Vpc{}, subnets: map[string]*kubeovn.Subnet{}, subnetsOf: index.Index[string, string, struct{}]{},
-			gatewaysIn: index.Index[string, string, string]{}, masters: map[string]string{},
+			gatewaysIn: index.Index[string, string, string]{}, masters: masters{},
 		},
 	}
 }
@@ -194,7 +184,7 @@ func (n *Network) RemoveVPC(name string) {
 // returns true.
 func (n *Network) SetSubnet(o *kubeovn.Subnet) (onlyStatus bool) {
 	before, s := n.objects.subnets[o.Name], n.byName[o.Name]
-	n.unname(before)
+	n.objects.unname(before)
 	n.objects.subnetsOf.Put(o.Spec.Vpc, o.Name, struct{}{})
 	n.objects.subnets[o.Name] = o
 	if before == nil || s == nil || s.Object != before || before.UID != o.UID || before.Generation != o.Generation ||
@@ -210,16 +200,9 @@ func (n *Network) SetSubnet(o *kubeovn.Subnet) (onlyStatus bool) {
 
 // RemoveSubnet removes a Subnet that was deleted.
 func (n *Network) RemoveSubnet(name string) {
-	n.unname(n.objects.subnets[name])
+	n.objects.unname(n.objects.subnets[name])
 	delete(n.objects.subnets, name)
 	n.reshaped.subnets[name] = struct{}{}
-}
-
-// unname records that a Subnet names no Vpc any more; nil names none.
-func (n *Network) unname(o *kubeovn.Subnet) {
-	if o != nil {
-		n.objects.subnetsOf.Remove(o.Spec.Vpc, o.Name)
-	}
 }
 
 // SetGateway sets which Subnet and Vpc a NAT gateway names: its pod may be bound to that Subnet. Before is its former state; nil: there was
