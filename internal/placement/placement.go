@@ -143,13 +143,17 @@ func named(value, object string) Binding {
 	return b
 }
 
-// refine adds the part from the network's own objects to an annotation that names only the network.
+// refine adds the part from the network's own objects to an annotation that names only the network, and what they refuse.
 func refine(b Binding, bound []Binding) Binding {
 	own := slices.DeleteFunc(slices.Clone(bound), func(o Binding) bool { return o.Network != b.Network })
-	if b.Refuse != "" || b.Part != "" || len(own) == 0 {
+	if b.Refuse != "" || len(own) == 0 {
 		return b
 	}
 	first := agree(own)
+	if b.Part != "" {
+		b.Refuse = first.Refuse
+		return b
+	}
 	first.Reason = b.Reason + "; " + first.Reason
 	return first
 }

@@ -193,19 +193,7 @@ func setMacvlanAddresses(m *podlink.Macvlan, have netlink.Link) error {
 	if m.Addresses == nil {
 		return nil
 	}
-	missing := map[netip.Prefix]bool{}
-	for _, address := range m.Addresses {
-		missing[address] = true
-	}
-	err := keepAddresses(have, func(address netip.Prefix) bool {
-		wanted := missing[address]
-		delete(missing, address)
-		return wanted
-	})
-	if err != nil {
-		return err
-	}
-	for prefix := range missing {
+	for _, prefix := range m.Addresses { // before others are removed: with its last address, the kernel removes the routes of a device
 		address := &netlink.Addr{
 			IPNet: &net.IPNet{IP: prefix.Addr().AsSlice(), Mask: net.CIDRMask(prefix.Bits(), prefix.Addr().BitLen())}, Flags: unix.IFA_F_NOPREFIXROUTE,
 		}
@@ -213,7 +201,11 @@ func setMacvlanAddresses(m *podlink.Macvlan, have netlink.Link) error {
 			return fmt.Errorf("adding address %s: %w", prefix, err)
 		}
 	}
-	return nil
+	wanted := map[netip.Prefix]bool{}
+	for _, address := range m.Addresses {
+		wanted[address] = true
+	}
+	return keepAddresses(have, func(address netip.Prefix) bool { return wanted[address] })
 }
 
 // keepAddresses removes the addresses for which keep is false.

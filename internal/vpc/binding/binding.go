@@ -2,8 +2,8 @@
 // same way, from the objects in the API server.
 //
 // In this order: the annotation ovn.kubernetes.io/logical_switch of the pod, or a Subnet in network.weft.dev/network (vpc/NAME); the same
-// annotations of its namespace, of which logical_switch is a list: the first Subnet with room is used; the oldest Subnet whose namespaces or namespaceSelectors include the namespace. A pod whose binding
-// cannot be served is refused with the reason, and never gets another network.
+// annotations of its namespace, of which logical_switch is a list: the first Subnet with room is used; the oldest Subnet whose namespaces or
+// namespaceSelectors include the namespace. A pod whose binding cannot be served is refused with the reason, and never gets another network.
 package binding
 
 import (
@@ -137,10 +137,15 @@ func named(annotations map[string]string) (annotation, list string) {
 	if list = strings.TrimSpace(annotations[kubeovn.AnnotationLogicalSwitch]); list != "" {
 		return kubeovn.AnnotationLogicalSwitch, list
 	}
+	return placement.AnnotationNetwork, partOf(annotations)
+}
+
+// partOf returns the Subnet in the annotation of networks; empty if there is none.
+func partOf(annotations map[string]string) string {
 	if network, part, _ := strings.Cut(annotations[placement.AnnotationNetwork], "/"); network == Network {
-		list = part
+		return part
 	}
-	return placement.AnnotationNetwork, list
+	return ""
 }
 
 // Asked returns the Subnet that a pod's annotations name; empty if none.
@@ -179,6 +184,11 @@ func (s *Subnets) Of(pod placement.Pod, namespace placement.Namespace) (b Bound,
 	}
 	if annotation, name := named(pod.Annotations); name != "" {
 		b = Bound{Level: placement.ByPod, Reason: fmt.Sprintf("annotation %s of the pod names Subnet %.64q", annotation, name)}
+		if part := partOf(pod.Annotations); part != "" && part != name {
+			b.Refuse = fmt.Sprintf("annotations %s and %s of the pod name two Subnets, %.64q and %.64q; remove one of them",
+				annotation, placement.AnnotationNetwork, name, part)
+			return b, true
+		}
 		s.choose(&b, pod, namespace, name)
 		return b, true
 	}
@@ -188,7 +198,7 @@ func (s *Subnets) Of(pod placement.Pod, namespace placement.Namespace) (b Bound,
 	if annotation, list := named(namespace.Annotations); list != "" {
 		b = Bound{
 			Level:  placement.ByNamespace,
-			Reason: fmt.Sprintf("annotation %s of namespace %s names Subnets %.256q", annotation, namespace.Name, list),
+			Reason: fmt.Sprintf("annotation %s of namespace %s names %.256q", annotation, namespace.Name, list),
 		}
 		for _, name := range Listed(namespace.Annotations) {
 			s.choose(&b, pod, namespace, name)

@@ -98,12 +98,21 @@ func TestPartOfAnnotation(t *testing.T) {
 		"beside logical_switch": {
 			pod: map[string]string{placement.AnnotationNetwork: "vpc", "ovn.kubernetes.io/logical_switch": "open"}, want: []string{"open"},
 		},
+		"two Subnets": {
+			pod: map[string]string{placement.AnnotationNetwork: "vpc/open", "ovn.kubernetes.io/logical_switch": "shop"}, refuse: "name two Subnets",
+		},
 		"a list, which it cannot be": {space: at("vpc/open,shop"), refuse: `Subnet "open,shop" does not exist`},
 		"one that does not exist":    {pod: at("vpc/none"), refuse: `Subnet "none" does not exist`},
 		"one without the permission": {pod: at("vpc/shop"), refuse: "may not use Subnet shop"},
 	} {
 		pod, namespace := placement.Pod{Namespace: "x", Name: "web", Annotations: c.pod}, placement.Namespace{Name: "x", Annotations: c.space}
 		b, ok := all.Of(pod, namespace)
+		decision := placement.Decide(pod, namespace, placement.Cluster{
+			Default: "overlay", Known: []string{"overlay", binding.Network}, Binders: []placement.Binder{all.Bind},
+		})
+		if decision.Network != binding.Network || decision.Refuse != b.Refuse || c.refuse == "" && decision.Part != c.want[0] {
+			t.Errorf("%s: placed: %+v", name, decision)
+		}
 		if !ok || !slices.Equal(b.Names, c.want) || !strings.Contains(b.Refuse, c.refuse) || (b.Refuse == "") != (c.refuse == "") {
 			t.Errorf("%s: bound %t, %+v", name, ok, b)
 		}

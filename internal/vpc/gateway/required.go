@@ -4,14 +4,16 @@ import (
 	"fmt"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"weft.dev/weft/internal/nft"
 )
 
 // Requirements are the translations and addresses of a gateway that the rules and EIPs of an input require.
 type Requirements struct {
-	state   State
-	sources map[source]bool
+	items     map[nft.Key]nft.Item
+	addresses map[netip.Addr]bool
+	sources   map[source]bool
 }
 
 // source is an SNAT rule's prefix, and the address of its EIP.
@@ -26,7 +28,10 @@ func Require(in *Input) *Requirements {
 	c := newCompiler(in)
 	c.net1()
 	c.translations()
-	r := &Requirements{state: State{Items: c.result.State.Items, Addresses: c.result.State.Addresses}, sources: map[source]bool{}}
+	r := &Requirements{items: c.result.State.Items, addresses: map[netip.Addr]bool{}, sources: map[source]bool{}}
+	for _, prefix := range c.result.State.Addresses {
+		r.addresses[prefix.Addr()] = true // the range is that of an external Subnet, which may be what is wrong
+	}
 	for _, snat := range in.SNATs {
 		if addr, there := c.addresses[snat.EIP]; there {
 			r.sources[source{snat.Prefix, addr.String()}] = true
@@ -42,9 +47,10 @@ func Require(in *Input) *Requirements {
 func (r *Requirements) Element(e *nft.Element) bool {
 	switch e.Set {
 	case outside:
-		return slices.ContainsFunc(r.state.Addresses, func(p netip.Prefix) bool { return slices.Equal(e.Match, []string{p.Addr().String()}) })
+		addr, err := netip.ParseAddr(strings.Join(e.Match, " "))
+		return err == nil && r.addresses[addr]
 	case FloatingIn, FloatingOut, Ports:
-		required, there := r.state.Items[e.Key()].(*nft.Element)
+		required, there := r.items[e.Key()].(*nft.Element)
 		return there && slices.Equal(required.Value, e.Value)
 	}
 	piece, ok := Source(e)
@@ -61,14 +67,14 @@ func (r *Requirements) Element(e *nft.Element) bool {
 
 // Address reports whether the gateway has to have the address outside.
 func (r *Requirements) Address(addr netip.Addr) bool {
-	return slices.ContainsFunc(r.state.Addresses, func(p netip.Prefix) bool { return p.Addr() == addr })
+	return r.addresses[addr]
 }
 
 // Hash returns a hash of the requirements, which no State has.
 func (r *Requirements) Hash() string {
-	hashed := State{Items: r.state.Items, Sysctls: map[string]string{"of": "requirements"}}
-	for _, prefix := range r.state.Addresses {
-		hashed.Addresses = append(hashed.Addresses, single(prefix.Addr())) // the range is that of an external Subnet, which may be what is wrong
+	hashed := State{Items: r.items, Sysctls: map[string]string{"of": "requirements"}}
+	for addr := range r.addresses {
+		hashed.Addresses = append(hashed.Addresses, single(addr))
 	}
 	for of := range r.sources {
 		hashed.Sysctls[fmt.Sprint("source ", of.prefix, " ", of.address)] = ""

@@ -8,6 +8,7 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/meta"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 
@@ -18,6 +19,29 @@ import (
 	"weft.dev/weft/internal/placement"
 	"weft.dev/weft/internal/vpc/nat"
 )
+
+// withoutAddress takes all addresses from gateway gw2 and gives it another one: it has its routes again, which the kernel removes with the last
+// address.
+func withoutAddress(n *nodeUnderTest, gate *ovntest.Pod) {
+	ctx, t := n.t.Context(), n.t
+	shows := func(what, argv, want string) {
+		ovntest.Eventually(t, what, func() bool {
+			out := ovntest.Run(t, gate.NetNS, "ip", strings.Fields(argv)...)
+			return want == "" && out == "" || want != "" && strings.Contains(out, want)
+		})
+	}
+	g := &kubeovn.VpcNatGateway{}
+	must(t, n.Get(ctx, client.ObjectKey{Name: "gw2"}, g))
+	shows("the gateway has an address of its own", "-o -4 addr show net1", "192.168.7.")
+	g.Spec.NoDefaultEIP = true
+	must(t, n.Update(ctx, g))
+	shows("it has no address", "-o -4 addr show net1", "")
+	eip := &kubeovn.IptablesEIP{ObjectMeta: metav1.ObjectMeta{Name: "of-gw2"}, Spec: kubeovn.IptablesEIPSpec{NatGwDp: "gw2", ExternalSubnet: "other-network"}}
+	must(t, n.Create(ctx, eip))
+	shows("it has the EIP", "-o -4 addr show net1", "192.168.7.")
+	shows("it has its routes", "route show", "default via 192.168.7.1 dev net1")
+	must(t, n.Delete(ctx, eip))
+}
 
 // A gateway whose NetworkAttachmentDefinition names a device that its node does not have does not start: the answer to its ADD and the condition
 // of the VpcNatGateway name the field and the device. Another gateway has a toleration that the API server refuses: its condition names the field.
@@ -84,7 +108,7 @@ spec: {vpc: test-vpc-1, subnet: net1, lanIp: 10.0.1.252, tolerations: [{key: a, 
 	host.Reaches("192.168.100.231")
 	ovntest.Run(t, n.site.Chassis[0].NetNS, "ip", "link", "add", "ens99", "type", "veth", "peer", "name", "ens99p")
 	ovntest.Run(t, n.site.Chassis[0].NetNS, "ip", "link", "set", "ens99", "up")
-	n.add("kube-system", bad)
+	gate, _ := n.add("kube-system", bad)
 	ovntest.Eventually(t, "the gateway is ready once its node has the device", func() bool { return gateway("gw2").Status.Ready })
 	device := func(name string) {
 		definition := nat.Definition()
@@ -92,6 +116,7 @@ spec: {vpc: test-vpc-1, subnet: net1, lanIp: 10.0.1.252, tolerations: [{key: a, 
 		must(t, unstructured.SetNestedField(definition.Object, `{"type":"macvlan","master":"`+name+`","mode":"bridge"}`, "spec", "config"))
 		must(t, n.Update(ctx, definition))
 	}
+	withoutAddress(n, gate)
 	device("ens98")
 	ovntest.Eventually(t, "a running gateway whose device does not exist any more is not ready, and its condition names it", func() bool {
 		g := gateway("gw2")

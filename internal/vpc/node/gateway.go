@@ -153,6 +153,11 @@ func (g *natGateway) program(ctx context.Context, want *nat.Gateway) error {
 	if err := g.create(ctx, outside); err != nil {
 		return fmt.Errorf("NAT gateway %s: interface %s: %w", g.name, gateway.Outside, err)
 	}
+	if len(outside.Addresses) == 0 {
+		if err := g.withoutRoutes(ctx); err != nil {
+			return err
+		}
+	}
 	if err := g.node.Links.Apply(ctx, map[reconcile.Owner]map[link.Key]link.Item{g.owner(): g.routes(want)}); err != nil {
 		return fmt.Errorf("NAT gateway %s: routes: %w", g.name, err)
 	}
@@ -179,14 +184,23 @@ func (g *natGateway) create(ctx context.Context, outside podlink.Macvlan) error 
 		return err //nolint:wrapcheck // program names the gateway and the interface
 	}
 	g.outside = nil
-	if err := g.node.Links.Apply(ctx, map[reconcile.Owner]map[link.Key]link.Item{g.owner(): nil}); err != nil {
-		return fmt.Errorf("withdraw its routes: %w", err)
+	if err := g.withoutRoutes(ctx); err != nil {
+		return err
 	}
 	if err := g.node.Pods.DeleteMacvlan(ctx, outside); err != nil {
 		return err //nolint:wrapcheck // program names the gateway and the interface
 	}
 	_, err = g.node.Pods.CreateMacvlan(ctx, outside)
 	return err //nolint:wrapcheck // program names the gateway and the interface
+}
+
+// withoutRoutes withdraws the routes of net1, which the kernel removes with the device and with its last address: the loop does not notice that,
+// and would not set them again.
+func (g *natGateway) withoutRoutes(ctx context.Context) error {
+	if err := g.node.Links.Apply(ctx, map[reconcile.Owner]map[link.Key]link.Item{g.owner(): nil}); err != nil {
+		return fmt.Errorf("NAT gateway %s: withdraw routes: %w", g.name, err)
+	}
+	return nil
 }
 
 // load brings the table into effect, and removes the connections of what has changed.
@@ -242,14 +256,20 @@ func (g *natGateway) withdraw(ctx context.Context, required *gateway.Requirement
 
 // release removes from net1 the addresses that are not required.
 func (g *natGateway) release(ctx context.Context, required *gateway.Requirements) error {
-	m, removed := g.anyNet1(), false
-	err := g.node.Pods.KeepMacvlanAddresses(ctx, m, func(address netip.Prefix) bool {
-		keep := required.Address(address.Addr())
-		removed = removed || !keep
-		return keep
+	kept, removed := 0, 0
+	err := g.node.Pods.KeepMacvlanAddresses(ctx, g.anyNet1(), func(address netip.Prefix) bool {
+		if !required.Address(address.Addr()) {
+			removed++
+			return false
+		}
+		kept++
+		return true
 	})
-	if removed {
+	if removed > 0 {
 		g.hash = ""
+	}
+	if err == nil && removed > 0 && kept == 0 {
+		err = g.withoutRoutes(ctx)
 	}
 	if g.outside != nil { // those that come back are announced
 		g.outside.Addresses = slices.DeleteFunc(g.outside.Addresses, func(a netip.Prefix) bool { return !required.Address(a.Addr()) })
@@ -264,7 +284,7 @@ func (g *natGateway) anyNet1() podlink.Macvlan {
 
 // reduce commits the table without the items for which stays is false, and returns the others.
 func (g *natGateway) reduce(ctx context.Context, stays func(nft.Item) bool) (left map[nft.Key]nft.Item, err error) {
-	have := g.items
+	have, _ := g.loop.Desired() // also of a state whose commit or flush failed
 	if !g.started {
 		if have, err = g.engine.Read(ctx); err != nil {
 			return nil, err //nolint:wrapcheck // withdraw names the gateway

@@ -210,7 +210,7 @@ func (g *gateways) prepare(ctx context.Context, rec *attach.Record) (of steps, e
 			want = now
 		}
 		if err := made.program(ctx, want); err != nil {
-			if ctx.Err() == nil { // else it fails for another reason
+			if ctx.Err() == nil && !errors.Is(err, errClosed) { // else it fails for another reason
 				g.deny(ctx, rec, nat.ReasonFailed, bounded(err))
 			}
 			return err

@@ -10,6 +10,7 @@ import (
 	"time"
 
 	corev1 "k8s.io/api/core/v1"
+	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/apimachinery/pkg/types"
 	"sigs.k8s.io/controller-runtime/pkg/client"
@@ -100,6 +101,14 @@ func (g *gateways) deny(ctx context.Context, rec *attach.Record, reason, message
 	if err := g.patch(ctx, rec, said{corev1.ConditionFalse, reason, message}, ""); err != nil {
 		g.deps.Log.Warn("why a NAT gateway has no state could not be reported", "gateway", gatewayOf(rec), "error", err)
 	}
+	g.mu.Lock()
+	defer g.mu.Unlock()
+	for key, other := range g.outcomes { // a later sandbox of the pod may have been reported meanwhile
+		if other.rec.PodUID == rec.PodUID {
+			delete(g.reported, key)
+			signal(g.report)
+		}
+	}
 }
 
 // patch writes the condition of the gateway's pod, unless it has it already. before is the status that the condition has; empty: unknown.
@@ -125,6 +134,9 @@ func (g *gateways) patch(ctx context.Context, rec *attach.Record, s said, before
 		return fmt.Errorf("encode the condition of pod %s/%s: %w", rec.PodNamespace, rec.PodName, err)
 	}
 	err = g.deps.API.Status().Patch(ctx, pod, client.RawPatch(types.StrategicMergePatchType, patch))
+	if apierrors.IsConflict(err) {
+		return nil // another pod has the name
+	}
 	if client.IgnoreNotFound(err) != nil {
 		return fmt.Errorf("report on pod %s/%s: %w", rec.PodNamespace, rec.PodName, err)
 	}

@@ -42,15 +42,16 @@ func CheckMatch(text string) error {
 	return e.check()
 }
 
-// CheckPorts returns why a valid match is without effect: it names a port that cannot exist. Names of logical ports have a slash.
-func CheckPorts(text string) error {
+// CheckPorts returns why a valid match is without effect: it names a port that cannot exist. Names of logical ports have a slash. example is a
+// port that can exist.
+func CheckPorts(text, example string) error {
 	tokens, err := lex(text)
 	if err != nil {
 		return err
 	}
 	for _, token := range tokens {
 		if token[0] == '"' && !strings.Contains(token, "/") {
-			return fmt.Errorf(`there is no logical port %s; write Subnet and address, as in inport == "net1/10.0.1.5"`, token)
+			return fmt.Errorf(`there is no logical port %s; write one such as %q`, token, example)
 		}
 	}
 	return nil

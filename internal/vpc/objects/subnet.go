@@ -216,7 +216,7 @@ func (p *Problems) acl(field string, acl kubeovn.ACL) ACL {
 	}
 	if len(*p) > known {
 		r.Match, r.Action = matchAll, "drop"
-	} else if err := CheckPorts(acl.Match); err != nil {
+	} else if err := CheckPorts(acl.Match, "net1/10.0.1.5"); err != nil {
 		p.add(field+".match", "%s: %v", quote(acl.Match), err)
 	}
 	return r

@@ -178,7 +178,7 @@ func (p *Problems) policy(field string, policy kubeovn.PolicyRoute) Policy {
 	if len(*p) > known {
 		return Policy{Priority: r.Priority, Match: matchAll, Action: Drop}
 	}
-	if err := CheckPorts(policy.Match); err != nil {
+	if err := CheckPorts(policy.Match, "test-vpc-1/net1"); err != nil {
 		p.add(field+".match", "%s: %v", quote(policy.Match), err)
 	}
 	return r

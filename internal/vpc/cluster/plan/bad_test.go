@@ -367,7 +367,7 @@ func TestLongPool(t *testing.T) {
 }
 
 // An external Subnet that overlaps an older one of its network gives no address, until the older one is gone. One of another network does. Two
-// NetworkAttachmentDefinitions of one device are one network, once both are known.
+// NetworkAttachmentDefinitions of one device are one network, and so are two of which one is not known.
 func TestExternalSubnetsOfOneNetwork(t *testing.T) {
 	w := newWorld(t)
 	for i, name := range []string{"older", "younger", "elsewhere"} {
@@ -384,20 +384,25 @@ func TestExternalSubnetsOfOneNetwork(t *testing.T) {
 			}
 		}
 	}
-	check("with the older one", map[string]string{"older": "Ready", "younger": "Conflict", "elsewhere": "Ready"})
+	check("with the older one", map[string]string{"older": "Ready", "younger": "Conflict", "elsewhere": "Conflict"})
 	w.definitions["a.kube-system"] = natDefinition
-	check("with one definition", map[string]string{"older": "Ready", "younger": "Conflict", "elsewhere": "Ready"})
+	check("with one definition", map[string]string{"older": "Ready", "younger": "Conflict", "elsewhere": "Conflict"})
+	if have := condition(w.subnets["elsewhere"].Status.Conditions, "Ready"); !strings.Contains(have, "no valid NetworkAttachmentDefinition b.kube-system") {
+		t.Errorf("condition %s", have)
+	}
 	w.definitions["b.kube-system"] = strings.ReplaceAll(natDefinition, "ens37", "ens38")
 	check("with another device", map[string]string{"older": "Ready", "younger": "Conflict", "elsewhere": "Ready"})
 	w.definitions["b.kube-system"] = natDefinition
 	check("with the same device", map[string]string{"older": "Ready", "younger": "Conflict", "elsewhere": "Conflict"})
-	if have := condition(w.subnets["elsewhere"].Status.Conditions, "Ready"); !strings.Contains(have, "older Subnet older of the same device ens37") {
+	if have := condition(w.subnets["elsewhere"].Status.Conditions, "Ready"); !strings.Contains(have, "older Subnet older, on the same device ens37") {
 		t.Errorf("condition %s", have)
 	}
 	delete(w.definitions, "a.kube-system")
-	check("without a definition", map[string]string{"older": "Ready", "younger": "Conflict", "elsewhere": "Ready"})
+	check("without a definition", map[string]string{"older": "Ready", "younger": "Conflict", "elsewhere": "Conflict"})
 	delete(w.subnets, "older")
-	check("without it", map[string]string{"younger": "Ready", "elsewhere": "Ready"})
+	check("without it", map[string]string{"younger": "Ready", "elsewhere": "Conflict"})
+	delete(w.subnets, "younger")
+	check("alone", map[string]string{"elsewhere": "Ready"})
 }
 
 // Whatever text makes a pod wait, its reason is short and valid for the API server.

@@ -156,7 +156,7 @@ func TestUnusableSubnetStays(t *testing.T) {
 			if w.subnets["s"] == nil {
 				t.Fatal("the Subnet is gone, and its pod runs")
 			}
-			if have := condition(w.subnets["s"].Status.Conditions, "Ready"); !strings.HasPrefix(have, "False InUse: 1 pods have addresses") {
+			if have := condition(w.subnets["s"].Status.Conditions, "Ready"); !strings.HasPrefix(have, "False InUse: pods that have addresses of the Subnet: 1; delete them") {
 				t.Errorf("being deleted: %s", have)
 			}
 			delete(w.pods, "a")
@@ -197,5 +197,26 @@ func TestAddressesOfFormerSubnet(t *testing.T) {
 	settle()
 	if ip := w.ips["fixed.ns1"]; ip == nil || ip.Spec.SubnetUID != "another" {
 		t.Errorf("once the other pod is gone: %v, waiting: %v", ip, w.waiting)
+	}
+}
+
+// A Subnet is made again under its name while the pod of a gateway in it runs: the gateway keeps its lanIp, and its port stays.
+func TestGatewayInSubnetMadeAgain(t *testing.T) {
+	w := newWorld(t)
+	for _, make := range w.users() {
+		make()
+	}
+	w.settle(t)
+	again := w.subnets["net1"].DeepCopy()
+	again.UID, again.Status = "again", kubeovn.SubnetStatus{}
+	w.subnets["net1"] = again
+	for range 10 {
+		w.step(t)
+	}
+	if have := condition(w.gateways["gw1"].Status.Conditions, "Ready"); strings.Contains(have, "lanIp") {
+		t.Errorf("the gateway: %s", have)
+	}
+	if have := w.ports(); !strings.Contains(have, "net1/10.0.1.254") {
+		t.Errorf("the port of lanIp is gone: %s", have)
 	}
 }

@@ -69,8 +69,12 @@ func (a *addresser) reserve(s *topology.Subnet) {
 		if ip.Spec.SubnetUID == s.Value.UID {
 			continue
 		}
+		owner := "the IP object " + ip.Name + " of a former Subnet of this name"
+		if ip.Spec.NATGateway != "" {
+			owner = objects.HolderOf(ip) // the gateway's lanIp stays
+		}
 		if addr, err := objects.AddressOf(ip); err == nil && ip.Name == objects.IPName(s.Value.Name, addr) {
-			_ = s.Pool.Use(addr, "the IP object "+ip.Name+" of a former Subnet of this name") // or nothing can have it
+			_ = s.Pool.Use(addr, owner) // or nothing can have it
 		}
 	}
 }

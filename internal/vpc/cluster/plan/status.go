@@ -111,7 +111,7 @@ func (r *reporter) subnetStatus(object *kubeovn.Subnet, s *topology.Subnet) {
 	}
 	switch {
 	case object.DeletionTimestamp != nil && s.Pool == nil:
-		conditions.Ready(kubeovn.ReasonInUse, fmt.Sprintf("%d pods have addresses of the Subnet; delete them. It cannot be used: %s", s.Holders, s.Message))
+		conditions.Ready(kubeovn.ReasonInUse, fmt.Sprintf("pods that have addresses of the Subnet: %d; delete them. The Subnet cannot be used: %s", s.Holders, s.Message))
 	case s.Reason != "":
 		conditions.Ready(s.Reason, s.Message)
 	case object.DeletionTimestamp != nil:

@@ -145,6 +145,10 @@ func (a *assigner) hold(external string, addr netip.Addr, owner string) {
 func (a *assigner) give(external string, wanted netip.Addr, owner string, have netip.Addr, lives bool) {
 	s := a.network.Subnet(external)
 	switch {
+	case s != nil && s.Pool == nil && s.Message != "":
+		a.addresses.refused[owner] = nat.Problem{Reason: kubeovn.ReasonPending, Message: fmt.Sprintf(
+			"%s: Subnet %s cannot be used: %s", externalField(owner), external, s.Message)}
+		return
 	case s == nil || s.Pool == nil:
 		a.addresses.refused[owner] = nat.Problem{Reason: kubeovn.ReasonMissing, Message: fmt.Sprintf(
 			"%s: there is no external Subnet %.64q that can be used; create it", externalField(owner), external)}

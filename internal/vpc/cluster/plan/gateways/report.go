@@ -90,7 +90,7 @@ func (r *reporter) released(e *nat.EIP, g *nat.Gateway, pods running) bool {
 	case g == nil:
 		return false // a pod may outlive its gateway, which may be deleted before it has its finalizer, and keeps the addresses that it has
 	case g.Hash != "":
-		return !g.Has(e.Value.Name) && pods.has(g.Hash)
+		return !g.Has(e.Value.Name) && pods.within(g.Hash)
 	}
 	required, there := r.required[g.Value.Name]
 	if !there {

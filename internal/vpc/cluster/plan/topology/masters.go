@@ -18,14 +18,18 @@ func (m masters) set(definition, config string) (changed bool) {
 	return m[definition] != before
 }
 
-// shared returns what two NetworkAttachmentDefinitions have in common that makes them one network; empty: nothing that is known.
+// shared returns why two NetworkAttachmentDefinitions are one network, or may be, as words about an older Subnet; empty: they are two.
 func (m masters) shared(a, b string) string {
-	device := m[a]
-	switch {
-	case a == b:
-		return "NetworkAttachmentDefinition"
-	case device != "" && device == m[b]:
-		return "device " + device + ", the master of both NetworkAttachmentDefinitions"
+	if a == b {
+		return "of the same NetworkAttachmentDefinition"
+	}
+	for _, one := range []string{a, b} {
+		if m[one] == "" {
+			return "which may be of the same network, because there is no valid NetworkAttachmentDefinition " + one
+		}
+	}
+	if m[a] == m[b] {
+		return "on the same device " + m[a]
 	}
 	return ""
 }

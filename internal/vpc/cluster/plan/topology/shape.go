@@ -364,7 +364,7 @@ func (n *shaped) sharesNetwork(s *Subnet, devices masters) (reason, message stri
 			continue
 		}
 		if network := devices.shared(s.Value.Definition, other.Value.Definition); network != "" {
-			return kubeovn.ReasonConflict, fmt.Sprintf("spec.cidrBlock: %s overlaps %s of the older Subnet %s of the same %s; choose another range, or use that Subnet",
+			return kubeovn.ReasonConflict, fmt.Sprintf("spec.cidrBlock: %s overlaps %s of the older Subnet %s, %s; choose another range, or use that Subnet",
 				s.Value.Prefix, other.Value.Prefix, other.Value.Name, network)
 		}
 	}
