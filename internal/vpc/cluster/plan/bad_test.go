@@ -133,11 +133,7 @@ func TestBadInput(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t)
-			for _, make := range w.users() {
-				make()
-			}
-			w.settle(t)
+			w := settledUsers(t)
 			others, rows := w.conditions(), w.ports()
 			c.change(w)
 			for range 20 {
@@ -194,11 +190,7 @@ func TestHostileStrings(t *testing.T) {
 			"spec.acls[0].action":    func(_ *kubeovn.VpcSpec, s *kubeovn.SubnetSpec) { s.Acls[0].Action = text },
 			"spec.acls[0].direction": func(_ *kubeovn.VpcSpec, s *kubeovn.SubnetSpec) { s.Acls[0].Direction = text },
 		} {
-			w := newWorld(t)
-			for _, make := range w.users() {
-				make()
-			}
-			w.settle(t)
+			w := settledUsers(t)
 			others := w.conditions()
 			w.badVPC(kubeovn.StaticRoute{CIDR: "10.1.0.0/16", NextHopIP: "10.8.0.7"})
 			v, s := w.vpcs["bad"], w.subnets["bad"]

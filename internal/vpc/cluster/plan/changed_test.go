@@ -109,11 +109,7 @@ func TestMistakeStopsNewAddresses(t *testing.T) {
 
 // If excludeIps of an external Subnet cannot be read, EIPs get the addresses that they request, and no others.
 func TestMistakeOfExternalSubnet(t *testing.T) {
-	w := newWorld(t)
-	for _, make := range w.users() {
-		make()
-	}
-	w.settle(t)
+	w := settledUsers(t)
 	before := w.eips["eip1"].Status.IP
 	w.subnets[kubeovn.DefaultExternalSubnet].Spec.ExcludeIps = []string{"192.168.100.1-192.168.100.220"}
 	w.eip("any", 30, "")
@@ -202,11 +198,7 @@ func TestAddressesOfFormerSubnet(t *testing.T) {
 
 // A Subnet is made again under its name while the pod of a gateway in it runs: the gateway keeps its lanIp, and its port stays.
 func TestGatewayInSubnetMadeAgain(t *testing.T) {
-	w := newWorld(t)
-	for _, make := range w.users() {
-		make()
-	}
-	w.settle(t)
+	w := settledUsers(t)
 	again := w.subnets["net1"].DeepCopy()
 	again.UID, again.Status = "again", kubeovn.SubnetStatus{}
 	w.subnets["net1"] = again

@@ -19,11 +19,7 @@ import (
 // or from a controller that has started since, before the status reports it. An EIP whose requested address is not available gets no
 // finalizer.
 func TestRequestedAddress(t *testing.T) {
-	w := newWorld(t)
-	for _, make := range w.users() {
-		make()
-	}
-	w.settle(t)
+	w := settledUsers(t)
 	const address = "192.168.100.240"
 	w.eip("requested", 20, address)
 	w.fip("requested", 21, "requested", "10.0.1.9")
@@ -128,11 +124,7 @@ func TestEIPOfInvalidGateway(t *testing.T) {
 		},
 	} {
 		t.Run(name, func(t *testing.T) {
-			w := newWorld(t)
-			for _, make := range w.users() {
-				make()
-			}
-			w.settle(t)
+			w := settledUsers(t)
 			delete(w.definitions, definition)
 			w.settle(t)
 			between(w)
@@ -173,11 +165,7 @@ func TestEIPOfInvalidGateway(t *testing.T) {
 
 // A gateway whose node does not report is not Ready, and neither are its EIPs and rules. One whose container stops is.
 func TestLostGateway(t *testing.T) {
-	w := newWorld(t)
-	for _, make := range w.users() {
-		make()
-	}
-	w.settle(t)
+	w := settledUsers(t)
 	condition := func(of corev1.PodConditionType, status corev1.ConditionStatus, second int64) corev1.PodCondition {
 		return corev1.PodCondition{Type: of, Status: status, LastTransitionTime: metav1.NewTime(time.Unix(second, 0))}
 	}

@@ -51,11 +51,7 @@ func TestHostileStringsOfGateways(t *testing.T) {
 		"dnat spec.eip":           func(_ *world, b *bad, text string) { b.dnat.Spec.EIP = text },
 	} {
 		for _, text := range hostile() {
-			w := newWorld(t)
-			for _, make := range w.users() {
-				make()
-			}
-			w.settle(t)
+			w := settledUsers(t)
 			others := w.conditions()
 			b := &bad{}
 			kind, name, _ := strings.Cut(field, " ")

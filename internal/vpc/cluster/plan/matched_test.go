@@ -61,11 +61,7 @@ func TestUnreachedInternalAddress(t *testing.T) {
 
 // Why an agent could not program a gateway is in the conditions of the gateway and of its EIPs.
 func TestFailureOfGateway(t *testing.T) {
-	w := newWorld(t)
-	for _, make := range w.users() {
-		make()
-	}
-	w.settle(t)
+	w := settledUsers(t)
 	const why = "spec.config.master of the NetworkAttachmentDefinition names ens37, which node node1 does not have"
 	failed := w.pods["vpc-nat-gw-gw1-0"].DeepCopy()
 	failed.Status.Conditions = []corev1.PodCondition{{Type: nat.Condition, Status: corev1.ConditionFalse, Reason: nat.ReasonFailed, Message: why}}

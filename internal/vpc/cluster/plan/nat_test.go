@@ -147,6 +147,17 @@ func (w *world) users() []func() {
 	}
 }
 
+// settledUsers returns a world with all objects of a user with a gateway, in which everything is in effect.
+func settledUsers(t fataler) *world {
+	t.Helper()
+	w := newWorld(t)
+	for _, make := range w.users() {
+		make()
+	}
+	w.settle(t)
+	return w
+}
+
 func condition(conditions []metav1.Condition, kind string) string {
 	if c := meta.FindStatusCondition(conditions, kind); c != nil {
 		return string(c.Status) + " " + c.Reason + ": " + c.Message

@@ -9,11 +9,7 @@ import (
 
 // A gateway that is to have no address of its own any more frees it, once its pod has the state without it.
 func TestOwnAddressOfGatewayIsFreed(t *testing.T) {
-	w := newWorld(t)
-	for _, make := range w.users() {
-		make()
-	}
-	w.settle(t)
+	w := settledUsers(t)
 	own := w.gateways["gw1"].Status.IP
 	if own == "" {
 		t.Fatal("the gateway has no address")
@@ -61,11 +57,7 @@ func TestNamesOfGateways(t *testing.T) {
 // A gateway's pod that does not become ready, because of a wrong image or selector, is replaced when that is corrected: a StatefulSet of the
 // policy OrderedReady would wait for it for ever.
 func TestUnreadyPodIsReplaced(t *testing.T) {
-	w := newWorld(t)
-	for _, make := range w.users() {
-		make()
-	}
-	w.settle(t)
+	w := settledUsers(t)
 	if have := w.workloads["vpc-nat-gw-gw1"].Spec.PodManagementPolicy; have != appsv1.ParallelPodManagement {
 		t.Errorf("the policy is %q", have)
 	}
