@@ -34,7 +34,7 @@ const (
 	// so that it does not matter much where the processors' scheduler happens to place sender and receiver.
 	bytesNodes, bytesNode = 1 << 30, 4 << 30
 	// pings is the number of datagrams in a round, each sent after the answer to the one before.
-	pings         = 500
+	pings         = 4000
 	transferLimit = time.Minute
 	sinkPort      = 7778
 	flannelPort   = 7779
