@@ -14,6 +14,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"weft.dev/weft/internal/cleanup"
+	"weft.dev/weft/internal/flannel/fabric"
 	"weft.dev/weft/internal/flannel/handover"
 	"weft.dev/weft/internal/flannel/host"
 	"weft.dev/weft/internal/flannel/node"
@@ -67,7 +68,7 @@ func giveBack(ctx context.Context, o cleanup.Options) error {
 	if err != nil {
 		return err
 	}
-	var errs []error
+	errs := []error{inlineNexthops(ctx)}
 	for _, l := range all {
 		attrs := l.Attrs()
 		port := strings.HasPrefix(attrs.Alias, link.PodAliasPrefix) &&
@@ -78,6 +79,35 @@ func giveBack(ctx context.Context, o cleanup.Options) error {
 		}
 	}
 	return errors.Join(errs...)
+}
+
+// inlineNexthops makes routes name their gateways themselves, as flanneld's do, and removes the nexthop objects: flanneld could not delete a route
+// that refers to one.
+func inlineNexthops(ctx context.Context) error {
+	engine, err := whole.NewEngine(whole.Options{Owns: fabric.Owns})
+	if err != nil {
+		return err
+	}
+	defer engine.Close()
+	have, err := engine.Read(ctx)
+	if err != nil {
+		return err
+	}
+	change := reconcile.Change[whole.Key, whole.Item]{Set: map[whole.Key]whole.Item{}, Delete: map[whole.Key]whole.Item{}}
+	for key, item := range have {
+		switch item := item.(type) {
+		case *whole.Nexthop:
+			change.Delete[key] = item
+		case *whole.Route:
+			if _, refers := have[(&whole.Nexthop{Device: item.Device, Gateway: item.Gateway}).Key()]; refers {
+				change.Set[key] = item // as it is read: without the reference
+			}
+		}
+	}
+	if change.Empty() {
+		return nil
+	}
+	return engine.Commit(ctx, change)
 }
 
 // tables removes Weft's tables and its rules in other programs' chains, and reports whether there were any.

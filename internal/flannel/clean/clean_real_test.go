@@ -24,6 +24,10 @@ ip link add veth1 group 78 type veth peer name eth9
 ip link set veth1 alias weft-pod/attachment/c1/eth0
 ip link set veth1 master cni0
 ip link add flannel.1 type vxlan id 1 dstport 8472
+ip addr add 10.244.1.0/32 dev flannel.1
+ip link set flannel.1 up
+ip nexthop add id 183765248 via 10.244.9.0 dev flannel.1 onlink proto 88
+ip route add 10.244.9.0/24 nhid 183765248 proto 88
 ip link add docker0 type bridge
 nft add table ip weft-flannel
 nft add table inet weft-flannel
@@ -94,6 +98,9 @@ func TestGiveBack(t *testing.T) {
 	}
 	if strings.Contains(links, "weft") || strings.Contains(links, "group 78") || !strings.Contains(links, "master cni0") {
 		t.Errorf("links %s", links)
+	}
+	if route := run("ip route show 10.244.9.0/24"); !strings.Contains(route, "via 10.244.9.0 dev flannel.1") || strings.Contains(route, "nhid") || run("ip nexthop show") != "" {
+		t.Errorf("the route to another node, %q, or a nexthop object: %q", route, run("ip nexthop show"))
 	}
 	if exists(o, "/var/lib/weft") || !exists(o, "/etc/cni/net.d/10-flannel.conflist") || !exists(o, "/run/flannel/subnet.env") {
 		t.Error("records stay, or flannel's files are gone")

@@ -19,6 +19,7 @@ import (
 	"weft.dev/weft/internal/flannel/netconf"
 	"weft.dev/weft/internal/flannel/uplink"
 	"weft.dev/weft/internal/link/rtnetlink"
+	"weft.dev/weft/internal/link/whole"
 	"weft.dev/weft/internal/nft/nfnetlink"
 )
 
@@ -83,6 +84,7 @@ func look(config netconf.Config, options uplink.Options) (*fabric.View, error) {
 	}
 	view := &fabric.View{
 		Backend: config.Backend, Uplink: chosen, Network: config.Network, Network6: config.IPv6Network, V4: config.EnableIPv4, V6: config.EnableIPv6,
+		Nexthops: whole.HasNexthops(),
 	}
 	view.Links, err = linkRanges(chosen.Index)
 	return view, err

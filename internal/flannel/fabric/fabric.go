@@ -31,6 +31,8 @@ type View struct {
 	Network, Network6 netip.Prefix
 	// V4 and V6 are the families of the network.
 	V4, V6 bool
+	// Nexthops: routes through IPv4 tunnels refer to nexthop objects.
+	Nexthops bool
 }
 
 // Fragment is one owner's fragment for the engine.
@@ -220,11 +222,16 @@ func (v *View) way(subnet netip.Prefix, public netip.Addr, data lease.Data, six 
 			return nil
 		}
 		device, gateway, mac := Devices(b)[six], subnet.Addr(), whole.MAC(vtep.MAC)
-		return []whole.Item{
+		nexthop := v.Nexthops && gateway.Is4()
+		items := []whole.Item{
 			&whole.Neighbour{Device: device, Address: gateway, MAC: mac},
 			&whole.FDB{Device: device, MAC: mac, Remote: public},
-			&whole.Route{Dst: subnet, Gateway: gateway, Device: device, OnLink: true},
+			&whole.Route{Dst: subnet, Gateway: gateway, Device: device, OnLink: true, Nexthop: nexthop},
 		}
+		if nexthop {
+			items = append(items, &whole.Nexthop{Device: device, Gateway: gateway})
+		}
+		return items
 	}
 	return nil
 }

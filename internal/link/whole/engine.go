@@ -14,6 +14,7 @@ import (
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
+	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
 
 	"weft.dev/weft/internal/link/rtnetlink"
@@ -38,7 +39,9 @@ type Engine struct {
 	handle  *netlink.Handle
 	// requests is the socket of all changes but those by handle.
 	requests *rtnetlink.Conn
-	wg       wireguard
+	// dumps is the socket of listings that handle does not have.
+	dumps *nl.SocketHandle
+	wg    wireguard
 
 	mu sync.Mutex
 	// known is what was read or committed last. It is used when a device is created again.
@@ -88,13 +91,22 @@ func NewEngine(options Options) (*Engine, error) {
 		handle.Close()
 		return nil, err
 	}
-	return &Engine{options: options, handle: handle, requests: requests, known: map[Key]Item{}, ranges: options.Ranges}, nil
+	dumps, err := nl.GetNetlinkSocketAt(netns.None(), netns.None(), unix.NETLINK_ROUTE)
+	if err != nil {
+		handle.Close()
+		requests.Close()
+		return nil, fmt.Errorf("open a netlink socket: %w", err)
+	}
+	return &Engine{
+		options: options, handle: handle, requests: requests, dumps: &nl.SocketHandle{Socket: dumps}, known: map[Key]Item{}, ranges: options.Ranges,
+	}, nil
 }
 
 // Close closes the engine's sockets. What is programmed stays.
 func (e *Engine) Close() {
 	e.handle.Close()
 	e.requests.Close()
+	e.dumps.Close()
 	e.wg.close()
 }
 
@@ -108,10 +120,10 @@ func (e *Engine) Commit(ctx context.Context, change reconcile.Change[Key, Item])
 	e.remember(change, nil) // before the requests, so that Watch interprets their events correctly
 	c := &commit{engine: e, indexes: devices, failed: map[Key]error{}}
 	set, remove := ordered(change.Set), ordered(change.Delete)
-	for _, kind := range []Kind{KindVXLAN, KindIPIP, KindWireGuard, KindPeer, KindNeighbour, KindFDB, KindRoute} {
+	for _, kind := range []Kind{KindVXLAN, KindIPIP, KindWireGuard, KindPeer, KindNeighbour, KindFDB, KindNexthop, KindRoute} {
 		c.each(ctx, set[kind], c.set, unix.NLM_F_CREATE|unix.NLM_F_REPLACE)
 	}
-	for _, kind := range []Kind{KindRoute, KindFDB, KindNeighbour, KindPeer, KindWireGuard, KindIPIP, KindVXLAN} {
+	for _, kind := range []Kind{KindRoute, KindNexthop, KindFDB, KindNeighbour, KindPeer, KindWireGuard, KindIPIP, KindVXLAN} {
 		c.each(ctx, remove[kind], c.remove, 0)
 	}
 	if len(c.failed) > 0 {
@@ -221,7 +233,9 @@ func (c *commit) each(ctx context.Context, steps []keyed, do func(Item) error, f
 }
 
 // isEntry reports whether items of a kind are programmed by one request each.
-func isEntry(kind Kind) bool { return kind == KindNeighbour || kind == KindFDB || kind == KindRoute }
+func isEntry(kind Kind) bool {
+	return kind == KindNeighbour || kind == KindFDB || kind == KindNexthop || kind == KindRoute
+}
 
 // ErrNoDevice is the error for an entry whose device does not exist.
 var ErrNoDevice = errors.New("device does not exist")
@@ -301,6 +315,8 @@ func (c *commit) request(item Item, flags int) (*nl.NetlinkRequest, error) {
 		return neighbourRequest(item, index, flags), nil
 	case *FDB:
 		return fdbRequest(item, index, flags), nil
+	case *Nexthop:
+		return nexthopRequest(item, index, flags), nil
 	case *Route:
 		return routeRequest(item, index, flags), nil
 	}

@@ -2,15 +2,20 @@ package whole
 
 import (
 	"context"
+	"encoding/binary"
 	"errors"
 	"fmt"
 	"maps"
 	"net"
 	"net/netip"
+	"os"
+	"strings"
 
 	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
 
+	"weft.dev/weft/internal/link/rtnetlink"
 	"weft.dev/weft/internal/reconcile"
 )
 
@@ -78,7 +83,54 @@ func (e *Engine) read() (map[Key]Item, error) {
 			mine[link.Attrs().Index] = name
 		}
 	}
+	if err := e.readNexthops(mine, out); err != nil {
+		return nil, err
+	}
 	return out, e.readRoutes(names, mine, out)
+}
+
+// HasNexthops reports whether the kernel has nexthop objects (since 5.3) and shows the gateways of routes that refer to them, by which this engine
+// recognizes its routes: the setting nexthop_compat_mode is on, as by default.
+func HasNexthops() bool {
+	text, err := os.ReadFile("/proc/sys/net/ipv4/nexthop_compat_mode")
+	return err == nil && strings.TrimSpace(string(text)) == "1"
+}
+
+// readNexthops reads the nexthop objects with Weft's protocol on managed devices.
+func (e *Engine) readNexthops(mine map[int]string, out map[Key]Item) error {
+	messages, err := dump(func() ([][]byte, error) {
+		request := nl.NewNetlinkRequest(unix.RTM_GETNEXTHOP, unix.NLM_F_DUMP)
+		request.Sockets = map[int]*nl.SocketHandle{unix.NETLINK_ROUTE: e.dumps}
+		request.AddData(&nexthopMessage{unix.Nhmsg{Family: unix.AF_INET}})
+		return request.Execute(unix.NETLINK_ROUTE, unix.RTM_NEWNEXTHOP)
+	})
+	switch {
+	case errors.Is(err, unix.EOPNOTSUPP):
+		return nil // a kernel without nexthop objects
+	case err != nil:
+		return fmt.Errorf("list nexthops: %w", err)
+	}
+	for _, message := range messages {
+		if item, index, ok := nexthopOf(message); ok && mine[index] != "" {
+			item.Device = mine[index]
+			out[item.Key()] = item
+		}
+	}
+	return nil
+}
+
+// nexthopOf reads a message about a nexthop object: one of Weft's, without its device, whose index it returns.
+func nexthopOf(message []byte) (n *Nexthop, index int, ok bool) {
+	if len(message) < unix.SizeofNhmsg || message[2] != Protocol {
+		return nil, 0, false
+	}
+	attrs := rtnetlink.ByType(message[unix.SizeofNhmsg:])
+	gateway, is := netip.AddrFromSlice(attrs[unix.NHA_GATEWAY])
+	if !is || !gateway.Is4() || len(attrs[unix.NHA_ID]) != 4 || len(attrs[unix.NHA_OIF]) != 4 {
+		return nil, 0, false
+	}
+	n = &Nexthop{Gateway: gateway}
+	return n, int(binary.NativeEndian.Uint32(attrs[unix.NHA_OIF])), n.ID() == binary.NativeEndian.Uint32(attrs[unix.NHA_ID])
 }
 
 // readDevice adds a device and what is on it to out, and reports whether its kind is managed.

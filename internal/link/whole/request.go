@@ -39,6 +39,36 @@ func fdbRequest(f *FDB, index, flags int) *nl.NetlinkRequest {
 	return request
 }
 
+// nexthopMessage is the header of messages about nexthop objects (struct nhmsg).
+type nexthopMessage struct{ unix.Nhmsg }
+
+// Len implements nl.NetlinkRequestData.
+func (*nexthopMessage) Len() int { return unix.SizeofNhmsg }
+
+// Serialize implements nl.NetlinkRequestData.
+func (m *nexthopMessage) Serialize() []byte {
+	out := []byte{m.Family, m.Scope, m.Protocol, m.Resvd}
+	return binary.NativeEndian.AppendUint32(out, m.Flags)
+}
+
+// rtaNexthop is RTA_NH_ID of linux/rtnetlink.h.
+const rtaNexthop = 30
+
+func nexthopRequest(n *Nexthop, index, flags int) *nl.NetlinkRequest {
+	request := nl.NewNetlinkRequest(kindOf(flags, unix.RTM_NEWNEXTHOP, unix.RTM_DELNEXTHOP), flags)
+	id := nl.NewRtAttr(unix.NHA_ID, nl.Uint32Attr(n.ID()))
+	if flags == 0 {
+		request.AddData(&nexthopMessage{})
+		request.AddData(id)
+		return request
+	}
+	request.AddData(&nexthopMessage{unix.Nhmsg{Family: unix.AF_INET, Protocol: Protocol, Flags: unix.RTNH_F_ONLINK}})
+	request.AddData(id)
+	request.AddData(nl.NewRtAttr(unix.NHA_GATEWAY, n.Gateway.AsSlice()))
+	request.AddData(nl.NewRtAttr(unix.NHA_OIF, nl.Uint32Attr(uint32(index))))
+	return request
+}
+
 func routeRequest(r *Route, index, flags int) *nl.NetlinkRequest {
 	request := nl.NewNetlinkRequest(kindOf(flags, unix.RTM_NEWROUTE, unix.RTM_DELROUTE), flags)
 	message := nl.NewRtMsg()
@@ -55,12 +85,17 @@ func routeRequest(r *Route, index, flags int) *nl.NetlinkRequest {
 	if flags != 0 && !r.Gateway.IsValid() && !r.Blackhole {
 		message.Scope = unix.RT_SCOPE_LINK
 	}
-	if r.OnLink {
+	nexthop := r.Nexthop && flags != 0 // a deletion is about either kind
+	if r.OnLink && !nexthop {
 		message.Flags |= unix.RTNH_F_ONLINK
 	}
 	request.AddData(message)
 	request.AddData(nl.NewRtAttr(unix.RTA_DST, r.Dst.Addr().AsSlice()))
-	if r.Blackhole {
+	switch {
+	case r.Blackhole || r.Nexthop && flags == 0:
+		return request
+	case nexthop:
+		request.AddData(nl.NewRtAttr(rtaNexthop, nl.Uint32Attr((&Nexthop{Gateway: r.Gateway}).ID())))
 		return request
 	}
 	if r.Gateway.IsValid() {

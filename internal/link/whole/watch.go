@@ -26,7 +26,7 @@ const poll = time.Second
 // reported, and neither are other links: on a node, pods' links change all the time.
 func (e *Engine) Watch(ctx context.Context) (<-chan struct{}, error) {
 	socket, err := nl.Subscribe(unix.NETLINK_ROUTE, unix.RTNLGRP_LINK, unix.RTNLGRP_NEIGH, unix.RTNLGRP_IPV4_ROUTE, unix.RTNLGRP_IPV6_ROUTE,
-		unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR)
+		unix.RTNLGRP_IPV4_IFADDR, unix.RTNLGRP_IPV6_IFADDR, unix.RTNLGRP_NEXTHOP)
 	if err != nil {
 		return nil, fmt.Errorf("subscribe to rtnetlink: %w", err)
 	}
@@ -79,30 +79,29 @@ func (w *watcher) report() {
 // foreign reports whether one of the messages may be about something managed and comes from another program.
 func (w *watcher) foreign(messages []syscall.NetlinkMessage) bool {
 	for i := range messages {
-		message := &messages[i]
-		if message.Header.Pid == w.own && w.own != 0 {
-			continue
-		}
-		data := message.Data
-		switch message.Header.Type {
-		case unix.RTM_NEWNEIGH, unix.RTM_DELNEIGH:
-			if w.neighbour(message) {
-				return true
-			}
-		case unix.RTM_NEWROUTE, unix.RTM_DELROUTE:
-			// rtm_dst_len is byte 1, and rtm_protocol byte 5.
-			if len(data) >= unix.SizeofRtMsg && (data[5] == Protocol || data[5] == unix.RTPROT_BOOT || data[1] == 0) {
-				return true
-			}
-		case unix.RTM_NEWLINK, unix.RTM_DELLINK:
-			if w.link(message) {
-				return true
-			}
-		default:
+		if own := messages[i].Header.Pid == w.own && w.own != 0; !own && w.managed(&messages[i]) {
 			return true
 		}
 	}
 	return false
+}
+
+// managed reports whether a message may be about something managed.
+func (w *watcher) managed(message *syscall.NetlinkMessage) bool {
+	data := message.Data
+	switch message.Header.Type {
+	case unix.RTM_NEWNEIGH, unix.RTM_DELNEIGH:
+		return w.neighbour(message)
+	case unix.RTM_NEWROUTE, unix.RTM_DELROUTE:
+		// rtm_dst_len is byte 1, and rtm_protocol byte 5.
+		return len(data) >= unix.SizeofRtMsg && (data[5] == Protocol || data[5] == unix.RTPROT_BOOT || data[1] == 0)
+	case unix.RTM_NEWNEXTHOP, unix.RTM_DELNEXTHOP:
+		// nh_protocol is byte 2. The kernel removes the routes of a deleted one, and reports only it.
+		return len(data) >= unix.SizeofNhmsg && data[2] == Protocol
+	case unix.RTM_NEWLINK, unix.RTM_DELLINK:
+		return w.link(message)
+	}
+	return true
 }
 
 // link reports whether a message is about a managed device or that of Attend, by its current or former name. A message that cannot be
