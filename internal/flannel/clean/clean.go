@@ -81,8 +81,8 @@ func giveBack(ctx context.Context, o cleanup.Options) error {
 	return errors.Join(errs...)
 }
 
-// inlineNexthops makes routes name their gateways themselves, as flanneld's do, and removes the nexthop objects: flanneld could not delete a route
-// that refers to one.
+// inlineNexthops makes routes name their gateways themselves, as flanneld's do, and removes the nexthop objects: flanneld could not delete
+// a route that refers to one.
 func inlineNexthops(ctx context.Context) error {
 	engine, err := whole.NewEngine(whole.Options{Owns: fabric.Owns})
 	if err != nil {
@@ -99,8 +99,10 @@ func inlineNexthops(ctx context.Context) error {
 		case *whole.Nexthop:
 			change.Delete[key] = item
 		case *whole.Route:
-			if _, refers := have[(&whole.Nexthop{Device: item.Device, Gateway: item.Gateway}).Key()]; refers {
-				change.Set[key] = item // as it is read: without the reference
+			if item.Nexthop {
+				inline := *item
+				inline.Nexthop = false
+				change.Set[key] = &inline
 			}
 		}
 	}

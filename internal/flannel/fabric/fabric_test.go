@@ -10,6 +10,7 @@ import (
 	"weft.dev/weft/internal/flannel/lease"
 	"weft.dev/weft/internal/flannel/netconf"
 	"weft.dev/weft/internal/flannel/uplink"
+	"weft.dev/weft/internal/link/whole"
 )
 
 func view(backend netconf.Backend) *fabric.View {
@@ -73,6 +74,36 @@ func TestPeer(t *testing.T) {
 	}
 	if f, err := view(netconf.VXLAN{VNI: 1}).Peer(peer("host-gw")); err == nil || len(f) != 0 || !strings.Contains(err.Error(), `lease of 10.5.68.0/24 has backend "host-gw", this node has "vxlan"`) {
 		t.Errorf("a lease of another backend: %v, %v", f, err)
+	}
+}
+
+// Only routes through IPv4 tunnels refer to nexthop objects.
+func TestNexthops(t *testing.T) {
+	for _, c := range []struct {
+		backend netconf.Backend
+		want    string
+	}{
+		{netconf.VXLAN{VNI: 1}, "nexthop id 168117248 via 10.5.68.0 dev flannel.1 onlink"},
+		{netconf.VXLAN{VNI: 1, DirectRouting: true}, ""}, {netconf.HostGW{}, ""},
+	} {
+		v := view(c.backend)
+		v.Nexthops = true
+		f, err := v.Peer(peer(c.backend.Type()))
+		if err != nil {
+			t.Fatal(err)
+		}
+		var objects []string
+		for _, item := range f {
+			if object, is := item.(*whole.Nexthop); is {
+				objects = append(objects, object.String())
+			}
+			if route, is := item.(*whole.Route); is && route.Nexthop != (c.want != "" && route.Dst.Addr().Is4()) {
+				t.Errorf("%+v: route %+v", c.backend, route)
+			}
+		}
+		if got := strings.Join(objects, ","); got != c.want {
+			t.Errorf("%+v: objects %s, want %s", c.backend, got, c.want)
+		}
 	}
 }
 

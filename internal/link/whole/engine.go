@@ -56,6 +56,9 @@ type Engine struct {
 		index int
 		name  string
 	}
+	// shown is HasNexthops, and taken are the identifiers of other programs' nexthop objects, both as of the last read.
+	shown bool
+	taken map[uint32]bool
 }
 
 // Attend makes Watch also report one device that is not managed: the device by which nodes reach each other. It replaces the device of an
@@ -98,7 +101,8 @@ func NewEngine(options Options) (*Engine, error) {
 		return nil, fmt.Errorf("open a netlink socket: %w", err)
 	}
 	return &Engine{
-		options: options, handle: handle, requests: requests, dumps: &nl.SocketHandle{Socket: dumps}, known: map[Key]Item{}, ranges: options.Ranges,
+		options: options, handle: handle, requests: requests, dumps: &nl.SocketHandle{Socket: dumps}, known: map[Key]Item{},
+		ranges: options.Ranges,
 	}, nil
 }
 
@@ -270,6 +274,20 @@ func (c *commit) remove(item Item) error {
 
 // entries sets entries, or deletes them when flags is 0. An entry that does not exist counts as deleted.
 func (c *commit) entries(steps []keyed, flags int) {
+	var others []keyed
+	for _, s := range c.send(steps, flags) {
+		// Routes with and without a nexthop object are equal, so the item may be of the other kind than the route, which then seems absent.
+		if route, is := s.item.(*Route); is && route.Gateway.Is4() && c.engine.shown {
+			other := *route
+			other.Nexthop = !route.Nexthop
+			others = append(others, keyed{s.key, &other})
+		}
+	}
+	c.send(others, 0)
+}
+
+// send sends the requests of entries, and returns those that were to be deleted and do not exist.
+func (c *commit) send(steps []keyed, flags int) (absent []keyed) {
 	sent, requests := make([]keyed, 0, len(steps)), make([]*nl.NetlinkRequest, 0, len(steps))
 	for _, s := range steps {
 		request, err := c.request(s.item, flags)
@@ -285,14 +303,22 @@ func (c *commit) entries(steps []keyed, flags int) {
 		if err == nil {
 			why = answers[i].Err
 		}
-		if why != nil && (flags != 0 || !isAbsent(why)) {
+		switch {
+		case why == nil:
+		case flags == 0 && isAbsent(s.item, why):
+			absent = append(absent, s)
+		default:
 			c.fail(s.key, why)
 		}
 	}
+	return absent
 }
 
 // isAbsent reports whether the error of a deletion says that there is nothing to delete.
-func isAbsent(err error) bool {
+func isAbsent(item Item, err error) bool {
+	if route, is := item.(*Route); is && route.Nexthop && errors.Is(err, unix.EINVAL) {
+		return true // the nexthop object does not exist
+	}
 	for _, gone := range []error{unix.ENOENT, unix.ESRCH, unix.ENODEV, unix.EADDRNOTAVAIL} {
 		if errors.Is(err, gone) {
 			return true
@@ -316,11 +342,25 @@ func (c *commit) request(item Item, flags int) (*nl.NetlinkRequest, error) {
 	case *FDB:
 		return fdbRequest(item, index, flags), nil
 	case *Nexthop:
+		if c.engine.taken[item.ID()] {
+			return nil, fmt.Errorf("id %d is another program's (see ip nexthop): the route is made without it", item.ID())
+		}
 		return nexthopRequest(item, index, flags), nil
 	case *Route:
-		return routeRequest(item, index, flags), nil
+		return routeRequest(c.usual(item), index, flags), nil
 	}
 	return nil, fmt.Errorf("%T is not an item of this engine", item)
+}
+
+// usual returns a route with its gateway if it cannot refer to a nexthop object.
+func (c *commit) usual(r *Route) *Route {
+	nexthop := &Nexthop{Gateway: r.Gateway}
+	if !r.Nexthop || c.engine.shown && c.failed[nexthop.Key()] == nil {
+		return r
+	}
+	inline := *r
+	inline.Nexthop = false
+	return &inline
 }
 
 func (e *Engine) execute(request *nl.NetlinkRequest) error {

@@ -83,25 +83,26 @@ func (e *Engine) read() (map[Key]Item, error) {
 			mine[link.Attrs().Index] = name
 		}
 	}
+	e.shown = HasNexthops()
 	if err := e.readNexthops(mine, out); err != nil {
 		return nil, err
 	}
 	return out, e.readRoutes(names, mine, out)
 }
 
-// HasNexthops reports whether the kernel has nexthop objects (since 5.3) and shows the gateways of routes that refer to them, by which this engine
-// recognizes its routes: the setting nexthop_compat_mode is on, as by default.
+// HasNexthops reports whether the kernel has nexthop objects (since 5.3) and shows the gateways of routes that refer to them, by which an
+// engine recognizes its routes: the setting nexthop_compat_mode is on, as by default.
 func HasNexthops() bool {
 	text, err := os.ReadFile("/proc/sys/net/ipv4/nexthop_compat_mode")
 	return err == nil && strings.TrimSpace(string(text)) == "1"
 }
 
-// readNexthops reads the nexthop objects with Weft's protocol on managed devices.
+// readNexthops reads the nexthop objects with Weft's protocol on managed devices, and the identifiers of other programs' objects.
 func (e *Engine) readNexthops(mine map[int]string, out map[Key]Item) error {
 	messages, err := dump(func() ([][]byte, error) {
 		request := nl.NewNetlinkRequest(unix.RTM_GETNEXTHOP, unix.NLM_F_DUMP)
 		request.Sockets = map[int]*nl.SocketHandle{unix.NETLINK_ROUTE: e.dumps}
-		request.AddData(&nexthopMessage{unix.Nhmsg{Family: unix.AF_INET}})
+		request.AddData(&nexthopMessage{})
 		return request.Execute(unix.NETLINK_ROUTE, unix.RTM_NEWNEXTHOP)
 	})
 	switch {
@@ -110,27 +111,32 @@ func (e *Engine) readNexthops(mine map[int]string, out map[Key]Item) error {
 	case err != nil:
 		return fmt.Errorf("list nexthops: %w", err)
 	}
+	e.taken = map[uint32]bool{}
 	for _, message := range messages {
-		if item, index, ok := nexthopOf(message); ok && mine[index] != "" {
-			item.Device = mine[index]
+		if len(message) < unix.SizeofNhmsg {
+			continue
+		}
+		attrs := rtnetlink.ByType(message[unix.SizeofNhmsg:])
+		id := number(attrs[unix.NHA_ID])
+		if message[2] != Protocol {
+			e.taken[id] = true
+			continue
+		}
+		gateway, _ := netip.AddrFromSlice(attrs[unix.NHA_GATEWAY])
+		item := &Nexthop{Device: mine[int(number(attrs[unix.NHA_OIF]))], Gateway: gateway}
+		if item.Device != "" && gateway.Is4() && item.ID() == id {
 			out[item.Key()] = item
 		}
 	}
 	return nil
 }
 
-// nexthopOf reads a message about a nexthop object: one of Weft's, without its device, whose index it returns.
-func nexthopOf(message []byte) (n *Nexthop, index int, ok bool) {
-	if len(message) < unix.SizeofNhmsg || message[2] != Protocol {
-		return nil, 0, false
+// number returns an attribute of four bytes, 0 for others.
+func number(attr []byte) uint32 {
+	if len(attr) != 4 {
+		return 0
 	}
-	attrs := rtnetlink.ByType(message[unix.SizeofNhmsg:])
-	gateway, is := netip.AddrFromSlice(attrs[unix.NHA_GATEWAY])
-	if !is || !gateway.Is4() || len(attrs[unix.NHA_ID]) != 4 || len(attrs[unix.NHA_OIF]) != 4 {
-		return nil, 0, false
-	}
-	n = &Nexthop{Gateway: gateway}
-	return n, int(binary.NativeEndian.Uint32(attrs[unix.NHA_OIF])), n.ID() == binary.NativeEndian.Uint32(attrs[unix.NHA_ID])
+	return binary.NativeEndian.Uint32(attr)
 }
 
 // readDevice adds a device and what is on it to out, and reports whether its kind is managed.
@@ -253,6 +259,8 @@ func (e *Engine) readRoutes(names, mine map[int]string, out map[Key]Item) error 
 		}
 		for i := range routes {
 			if item, ok := e.route(&routes[i], names, mine); ok {
+				// Probably: the library does not show to which object a route refers.
+				_, item.Nexthop = out[(&Nexthop{Gateway: item.Gateway}).Key()]
 				out[item.Key()] = item
 			}
 		}

@@ -85,16 +85,15 @@ func routeRequest(r *Route, index, flags int) *nl.NetlinkRequest {
 	if flags != 0 && !r.Gateway.IsValid() && !r.Blackhole {
 		message.Scope = unix.RT_SCOPE_LINK
 	}
-	nexthop := r.Nexthop && flags != 0 // a deletion is about either kind
-	if r.OnLink && !nexthop {
+	if r.OnLink && !r.Nexthop {
 		message.Flags |= unix.RTNH_F_ONLINK
 	}
 	request.AddData(message)
 	request.AddData(nl.NewRtAttr(unix.RTA_DST, r.Dst.Addr().AsSlice()))
 	switch {
-	case r.Blackhole || r.Nexthop && flags == 0:
+	case r.Blackhole:
 		return request
-	case nexthop:
+	case r.Nexthop:
 		request.AddData(nl.NewRtAttr(rtaNexthop, nl.Uint32Attr((&Nexthop{Gateway: r.Gateway}).ID())))
 		return request
 	}

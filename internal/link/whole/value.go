@@ -152,9 +152,9 @@ func (f *FDB) Equal(other Item) bool {
 // String implements Item.
 func (f *FDB) String() string { return fmt.Sprintf("fdb %s dev %s dst %s", f.MAC, f.Device, f.Remote) }
 
-// Nexthop is a nexthop object of one IPv4 gateway, which is reachable on the device without a route to it. The kernel looks for the gateway of
-// a route without such an object among all gateways of the device, one after the other (fib_find_info): a route beside 5,000 others takes six
-// times as long.
+// Nexthop is a nexthop object of one IPv4 gateway, which is reachable on the device without a route to it. The kernel looks for the gateway
+// of a route without such an object among all gateways of the device, one after the other (fib_find_info): a route beside 5,000 others
+// takes six times as long.
 type Nexthop struct {
 	Device  string
 	Gateway netip.Addr
@@ -190,7 +190,8 @@ type Route struct {
 	OnLink bool
 	// Blackhole discards; Gateway and Device are then empty.
 	Blackhole bool
-	// Nexthop refers to the [Nexthop] of Gateway. A route that names its gateway itself is equal: packets take the same way.
+	// Nexthop refers to the [Nexthop] of Gateway. A route that names its gateway itself is equal: packets take the same way. The engine makes
+	// such a route too, if it cannot make the object.
 	Nexthop bool
 }
 

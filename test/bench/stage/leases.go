@@ -257,7 +257,11 @@ func (l *Leases) Event(ctx context.Context) (took time.Duration, err error) {
 					return time.Now(), nil
 				}
 			case <-ctx.Done():
-				return time.Time{}, fmt.Errorf("no route of a new lease: %w", ctx.Err())
+				what := "new route of a new lease"
+				if kind == unix.RTM_DELROUTE {
+					what = "removal of the route of a removed lease"
+				}
+				return time.Time{}, fmt.Errorf("no %s was reported: %w", what, ctx.Err())
 			}
 		}
 	}
