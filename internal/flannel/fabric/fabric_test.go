@@ -84,7 +84,8 @@ func TestNexthops(t *testing.T) {
 		want    string
 	}{
 		{netconf.VXLAN{VNI: 1}, "nexthop id 168117248 via 10.5.68.0 dev flannel.1 onlink"},
-		{netconf.VXLAN{VNI: 1, DirectRouting: true}, ""}, {netconf.HostGW{}, ""},
+		{netconf.VXLAN{VNI: 1, DirectRouting: true}, ""},
+		{netconf.HostGW{}, ""},
 	} {
 		v := view(c.backend)
 		v.Nexthops = true

@@ -56,9 +56,9 @@ type Engine struct {
 		index int
 		name  string
 	}
-	// shown is HasNexthops, and taken are the identifiers of other programs' nexthop objects, both as of the last read.
+	// shown is HasNexthops as of the last read. owned are the identifiers of nexthop objects that were read or made: no other is replaced.
 	shown bool
-	taken map[uint32]bool
+	owned map[uint32]bool
 }
 
 // Attend makes Watch also report one device that is not managed: the device by which nodes reach each other. It replaces the device of an
@@ -102,7 +102,7 @@ func NewEngine(options Options) (*Engine, error) {
 	}
 	return &Engine{
 		options: options, handle: handle, requests: requests, dumps: &nl.SocketHandle{Socket: dumps}, known: map[Key]Item{},
-		ranges: options.Ranges,
+		ranges: options.Ranges, owned: map[uint32]bool{},
 	}, nil
 }
 
@@ -303,8 +303,13 @@ func (c *commit) send(steps []keyed, flags int) (absent []keyed) {
 		if err == nil {
 			why = answers[i].Err
 		}
+		nexthop, is := s.item.(*Nexthop)
 		switch {
+		case why == nil && is:
+			c.engine.owned[nexthop.ID()] = flags != 0
 		case why == nil:
+		case is && errors.Is(why, unix.EEXIST):
+			c.fail(s.key, fmt.Errorf("id %d is another program's (see ip nexthop): the route is made without it: %w", nexthop.ID(), why))
 		case flags == 0 && isAbsent(s.item, why):
 			absent = append(absent, s)
 		default:
@@ -342,8 +347,8 @@ func (c *commit) request(item Item, flags int) (*nl.NetlinkRequest, error) {
 	case *FDB:
 		return fdbRequest(item, index, flags), nil
 	case *Nexthop:
-		if c.engine.taken[item.ID()] {
-			return nil, fmt.Errorf("id %d is another program's (see ip nexthop): the route is made without it", item.ID())
+		if flags != 0 && !c.engine.owned[item.ID()] {
+			flags = unix.NLM_F_CREATE | unix.NLM_F_EXCL
 		}
 		return nexthopRequest(item, index, flags), nil
 	case *Route:

@@ -114,10 +114,10 @@ func TestNexthopOfAnotherProgram(t *testing.T) {
 		}
 	}
 	key := (&whole.Nexthop{Gateway: netip.MustParseAddr("10.5.2.0")}).Key()
-	refused := func() {
+	refused := func(change reconcile.Change[whole.Key, whole.Item]) {
 		t.Helper()
 		var partial *reconcile.PartialError[whole.Key]
-		err := e.Commit(t.Context(), reconcile.Diff(want, read(t, e)))
+		err := e.Commit(t.Context(), change)
 		if !errors.As(err, &partial) || len(partial.Failed) != 1 {
 			t.Fatalf("error %v", err)
 		}
@@ -128,17 +128,18 @@ func TestNexthopOfAnotherProgram(t *testing.T) {
 			t.Errorf("replaced: %s", taken)
 		}
 	}
+	change := reconcile.Diff(want, read(t, e))
 	ip(t, "nexthop add id 168100352 via 192.0.2.9 dev eth0")
-	refused()
+	refused(change)
 	ways("taken", "via 10.5.2.0 dev flannel.1", "nhid 168100608")
 	ip(t, "link del flannel.1")
-	refused()
+	refused(reconcile.Diff(want, read(t, e)))
 	ways("made again", "via 10.5.2.0 dev flannel.1", "nhid 168100608")
 
 	ip(t, "nexthop del id 168100352")
 	reach(t, e, want)
 	ip(t, "nexthop replace id 168100352 via 192.0.2.9 dev eth0") // in use
-	refused()
+	refused(reconcile.Diff(want, read(t, e)))
 	ways("taken later", "via 10.5.2.0 dev flannel.1", "nhid 168100608")
 }
 

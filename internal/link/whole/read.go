@@ -97,7 +97,7 @@ func HasNexthops() bool {
 	return err == nil && strings.TrimSpace(string(text)) == "1"
 }
 
-// readNexthops reads the nexthop objects with Weft's protocol on managed devices, and the identifiers of other programs' objects.
+// readNexthops reads the nexthop objects with Weft's protocol on managed devices.
 func (e *Engine) readNexthops(mine map[int]string, out map[Key]Item) error {
 	messages, err := dump(func() ([][]byte, error) {
 		request := nl.NewNetlinkRequest(unix.RTM_GETNEXTHOP, unix.NLM_F_DUMP)
@@ -111,17 +111,14 @@ func (e *Engine) readNexthops(mine map[int]string, out map[Key]Item) error {
 	case err != nil:
 		return fmt.Errorf("list nexthops: %w", err)
 	}
-	e.taken = map[uint32]bool{}
+	e.owned = map[uint32]bool{}
 	for _, message := range messages {
-		if len(message) < unix.SizeofNhmsg {
+		if len(message) < unix.SizeofNhmsg || message[2] != Protocol {
 			continue
 		}
 		attrs := rtnetlink.ByType(message[unix.SizeofNhmsg:])
 		id := number(attrs[unix.NHA_ID])
-		if message[2] != Protocol {
-			e.taken[id] = true
-			continue
-		}
+		e.owned[id] = true
 		gateway, _ := netip.AddrFromSlice(attrs[unix.NHA_GATEWAY])
 		item := &Nexthop{Device: mine[int(number(attrs[unix.NHA_OIF]))], Gateway: gateway}
 		if item.Device != "" && gateway.Is4() && item.ID() == id {
