@@ -26,7 +26,7 @@ func TestRepairs(t *testing.T) {
 	p1.Reach(t, p2.Address)
 	want := entries(n1)
 	for _, change := range []string{
-		"link del flannel.1", "link set flannel.1 down", "neigh flush dev flannel.1 nud permanent", "route flush proto 88", "link set flannel.1 mtu 1300",
+		"link del flannel.1", "link set flannel.1 down", "neigh flush dev flannel.1 nud permanent", "nexthop flush proto 88", "link set flannel.1 mtu 1300",
 		"link set flannel.1 address 02:00:00:00:00:77", "link set flannel.1 type vxlan id 1 learning",
 	} {
 		n1.IP(change)
