@@ -73,9 +73,9 @@ func (f *Files) Write(rec *attach.Record) error {
 	if err := errors.Join(os.MkdirAll(filepath.Join(f.DataDir, f.Network), dirMode), os.MkdirAll(f.CacheDir, 0o700)); err != nil {
 		return err
 	}
-	for _, address := range rec.Addresses {
+	for i, address := range rec.Addresses {
 		if err := f.reserve(f.addressFile(address.Addr()), reservation(rec)); err != nil {
-			return err
+			return errors.Join(err, f.release(rec, rec.Addresses[:i], false)) // the next plan need not have these addresses
 		}
 	}
 	return os.WriteFile(f.cacheFile(rec), CacheFile(f.Delegate), fileMode)
@@ -101,21 +101,32 @@ func (f *Files) reserve(path, content string) error {
 		return err
 	}
 	_, err = file.WriteString(content)
-	return errors.Join(err, file.Close())
+	if err = errors.Join(err, file.Close()); err != nil { // a full disk, for example: an empty file would reserve the address for ever
+		return errors.Join(err, os.Remove(path))
+	}
+	return nil
 }
 
 // Remove removes the files of an attachment; the file of an address of another container stays.
 func (f *Files) Remove(rec *attach.Record) error {
+	err := f.release(rec, rec.Addresses, true)
+	if wrong := os.Remove(f.cacheFile(rec)); wrong != nil && !errors.Is(wrong, fs.ErrNotExist) {
+		err = errors.Join(err, wrong)
+	}
+	return err
+}
+
+// release removes the files of addresses of an attachment. With torn, it removes empty ones too: an agent that was killed while it wrote one
+// has left it.
+func (f *Files) release(rec *attach.Record, addresses []netip.Prefix, torn bool) error {
 	var errs []error
-	for _, address := range rec.Addresses {
+	for _, address := range addresses {
 		path := f.addressFile(address.Addr())
 		have, err := os.ReadFile(path)
-		if err == nil && strings.TrimSpace(string(have)) == strings.TrimSpace(reservation(rec)) {
+		text := strings.TrimSpace(string(have))
+		if err == nil && (text == strings.TrimSpace(reservation(rec)) || torn && text == "") {
 			errs = append(errs, os.Remove(path))
 		}
-	}
-	if err := os.Remove(f.cacheFile(rec)); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		errs = append(errs, err)
 	}
 	return errors.Join(errs...)
 }
