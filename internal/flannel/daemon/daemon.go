@@ -23,8 +23,7 @@ import (
 
 // Store keeps the leases of all nodes.
 type Store interface {
-	// Config returns the network configuration, as soon as there is a valid one.
-	Config(ctx context.Context) (netconf.Config, error)
+	Configuration
 	// Public returns the addresses that the administrator configured this node to advertise; invalid if there are none.
 	Public(ctx context.Context) ([2]netip.Addr, error)
 	// Former returns this node's earlier lease.
@@ -34,6 +33,15 @@ type Store interface {
 	// Run reports other nodes' leases until ctx ends. The first update is complete.
 	Run(ctx context.Context, own lease.Lease, report func(lease.Update)) error
 	Publisher
+}
+
+// Configuration is the network configuration in a store.
+type Configuration interface {
+	// Config returns the network configuration, as soon as there is a valid one.
+	Config(ctx context.Context) (netconf.Config, error)
+	// Changed returns nil once there is a valid configuration that differs from the one that Config returned, or an error when ctx ends or
+	// changes cannot be followed. Before Run, it is called while the daemon waits for what that configuration needs; Run follows changes itself.
+	Changed(ctx context.Context) error
 }
 
 // Publisher publishes the state of this node.
@@ -178,11 +186,15 @@ func (d *Daemon) generation(ctx context.Context, running *sync.WaitGroup) error 
 	if config.BackendDefaulted {
 		d.options.Log.Info("the network configuration has no Backend: vxlan is used")
 	}
-	view, options, err := d.view(ctx, config)
-	if err != nil {
+	var view *fabric.View
+	var options uplink.Options
+	err = d.unlessChanged(ctx, func(ctx context.Context) (err error) {
+		if view, options, err = d.view(ctx, config); err == nil {
+			err = d.identify(ctx, view)
+		}
 		return err
-	}
-	if err := d.identify(ctx, view); err != nil {
+	})
+	if err != nil {
 		return err
 	}
 	// The engines live as long as the daemon, longer than the generation that opens them. What is programmed is read while the store is asked
@@ -194,7 +206,11 @@ func (d *Daemon) generation(ctx context.Context, running *sync.WaitGroup) error 
 	if err != nil {
 		return err
 	}
-	p, err := d.prepare(ctx, config, view, options)
+	var p *presence
+	err = d.unlessChanged(ctx, func(ctx context.Context) (err error) {
+		p, err = d.prepare(ctx, config, view, options)
+		return err
+	})
 	if err != nil {
 		return err
 	}
@@ -238,6 +254,29 @@ func (d *Daemon) generation(ctx context.Context, running *sync.WaitGroup) error 
 		p.offload.run(ctx)
 	})
 	return d.follow(ctx, p, failed)
+}
+
+// errReconfigured is why a generation ends that still waits for what the former configuration needs.
+var errReconfigured = errors.New("the network configuration changed")
+
+// unlessChanged calls prepare, and ends it when the network configuration changes: what it waits for, such as an interface or a free subnet of
+// another family, the new configuration may not need, or only that one has.
+func (d *Daemon) unlessChanged(ctx context.Context, prepare func(context.Context) error) error {
+	ctx, cancel := context.WithCancelCause(ctx)
+	followed := make(chan struct{})
+	go func() {
+		defer close(followed)
+		if d.options.Store.Changed(ctx) == nil {
+			cancel(errReconfigured)
+		}
+	}()
+	err := prepare(ctx)
+	cancel(nil) // without effect on the cause, if the configuration has changed
+	<-followed
+	if errors.Is(context.Cause(ctx), errReconfigured) {
+		return &restartError{reason: errReconfigured}
+	}
+	return err
 }
 
 // prepare determines the node's lease.

@@ -81,6 +81,21 @@ func TestConfigurationChanges(t *testing.T) {
 	}
 }
 
+// TestFullNetwork: a node for which no subnet is free gets one when the administrator enlarges the network, as the log says. flanneld ends.
+func TestFullNetwork(t *testing.T) {
+	weft, _ := programs(t)
+	u := flanneltest.NewUnderlay(t)
+	etcd := u.Etcd()
+	etcd.Put(configKey, `{"Network":"10.5.0.0/16","SubnetMin":"10.5.80.0","SubnetMax":"10.5.80.0","Backend":{"Type":"host-gw"}}`)
+	etcd.Put(subnetsPrefix+"10.5.80.0-24", `{"PublicIP":"192.0.2.80","BackendType":"host-gw"}`)
+	n := u.Node()
+	logs(t, startWeft(n, weft, etcd), "all subnets from 10.5.80.0 to 10.5.80.0 are taken")
+	etcd.Put(configKey, `{"Network":"10.5.0.0/16","SubnetMin":"10.5.80.0","SubnetMax":"10.5.81.0","Backend":{"Type":"host-gw"}}`)
+	if got := n.Subnet("FLANNEL_SUBNET"); got != "10.5.81.1/24" {
+		t.Errorf("the node has %s", got)
+	}
+}
+
 // TestUplinkMadeAnew: when the interface to other nodes is created again, so are entries, routes and the device.
 func TestUplinkMadeAnew(t *testing.T) {
 	weft, flanneld := programs(t)

@@ -69,6 +69,24 @@ func (c *configuration) changed(text []byte, report func(lease.Update)) {
 	}
 }
 
+// changes returns once there is a valid configuration that differs from the one in use.
+func (c *configuration) changes(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	changed := false
+	note := func(lease.Update) { changed = true }
+	for {
+		for answer := range c.watch(ctx) {
+			if c.written(answer, note); changed {
+				return nil
+			}
+		}
+		if err := c.compare(ctx, note); err != nil || changed { // the watch ended
+			return err
+		}
+	}
+}
+
 // watch watches for configurations that are written after the last one seen.
 func (c *configuration) watch(ctx context.Context) clientv3.WatchChan {
 	return c.client.Watch(clientv3.WithRequireLeader(ctx), c.configKey(), clientv3.WithRev(c.seen+1))

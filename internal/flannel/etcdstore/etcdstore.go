@@ -82,6 +82,9 @@ func New(options Options) (*Store, error) {
 // Config returns the network configuration, as soon as etcd has a valid one.
 func (s *Store) Config(ctx context.Context) (netconf.Config, error) { return s.configuration.read(ctx) }
 
+// Changed implements the daemon's store.
+func (s *Store) Changed(ctx context.Context) error { return s.configuration.changes(ctx) }
+
 // Close closes the connection. The node keeps its lease until the lease expires.
 func (s *Store) Close() error { return s.client.Close() }
 

@@ -44,6 +44,21 @@ func (s *Store) readConfig(ctx context.Context) (netconf.Config, error) {
 	return config, nil
 }
 
+// Changed implements the daemon's store.
+func (s *Store) Changed(ctx context.Context) error {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	changed := false
+	err := s.followConfig(ctx, func(lease.Update) {
+		changed = true
+		cancel()
+	})
+	if changed {
+		return nil
+	}
+	return err
+}
+
 // followConfig reports a restart when the configuration in the file changes, until ctx ends. It watches the directory: a ConfigMap's files
 // are replaced through a symbolic link in it. A configuration from ReadConfig is not followed here.
 func (s *Store) followConfig(ctx context.Context, report func(lease.Update)) error {
