@@ -46,6 +46,18 @@ type text struct {
 
 // Parse parses a plugin configuration. An error names the field and what is valid.
 func Parse(stdin []byte) (*Config, error) {
+	c, err := Decode(stdin)
+	if err != nil {
+		return nil, err
+	}
+	if err := c.check(); err != nil {
+		return nil, err
+	}
+	return c, nil
+}
+
+// Decode parses a plugin configuration and does not check what is for the delegate: a DEL does not depend on it.
+func Decode(stdin []byte) (*Config, error) {
 	var t text
 	if err := json.Unmarshal(stdin, &t); err != nil {
 		return nil, fmt.Errorf("the configuration of type flannel is not valid: %w", err)
@@ -60,24 +72,29 @@ func Parse(stdin []byte) (*Config, error) {
 	if c.DataDir == "" {
 		c.DataDir = DefaultDataDir
 	}
+	return c, nil
+}
+
+// check checks what is for the delegate.
+func (c *Config) check() error {
 	for _, key := range []string{"name", "ipam"} {
 		if _, ok := c.Delegate[key]; ok {
-			return nil, fmt.Errorf("delegate.%s must not be set: flannel sets it (ipam's other fields go into ipam beside delegate)", key)
+			return fmt.Errorf("delegate.%s must not be set: flannel sets it (ipam's other fields go into ipam beside delegate)", key)
 		}
 	}
 	if _, err := textField(c.Delegate, "type"); err != nil {
-		return nil, fmt.Errorf("delegate.type: %w", err)
+		return fmt.Errorf("delegate.type: %w", err)
 	}
 	if _, err := textField(c.IPAM, "type"); err != nil {
-		return nil, fmt.Errorf("ipam.type: %w", err)
+		return fmt.Errorf("ipam.type: %w", err)
 	}
 	if raw, ok := c.IPAM["routes"]; ok {
 		var routes []json.RawMessage
 		if err := json.Unmarshal(raw, &routes); err != nil {
-			return nil, fmt.Errorf(`ipam.routes is not a list such as [{"dst":"192.0.2.0/24"}]`)
+			return fmt.Errorf(`ipam.routes is not a list such as [{"dst":"192.0.2.0/24"}]`)
 		}
 	}
-	return c, nil
+	return nil
 }
 
 // Type returns the delegate's type: bridge unless the configuration names another.

@@ -146,9 +146,9 @@ func (p *plugin) del(args *skel.CmdArgs) error {
 	if err != nil {
 		return err
 	}
-	conf, err := parse(args)
+	conf, err := delegate.Decode(args.StdinData) // what is for the delegate may be invalid by now: the file has what it was
 	if err != nil {
-		return err
+		return types.NewError(types.ErrInvalidNetworkConfig, err.Error(), "")
 	}
 	if serves {
 		recorded, err := attach.Recorded(records, attach.Key{ContainerID: args.ContainerID, IfName: args.IfName})
