@@ -102,6 +102,7 @@ func (p *plugin) add(args *skel.CmdArgs) error {
 		return err
 	}
 	cached := cacheOf(conf, args)
+	_, _, missing := cached.read()
 	if err := cached.write(config); err != nil {
 		return types.NewError(types.ErrIOFailure, "keeping the delegate's configuration for DEL", err.Error())
 	}
@@ -109,8 +110,9 @@ func (p *plugin) add(args *skel.CmdArgs) error {
 	defer cancel()
 	result, err := invoke.DelegateAdd(ctx, conf.Type(), config, nil)
 	if err != nil {
-		// The delegate may have left something; what cannot be removed now, the runtime's DEL removes.
-		if undo := invoke.DelegateDel(ctx, conf.Type(), config, nil); undo == nil {
+		// The delegate may have left something; what cannot be removed now, the runtime's DEL removes. After an earlier ADD without a DEL it
+		// removes everything: the attachment may be in use.
+		if errors.Is(missing, os.ErrNotExist) && invoke.DelegateDel(ctx, conf.Type(), config, nil) == nil {
 			cached.remove()
 		}
 		return wrap("ADD by delegate "+conf.Type(), err)

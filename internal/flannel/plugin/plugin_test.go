@@ -61,6 +61,40 @@ func (s *stage) commands() string {
 	return strings.Join(strings.Fields(string(text)), " ")
 }
 
+// TestRepeatedADD: an ADD that fails undoes what it did, unless the interface has been attached before: the pod goes on.
+func TestRepeatedADD(t *testing.T) {
+	for _, c := range []struct {
+		name     string
+		attached bool
+		want     string
+	}{
+		{"first ADD", false, "ADD DEL"},
+		{"attached before", true, "ADD ADD"},
+	} {
+		t.Run(c.name, func(t *testing.T) {
+			s := newStage(t)
+			if c.attached {
+				if err := s.do((*plugin).add, ""); err != nil {
+					t.Fatal(err)
+				}
+			}
+			s.write("fail", "", 0o600)
+			if err := s.do((*plugin).add, ""); err == nil {
+				t.Error("ADD succeeded without its delegate")
+			}
+			if got := s.commands(); got != c.want {
+				t.Errorf("the delegate had %s, want %s", got, c.want)
+			}
+			if err := os.Remove(filepath.Join(s.dir, "fail")); err != nil {
+				t.Fatal(err)
+			}
+			if err := s.do((*plugin).del, ""); err != nil || s.commands() != c.want+" DEL" {
+				t.Errorf("DEL: %v; the delegate had %s", err, s.commands())
+			}
+		})
+	}
+}
+
 // TestDELWithInvalidDelegate: a DEL does what the ADD's configuration requires, although the present one is refused.
 func TestDELWithInvalidDelegate(t *testing.T) {
 	for _, more := range []string{`"delegate":{"ipam":{}},`, `"delegate":{"name":"x"},`, `"delegate":{"type":7},`, `"ipam":{"type":"a/b"},`, `"ipam":{"routes":1},`} {
