@@ -14,7 +14,9 @@ import (
 // stuck is a store that has nothing of what the daemon waits for, and another configuration.
 type stuck struct{ Store }
 
-func (stuck) Config(context.Context) (netconf.Config, error) { return netconf.Config{EnableIPv4: true}, nil }
+func (stuck) Config(context.Context) (netconf.Config, error) {
+	return netconf.Config{EnableIPv4: true}, nil
+}
 
 func (stuck) Changed(context.Context) error { return nil }
 
