@@ -1,11 +1,14 @@
 package handover
 
 import (
+	"errors"
 	"fmt"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
 	"golang.org/x/sys/unix"
+
+	"weft.dev/weft/internal/link/rtnetlink"
 )
 
 // Find returns the host veth of a pod's interface from the kernel, not from files: these may be a former pod's.
@@ -43,6 +46,33 @@ func Find(pod *Pod) (Port, error) {
 		port.Bridge = bridge.Attrs().Name
 	}
 	return port, nil
+}
+
+// Close puts the veths that are ports of a bridge into a device group, and returns the names of those that were in another one. kernel is a
+// socket in the bridge's network namespace.
+func Close(kernel *netlink.Handle, bridge string, group uint32) ([]string, error) {
+	of, err := kernel.LinkByName(bridge)
+	if errors.As(err, &netlink.LinkNotFoundError{}) {
+		return nil, nil
+	}
+	if err != nil {
+		return nil, fmt.Errorf("bridge %s: %w", bridge, err)
+	}
+	links, err := rtnetlink.Dump(kernel.LinkList)
+	if err != nil {
+		return nil, fmt.Errorf("list the ports of bridge %s: %w", bridge, err)
+	}
+	var closed []string
+	for _, l := range links {
+		if l.Attrs().MasterIndex != of.Attrs().Index || l.Type() != "veth" || l.Attrs().Group == group {
+			continue
+		}
+		if err := kernel.LinkSetGroup(l, int(group)); err != nil && !errors.Is(err, unix.ENODEV) { // its pod has ended meanwhile
+			return closed, fmt.Errorf("link %s: set its device group: %w", l.Attrs().Name, err)
+		}
+		closed = append(closed, l.Attrs().Name)
+	}
+	return closed, nil
 }
 
 // Mark sets a link's alias and device group; "" and 0 remove them.

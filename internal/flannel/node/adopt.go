@@ -63,6 +63,19 @@ func (n *Network) adopt(ctx context.Context, b *bridge) error {
 	return nil
 }
 
+// closePorts closes the ports of pods that were not taken over. The device group is that of pods' ports, so the table of the bridge family
+// drops what enters there. Otherwise such a pod could send with another pod's address, in ARP too.
+func (n *Network) closePorts(bridge string) error {
+	closed, err := handover.Close(n.kernel, bridge, hostGroup)
+	if err != nil {
+		return fmt.Errorf("close the ports of pods that are not taken over: %w", err)
+	}
+	if len(closed) > 0 {
+		n.opts.Log.Warn("ports of the bridge are closed, their pods are not taken over: delete these pods", "bridge", bridge, "ports", closed)
+	}
+	return nil
+}
+
 func (n *Network) adoptPod(ctx context.Context, b *bridge, pod *handover.Pod, boot string) error {
 	unlock, free := n.opts.Records.TryLock(attach.Key{ContainerID: pod.ContainerID, IfName: pod.IfName})
 	if !free {

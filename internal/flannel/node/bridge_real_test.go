@@ -15,7 +15,9 @@ import (
 
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/containernetworking/plugins/pkg/ns"
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
+
 	"weft.dev/weft/internal/testwait"
 )
 
@@ -168,6 +170,69 @@ func TestBridgeLearnsNothing(t *testing.T) {
 		return nil
 	})
 	attack("after a change by hand and a restart", "2nd ")
+}
+
+// TestPortsNotTakenOver: a pod that another plugin has attached to the bridge, and that was not taken over, sends nothing to the agent's pods,
+// not even with the address of one of them.
+func TestPortsNotTakenOver(t *testing.T) {
+	s := newStage(t)
+	left := space(t)
+	ip := func(in ns.NetNS, args ...string) (shown string) {
+		t.Helper()
+		err := in.Do(func(ns.NetNS) error {
+			out, err := exec.Command("ip", args...).CombinedOutput()
+			if err != nil {
+				err = fmt.Errorf("ip %v: %w: %s", args, err, out)
+			}
+			shown = string(out)
+			return err
+		})
+		if err != nil {
+			t.Fatal(err)
+		}
+		return shown
+	}
+	ip(s.space, "link", "add", "cni0", "up", "type", "bridge")
+	ip(left, "link", "add", "eth0", "type", "veth", "peer", "name", "veth1")
+	ip(left, "link", "set", "eth0", "up")
+	if err := left.Do(func(ns.NetNS) error {
+		port, err := netlink.LinkByName("veth1")
+		return errors.Join(err, netlink.LinkSetNsFd(port, int(s.space.Fd())))
+	}); err != nil {
+		t.Fatal(err)
+	}
+	ip(s.space, "link", "set", "veth1", "master", "cni0", "up")
+	testwait.Eventually(t, "the port forwards", func() error {
+		if shown := ip(s.space, "-d", "link", "show", "veth1"); !strings.Contains(shown, "state forwarding") {
+			return errors.New(shown)
+		}
+		return nil
+	})
+	h := serve(t, s)
+	wires, macs, addresses := map[string]*wire{}, map[string]net.HardwareAddr{}, map[string]net.IP{}
+	for _, name := range []string{"robbed", "victim"} {
+		at := space(t)
+		result, err := add(t, h, name, at)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if macs[name], err = net.ParseMAC(result.Interfaces[2].Mac); err != nil {
+			t.Fatal(err)
+		}
+		wires[name], addresses[name] = wireOf(t, at), result.IPs[0].Address.IP
+	}
+	own := net.HardwareAddr{2, 0, 0, 0, 0, 9}
+	arp := append(append(append([]byte{}, macs["victim"]...), own...), 0x08, 0x06, 0, 1, 8, 0, 6, 4, 0, 2)
+	arp = append(append(append(append(arp, own...), addresses["robbed"].To4()...), macs["victim"]...), addresses["victim"].To4()...)
+	attacker := wireOf(t, left)
+	for kind, frame := range map[string][]byte{"UDP": udp("left", macs["victim"], own, addresses["robbed"], addresses["victim"]), "ARP": arp} {
+		attacker.send(frame)
+		last := udp(kind+" ", macs["victim"], macs["robbed"], addresses["robbed"], addresses["victim"])
+		wires["robbed"].send(last)
+		if wires["victim"].receives(frame, last) {
+			t.Errorf("%s with another pod's address arrives", kind)
+		}
+	}
 }
 
 // advertisement returns an IPv6 neighbour advertisement, which assigns the target address to the sender's MAC, without checksum.

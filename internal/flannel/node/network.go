@@ -19,6 +19,7 @@ import (
 	"sync"
 
 	types100 "github.com/containernetworking/cni/pkg/types/100"
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sync/errgroup"
 	"golang.org/x/sys/unix"
 
@@ -102,6 +103,7 @@ type Network struct {
 	mac       net.HardwareAddr // the bridge's, from its first programming on
 	ends      *ends
 	tracked   *conntrack.Table
+	kernel    *netlink.Handle
 	hostPorts *publish.Publisher
 	// forwarding is on while the node's pods have IPv6 addresses.
 	forwarding forwarding
@@ -139,8 +141,14 @@ func New(opts Options) (*Network, error) {
 		engine.Close()
 		return nil, err
 	}
+	kernel, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+	if err != nil {
+		engine.Close()
+		tracked.Close()
+		return nil, fmt.Errorf("open a netlink socket: %w", err)
+	}
 	return &Network{
-		opts: opts, engine: engine, tracked: tracked, forwarding: openForwarding(), handed: make(chan struct{}), ends: newEnds(), why: errors.New("starting"), shut: map[attach.Key]bool{},
+		opts: opts, engine: engine, tracked: tracked, kernel: kernel, forwarding: openForwarding(), handed: make(chan struct{}), ends: newEnds(), why: errors.New("starting"), shut: map[attach.Key]bool{},
 		addresses: newAddresses(&opts), hostPorts: publish.New(publish.Options{
 			Rules: opts.Node.Rules, Compile: published.Compile(opts.Closed), IPv6: true, Reserved: opts.Node.Reserved, Tracked: tracked, BootID: opts.Node.BootID,
 			Attached: opts.Records.Attached, Conflict: opts.Conflict, Log: opts.Log,

@@ -25,6 +25,7 @@ import (
 func (n *Network) Run(ctx context.Context) error {
 	defer n.engine.Close()
 	defer n.tracked.Close()
+	defer n.kernel.Close()
 	defer n.forwarding.close()
 	group, ctx := errgroup.WithContext(ctx)
 	states := make(chan daemon.State, 1)
@@ -147,6 +148,9 @@ func (n *Network) establish(ctx context.Context, b *bridge, again bool) error {
 	if !again {
 		if err := n.adopt(ctx, b); err != nil {
 			return fmt.Errorf("take over pods of flannel's plugin: %w", err)
+		}
+		if err := n.closePorts(b.Name); err != nil {
+			return err
 		}
 		attached = n.opts.Records.Attached()
 	}
