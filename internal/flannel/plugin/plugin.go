@@ -144,22 +144,12 @@ func wrap(what string, err error) error {
 }
 
 func (p *plugin) del(args *skel.CmdArgs) error {
-	records, serves, err := agentServes(args.StdinData)
-	if err != nil {
-		return err
+	if has, err := recorded(args); err != nil || has {
+		return orErr(err, p.agent.Del, args)
 	}
 	conf, err := delegate.Decode(args.StdinData) // what is for the delegate may be invalid by now: the file has what it was
 	if err != nil {
 		return types.NewError(types.ErrInvalidNetworkConfig, err.Error(), "")
-	}
-	if serves {
-		recorded, err := attach.Recorded(records, attach.Key{ContainerID: args.ContainerID, IfName: args.IfName})
-		if err != nil {
-			return types.NewError(types.ErrIOFailure, "Weft's records cannot be read", err.Error())
-		}
-		if recorded {
-			return p.agent.Del(args)
-		}
 	}
 	cached := cacheOf(conf, args)
 	config, kind, err := cached.read()
@@ -175,7 +165,24 @@ func (p *plugin) del(args *skel.CmdArgs) error {
 		return wrap("DEL by delegate "+kind, err) // the file stays for the next DEL
 	}
 	cached.remove()
+	// If the agent has taken the pod over meanwhile, its record would keep the address for ever.
+	if has, err := recorded(args); err != nil || has {
+		return orErr(err, p.agent.Del, args)
+	}
 	return nil
+}
+
+// recorded reports whether the agent has a record of the attachment.
+func recorded(args *skel.CmdArgs) (bool, error) {
+	records, serves, err := agentServes(args.StdinData)
+	if err != nil || !serves {
+		return false, err
+	}
+	has, err := attach.Recorded(records, attach.Key{ContainerID: args.ContainerID, IfName: args.IfName})
+	if err != nil {
+		return false, types.NewError(types.ErrIOFailure, "Weft's records cannot be read", err.Error())
+	}
+	return has, nil
 }
 
 func (p *plugin) check(args *skel.CmdArgs) error {

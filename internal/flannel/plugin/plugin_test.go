@@ -2,21 +2,27 @@ package plugin
 
 import (
 	"bytes"
+	"errors"
 	"fmt"
+	"net/netip"
 	"os"
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/containernetworking/cni/pkg/skel"
+
+	"weft.dev/weft/internal/attach"
 )
 
 const subnetEnv = "FLANNEL_NETWORK=10.5.0.0/16\nFLANNEL_SUBNET=10.5.9.1/24\nFLANNEL_MTU=1450\nFLANNEL_IPMASQ=true\n"
 
-// delegateScript is a delegate that notes its commands, and fails while there is a file called fail.
+// delegateScript is a delegate that notes its commands, and fails while there is a file called fail. At its DEL, prepared records come to the node.
 const delegateScript = `#!/bin/sh
 echo "$CNI_COMMAND" >> "$(dirname "$0")/commands"
 [ ! -e "$(dirname "$0")/fail" ] || exit 1
+[ "$CNI_COMMAND" != DEL ] || [ ! -e "$(dirname "$0")/prepared" ] || mv "$(dirname "$0")/prepared" "$(dirname "$0")/no-records"
 [ "$CNI_COMMAND" != ADD ] || echo '{"cniVersion":"1.0.0"}'
 `
 
@@ -44,11 +50,15 @@ func (s *stage) write(name, text string, mode os.FileMode) {
 	}
 }
 
+// errAgent is the answer of the agent.
+var errAgent = errors.New("the agent")
+
 // do executes a verb with a configuration that has more fields, with a comma at the end.
 func (s *stage) do(verb func(*plugin, *skel.CmdArgs) error, more string) error {
 	conf := fmt.Sprintf(`{"name":"cbr0","type":"flannel","cniVersion":"1.0.0",%s"subnetFile":%q,"dataDir":%q,"records":%q}`, more,
 		filepath.Join(s.dir, "subnet.env"), filepath.Join(s.dir, "caches"), filepath.Join(s.dir, "no-records"))
-	return verb(&plugin{stdout: &bytes.Buffer{}}, &skel.CmdArgs{ContainerID: "c", IfName: "eth0", Netns: "/n", Path: s.dir, StdinData: []byte(conf)})
+	agent := skel.CNIFuncs{Del: func(*skel.CmdArgs) error { return errAgent }}
+	return verb(&plugin{stdout: &bytes.Buffer{}, agent: agent}, &skel.CmdArgs{ContainerID: "c", IfName: "eth0", Netns: "/n", Path: s.dir, StdinData: []byte(conf)})
 }
 
 // commands are those that the delegate has had.
@@ -108,5 +118,27 @@ func TestDELWithInvalidDelegate(t *testing.T) {
 		if err := s.do((*plugin).del, more); err != nil || s.commands() != "ADD DEL" {
 			t.Errorf("%s: DEL: %v; the delegate had %s", more, err, s.commands())
 		}
+	}
+}
+
+// TestTakenOverDuringDEL: if the agent takes a pod over while its DEL is with the delegate, the agent gets the DEL too.
+func TestTakenOverDuringDEL(t *testing.T) {
+	s := newStage(t)
+	if err := s.do((*plugin).add, ""); err != nil {
+		t.Fatal(err)
+	}
+	store, err := attach.Open(filepath.Join(s.dir, "prepared"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	err = store.Put(t.Context(), attach.Record{
+		Version: attach.Version, ContainerID: "c", IfName: "eth0", Netns: "/n", Network: "flannel", Addresses: []netip.Prefix{netip.MustParsePrefix("10.5.9.2/24")},
+		HostInterface: "veth1", MTU: 1450, MAC: "02:00:00:00:00:09", BootID: "boot", State: attach.Attached, Created: time.Now(),
+	})
+	if err = errors.Join(err, store.Close()); err != nil {
+		t.Fatal(err)
+	}
+	if err := s.do((*plugin).del, ""); !errors.Is(err, errAgent) || s.commands() != "ADD DEL" {
+		t.Errorf("DEL: %v; the delegate had %s", err, s.commands())
 	}
 }
