@@ -198,9 +198,6 @@ func (f *Flags) check() error {
 	if f.HealthPort < 0 || f.HealthPort > 65535 {
 		fail("--healthz-port=%d: it is from 0 to 65535", f.HealthPort)
 	}
-	if _, err := netip.ParseAddr(f.HealthIP); err != nil {
-		fail("--healthz-ip=%s: it is an IP address", f.HealthIP)
-	}
 	for _, pattern := range f.Iface.Patterns {
 		if _, err := regexp.Compile(pattern); err != nil {
 			fail("--iface-regex=%s: %w", pattern, err)

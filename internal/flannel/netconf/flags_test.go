@@ -29,6 +29,15 @@ func TestFlags(t *testing.T) {
 	}
 }
 
+// TestHealthAddress: as with flanneld, the address may be empty, for all addresses, or a name.
+func TestHealthAddress(t *testing.T) {
+	for _, address := range []string{"", "localhost", "0.0.0.0"} {
+		if f, err := flags(nil, "--healthz-ip="+address, "--healthz-port=8081"); err != nil || f.HealthIP != address {
+			t.Errorf("%q: %v", address, err)
+		}
+	}
+}
+
 func TestFlagsRefuses(t *testing.T) {
 	for _, c := range []struct {
 		env  map[string]string
