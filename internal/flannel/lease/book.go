@@ -149,7 +149,7 @@ func (b *Book) connected(names map[string]struct{}) map[string]Claim {
 
 // judge judges claims with which no other claims conflict.
 func (b *Book) judge(claims map[string]Claim) Verdict {
-	accepted, refused := Judge(claims, b.own)
+	accepted, refused := Judge(claims, b.own, b.accepted)
 	v := Verdict{Accepted: map[string]Lease{}, Judged: slices.Collect(maps.Keys(claims)), Refused: refused}
 	for name := range claims {
 		before, had := b.accepted[name]

@@ -11,7 +11,7 @@ import (
 
 // Claim is a lease with its origin.
 type Claim struct {
-	// Since orders claims: of two that conflict, the one with the lower value wins. It is the creation time of the Node, or the revision that
+	// Since orders claims: of two that conflict, and of which none is in use, the one with the lower value wins. It is the creation time of the Node, or the revision that
 	// created the etcd key; a node cannot choose it.
 	Since int64
 	Lease Lease
@@ -28,9 +28,18 @@ type Own struct {
 // Judge returns the leases that may be programmed, by the names of the claims, and why others may not. A claim is refused if it overlaps
 // another node's subnet, has another node's tunnel address (the MAC address or public key), or would route traffic to this node's address
 // or into the pods' own range. If only one of a claim's two families is refused, the other is used.
-func Judge(claims map[string]Claim, own Own) (map[string]Lease, map[string]error) {
+//
+// A claim that is one of the leases in use precedes those that are new or have changed: otherwise a node could cut off a younger one by
+// publishing that one's tunnel address.
+func Judge(claims map[string]Claim, own Own, inUse map[string]Lease) (map[string]Lease, map[string]error) {
+	rank := func(name string) int {
+		if l, has := inUse[name]; has && l == claims[name].Lease {
+			return 0
+		}
+		return 1
+	}
 	names := slices.SortedFunc(maps.Keys(claims), func(a, b string) int {
-		return cmp.Or(cmp.Compare(claims[a].Since, claims[b].Since), cmp.Compare(a, b))
+		return cmp.Or(cmp.Compare(rank(a), rank(b)), cmp.Compare(claims[a].Since, claims[b].Since), cmp.Compare(a, b))
 	})
 	j := judge{own: own, identities: map[any]string{}}
 	for i, v4 := range []bool{true, false} {

@@ -193,7 +193,7 @@ func TestHostileLease(t *testing.T) {
 		t.Run(c.name, func(t *testing.T) {
 			accepted, refused := lease.Judge(map[string]lease.Claim{
 				"honest": {Since: 5, Lease: honest}, "hostile": {Since: 6, Lease: c.lease},
-			}, own)
+			}, own, nil)
 			if diff := cmp.Diff(map[string]lease.Lease{"honest": honest}, accepted, values); diff != "" {
 				t.Error(diff)
 			}
@@ -218,7 +218,7 @@ func TestJudgeAgainstPairs(t *testing.T) {
 				Data: lease.VXLAN{VNI: 1, MAC: lease.MAC{2, 0, 0, 0, 0, byte(rapid.IntRange(0, 20).Draw(t, "mac"))}},
 			}}
 		}
-		accepted, refused := lease.Judge(claims, lease.Own{Network: network})
+		accepted, refused := lease.Judge(claims, lease.Own{Network: network}, nil)
 		var names []string
 		for name := range claims {
 			names = append(names, name)
