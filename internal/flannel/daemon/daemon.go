@@ -40,7 +40,7 @@ type Configuration interface {
 	// Config returns the network configuration, as soon as there is a valid one.
 	Config(ctx context.Context) (netconf.Config, error)
 	// Changed returns nil once there is a valid configuration that differs from the one that Config returned, or an error when ctx ends or
-	// changes cannot be followed. Before Run, it is called while the daemon waits for what that configuration needs; Run follows changes itself.
+	// changes cannot be followed. It is called while the daemon waits for what that configuration needs; Run follows changes itself.
 	Changed(ctx context.Context) error
 }
 
@@ -259,8 +259,8 @@ func (d *Daemon) generation(ctx context.Context, running *sync.WaitGroup) error 
 // errReconfigured is why a generation ends that still waits for what the former configuration needs.
 var errReconfigured = errors.New("the network configuration changed")
 
-// unlessChanged calls prepare, and ends it when the network configuration changes: what it waits for, such as an interface or a free subnet of
-// another family, the new configuration may not need, or only that one has.
+// unlessChanged calls prepare, and ends it when the network configuration changes. It may wait for what only the new configuration has,
+// such as a free subnet, or for what that one does not need, such as an interface with another family.
 func (d *Daemon) unlessChanged(ctx context.Context, prepare func(context.Context) error) error {
 	ctx, cancel := context.WithCancelCause(ctx)
 	followed := make(chan struct{})

@@ -116,8 +116,8 @@ func (f *Files) Remove(rec *attach.Record) error {
 	return err
 }
 
-// release removes the files of addresses of an attachment. With torn, it removes empty ones too: an agent that was killed while it wrote one
-// has left it.
+// release removes the files of addresses of an attachment. With torn, it removes empty ones too: an agent that was killed while it wrote a
+// file has left it.
 func (f *Files) release(rec *attach.Record, addresses []netip.Prefix, torn bool) error {
 	var errs []error
 	for _, address := range addresses {

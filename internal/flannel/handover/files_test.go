@@ -17,9 +17,9 @@ import (
 func filesOf(t *testing.T) (*Files, *attach.Record) {
 	t.Helper()
 	dir := t.TempDir()
-	return &Files{Network: "cbr0", DataDir: filepath.Join(dir, "networks"), CacheDir: filepath.Join(dir, "flannel"), Delegate: []byte(`{}`)}, &attach.Record{
-		ContainerID: "c1", IfName: "eth0", Addresses: []netip.Prefix{netip.MustParsePrefix("10.244.3.9/24"), netip.MustParsePrefix("fd00:244:0:3::9/64")},
-	}
+	f := &Files{Network: "cbr0", DataDir: filepath.Join(dir, "networks"), CacheDir: filepath.Join(dir, "flannel"), Delegate: []byte(`{}`)}
+	addresses := []netip.Prefix{netip.MustParsePrefix("10.244.3.9/24"), netip.MustParsePrefix("fd00:244:0:3::9/64")}
+	return f, &attach.Record{ContainerID: "c1", IfName: "eth0", Addresses: addresses}
 }
 
 func reserved(t *testing.T, f *Files) int {

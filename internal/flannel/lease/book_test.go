@@ -145,12 +145,13 @@ func TestBookJudgesFew(t *testing.T) {
 	}
 }
 
-// TestBookKeepsWhatIsInUse: a node that publishes the tunnel address, or takes the subnet, of a younger one does not displace it. A daemon that
-// knows neither yet uses the older one's.
+// TestBookKeepsWhatIsInUse: a node that publishes the tunnel address, or takes the subnet, of a younger one does not displace it. A daemon
+// that has used neither uses the older one's.
 func TestBookKeepsWhatIsInUse(t *testing.T) {
 	at := func(subnet string, since, identity byte) lease.Claim {
 		return lease.Claim{Since: int64(since), Lease: lease.Lease{
-			Subnet: netip.MustParsePrefix(subnet), PublicIP: netip.AddrFrom4([4]byte{192, 0, 2, since}), Data: lease.VXLAN{MAC: lease.MAC{2, identity}},
+			Subnet: netip.MustParsePrefix(subnet), PublicIP: netip.AddrFrom4([4]byte{192, 0, 2, since}),
+			Data: lease.VXLAN{MAC: lease.MAC{2, identity}},
 		}}
 	}
 	for _, hostile := range []lease.Claim{at("10.0.1.0/24", 1, 8), at("10.0.2.0/24", 1, 7)} {

@@ -11,8 +11,8 @@ import (
 
 // Claim is a lease with its origin.
 type Claim struct {
-	// Since orders claims: of two that conflict, and of which none is in use, the one with the lower value wins. It is the creation time of the Node, or the revision that
-	// created the etcd key; a node cannot choose it.
+	// Since orders claims: of two that conflict, and of which none is in use, the one with the lower value wins. It is the creation time of
+	// the Node, or the revision that created the etcd key; a node cannot choose it.
 	Since int64
 	Lease Lease
 }

@@ -65,7 +65,7 @@ func (n *Network) adopt(ctx context.Context, b *bridge) error {
 
 // closePorts closes the ports of pods that were not taken over. The device group is that of pods' ports, so the table of the bridge family
 // drops what enters there. Otherwise such a pod could send with another pod's address, in ARP too.
-func (n *Network) closePorts(bridge string) error {
+func closePorts(n *Network, bridge string) error {
 	closed, err := handover.Close(n.kernel, bridge, hostGroup)
 	if err != nil {
 		return fmt.Errorf("close the ports of pods that are not taken over: %w", err)

@@ -172,8 +172,8 @@ func TestBridgeLearnsNothing(t *testing.T) {
 	attack("after a change by hand and a restart", "2nd ")
 }
 
-// TestPortsNotTakenOver: a pod that another plugin has attached to the bridge, and that was not taken over, sends nothing to the agent's pods,
-// not even with the address of one of them.
+// TestPortsNotTakenOver: a pod that another plugin has attached to the bridge, and that was not taken over, sends nothing to the agent's
+// pods, not even with the address of one of them.
 func TestPortsNotTakenOver(t *testing.T) {
 	s := newStage(t)
 	left := space(t)

@@ -148,7 +148,8 @@ func New(opts Options) (*Network, error) {
 		return nil, fmt.Errorf("open a netlink socket: %w", err)
 	}
 	return &Network{
-		opts: opts, engine: engine, tracked: tracked, kernel: kernel, forwarding: openForwarding(), handed: make(chan struct{}), ends: newEnds(), why: errors.New("starting"), shut: map[attach.Key]bool{},
+		opts: opts, engine: engine, tracked: tracked, kernel: kernel, forwarding: openForwarding(),
+		handed: make(chan struct{}), ends: newEnds(), why: errors.New("starting"), shut: map[attach.Key]bool{},
 		addresses: newAddresses(&opts), hostPorts: publish.New(publish.Options{
 			Rules: opts.Node.Rules, Compile: published.Compile(opts.Closed), IPv6: true, Reserved: opts.Node.Reserved, Tracked: tracked, BootID: opts.Node.BootID,
 			Attached: opts.Records.Attached, Conflict: opts.Conflict, Log: opts.Log,

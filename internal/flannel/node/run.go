@@ -149,7 +149,7 @@ func (n *Network) establish(ctx context.Context, b *bridge, again bool) error {
 		if err := n.adopt(ctx, b); err != nil {
 			return fmt.Errorf("take over pods of flannel's plugin: %w", err)
 		}
-		if err := n.closePorts(b.Name); err != nil {
+		if err := closePorts(n, b.Name); err != nil {
 			return err
 		}
 		attached = n.opts.Records.Attached()

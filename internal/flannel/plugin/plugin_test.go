@@ -18,7 +18,8 @@ import (
 
 const subnetEnv = "FLANNEL_NETWORK=10.5.0.0/16\nFLANNEL_SUBNET=10.5.9.1/24\nFLANNEL_MTU=1450\nFLANNEL_IPMASQ=true\n"
 
-// delegateScript is a delegate that notes its commands, and fails while there is a file called fail. At its DEL, prepared records come to the node.
+// delegateScript is a delegate that notes its commands, and fails while there is a file called fail. At its DEL, prepared records come to
+// the node.
 const delegateScript = `#!/bin/sh
 echo "$CNI_COMMAND" >> "$(dirname "$0")/commands"
 [ ! -e "$(dirname "$0")/fail" ] || exit 1
@@ -58,7 +59,8 @@ func (s *stage) do(verb func(*plugin, *skel.CmdArgs) error, more string) error {
 	conf := fmt.Sprintf(`{"name":"cbr0","type":"flannel","cniVersion":"1.0.0",%s"subnetFile":%q,"dataDir":%q,"records":%q}`, more,
 		filepath.Join(s.dir, "subnet.env"), filepath.Join(s.dir, "caches"), filepath.Join(s.dir, "no-records"))
 	agent := skel.CNIFuncs{Del: func(*skel.CmdArgs) error { return errAgent }}
-	return verb(&plugin{stdout: &bytes.Buffer{}, agent: agent}, &skel.CmdArgs{ContainerID: "c", IfName: "eth0", Netns: "/n", Path: s.dir, StdinData: []byte(conf)})
+	args := &skel.CmdArgs{ContainerID: "c", IfName: "eth0", Netns: "/n", Path: s.dir, StdinData: []byte(conf)}
+	return verb(&plugin{stdout: &bytes.Buffer{}, agent: agent}, args)
 }
 
 // commands are those that the delegate has had.
@@ -107,7 +109,9 @@ func TestRepeatedADD(t *testing.T) {
 
 // TestDELWithInvalidDelegate: a DEL does what the ADD's configuration requires, although the present one is refused.
 func TestDELWithInvalidDelegate(t *testing.T) {
-	for _, more := range []string{`"delegate":{"ipam":{}},`, `"delegate":{"name":"x"},`, `"delegate":{"type":7},`, `"ipam":{"type":"a/b"},`, `"ipam":{"routes":1},`} {
+	for _, more := range []string{
+		`"delegate":{"ipam":{}},`, `"delegate":{"name":"x"},`, `"delegate":{"type":7},`, `"ipam":{"type":"a/b"},`, `"ipam":{"routes":1},`,
+	} {
 		s := newStage(t)
 		if err := s.do((*plugin).add, ""); err != nil {
 			t.Fatal(err)
@@ -132,8 +136,9 @@ func TestTakenOverDuringDEL(t *testing.T) {
 		t.Fatal(err)
 	}
 	err = store.Put(t.Context(), attach.Record{
-		Version: attach.Version, ContainerID: "c", IfName: "eth0", Netns: "/n", Network: "flannel", Addresses: []netip.Prefix{netip.MustParsePrefix("10.5.9.2/24")},
-		HostInterface: "veth1", MTU: 1450, MAC: "02:00:00:00:00:09", BootID: "boot", State: attach.Attached, Created: time.Now(),
+		Version: attach.Version, ContainerID: "c", IfName: "eth0", Netns: "/n", Network: "flannel",
+		Addresses: []netip.Prefix{netip.MustParsePrefix("10.5.9.2/24")}, HostInterface: "veth1", MTU: 1450,
+		MAC: "02:00:00:00:00:09", BootID: "boot", State: attach.Attached, Created: time.Now(),
 	})
 	if err = errors.Join(err, store.Close()); err != nil {
 		t.Fatal(err)
