@@ -71,9 +71,12 @@ func giveBack(ctx context.Context, o cleanup.Options) error {
 	errs := []error{inlineNexthops(ctx)}
 	for _, l := range all {
 		attrs := l.Attrs()
-		port := strings.HasPrefix(attrs.Alias, link.PodAliasPrefix) &&
-			slices.ContainsFunc(bridges, func(b netlink.Link) bool { return b.Attrs().Index == attrs.MasterIndex })
-		if port || slices.ContainsFunc(bridges, func(b netlink.Link) bool { return b.Attrs().Index == attrs.Index }) {
+		port := slices.ContainsFunc(bridges, func(b netlink.Link) bool { return b.Attrs().Index == attrs.MasterIndex })
+		pods := port && strings.HasPrefix(attrs.Alias, link.PodAliasPrefix)
+		if port && !pods && attrs.Group == host.PodGroup { // a pod's that was not taken over
+			errs = append(errs, handover.Mark(attrs.Name, attrs.Alias, 0))
+		}
+		if pods || slices.ContainsFunc(bridges, func(b netlink.Link) bool { return b.Attrs().Index == attrs.Index }) {
 			errs = append(errs, handover.Mark(attrs.Name, "", 0))
 			o.Report("mark on link " + attrs.Name)
 		}
