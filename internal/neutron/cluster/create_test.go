@@ -38,7 +38,7 @@ func tenant(name, node string, count int) []client.Object {
 
 // addNetwork adds the network of a tenant, whose pods have addresses until last.
 func (r *rig) addNetwork(name, last string) {
-	r.cloud.add("networks", object{"id": "net-" + name, "name": name, "project_id": "admin"})
+	r.cloud.add("networks", object{"id": "net-" + name, "name": name, "project_id": "admin", "description": "weft weft network/uid-" + name})
 	r.cloud.add("subnets", object{
 		"id": "subnet-" + name, "name": name, "network_id": "net-" + name, "project_id": "admin", "ip_version": 4, "cidr": "10.244.0.0/16",
 		"allocation_pools": []object{{"start": "10.244.0.2", "end": last}},

@@ -142,39 +142,37 @@ func active(held *cloud.HeldNetwork) outcome {
 	return outcome{state: stackubev1.StateActive, reason: reasonInStep, id: held.ID, mtu: held.MTU}
 }
 
-// adopt uses an existing network: one of the project, or a shared one. It must not be one that Weft created for another Network, whose pods
-// would not be isolated, nor an external one, whose addresses are not the tenant's. Its range
-// is checked, because nodes route the addresses of its pods.
+// adopt uses an existing network: one of the project, or a shared one. Its range is checked, because nodes route the addresses of its pods.
 func adopt(ctx context.Context, os *session, n *stackubev1.Network, project string, rules *objects.Rules) (outcome, error) {
-	held, err := os.FindNetwork(ctx, "", "", n.Spec.NetworkID)
+	held, err := os.usable(ctx, n, project, n.Spec.NetworkID)
 	if err != nil {
-		return outcome{state: stackubev1.StateFailed, reason: reasonOpenStack, message: "spec.networkID: " + err.Error()}, err
-	}
-	var wrong string
-	switch {
-	case held.ProjectID != project && !held.Shared:
-		wrong = "is neither of the tenant's project nor shared"
-	case madeForAnother(os, held, n):
-		wrong = "is the one of another Network object"
-	case held.External:
-		wrong = "is an external network"
-	default:
-		if refused := objects.Adoptable(n, held, rules); refused != nil {
-			wrong := outcome{state: stackubev1.StateFailed, reason: reasonInvalid, message: refused.Error()}
-			return wrong, nil //nolint:nilerr // trying again does not help: the object or the configuration has to change
+		failed := outcome{state: stackubev1.StateFailed, reason: reasonOpenStack, message: "spec.networkID: " + err.Error()}
+		if errors.Is(err, errUse) {
+			failed.reason, err = reasonInvalid, nil // trying again does not help: the object or the network has to change
 		}
-		return active(held), nil
+		return failed, err
 	}
-	return outcome{
-		state: stackubev1.StateFailed, reason: reasonInvalid,
-		message: "spec.networkID: network " + n.Spec.NetworkID + " " + wrong + ": give a network of the tenant's project, or a shared one",
-	}, nil
+	if refused := objects.Adoptable(n, held, rules); refused != nil {
+		return outcome{state: stackubev1.StateFailed, reason: reasonInvalid, message: refused.Error()}, nil //nolint:nilerr // as above
+	}
+	return active(held), nil
 }
 
-// madeForAnother reports whether Weft created a network for another Network object.
-func madeForAnother(os *session, held *cloud.HeldNetwork, n *stackubev1.Network) bool {
-	owner, ours := os.OwnerOf(held.Description)
-	return ours && objects.OfNetwork(owner) && owner != objects.Owner(n)
+// errUse reports that a Network must not use a network in OpenStack.
+var errUse = errors.New("give a network of the tenant's project, or a shared one")
+
+// usable returns the network with an id if pods of a Network of a project may be on it. A status is no proof of that: users with rights on it
+// can write another tenant's network there, and a network that was shared may not be any more.
+func (s *session) usable(ctx context.Context, n *stackubev1.Network, project, id string) (*cloud.HeldNetwork, error) {
+	held, err := s.FindNetwork(ctx, "", "", id)
+	if err != nil {
+		return nil, err
+	}
+	owner, _ := s.OwnerOf(held.Description)
+	if refused := objects.Refusal(n, held, project, owner); refused != "" {
+		return nil, fmt.Errorf("network %s %s: %w", id, refused, errUse)
+	}
+	return held, nil
 }
 
 // errTenant reports that a namespace's Tenant has no project yet.

@@ -130,11 +130,12 @@ func (r *portReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.
 
 func (r *portReconciler) step(ctx context.Context, os *session, v *view.View) (ctrl.Result, error) {
 	if v.Gone() || v.Network.Status.NetworkID == "" {
-		r.forget(v.Key)
-		last := &round{portReconciler: r, os: os, v: v, k: &known{}}
-		return ctrl.Result{}, errors.Join(last.deleteObjects(ctx), last.finish(ctx))
+		return ctrl.Result{}, r.end(ctx, os, v)
 	}
 	k, err := r.read(ctx, os, v)
+	if errors.Is(err, errUse) { // the Network's status says why
+		return ctrl.Result{RequeueAfter: reread}, r.end(ctx, os, v)
+	}
 	if err != nil {
 		return ctrl.Result{}, err
 	}
@@ -143,6 +144,13 @@ func (r *portReconciler) step(ctx context.Context, os *session, v *view.View) (c
 	next, err := now.plan(ctx)
 	errs = append(errs, err)
 	return ctrl.Result{RequeueAfter: min(next, max(r.untilRead(k), time.Millisecond))}, errors.Join(errs...)
+}
+
+// end deletes the ports of a Network that has no network in OpenStack, except those to which pods are attached.
+func (r *portReconciler) end(ctx context.Context, os *session, v *view.View) error {
+	r.forget(v.Key)
+	last := &round{portReconciler: r, os: os, v: v, k: &known{}}
+	return errors.Join(last.deleteObjects(ctx), last.finish(ctx))
 }
 
 func (r *portReconciler) forget(key types.NamespacedName) {
@@ -227,16 +235,18 @@ func observedGeneration(n *stackubev1.Network) int64 {
 
 // readNetwork reads the network, and what its ports need besides.
 func (r *portReconciler) readNetwork(ctx context.Context, os *session, v *view.View, k *known) error {
-	held, err := os.FindNetwork(ctx, "", "", v.Network.Status.NetworkID)
-	if err != nil {
-		return err
-	}
-	k.project = held.ProjectID // ports stay together with the network, whatever becomes of the Tenant
+	project := "" // ports stay together with the network, whatever becomes of the Tenant
 	if v.Network.Spec.NetworkID != "" {
-		if k.project, err = projectOf(ctx, r.client, os, v.Network); err != nil {
+		var err error
+		if project, err = projectOf(ctx, r.client, os, v.Network); err != nil {
 			return err
 		}
 	}
+	held, err := os.usable(ctx, v.Network, project, v.Network.Status.NetworkID)
+	if err != nil {
+		return err
+	}
+	k.project = cmp.Or(project, held.ProjectID)
 	if k.group, err = os.group(ctx, k.project, v.Network.Spec.IPv6CIDR != ""); err != nil {
 		return err
 	}
@@ -296,7 +306,7 @@ func (k *known) drop(id string) {
 	}
 }
 
-// deleteObjects deletes the NeutronPorts of a deleted Network, except those to which pods are attached.
+// deleteObjects deletes the NeutronPorts of a Network, except those to which pods are attached.
 func (r *round) deleteObjects(ctx context.Context) error {
 	var errs []error
 	for i := range r.v.Ports {

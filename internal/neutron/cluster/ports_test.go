@@ -92,7 +92,7 @@ func node(name string, ranges ...string) []client.Object {
 }
 
 func (r *rig) addBlue() {
-	r.cloud.add("networks", object{"id": "net", "name": "kube-blue-blue", "project_id": "admin"})
+	r.cloud.add("networks", object{"id": "net", "name": "kube-blue-blue", "project_id": "admin", "description": "weft weft network/uid-blue"})
 	r.cloud.add("subnets", object{
 		"id": "subnet", "name": "kube-blue-blue-subnet", "network_id": "net", "project_id": "admin", "ip_version": 4, "cidr": "10.244.0.0/16",
 		"allocation_pools": []object{{"start": "10.244.0.2", "end": "10.244.0.200"}},

@@ -173,7 +173,10 @@ func (r *serviceReconciler) wanted(ctx context.Context, os *session, s *corev1.S
 	if err != nil {
 		return cloud.Balancer{}, err
 	}
-	network, err := os.FindNetwork(ctx, "", "", n.Status.NetworkID)
+	network, err := os.usable(ctx, n, project, n.Status.NetworkID)
+	if errors.Is(err, errUse) {
+		err = fmt.Errorf("%w: %w", errService, err)
+	}
 	if err != nil {
 		return cloud.Balancer{}, err
 	}

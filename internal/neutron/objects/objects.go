@@ -116,6 +116,28 @@ func subnet6(n *stackubev1.Network, name string, rules *Rules) (*cloud.Subnet, e
 	return subnet, nil
 }
 
+// Refusal returns why pods of a Network of a project must not be on a network in OpenStack; "" if they may. owner is that in the network's mark,
+// "" without a mark. With networkID, the network must be the project's or a shared one. It must not be one that Weft created for another
+// Network, whose pods would not be isolated, nor an external one, whose addresses are not the tenant's.
+func Refusal(n *stackubev1.Network, held *cloud.HeldNetwork, project, owner string) string {
+	own := owner == Owner(n)
+	switch {
+	case n.Spec.NetworkID == "" && own:
+		return ""
+	case n.Spec.NetworkID == "":
+		return "is not the one that Weft created for this Network"
+	case held.ID != n.Spec.NetworkID:
+		return "is not the one that is given"
+	case held.ProjectID != project && !held.Shared:
+		return "is neither of the tenant's project nor shared"
+	case OfNetwork(owner) && !own:
+		return "is the one of another Network object"
+	case held.External:
+		return "is an external network"
+	}
+	return ""
+}
+
 // Adoptable returns why no pod can have an address of a network that networkID names: its pods' subnet is outside of all allowed ranges, or
 // within a reserved one. Where a part of the subnet is refused, pods get the other addresses. A network without a subnet has no error here.
 func Adoptable(n *stackubev1.Network, held *cloud.HeldNetwork, rules *Rules) error {

@@ -1,0 +1,114 @@
+package cluster
+
+import (
+	"slices"
+	"strings"
+	"testing"
+	"time"
+
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	stackubev1 "weft.dev/weft/api/stackube/v1"
+	weftv1 "weft.dev/weft/api/weft/v1"
+)
+
+// waitingPod is a pod of the namespace blue on node n1.
+func waitingPod() client.Object {
+	return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "blue", Name: "pod", UID: "pod"}, Spec: corev1.PodSpec{NodeName: "n1"}}
+}
+
+// addVictim adds a network of another tenant.
+func (r *rig) addVictim(shared bool) {
+	r.cloud.add("networks", object{"id": "victim", "name": "kube-red-red", "project_id": "red", "shared": shared, "description": "weft weft network/uid-red"})
+	r.cloud.add("subnets", object{
+		"id": "victims", "name": "kube-red-red-subnet", "network_id": "victim", "project_id": "red", "ip_version": 4, "cidr": "10.244.0.0/16",
+		"allocation_pools": []object{{"start": "10.244.0.2", "end": "10.244.0.200"}},
+	})
+}
+
+// A tenant with rights on the status of his Network writes the id of another tenant's network there. Neither ports nor load balancers are
+// created on it.
+func TestForgedStatus(t *testing.T) {
+	r := newRig(t, slices.Concat(blue(), node("n1"), []client.Object{waitingPod(), web(nil)})...)
+	r.addBlue()
+	r.addVictim(true)
+	n := &stackubev1.Network{}
+	if err := r.client.Get(t.Context(), request("blue").NamespacedName, n); err != nil {
+		t.Fatal(err)
+	}
+	n.Status.NetworkID = "victim"
+	if err := r.client.Status().Update(t.Context(), n); err != nil {
+		t.Fatal(err)
+	}
+	if _, err := r.ports(time.Now).Reconcile(t.Context(), request("blue")); err != nil {
+		t.Error(err)
+	}
+	at := request("blue")
+	at.Name = "web"
+	if _, err := r.services().Reconcile(t.Context(), at); err != nil {
+		t.Error(err)
+	}
+	if said := r.said(); !strings.Contains(said, "is not the one that Weft created for this Network") {
+		t.Errorf("events: %s", said)
+	}
+	if all := append(r.cloud.all("ports"), r.cloud.all("loadbalancers")...); len(all) > 0 {
+		t.Errorf("created on another tenant's network: %v", all)
+	}
+}
+
+// When a network is not shared any more, the tenants that it was shared with get no new pods on it, and their free ports are deleted.
+func TestUnsharedNetwork(t *testing.T) {
+	all := slices.Concat(blue(), node("n1"), []client.Object{waitingPod()})
+	for _, object := range all {
+		if n, is := object.(*stackubev1.Network); is {
+			n.Spec, n.Status.NetworkID = stackubev1.NetworkSpec{NetworkID: "victim"}, "victim"
+		}
+	}
+	r := newRig(t, all...)
+	r.addVictim(true)
+	r.cloud.set("networks", "victim", "description", "")
+	now := time.Now()
+	ports := r.ports(func() time.Time { return now })
+	// step reconciles after a time, plugs the ports, and puts the pod on the first one.
+	step := func() (left []weftv1.NeutronPort) {
+		t.Helper()
+		now = now.Add(reread)
+		if _, err := ports.Reconcile(t.Context(), request("blue")); err != nil {
+			t.Fatal(err)
+		}
+		var list weftv1.NeutronPortList
+		if err := r.client.List(t.Context(), &list); err != nil {
+			t.Fatal(err)
+		}
+		for i := range list.Items {
+			p := &list.Items[i]
+			if i == 0 {
+				p.Status.Pod = &weftv1.NeutronPortPod{Namespace: "blue", Name: "pod", UID: "pod"}
+			}
+			p.Status.Plugged = i == 0
+			if err := r.client.Status().Update(t.Context(), p); err != nil {
+				t.Fatal(err)
+			}
+			r.cloud.set("ports", p.Name, "status", "ACTIVE")
+			if p.DeletionTimestamp.IsZero() {
+				left = append(left, *p)
+			}
+		}
+		return left
+	}
+	step()
+	if left := step(); len(left) != 3 {
+		t.Fatalf("%d ports, want the pod's and two free ones", len(left))
+	}
+	r.cloud.set("networks", "victim", "shared", false)
+	for range 2 {
+		if left := step(); len(left) != 1 || left[0].Status.Pod == nil {
+			t.Errorf("%d ports are left, want the pod's", len(left))
+		}
+	}
+	if left := r.cloud.all("ports"); len(left) != 1 {
+		t.Errorf("%d ports are left in OpenStack, want the pod's", len(left))
+	}
+}
