@@ -13,6 +13,7 @@ import (
 	"github.com/gophercloud/gophercloud/v2/openstack/networking/v2/extensions/external"
 	"github.com/gophercloud/gophercloud/v2/openstack/networking/v2/extensions/layer3/routers"
 	"github.com/gophercloud/gophercloud/v2/openstack/networking/v2/extensions/mtu"
+	"github.com/gophercloud/gophercloud/v2/openstack/networking/v2/extensions/rbacpolicies"
 	"github.com/gophercloud/gophercloud/v2/openstack/networking/v2/networks"
 	"github.com/gophercloud/gophercloud/v2/openstack/networking/v2/ports"
 	"github.com/gophercloud/gophercloud/v2/openstack/networking/v2/subnets"
@@ -100,6 +101,18 @@ func (t *topology) FindNetwork(ctx context.Context, project, name, id string) (*
 	}
 	one.Held = held
 	return one, nil
+}
+
+// SharedWith reports whether a network is shared with a project, or with all. The network's field shared says that only of the credentials'
+// project (_is_network_shared of Neutron 21).
+func (t *topology) SharedWith(ctx context.Context, network, project string) (bool, error) {
+	found, err := list(ctx, rbacpolicies.List(t.client.Network, rbacpolicies.ListOpts{
+		ObjectType: "network", ObjectID: network, Action: rbacpolicies.ActionAccessShared,
+	}), rbacpolicies.ExtractRBACPolicies)
+	if err != nil {
+		return false, fmt.Errorf("list the projects that network %s is shared with: %w", network, err)
+	}
+	return slices.ContainsFunc(found, func(p rbacpolicies.RBACPolicy) bool { return p.TargetTenant == "*" || p.TargetTenant == project }), nil
 }
 
 func (t *topology) subnetsOf(ctx context.Context, what, network string) ([]subnets.Subnet, error) {

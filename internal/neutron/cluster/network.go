@@ -168,6 +168,11 @@ func (s *session) usable(ctx context.Context, n *stackubev1.Network, project, id
 	if err != nil {
 		return nil, err
 	}
+	if n.Spec.NetworkID != "" && held.ProjectID != project {
+		if held.Shared, err = s.SharedWith(ctx, held.ID, project); err != nil {
+			return nil, err
+		}
+	}
 	owner, _ := s.OwnerOf(held.Description)
 	if refused := objects.Refusal(n, held, project, owner); refused != "" {
 		return nil, fmt.Errorf("network %s %s: %w", id, refused, errUse)

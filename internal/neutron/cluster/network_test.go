@@ -10,9 +10,12 @@ import (
 	"weft.dev/weft/internal/neutron/objects"
 )
 
-// spec.networkID must name a network of the tenant's project or a shared one, which is neither external nor another Network's.
+// spec.networkID must name a network of the tenant's project, or one that is shared with it, which is neither external nor another Network's.
 func TestNetworkID(t *testing.T) {
 	r := newRig(t)
+	for id, project := range map[string]string{"shared": "*", "given": "blue", "admins": "admin"} {
+		r.cloud.share(id, project)
+	}
 	const project = "blue"
 	rules := &objects.Rules{Allowed: []netip.Prefix{netip.MustParsePrefix("10.244.0.0/16")}}
 	for id, c := range map[string]struct {
@@ -21,7 +24,9 @@ func TestNetworkID(t *testing.T) {
 		cidr    string
 	}{
 		"own":       {object{"project_id": project}, stackubev1.StateActive, "10.244.0.0/24"},
-		"shared":    {object{"project_id": "admin", "shared": true}, stackubev1.StateActive, "10.244.0.0/24"},
+		"shared":    {object{"project_id": "red", "shared": true}, stackubev1.StateActive, "10.244.0.0/24"},
+		"given":     {object{"project_id": "red"}, stackubev1.StateActive, "10.244.0.0/24"},
+		"admins":    {object{"project_id": "red", "shared": true}, stackubev1.StateFailed, "10.244.0.0/24"}, // so Neutron answers a user of "admin"
 		"provider":  {object{"project_id": project, "description": "weft weft provider/a"}, stackubev1.StateActive, "10.244.0.0/24"},
 		"itself":    {object{"project_id": project, "description": "weft weft network/uid-blue"}, stackubev1.StateActive, "10.244.0.0/24"},
 		"foreign":   {object{"project_id": "admin"}, stackubev1.StateFailed, "10.244.0.0/24"},

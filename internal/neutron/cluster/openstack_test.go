@@ -172,6 +172,11 @@ func (f *fakeOpenStack) addPartsLocked(id string, balancer object) {
 	}
 }
 
+// share shares a network with a project, or with all: "*".
+func (f *fakeOpenStack) share(network, project string) {
+	f.add("rbac-policies", object{"object_type": "network", "object_id": network, "action": "access_as_shared", "target_tenant": project})
+}
+
 // clear removes the objects of a collection.
 func (f *fakeOpenStack) clear(collection string) {
 	f.mu.Lock()

@@ -19,9 +19,10 @@ func waitingPod() client.Object {
 	return &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "blue", Name: "pod", UID: "pod"}, Spec: corev1.PodSpec{NodeName: "n1"}}
 }
 
-// addVictim adds a network of another tenant.
-func (r *rig) addVictim(shared bool) {
-	r.cloud.add("networks", object{"id": "victim", "name": "kube-red-red", "project_id": "red", "shared": shared, "description": "weft weft network/uid-red"})
+// addVictim adds a network of another tenant, which is shared with all.
+func (r *rig) addVictim() {
+	r.cloud.share("victim", "*")
+	r.cloud.add("networks", object{"id": "victim", "name": "kube-red-red", "project_id": "red", "description": "weft weft network/uid-red"})
 	r.cloud.add("subnets", object{
 		"id": "victims", "name": "kube-red-red-subnet", "network_id": "victim", "project_id": "red", "ip_version": 4, "cidr": "10.244.0.0/16",
 		"allocation_pools": []object{{"start": "10.244.0.2", "end": "10.244.0.200"}},
@@ -33,7 +34,7 @@ func (r *rig) addVictim(shared bool) {
 func TestForgedStatus(t *testing.T) {
 	r := newRig(t, slices.Concat(blue(), node("n1"), []client.Object{waitingPod(), web(nil)})...)
 	r.addBlue()
-	r.addVictim(true)
+	r.addVictim()
 	n := &stackubev1.Network{}
 	if err := r.client.Get(t.Context(), request("blue").NamespacedName, n); err != nil {
 		t.Fatal(err)
@@ -67,7 +68,7 @@ func TestUnsharedNetwork(t *testing.T) {
 		}
 	}
 	r := newRig(t, all...)
-	r.addVictim(true)
+	r.addVictim()
 	r.cloud.set("networks", "victim", "description", "")
 	now := time.Now()
 	ports := r.ports(func() time.Time { return now })
@@ -102,7 +103,7 @@ func TestUnsharedNetwork(t *testing.T) {
 	if left := step(); len(left) != 3 {
 		t.Fatalf("%d ports, want the pod's and two free ones", len(left))
 	}
-	r.cloud.set("networks", "victim", "shared", false)
+	r.cloud.clear("rbac-policies")
 	for range 2 {
 		if left := step(); len(left) != 1 || left[0].Status.Pod == nil {
 			t.Errorf("%d ports are left, want the pod's", len(left))

@@ -117,7 +117,7 @@ func subnet6(n *stackubev1.Network, name string, rules *Rules) (*cloud.Subnet, e
 }
 
 // Refusal returns why pods of a Network of a project must not be on a network in OpenStack; "" if they may. owner is that in the network's mark,
-// "" without a mark. With networkID, the network must be the project's or a shared one. It must not be one that Weft created for another
+// "" without a mark. With networkID, the network must be the project's, or held.Shared with it. It must not be one that Weft created for another
 // Network, whose pods would not be isolated, nor an external one, whose addresses are not the tenant's.
 func Refusal(n *stackubev1.Network, held *cloud.HeldNetwork, project, owner string) string {
 	own := owner == Owner(n)
