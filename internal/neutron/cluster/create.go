@@ -212,7 +212,7 @@ func (r *round) bulks(ctx context.Context, wanted []placed) ([]bulk, error) {
 			errs = append(errs, err)
 			continue
 		}
-		chosen := r.choose(w.at, pool, w.count, rules)
+		chosen := r.choose(w.at, rules.Within(pool), w.count)
 		if len(chosen) < w.count {
 			errs = append(errs, fmt.Errorf("node %s: subnet %s: %w: %d ports are missing", w.at.Node, subnet, errFull, w.count-len(chosen)))
 		}
@@ -237,9 +237,9 @@ var errFull = errors.New("every address of its pools is another port's, another 
 // linkLocal are the addresses between a node and its pods.
 var linkLocal = netip.MustParsePrefix("169.254.0.0/16") //nolint:gochecknoglobals // a constant
 
-// choose reserves free addresses of the pool for a node: free in the network, also for its other nodes' ports that are being created, and on
+// choose reserves free addresses of the pool, which has only those that pods may have, for a node: free in the network, also for its other nodes' ports that are being created, and on
 // the node in all networks.
-func (r *round) choose(at ahead.Place, pool []ahead.Range, count int, rules *objects.Rules) []netip.Addr {
+func (r *round) choose(at ahead.Place, pool []ahead.Range, count int) []netip.Addr {
 	inNetwork := map[netip.Addr]bool{}
 	for i := range r.k.ports {
 		for _, ip := range r.k.ports[i].FixedIPs {
@@ -255,7 +255,7 @@ func (r *round) choose(at ahead.Place, pool []ahead.Range, count int, rules *obj
 	}
 	taken := func(addr netip.Addr) bool {
 		_, onNode := r.v.Taken[view.NodeAddress{Node: at.Node, Addr: addr}]
-		return inNetwork[addr] || onNode || linkLocal.Contains(addr) || r.claimedByAny(view.NodeAddress{Node: at.Node, Addr: addr}) || rules.Refuses(addr)
+		return inNetwork[addr] || onNode || linkLocal.Contains(addr) || r.claimedByAny(view.NodeAddress{Node: at.Node, Addr: addr})
 	}
 	chosen := ahead.Addresses(pool, at, count, func(addr netip.Addr) bool { return r.k.refused[addr] || taken(addr) })
 	if len(chosen) < count { // OpenStack may have them again

@@ -113,3 +113,33 @@ func TestUnsharedNetwork(t *testing.T) {
 		t.Errorf("%d ports are left in OpenStack, want the pod's", len(left))
 	}
 }
+
+// A tenant's network may have pools of any size. Only the addresses that pods may have are searched: otherwise the search takes minutes, in
+// which no other tenant gets ports.
+func TestHugePools(t *testing.T) {
+	all := slices.Concat(blue(), node("n1"), []client.Object{waitingPod()})
+	for _, object := range all {
+		if n, is := object.(*stackubev1.Network); is {
+			n.Spec, n.Status.NetworkID = stackubev1.NetworkSpec{NetworkID: "huge"}, "huge"
+		}
+	}
+	r := newRig(t, all...)
+	r.cloud.add("networks", object{"id": "huge", "name": "huge", "project_id": "admin"})
+	r.cloud.add("subnets", object{
+		"id": "subnet", "name": "subnet", "network_id": "huge", "project_id": "admin", "ip_version": 4, "cidr": "0.0.0.0/1",
+		"allocation_pools": []object{{"start": "0.0.0.1", "end": "10.244.0.9"}, {"start": "10.245.0.0", "end": "127.255.255.254"}},
+	})
+	done := make(chan error, 1)
+	go func() {
+		_, err := r.ports(time.Now).Reconcile(t.Context(), request("blue"))
+		done <- err
+	}()
+	select {
+	case err := <-done:
+		if all := r.cloud.all("ports"); err != nil || len(all) != 1 || !strings.HasPrefix(addressOf(all[0]).(string), "10.244.0.") { //nolint:forcetypeassert // it is
+			t.Errorf("ports: %v: %v", all, err)
+		}
+	case <-time.After(20 * time.Second):
+		t.Fatal("the address is still being searched for")
+	}
+}

@@ -10,8 +10,10 @@ import (
 	"strings"
 
 	"github.com/gophercloud/gophercloud/v2/openstack/networking/v2/subnets"
+	"go4.org/netipx"
 
 	stackubev1 "weft.dev/weft/api/stackube/v1"
+	"weft.dev/weft/internal/neutron/ahead"
 	"weft.dev/weft/internal/neutron/cloud"
 )
 
@@ -37,6 +39,38 @@ func (r *Rules) Refuses(addr netip.Addr) bool {
 		}
 	}
 	return !slices.ContainsFunc(r.Allowed, contains)
+}
+
+// Within returns the addresses of pools that pods may have, each once. A project chooses how large its pools are, and the configuration what
+// is allowed of them: only that is searched for free addresses.
+func (r *Rules) Within(pools []ahead.Range) []ahead.Range {
+	var left, allowed netipx.IPSetBuilder
+	for _, p := range pools {
+		if all := netipx.IPRangeFrom(p.First, p.Last); all.IsValid() {
+			left.AddRange(all)
+		}
+	}
+	for _, p := range r.Allowed {
+		allowed.AddPrefix(p)
+	}
+	set, err := allowed.IPSet()
+	if err != nil {
+		return nil // an invalid range allows nothing
+	}
+	left.Intersect(set)
+	for _, ranges := range r.Reserved {
+		for _, p := range ranges {
+			left.RemovePrefix(p)
+		}
+	}
+	if set, err = left.IPSet(); err != nil {
+		return nil
+	}
+	var within []ahead.Range
+	for _, all := range set.Ranges() {
+		within = append(within, ahead.Range{First: all.From(), Last: all.To()})
+	}
+	return within
 }
 
 // NetworkName is stackube's name of a network and its router in OpenStack.

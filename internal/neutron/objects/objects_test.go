@@ -2,6 +2,7 @@ package objects
 
 import (
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 
@@ -11,6 +12,7 @@ import (
 	"pgregory.net/rapid"
 
 	stackubev1 "weft.dev/weft/api/stackube/v1"
+	"weft.dev/weft/internal/neutron/ahead"
 	"weft.dev/weft/internal/neutron/cloud"
 )
 
@@ -43,6 +45,41 @@ func TestRefusedAddresses(t *testing.T) {
 	if public.Refuses(netip.MustParseAddr("8.8.8.8")) {
 		t.Error("an address of a configured range is refused")
 	}
+}
+
+// Within has exactly the addresses of the pools that are not refused, each once, whatever the pools are.
+func TestWithin(t *testing.T) {
+	address := func(last int) netip.Addr { return netip.AddrFrom4([4]byte{10, 244, 0, byte(last)}) }
+	rapid.Check(t, func(t *rapid.T) {
+		number := rapid.IntRange(0, 255)
+		prefix := func(what string) netip.Prefix {
+			p, err := address(number.Draw(t, what)).Prefix(rapid.IntRange(24, 32).Draw(t, "bits"))
+			if err != nil {
+				t.Fatal(err)
+			}
+			return p
+		}
+		r := &Rules{Reserved: Reserved{"a": {prefix("a"), netip.MustParsePrefix("fd00::/64")}, "b": {prefix("b")}}}
+		for range rapid.IntRange(0, 3).Draw(t, "allowed") {
+			r.Allowed = append(r.Allowed, prefix("of allowed"))
+		}
+		var pools []ahead.Range
+		for range rapid.IntRange(0, 3).Draw(t, "pools") {
+			pools = append(pools, ahead.Range{First: address(number.Draw(t, "first")), Last: address(number.Draw(t, "last"))})
+		}
+		got := ahead.Addresses(r.Within(pools), ahead.Place{}, 1000, func(netip.Addr) bool { return false })
+		slices.SortFunc(got, netip.Addr.Compare)
+		var want []netip.Addr
+		for last := range 256 {
+			a := address(last)
+			if slices.ContainsFunc(pools, func(p ahead.Range) bool { return !a.Less(p.First) && !p.Last.Less(a) }) && !r.Refuses(a) {
+				want = append(want, a)
+			}
+		}
+		if !slices.Equal(got, want) {
+			t.Errorf("%v, want %v", got, want)
+		}
+	})
 }
 
 func TestCompile(t *testing.T) {
