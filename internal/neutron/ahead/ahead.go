@@ -20,6 +20,10 @@ const (
 	Rest = time.Minute
 	// Keep is how long an unneeded port is kept.
 	Keep = 10 * time.Minute
+	// mostSpent limits the ports of a place that are neither free nor of one of its pods: that rest, are being deleted, or have another pod by
+	// the node's report. A node that reports what is not true would otherwise use up the project's quota, and the addresses of all nodes. More
+	// than 256 pods of one network seldom leave a node at the same time.
+	mostSpent = 256
 )
 
 // Place is a network on a node.
@@ -31,9 +35,10 @@ type Demand struct {
 	Waiting int // of these, without a port
 }
 
-// Port is a port of a place that is not being deleted.
+// Port is a port of a place.
 type Port struct {
 	ID       string
+	Leaving  bool      // it is being deleted
 	Attached bool      // to a pod
 	Since    time.Time // when the last pod left it; if there was none, when it was created
 	Used     bool      // a pod was attached to it
@@ -52,18 +57,23 @@ type Plan struct {
 }
 
 // Decide plans a place. Stuck ports are replaced, at most mostSpare at a time, and deleted once enough other ports are ACTIVE: while none
-// becomes ACTIVE, for instance because ovn-controller does not run on the node, the number of ports is limited, and none is deleted.
+// becomes ACTIVE, for instance because ovn-controller does not run on the node, the number of ports is limited, and none is deleted. What a node
+// reports of its ports cannot make their number grow without limit either.
 func Decide(demand Demand, ports []Port, now time.Time) Plan {
 	want := demand.Waiting + spare(demand.Pods)
 	var plan Plan
 	var free []Port
 	var stuck []string
-	active := 0
+	active, attached, resting := 0, 0, 0
 	for _, p := range ports {
 		switch {
+		case p.Leaving:
+			resting++
 		case p.Attached:
+			attached++
 		case p.Used && now.Sub(p.Since) < Rest:
 			plan.again(p.Since.Add(Rest))
+			resting++
 		case p.Stuck:
 			stuck = append(stuck, p.ID)
 		default:
@@ -77,7 +87,8 @@ func Decide(demand Demand, ports []Port, now time.Time) Plan {
 	if active < demand.Waiting { // OpenStack creates one port after the other: the spare ones would delay those that pods wait for
 		needed = demand.Waiting
 	}
-	plan.Create = max(0, needed-len(free)-max(0, len(stuck)-mostSpare))
+	spent := resting + max(0, attached-(demand.Pods-demand.Waiting))
+	plan.Create = max(0, needed-len(free)-max(0, len(stuck)-mostSpare)-max(0, spent-mostSpent))
 	plan.Spare = plan.Create > 0 && len(free) >= demand.Waiting
 	if active >= want {
 		slices.Sort(stuck)

@@ -55,6 +55,9 @@ func TestDecide(t *testing.T) {
 		{"at most 16 of them", Demand{Pods: 20, Waiting: 20}, ports(22, stuck), 0, 14, 0, 0},
 		{"and not again while none is ACTIVE", Demand{Pods: 20, Waiting: 20}, ports(38, stuck), 0, 0, 0, 0},
 		{"a stuck port is deleted once it is replaced", Demand{Pods: 2}, ports(3, oneStuck), 0, 0, 1, 0},
+		{"many leave at the same time", Demand{Pods: 250, Waiting: 250}, ports(250, used), 0, 250, 0, Rest},
+		{"and not ever more", Demand{Pods: 250, Waiting: 250}, ports(300, used), 0, 206, 0, Rest},
+		{"nor with pods that are unknown", Demand{Pods: 2}, ports(300, attached), 0, 0, 0, 0},
 		{"and not before", Demand{Pods: 2, Waiting: 1}, ports(3, oneStuck), 0, 1, 0, 0},
 	} {
 		plan := Decide(c.demand, c.ports, start.Add(c.after))
@@ -66,6 +69,41 @@ func TestDecide(t *testing.T) {
 			t.Errorf("%s: %+v, want %d created, %d deleted, again after %s", c.name, plan, c.create, c.remove, c.again)
 		}
 	}
+}
+
+// Whatever a node reports of its ports, their number has a limit.
+func TestLyingNode(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		demand := Demand{Pods: rapid.IntRange(1, 30).Draw(t, "pods")}
+		demand.Waiting = rapid.IntRange(0, demand.Pods).Draw(t, "waiting")
+		lie := rapid.SliceOfN(rapid.IntRange(0, 4), 1, 5).Draw(t, "lies")
+		var all []Port
+		now := start
+		for round := range 400 {
+			now = now.Add(rapid.SampledFrom([]time.Duration{time.Second, Rest, Keep}).Draw(t, "later"))
+			plan := Decide(demand, all, now)
+			for i := range all {
+				p := &all[i]
+				p.Leaving = p.Leaving || slices.Contains(plan.Delete, p.ID) // the node never reports it as unplugged
+				switch lie[(round+i)%len(lie)] {
+				case 0:
+					p.Attached = true
+				case 1:
+					p.Attached, p.Used, p.Since = false, true, now.Add(time.Hour)
+				case 2:
+					p.Attached, p.Used, p.Since, p.Active = false, false, start, true
+				case 3:
+					p.Attached, p.Active, p.Stuck = false, false, true
+				}
+			}
+			for range plan.Create {
+				all = append(all, Port{ID: fmt.Sprint("new", len(all)), Since: now})
+			}
+		}
+		if most := demand.Pods + mostSpent + 2*mostSpare; len(all) > most {
+			t.Errorf("%d ports, want at most %d", len(all), most)
+		}
+	})
 }
 
 // Executing the plans terminates: with the same pods, the result leaves nothing to plan, and no waiting pod lacks a port.

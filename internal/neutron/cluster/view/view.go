@@ -225,10 +225,11 @@ func (v *View) PortsOf(node string, stuck func(id string) bool) []ahead.Port {
 	var all []ahead.Port
 	for i := range v.Ports {
 		p := &v.Ports[i]
-		if p.Spec.Node == node && v.Current(p) {
+		if p.Spec.Node == node && !v.Gone() && p.Spec.Network.UID == string(v.Network.UID) {
+			leaving := !p.DeletionTimestamp.IsZero()
 			all = append(all, ahead.Port{
-				ID: p.Name, Attached: p.Status.Pod != nil, Since: since(p).Time, Used: p.Status.ReleasedAt != nil,
-				Active: p.Spec.Active, Stuck: p.Status.Pod == nil && !p.Spec.Active && stuck(p.Name),
+				ID: p.Name, Leaving: leaving, Attached: p.Status.Pod != nil, Since: since(p).Time, Used: p.Status.ReleasedAt != nil,
+				Active: p.Spec.Active, Stuck: !leaving && p.Status.Pod == nil && !p.Spec.Active && stuck(p.Name),
 			})
 		}
 	}
