@@ -13,7 +13,6 @@ import (
 	"sync/atomic"
 	"time"
 
-	"github.com/gophercloud/gophercloud/v2/openstack/networking/v2/ports"
 	"golang.org/x/sync/errgroup"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/apimachinery/pkg/api/equality"
@@ -505,8 +504,8 @@ func (r *round) clashes(object *weftv1.NeutronPort) bool {
 	return false
 }
 
-// report writes to NeutronPorts whether their ports are ACTIVE, and what their subnets have now. If the port does not exist in OpenStack any
-// more, the NeutronPort is deleted.
+// report writes to NeutronPorts whether their ports are ACTIVE, and what their subnets have now. A NeutronPort without a
+// pod is deleted if no pod can use its port any more.
 func (r *round) report(ctx context.Context) error {
 	held := map[string]*cloud.HeldPort{}
 	for i := range r.k.ports {
@@ -524,7 +523,7 @@ func (r *round) report(ctx context.Context) error {
 			continue
 		}
 		port := held[p.Name]
-		if (port == nil || lacksIPv6(port, subnet6)) && p.Status.Pod == nil {
+		if p.Status.Pod == nil && !objects.Fits(p, port, r.v.Hosts[p.Spec.Node], subnet6) {
 			errs = append(errs, r.deleteObject(ctx, p))
 			continue
 		}
@@ -561,11 +560,6 @@ func (r *round) specOf(p *weftv1.NeutronPort, port *cloud.HeldPort, neutrons []c
 		return spec
 	}
 	return &now.Spec
-}
-
-// lacksIPv6 reports whether a port was created before the network had its IPv6 subnet. Such a port is replaced once no pod is on it.
-func lacksIPv6(port *cloud.HeldPort, subnet6 string) bool {
-	return subnet6 != "" && !slices.ContainsFunc(port.FixedIPs, func(ip ports.IP) bool { return ip.SubnetID == subnet6 })
 }
 
 // problem sends an event about a Network, once while the problem lasts.

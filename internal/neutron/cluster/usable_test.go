@@ -143,3 +143,55 @@ func TestHugePools(t *testing.T) {
 		t.Fatal("the address is still being searched for")
 	}
 }
+
+// Ports that were changed in OpenStack are replaced, except those of pods.
+func TestChangedPorts(t *testing.T) {
+	for name, change := range map[string]func(*rig, string){
+		"bound to another host": func(r *rig, id string) { r.cloud.set("ports", id, "binding:host_id", "host-n2") },
+		"with another address": func(r *rig, id string) {
+			r.cloud.set("ports", id, "fixed_ips", []object{{"subnet_id": "subnet", "ip_address": "10.244.0.201"}})
+		},
+		"with another MAC address": func(r *rig, id string) { r.cloud.set("ports", id, "mac_address", "fa:16:3e:00:00:01") },
+		"deleted":                  func(r *rig, _ string) { r.cloud.clear("ports") },
+	} {
+		r := newRig(t, slices.Concat(blue(), node("n1"), []client.Object{waitingPod()})...)
+		r.addBlue()
+		now := time.Now()
+		ports := r.ports(func() time.Time { return now })
+		step := func() (all weftv1.NeutronPortList) {
+			t.Helper()
+			now = now.Add(reread)
+			if _, err := ports.Reconcile(t.Context(), request("blue")); err != nil {
+				t.Fatal(err)
+			}
+			if err := r.client.List(t.Context(), &all); err != nil {
+				t.Fatal(err)
+			}
+			return all
+		}
+		first := step().Items
+		if len(first) != 1 {
+			t.Fatalf("%d ports for a pod that waits", len(first))
+		}
+		if again := step().Items; again[0].Name != first[0].Name || !again[0].DeletionTimestamp.IsZero() {
+			t.Fatalf("the port is replaced: %+v", again)
+		}
+		change(r, first[0].Name)
+		for range 3 {
+			step()
+		}
+		if left := step().Items; len(left) == 0 || slices.ContainsFunc(left, func(p weftv1.NeutronPort) bool { return p.Name == first[0].Name }) {
+			t.Errorf("%s: %+v", name, left)
+		}
+		left := step().Items
+		attached := left[0].DeepCopy()
+		attached.Status.Pod = &weftv1.NeutronPortPod{Namespace: "blue", Name: "pod", UID: "pod"}
+		if err := r.client.Status().Update(t.Context(), attached); err != nil {
+			t.Fatal(err)
+		}
+		change(r, attached.Name)
+		if left := step().Items; !slices.ContainsFunc(left, func(p weftv1.NeutronPort) bool { return p.Name == attached.Name && p.DeletionTimestamp.IsZero() }) {
+			t.Errorf("%s: the pod's port is gone: %+v", name, left)
+		}
+	}
+}

@@ -8,6 +8,7 @@ import (
 	"slices"
 	"strings"
 
+	"github.com/gophercloud/gophercloud/v2/openstack/networking/v2/ports"
 	"github.com/gophercloud/gophercloud/v2/openstack/networking/v2/subnets"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
@@ -150,6 +151,21 @@ func Port(n *stackubev1.Network, held *cloud.HeldNetwork, all []cloud.HeldPort, 
 	return &weftv1.NeutronPort{
 		ObjectMeta: metav1.ObjectMeta{Name: port.ID, Finalizers: []string{weftv1.NeutronPortFinalizer}}, Spec: spec,
 	}, nil
+}
+
+// Fits reports whether another pod can use the port of a NeutronPort: it exists, others have not changed its addresses, it is bound to the
+// node's host ("": unknown), and it has an address of subnet6, the network's subnet for pods' IPv6 addresses ("": none), which the network may
+// have got later. port is nil if it does not exist in OpenStack.
+func Fits(p *weftv1.NeutronPort, port *cloud.HeldPort, host, subnet6 string) bool {
+	if port == nil || host != "" && port.HostID != host || !strings.EqualFold(port.MACAddress, p.Spec.MAC) {
+		return false
+	}
+	for _, a := range p.Spec.Addresses {
+		if own, err := netip.ParsePrefix(a.Address); err != nil || !port.Has(own.Addr()) {
+			return false
+		}
+	}
+	return subnet6 == "" || slices.ContainsFunc(port.FixedIPs, func(ip ports.IP) bool { return ip.SubnetID == subnet6 })
 }
 
 // routerMAC is the MAC address of the router's port with the subnet's gateway address.
