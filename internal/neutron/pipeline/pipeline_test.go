@@ -99,6 +99,30 @@ func TestServiceGolden(t *testing.T) {
 	golden(t, "services", strings.Join(lines, "\n")+"\n")
 }
 
+// A Service with more endpoints than fit into the message of its group is served by some of them: its group would keep all other Services of
+// the network out of the switch.
+func TestManyEndpoints(t *testing.T) {
+	service := pipeline.Service{Group: 7, Address: netip.MustParseAddr("10.96.0.9"), Port: pipeline.Port{Protocol: 6, Number: 80}, Sticky: true}
+	for i := range 2000 {
+		addr := netip.AddrFrom4([4]byte{10, 244, byte(i >> 8), byte(i)})
+		service.Endpoints = append(service.Endpoints, pipeline.Endpoint{Addr: netip.AddrPortFrom(addr, 8080), MAC: net.HardwareAddr{0x0a, 0x58, 10, 244, 0, 5}})
+	}
+	groups := 0
+	for _, e := range pipeline.ServiceEntries("neutron/network/blue/blue", 1, []pipeline.Service{service}) {
+		group, is := e.(*openflow.Group)
+		if !is {
+			continue
+		}
+		groups++
+		if err := group.Validate(); err != nil || len(group.Buckets) < 500 {
+			t.Errorf("a group of %d endpoints: %v", len(group.Buckets), err)
+		}
+	}
+	if groups != 1 {
+		t.Errorf("%d groups", groups)
+	}
+}
+
 func golden(t *testing.T, name, text string) {
 	t.Helper()
 	path := filepath.Join("testdata", name+".golden")

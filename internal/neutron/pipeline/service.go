@@ -27,6 +27,10 @@ type Service struct {
 	Leaving []Endpoint
 }
 
+// mostEndpoints is how many endpoints of a Service get new connections: more do not fit into the OpenFlow message of its group (64 KiB), without
+// which no Service of the network would be programmed.
+const mostEndpoints = 512
+
 // Endpoint is a destination of connections.
 type Endpoint struct {
 	Addr netip.AddrPort
@@ -73,7 +77,7 @@ func (c *services4) add4(s *Service) {
 	if s.Sticky {
 		group.Selection = &openflow.Selection{Method: "hash", Fields: []oxm.Field{oxm.FieldIPv4Src}}
 	}
-	for i, e := range s.Endpoints {
+	for i, e := range s.Endpoints[:min(len(s.Endpoints), mostEndpoints)] {
 		group.Buckets = append(group.Buckets, openflow.Bucket{ID: uint32(i), Weight: 1, Actions: action.Actions{ //nolint:gosec // small
 			action.CT(action.CTAction{Commit: true, ZoneField: &zone, Table: &table, NAT: action.DNAT(e.Addr.Addr(), e.Addr.Port())}),
 		}})
