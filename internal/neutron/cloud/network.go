@@ -123,16 +123,22 @@ func (t *topology) subnetsOf(ctx context.Context, what, network string) ([]subne
 	return found, nil
 }
 
-// OwnNetworks lists the networks that Weft created for an owner, in any project.
-func (t *topology) OwnNetworks(ctx context.Context, owner, name string) ([]HeldNetwork, error) {
-	what := fmt.Sprintf("network %q of %s", name, owner)
-	found, err := t.listNetworks(ctx, what, networks.ListOpts{Name: name, Description: t.mark(owner)})
+// OwnNetworks lists the networks that Weft created for an owner, in any project and with any name: their projects can rename them.
+func (t *topology) OwnNetworks(ctx context.Context, owner string) ([]HeldNetwork, error) {
+	what := "network of " + owner
+	found, err := t.markedNetworks(ctx, what, owner)
 	for i := range found {
 		if err == nil {
 			found[i].Held, err = t.subnetsOf(ctx, what, found[i].ID)
 		}
 	}
 	return found, err
+}
+
+func (t *topology) markedNetworks(ctx context.Context, what, owner string) ([]HeldNetwork, error) {
+	mark := t.mark(owner)
+	found, err := t.listNetworks(ctx, what, networks.ListOpts{Description: mark})
+	return slices.DeleteFunc(found, func(n HeldNetwork) bool { return n.Description != mark }), err
 }
 
 func (t *topology) listNetworks(ctx context.Context, what string, by networks.ListOpts) ([]HeldNetwork, error) {
@@ -156,20 +162,24 @@ func (t *topology) lookNetwork(ctx context.Context, what string, by networks.Lis
 }
 
 // lookOwn looks up the network that Weft created earlier. Networks of other owners may have the same name, and one of the owner may be in
-// another project: there it stays, because pods are on it.
+// another project, or have got another name: there it stays, because pods are on it.
 func (t *topology) lookOwn(ctx context.Context, what string, want Network) (*HeldNetwork, error) {
-	by := networks.ListOpts{Name: want.Name}
-	if want.ByName {
-		by.ProjectID = want.Project
-	}
-	found, err := t.listNetworks(ctx, what, by)
+	var named, own []HeldNetwork
+	err := together(ctx,
+		func(ctx context.Context) (err error) {
+			named, err = t.listNetworks(ctx, what, networks.ListOpts{Name: want.Name, ProjectID: want.Project})
+			return err
+		},
+		func(ctx context.Context) (err error) {
+			own, err = t.markedNetworks(ctx, what, want.Owner)
+			return err
+		},
+	)
 	if err != nil {
 		return nil, err
 	}
-	foreign := slices.ContainsFunc(found, func(n HeldNetwork) bool {
-		return n.ProjectID == want.Project && (want.ByName || !t.marked(n.Description))
-	})
-	own := slices.DeleteFunc(found, func(n HeldNetwork) bool { return n.Description != t.mark(want.Owner) })
+	foreign := slices.ContainsFunc(named, func(n HeldNetwork) bool { return want.ByName || !t.marked(n.Description) })
+	own = slices.DeleteFunc(own, func(n HeldNetwork) bool { return want.ByName && (n.Name != want.Name || n.ProjectID != want.Project) })
 	own = within(want.Project, own, func(n *HeldNetwork) string { return n.ProjectID })
 	slices.SortFunc(own, func(x, y HeldNetwork) int {
 		return cmp.Or(cmp.Compare(len(y.Subnets), len(x.Subnets)), strings.Compare(x.ID, y.ID))
@@ -273,11 +283,12 @@ func (t *topology) routerOf(want Network) *single[routers.Router] {
 		what: what, id: func(r *routers.Router) string { return r.ID },
 		look: func(ctx context.Context) (*routers.Router, error) {
 			found, err := list(ctx, routers.List(t.client.Network, routers.ListOpts{
-				Name: want.Name, ProjectID: want.Project, Description: t.mark(want.Owner),
+				ProjectID: want.Project, Description: t.mark(want.Owner), // its project may have renamed it
 			}), routers.ExtractRouters)
 			if err != nil {
 				return nil, fmt.Errorf("look for %s: %w", what, err)
 			}
+			found = slices.DeleteFunc(found, func(r routers.Router) bool { return r.Description != opts.Description })
 			slices.SortFunc(found, func(x, y routers.Router) int { return strings.Compare(x.ID, y.ID) })
 			return keepOne(what, found, func(r *routers.Router) error { return routers.Delete(ctx, t.client.Network, r.ID).ExtractErr() })
 		},
@@ -304,8 +315,8 @@ func (t *topology) ensureSubnet(ctx context.Context, want Network, s Subnet, at 
 			if at.empty {
 				return nil, nil //nolint:nilnil // nothing is found, as by only
 			}
-			found, err := list(ctx, subnets.List(t.client.Network, subnets.ListOpts{NetworkID: at.network, Name: s.Name}), subnets.ExtractSubnets)
-			return only(what, found, err)
+			found, err := list(ctx, subnets.List(t.client.Network, subnets.ListOpts{NetworkID: at.network}), subnets.ExtractSubnets)
+			return only(what, sought(found, s), err)
 		},
 		func(ctx context.Context) (*subnets.Subnet, error) {
 			return subnets.Create(ctx, t.client.Network, t.subnetOptions(want, s, at.network)).Extract()
@@ -323,6 +334,23 @@ func (t *topology) ensureSubnet(ctx context.Context, want Network, s Subnet, at 
 		return err
 	}
 	return t.ensureInterface(ctx, what, at.router, held, made)
+}
+
+// sought returns the subnet with a range; it may have got another name. Without one, it returns those with the name: their range is not the
+// desired one.
+func sought(found []subnets.Subnet, want Subnet) []subnets.Subnet {
+	with := func(is func(subnets.Subnet) bool) (some []subnets.Subnet) {
+		for _, s := range found {
+			if is(s) {
+				some = append(some, s)
+			}
+		}
+		return some
+	}
+	if same := with(func(s subnets.Subnet) bool { return s.CIDR == want.CIDR.String() }); len(same) > 0 {
+		return same
+	}
+	return with(func(s subnets.Subnet) bool { return s.Name == want.Name })
 }
 
 func (t *topology) subnetOptions(want Network, s Subnet, network string) subnets.CreateOpts {
@@ -441,7 +469,7 @@ func (t *topology) RemoveNetwork(ctx context.Context, held *HeldNetwork) error {
 	for _, s := range held.Held {
 		errs = append(errs, gone("subnet "+s.Name, subnets.Delete(ctx, t.client.Network, s.ID).ExtractErr()))
 	}
-	errs = append(errs, t.removeRouters(ctx, held, connected))
+	errs = append(errs, t.removeRouters(ctx, held, routers.ListOpts{Name: held.Name, ProjectID: held.ProjectID}, connected))
 	if err := errors.Join(errs...); err != nil {
 		return err
 	}
@@ -449,14 +477,15 @@ func (t *topology) RemoveNetwork(ctx context.Context, held *HeldNetwork) error {
 }
 
 // RemoveOwnRouters removes the routers that Weft created for an owner whose network does not exist: it was removed, or never completed.
-func (t *topology) RemoveOwnRouters(ctx context.Context, owner, name string) error {
-	return t.removeRouters(ctx, &HeldNetwork{Network: networks.Network{Name: name, Description: t.mark(owner)}}, nil)
+func (t *topology) RemoveOwnRouters(ctx context.Context, owner string) error {
+	mark := t.mark(owner)
+	return t.removeRouters(ctx, &HeldNetwork{Network: networks.Network{Name: owner, Description: mark}}, routers.ListOpts{Description: mark}, nil)
 }
 
-// removeRouters removes routers with the network's name and project to which nothing is connected any more: those that were connected to
-// the network, and those with its mark.
-func (t *topology) removeRouters(ctx context.Context, held *HeldNetwork, connected map[string]bool) error {
-	found, err := list(ctx, routers.List(t.client.Network, routers.ListOpts{Name: held.Name, ProjectID: held.ProjectID}), routers.ExtractRouters)
+// removeRouters removes those of the routers that by lists to which nothing is connected any more: those that were connected to the network,
+// and those with its mark.
+func (t *topology) removeRouters(ctx context.Context, held *HeldNetwork, by routers.ListOpts, connected map[string]bool) error {
+	found, err := list(ctx, routers.List(t.client.Network, by), routers.ExtractRouters)
 	if err != nil {
 		return fmt.Errorf("list the routers of network %q: %w", held.Name, err)
 	}

@@ -55,6 +55,32 @@ func (r *rig) remove(t *testing.T, o client.Object) {
 	}
 }
 
+// A project can rename what Weft created for it. It stays in use, and is deleted with the Network.
+func TestRenamedNetwork(t *testing.T) {
+	of := network("blue", "blue")
+	r := newRig(t, of)
+	networks := r.networks()
+	first := r.state(t, networks, of)
+	for _, collection := range []string{"networks", "subnets", "routers"} {
+		for _, o := range r.cloud.all(collection) {
+			r.cloud.set(collection, o["id"].(string), "name", "mine") //nolint:forcetypeassert // it is
+		}
+	}
+	if again := r.state(t, networks, of); again.State != stackubev1.StateActive || again.NetworkID != first.NetworkID {
+		t.Errorf("after they were renamed: %+v, before: %+v", again, first)
+	}
+	for _, collection := range []string{"networks", "subnets", "routers"} {
+		if all := r.cloud.all(collection); len(all) != 1 {
+			t.Errorf("%s: %v", collection, all)
+		}
+	}
+	r.remove(t, of)
+	if last := r.state(t, networks, of); last != nil {
+		t.Errorf("the deleted Network stays: %+v", last)
+	}
+	r.left(t, "networks", "subnets", "routers", "ports")
+}
+
 // left fails if OpenStack has objects of a collection.
 func (r *rig) left(t *testing.T, collections ...string) {
 	t.Helper()

@@ -265,8 +265,8 @@ func (r *networkReconciler) removeHeld(ctx context.Context, n *stackubev1.Networ
 	if n.Spec.NetworkID != "" {
 		return "", removePorts(ctx, os, n)
 	}
-	owner, name := objects.Owner(n), objects.NetworkName(n.Namespace, n.Name)
-	held, err := os.OwnNetworks(ctx, owner, name)
+	owner := objects.Owner(n)
+	held, err := os.OwnNetworks(ctx, owner)
 	if err != nil {
 		return "", err
 	}
@@ -282,7 +282,7 @@ func (r *networkReconciler) removeHeld(ctx context.Context, n *stackubev1.Networ
 			return "", err
 		}
 	}
-	return "", os.RemoveOwnRouters(ctx, owner, name)
+	return "", os.RemoveOwnRouters(ctx, owner)
 }
 
 // removePorts removes what Weft has created on a network that stays.
