@@ -147,7 +147,7 @@ func (b *balancers) named(ctx context.Context, project, name string) (*loadbalan
 	return one, err
 }
 
-// OwnBalancer looks up the load balancer that Weft created for an object, in any project, by its mark, because names are not unique. It
+// OwnBalancer looks up the load balancer that Weft created for an object, in any project, by its mark, because names are not unique and can change. It
 // returns ErrNotFound, and ErrForeign if only one that Weft did not create has the name in the project; project "" has none. Of several, it
 // deletes all but the first one that has listeners.
 func (b *balancers) OwnBalancer(ctx context.Context, project, owner, name string) (*loadbalancers.LoadBalancer, error) {
@@ -155,14 +155,12 @@ func (b *balancers) OwnBalancer(ctx context.Context, project, owner, name string
 	if b.client.LoadBalancer == nil {
 		return nil, ErrNoOctavia
 	}
-	found, err := list(ctx, loadbalancers.List(b.client.LoadBalancer, loadbalancers.ListOpts{Name: name}), loadbalancers.ExtractLoadBalancers)
-	foreign := slices.ContainsFunc(found, func(lb loadbalancers.LoadBalancer) bool {
-		return project != "" && lb.ProjectID == project && !b.marked(lb.Description)
-	})
+	mark := b.mark(owner)
+	own, err := list(ctx, loadbalancers.List(b.client.LoadBalancer, loadbalancers.ListOpts{Description: mark}), loadbalancers.ExtractLoadBalancers)
 	if err != nil {
 		return nil, fmt.Errorf("look for %s: %w", what, err)
 	}
-	own := slices.DeleteFunc(found, func(lb loadbalancers.LoadBalancer) bool { return lb.Description != b.mark(owner) })
+	own = slices.DeleteFunc(own, func(lb loadbalancers.LoadBalancer) bool { return lb.Description != mark })
 	own = within(project, own, func(lb *loadbalancers.LoadBalancer) string { return lb.ProjectID })
 	slices.SortFunc(own, func(x, y loadbalancers.LoadBalancer) int {
 		return cmp.Or(cmp.Compare(len(y.Listeners), len(x.Listeners)), x.CreatedAt.Compare(y.CreatedAt), strings.Compare(x.ID, y.ID))
@@ -170,12 +168,18 @@ func (b *balancers) OwnBalancer(ctx context.Context, project, owner, name string
 	one, err := keepOne(what, own, func(lb *loadbalancers.LoadBalancer) error {
 		return loadbalancers.Delete(ctx, b.client.LoadBalancer, lb.ID, loadbalancers.DeleteOpts{Cascade: true}).ExtractErr()
 	})
+	if err != nil || one != nil {
+		return one, err
+	}
+	var named []loadbalancers.LoadBalancer
+	if project != "" {
+		named, err = list(ctx, loadbalancers.List(b.client.LoadBalancer, loadbalancers.ListOpts{Name: name, ProjectID: project}),
+			loadbalancers.ExtractLoadBalancers)
+	}
 	switch {
 	case err != nil:
-		return nil, err
-	case one != nil:
-		return one, nil
-	case foreign:
+		return nil, fmt.Errorf("look for %s: %w", what, err)
+	case slices.ContainsFunc(named, func(lb loadbalancers.LoadBalancer) bool { return !b.marked(lb.Description) }):
 		return nil, fmt.Errorf("%s: %w", what, ErrForeign)
 	}
 	return nil, fmt.Errorf("%s: %w", what, ErrNotFound)

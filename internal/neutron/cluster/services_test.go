@@ -55,6 +55,28 @@ func (r *rig) inStep(t *testing.T, services *serviceReconciler) error {
 	return nil
 }
 
+// A project can rename a Service's load balancer. It stays in use, and is deleted with the Service.
+func TestRenamedLoadBalancer(t *testing.T) {
+	r := newRig(t, append(blue(), web(nil))...)
+	r.addBlue()
+	services := r.services()
+	if err := r.inStep(t, services); err != nil {
+		t.Fatal(err)
+	}
+	r.cloud.set("loadbalancers", r.cloud.all("loadbalancers")[0]["id"].(string), "name", "mine") //nolint:forcetypeassert // it is
+	if err := r.inStep(t, services); err != nil {
+		t.Fatal(err)
+	}
+	if all := r.cloud.all("loadbalancers"); len(all) != 1 {
+		t.Errorf("after it was renamed: %v", all)
+	}
+	r.remove(t, web(nil))
+	if err := r.inStep(t, services); err != nil {
+		t.Fatal(err)
+	}
+	r.left(t, "loadbalancers", "floatingips")
+}
+
 // Another project's load balancer with the same name does not prevent a Service's own load balancer, nor its deletion, and stays.
 func TestLoadBalancersOfOneName(t *testing.T) {
 	for _, first := range []bool{true, false} {
