@@ -11,8 +11,10 @@ import (
 
 	"github.com/gophercloud/gophercloud/v2/openstack/identity/v3/projects"
 	"github.com/gophercloud/gophercloud/v2/openstack/networking/v2/extensions/layer3/routers"
+	"github.com/gophercloud/gophercloud/v2/openstack/networking/v2/extensions/rbacpolicies"
 	"github.com/gophercloud/gophercloud/v2/openstack/networking/v2/extensions/security/groups"
 	"github.com/gophercloud/gophercloud/v2/openstack/networking/v2/networks"
+	"github.com/gophercloud/gophercloud/v2/openstack/networking/v2/subnets"
 
 	"weft.dev/weft/internal/neutron/cloud"
 	"weft.dev/weft/internal/neutron/conf"
@@ -182,6 +184,79 @@ func TestSameNameInTwoProjects(t *testing.T) {
 			t.Error(err)
 		}
 	}
+}
+
+// A network that is shared with one project is not shared with another, whatever Neutron answers the credentials' project.
+func TestSharedWith(t *testing.T) {
+	ctx, client := connect(t)
+	c := cloud.New(client, cloud.Config{Cluster: "test-shared"})
+	owner, other := project(ctx, t, client, "weft-test-shares"), project(ctx, t, client, "weft-test-uses")
+	made, err := networks.Create(ctx, client.Network, networks.CreateOpts{Name: "weft-test-shared", ProjectID: owner}).Extract()
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() {
+		if err := networks.Delete(ctx, client.Network, made.ID).ExtractErr(); err != nil {
+			t.Error(err)
+		}
+	}()
+	for _, with := range []string{client.ProjectID, other, "*"} {
+		shared, err := rbacpolicies.Create(ctx, client.Network, rbacpolicies.CreateOpts{
+			Action: rbacpolicies.ActionAccessShared, ObjectType: "network", ObjectID: made.ID, TargetTenant: with,
+		}).Extract()
+		if err != nil {
+			t.Fatal(err)
+		}
+		held, err := c.FindNetwork(ctx, "", "", made.ID)
+		if err != nil || held.Shared != (with != other) {
+			t.Errorf("shared with %s: Neutron answers %v: %v", with, held.Shared, err)
+		}
+		if is, err := c.SharedWith(ctx, made.ID, other); err != nil || is != (with != client.ProjectID) {
+			t.Errorf("shared with %s: with %s: %v, %v", with, other, is, err)
+		}
+		if err := rbacpolicies.Delete(ctx, client.Network, shared.ID).ExtractErr(); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
+// What its project has renamed stays in use, and is removed.
+func TestRenamed(t *testing.T) {
+	ctx, client := connect(t)
+	c := cloud.New(client, cloud.Config{Cluster: "test-renamed"})
+	id := project(ctx, t, client, "weft-test-renames")
+	want := wanted(id)
+	first, err := ensureNetwork(ctx, c, want)
+	if err != nil {
+		t.Fatal(err)
+	}
+	pages, err := routers.List(client.Network, routers.ListOpts{ProjectID: id}).AllPages(ctx)
+	if err != nil {
+		t.Fatal(err)
+	}
+	found, err := routers.ExtractRouters(pages)
+	if err != nil || len(found) != 1 {
+		t.Fatalf("routers: %v: %v", found, err)
+	}
+	name := "mine"
+	err = errors.Join(networks.Update(ctx, client.Network, first.ID, networks.UpdateOpts{Name: &name}).Err,
+		subnets.Update(ctx, client.Network, first.Held[0].ID, subnets.UpdateOpts{Name: &name}).Err,
+		routers.Update(ctx, client.Network, found[0].ID, routers.UpdateOpts{Name: name}).Err)
+	if err != nil {
+		t.Fatal(err)
+	}
+	again, err := ensureNetwork(ctx, c, want)
+	if err != nil || again.ID != first.ID || len(again.Held) != 1 {
+		t.Errorf("after it was renamed: %+v: %v", again, err)
+	}
+	own, err := c.OwnNetworks(ctx, want.Owner)
+	if err != nil || len(own) != 1 {
+		t.Fatalf("its own networks: %+v: %v", own, err)
+	}
+	if err := errors.Join(c.RemoveNetwork(ctx, &own[0]), c.RemoveOwnRouters(ctx, want.Owner)); err != nil {
+		t.Error(err)
+	}
+	nothingLeft(ctx, t, client, c, id)
 }
 
 // removeGroups removes what Neutron keeps of a project: its security groups.
