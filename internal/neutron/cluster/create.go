@@ -237,8 +237,8 @@ var errFull = errors.New("every address of its pools is another port's, another 
 // linkLocal are the addresses between a node and its pods.
 var linkLocal = netip.MustParsePrefix("169.254.0.0/16") //nolint:gochecknoglobals // a constant
 
-// choose reserves free addresses of the pool, which has only those that pods may have, for a node: free in the network, also for its other nodes' ports that are being created, and on
-// the node in all networks.
+// choose reserves free addresses of the pool, which has only those that pods may have, for a node: free in the network, also for its other
+// nodes' ports that are being created, and on the node in all networks.
 func (r *round) choose(at ahead.Place, pool []ahead.Range, count int) []netip.Addr {
 	inNetwork := map[netip.Addr]bool{}
 	for i := range r.k.ports {
