@@ -23,7 +23,7 @@ ip link set cni0 alias weft-link/flannel
 ip link add veth1 group 78 type veth peer name eth9
 ip link set veth1 alias weft-pod/attachment/c1/eth0
 ip link set veth1 master cni0
-ip link add veth2 group 78 type veth peer name eth8
+ip link add veth2 group 78 type veth peer name eth7
 ip link set veth2 master cni0
 ip link add flannel.1 type vxlan id 1 dstport 8472
 ip addr add 10.244.1.0/32 dev flannel.1
