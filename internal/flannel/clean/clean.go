@@ -71,14 +71,15 @@ func giveBack(ctx context.Context, o cleanup.Options) error {
 	errs := []error{inlineNexthops(ctx)}
 	for _, l := range all {
 		attrs := l.Attrs()
-		port := slices.ContainsFunc(bridges, func(b netlink.Link) bool { return b.Attrs().Index == attrs.MasterIndex })
-		pods := port && strings.HasPrefix(attrs.Alias, link.PodAliasPrefix)
-		if port && !pods && attrs.Group == host.PodGroup { // a pod's that was not taken over
-			errs = append(errs, handover.Mark(attrs.Name, attrs.Alias, 0))
+		is := func(index int) bool {
+			return slices.ContainsFunc(bridges, func(b netlink.Link) bool { return b.Attrs().Index == index })
 		}
-		if pods || slices.ContainsFunc(bridges, func(b netlink.Link) bool { return b.Attrs().Index == attrs.Index }) {
+		switch port := is(attrs.MasterIndex); {
+		case is(attrs.Index), port && strings.HasPrefix(attrs.Alias, link.PodAliasPrefix):
 			errs = append(errs, handover.Mark(attrs.Name, "", 0))
 			o.Report("mark on link " + attrs.Name)
+		case port && attrs.Group == host.PodGroup: // a pod's that was not taken over
+			errs = append(errs, handover.Mark(attrs.Name, attrs.Alias, 0))
 		}
 	}
 	return errors.Join(errs...)

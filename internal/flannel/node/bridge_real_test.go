@@ -18,6 +18,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 
+	"weft.dev/weft/internal/attach/lifecycle"
 	"weft.dev/weft/internal/testwait"
 )
 
@@ -209,18 +210,7 @@ func TestPortsNotTakenOver(t *testing.T) {
 		return nil
 	})
 	h := serve(t, s)
-	wires, macs, addresses := map[string]*wire{}, map[string]net.HardwareAddr{}, map[string]net.IP{}
-	for _, name := range []string{"robbed", "victim"} {
-		at := space(t)
-		result, err := add(t, h, name, at)
-		if err != nil {
-			t.Fatal(err)
-		}
-		if macs[name], err = net.ParseMAC(result.Interfaces[2].Mac); err != nil {
-			t.Fatal(err)
-		}
-		wires[name], addresses[name] = wireOf(t, at), result.IPs[0].Address.IP
-	}
+	wires, macs, addresses := attached(t, h, 0, "robbed", "victim")
 	own := net.HardwareAddr{2, 0, 0, 0, 0, 9}
 	arp := append(append(append([]byte{}, macs["victim"]...), own...), 0x08, 0x06, 0, 1, 8, 0, 6, 4, 0, 2)
 	arp = append(append(append(append(arp, own...), addresses["robbed"].To4()...), macs["victim"]...), addresses["victim"].To4()...)
@@ -243,12 +233,11 @@ func advertisement(to, from net.HardwareAddr, source, destination, target net.IP
 	return append(append(frame, 2, 1), from...)                                  // the link-layer address
 }
 
-// TestAdvertisedAddresses: a pod cannot advertise an IPv6 address other than its own.
-func TestAdvertisedAddresses(t *testing.T) {
-	s := newStage(t)
-	h := serve(t, s)
+// attached adds pods, and returns their interfaces, MAC addresses and addresses of a family: 0 for IPv4, 1 for IPv6.
+func attached(t *testing.T, h *lifecycle.Handler, family int, names ...string) (map[string]*wire, map[string]net.HardwareAddr, map[string]net.IP) {
+	t.Helper()
 	wires, macs, addresses := map[string]*wire{}, map[string]net.HardwareAddr{}, map[string]net.IP{}
-	for _, name := range []string{"attacker", "victim", "fooled"} {
+	for _, name := range names {
 		at := space(t)
 		result, err := add(t, h, name, at)
 		if err != nil {
@@ -257,8 +246,16 @@ func TestAdvertisedAddresses(t *testing.T) {
 		if macs[name], err = net.ParseMAC(result.Interfaces[2].Mac); err != nil {
 			t.Fatal(err)
 		}
-		wires[name], addresses[name] = wireOf(t, at), result.IPs[1].Address.IP
+		wires[name], addresses[name] = wireOf(t, at), result.IPs[family].Address.IP
 	}
+	return wires, macs, addresses
+}
+
+// TestAdvertisedAddresses: a pod cannot advertise an IPv6 address other than its own.
+func TestAdvertisedAddresses(t *testing.T) {
+	s := newStage(t)
+	h := serve(t, s)
+	wires, macs, addresses := attached(t, h, 1, "attacker", "victim", "fooled")
 	says := func(by, target string) []byte {
 		frame := advertisement(macs["fooled"], macs[by], addresses[by], addresses["fooled"], addresses[target])
 		wires[by].send(frame)

@@ -339,18 +339,13 @@ func (t *topology) ensureSubnet(ctx context.Context, want Network, s Subnet, at 
 // sought returns the subnet with a range; it may have got another name. Without one, it returns those with the name: their range is not the
 // desired one.
 func sought(found []subnets.Subnet, want Subnet) []subnets.Subnet {
-	with := func(is func(subnets.Subnet) bool) (some []subnets.Subnet) {
-		for _, s := range found {
-			if is(s) {
-				some = append(some, s)
-			}
-		}
-		return some
+	without := func(other func(subnets.Subnet) bool) []subnets.Subnet {
+		return slices.DeleteFunc(slices.Clone(found), other)
 	}
-	if same := with(func(s subnets.Subnet) bool { return s.CIDR == want.CIDR.String() }); len(same) > 0 {
+	if same := without(func(s subnets.Subnet) bool { return s.CIDR != want.CIDR.String() }); len(same) > 0 {
 		return same
 	}
-	return with(func(s subnets.Subnet) bool { return s.Name == want.Name })
+	return without(func(s subnets.Subnet) bool { return s.Name != want.Name })
 }
 
 func (t *topology) subnetOptions(want Network, s Subnet, network string) subnets.CreateOpts {
