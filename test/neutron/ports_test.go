@@ -18,6 +18,7 @@ import (
 
 	stackubev1 "weft.dev/weft/api/stackube/v1"
 	weftv1 "weft.dev/weft/api/weft/v1"
+	"weft.dev/weft/internal/neutron/ahead"
 	"weft.dev/weft/internal/neutron/cloud"
 	"weft.dev/weft/internal/neutron/openstack"
 	weftlab "weft.dev/weft/lab/stack/openstack"
@@ -188,14 +189,14 @@ func TestPortsAhead(t *testing.T) {
 	plug(ctx, t, n1, mine)
 	report(ctx, t, kube, mine, func(s *weftv1.NeutronPortStatus) { s.Plugged = true })
 	until(ctx, t, kube, mine, func() bool { return mine.Spec.Active })
-	portsOn(ctx, t, kube, place{blue, n1.Name}, 3) // two spare ones follow
+	portsOn(ctx, t, kube, place{blue, n1.Name}, 1+ahead.LeastSpare) // the free ones follow
 	report(ctx, t, kube, mine, func(s *weftv1.NeutronPortStatus) {
 		s.Pod = &weftv1.NeutronPortPod{Namespace: blue, Name: "a", UID: string(pod.UID)}
 	})
 
 	orphan := strayPort(ctx, t, c, mine)
 	restartOf(ctx, t, controller, mine.Spec.Network.ID)
-	ports := portsOn(ctx, t, kube, place{blue, n1.Name}, 4)
+	ports := portsOn(ctx, t, kube, place{blue, n1.Name}, 1+ahead.LeastSpare+1)
 	if !slices.ContainsFunc(ports, func(p weftv1.NeutronPort) bool { return p.Name == orphan }) {
 		t.Errorf("port %s, which a controller had created before it ended, has no NeutronPort", orphan)
 	}

@@ -12,10 +12,14 @@ import (
 
 // Limits for the free ports of a place that has pods.
 const (
-	// leastSpare and mostSpare limit the number of free ports in addition to those that waiting pods need; between them it is one for ten
-	// pods.
-	leastSpare, mostSpare = 2, 16
+	// LeastSpare and mostSpare limit the number of free ports in addition to those that waiting pods need; between them it is one for ten
+	// pods. The least number is that of Kuryr-Kubernetes (ports_pool_min).
+	LeastSpare, mostSpare = 5, 16
 	podsPerSpare          = 10
+	// leastOfFew is the least number in a network with few addresses: where LeastSpare for each node would be more than one of addressesPerSpare
+	// addresses.
+	leastOfFew        = 2
+	addressesPerSpare = 8
 	// Rest is how long a port that a pod has left stays without a pod: until then peers may send to the former pod.
 	Rest = time.Minute
 	// Keep is how long an unneeded port is kept.
@@ -58,9 +62,9 @@ type Plan struct {
 
 // Decide plans a place. Stuck ports are replaced, at most mostSpare at a time, and deleted once enough other ports are ACTIVE: while none
 // becomes ACTIVE, for instance because ovn-controller does not run on the node, the number of ports is limited, and none is deleted. What a node
-// reports of its ports cannot make their number grow without limit either.
-func Decide(demand Demand, ports []Port, now time.Time) Plan {
-	want := demand.Waiting + spare(demand.Pods)
+// reports of its ports cannot make their number grow without limit either. least is what Least returns.
+func Decide(demand Demand, least int, ports []Port, now time.Time) Plan {
+	want := demand.Waiting + spare(demand.Pods, least)
 	var plan Plan
 	var free []Port
 	var stuck []string
@@ -107,11 +111,20 @@ func Decide(demand Demand, ports []Port, now time.Time) Plan {
 }
 
 // spare is how many ports are kept for future pods.
-func spare(pods int) int {
+func spare(pods, least int) int {
 	if pods == 0 {
 		return 0
 	}
-	return min(max(leastSpare, (pods+podsPerSpare-1)/podsPerSpare), mostSpare)
+	return min(max(least, (pods+podsPerSpare-1)/podsPerSpare), mostSpare)
+}
+
+// Least is the least number of ports that each of a network's nodes with pods keeps for future pods: fewer if they would take much of the
+// pool from which the network's pods have their addresses.
+func Least(pool []Range, nodes int) int {
+	if uint64(max(0, nodes))*LeastSpare*addressesPerSpare > sizeOf(pool) {
+		return leastOfFew
+	}
+	return LeastSpare
 }
 
 func (p *Plan) again(at time.Time) {
@@ -126,10 +139,7 @@ type Range struct{ First, Last netip.Addr }
 // Addresses chooses free addresses for a place, fewer than count if the pool has fewer. The choice begins at a point of the pool that
 // depends on the place, so that places that share a pool, and tenants that share a range, seldom choose the same.
 func Addresses(pool []Range, at Place, count int, taken func(netip.Addr) bool) []netip.Addr {
-	size := uint64(0)
-	for _, r := range pool {
-		size += r.size()
-	}
+	size := sizeOf(pool)
 	if size == 0 {
 		return nil
 	}
@@ -144,6 +154,14 @@ func Addresses(pool []Range, at Place, count int, taken func(netip.Addr) bool) [
 		}
 	}
 	return chosen
+}
+
+// sizeOf counts the addresses of a pool.
+func sizeOf(pool []Range) (size uint64) {
+	for _, r := range pool {
+		size += r.size()
+	}
+	return size
 }
 
 // size counts the addresses of an IPv4 range; for other families it returns 0.

@@ -60,7 +60,7 @@ func TestDecide(t *testing.T) {
 		{"nor with pods that are unknown", Demand{Pods: 2}, ports(300, attached), 0, 0, 0, 0},
 		{"and not before", Demand{Pods: 2, Waiting: 1}, ports(3, oneStuck), 0, 1, 0, 0},
 	} {
-		plan := Decide(c.demand, c.ports, start.Add(c.after))
+		plan := Decide(c.demand, leastOfFew, c.ports, start.Add(c.after))
 		again := time.Time{}
 		if c.again > 0 {
 			again = start.Add(c.again)
@@ -71,17 +71,71 @@ func TestDecide(t *testing.T) {
 	}
 }
 
+// poolOf is a pool with a number of addresses, in two ranges.
+func poolOf(size uint32) []Range {
+	const first, other = 1, 1 << 20
+	half := size / 2
+	pool := []Range{{address(other), address(other + size - half - 1)}}
+	if half > 0 {
+		pool = append(pool, Range{address(first), address(first + half - 1)})
+	}
+	return pool
+}
+
+func TestLeast(t *testing.T) {
+	for _, c := range []struct {
+		addresses   uint32
+		nodes, want int
+	}{
+		{65533, 2, 5}, {65533, 1638, 5}, {65533, 1639, 2}, // a /16
+		{253, 6, 5}, {253, 7, 2}, // a /24
+		{40, 1, 5}, {39, 1, 2}, {1, 1, 2}, {1, 0, 5},
+	} {
+		if got := Least(poolOf(c.addresses), c.nodes); got != c.want {
+			t.Errorf("%d addresses for %d nodes: %d, want %d", c.addresses, c.nodes, got, c.want)
+		}
+	}
+	if got := Least(nil, 1); got != leastOfFew {
+		t.Errorf("no addresses: %d", got)
+	}
+	pool := poolOf(253)
+	for nodes, want := range map[int]int{3: LeastSpare, 100: leastOfFew} {
+		if plan := Decide(Demand{Pods: 1}, Least(pool, nodes), ports(1, func(_ int, p *Port) { p.Attached = true }), start); plan.Create != want {
+			t.Errorf("one of %d nodes creates %d, want %d", nodes, plan.Create, want)
+		}
+	}
+}
+
+// The least number never takes more than an eighth of the addresses, unless it is the one of networks with few addresses. With more
+// addresses or fewer nodes it does not become smaller.
+func TestLeastOfPool(t *testing.T) {
+	rapid.Check(t, func(t *rapid.T) {
+		size, nodes := rapid.Uint32Range(1, 70000).Draw(t, "addresses"), rapid.IntRange(1, 3000).Draw(t, "nodes")
+		least := Least(poolOf(size), nodes)
+		if least != leastOfFew && least != LeastSpare {
+			t.Fatalf("%d", least)
+		}
+		if least > leastOfFew && nodes*least > int(size)/addressesPerSpare {
+			t.Fatalf("%d nodes keep %d each, of %d addresses", nodes, least, size)
+		}
+		if Least(poolOf(size+1), nodes) < least || Least(poolOf(size), nodes-1) < least {
+			t.Fatalf("%d addresses, %d nodes: %d, and fewer with more addresses or fewer nodes", size, nodes, least)
+		}
+	})
+}
+
 // Whatever a node reports of its ports, their number has a limit.
 func TestLyingNode(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		demand := Demand{Pods: rapid.IntRange(1, 30).Draw(t, "pods")}
 		demand.Waiting = rapid.IntRange(0, demand.Pods).Draw(t, "waiting")
+		least := rapid.SampledFrom([]int{leastOfFew, LeastSpare}).Draw(t, "least")
 		lie := rapid.SliceOfN(rapid.IntRange(0, 4), 1, 5).Draw(t, "lies")
 		var all []Port
 		now := start
 		for round := range 400 {
 			now = now.Add(rapid.SampledFrom([]time.Duration{time.Second, Rest, Keep}).Draw(t, "later"))
-			plan := Decide(demand, all, now)
+			plan := Decide(demand, least, all, now)
 			for i := range all {
 				p := &all[i]
 				p.Leaving = p.Leaving || slices.Contains(plan.Delete, p.ID) // the node never reports it as unplugged
@@ -111,6 +165,7 @@ func TestDecideSettles(t *testing.T) {
 	rapid.Check(t, func(t *rapid.T) {
 		demand := Demand{Pods: rapid.IntRange(0, 300).Draw(t, "pods")}
 		demand.Waiting = rapid.IntRange(0, demand.Pods).Draw(t, "waiting")
+		least := rapid.SampledFrom([]int{leastOfFew, LeastSpare}).Draw(t, "least")
 		all := ports(rapid.IntRange(0, 60).Draw(t, "ports"), func(_ int, p *Port) {
 			p.Attached = rapid.Bool().Draw(t, "attached")
 			p.Used = p.Attached || rapid.Bool().Draw(t, "used")
@@ -119,7 +174,7 @@ func TestDecideSettles(t *testing.T) {
 			p.Since = start.Add(time.Duration(rapid.IntRange(0, 3600).Draw(t, "since")) * time.Second)
 		})
 		now := start.Add(time.Duration(rapid.IntRange(3600, 7200).Draw(t, "now")) * time.Second)
-		plan := Decide(demand, all, now)
+		plan := Decide(demand, least, all, now)
 		if plan.Create > 0 && len(plan.Delete) > 0 {
 			t.Fatalf("%+v creates and deletes", plan)
 		}
@@ -133,7 +188,7 @@ func TestDecideSettles(t *testing.T) {
 		for i := range plan.Create {
 			all = append(all, Port{ID: fmt.Sprintf("new%d", i), Since: now})
 		}
-		if next := Decide(demand, all, now); next.Create != 0 || len(next.Delete) != 0 {
+		if next := Decide(demand, least, all, now); next.Create != 0 || len(next.Delete) != 0 {
 			t.Fatalf("after the plan %+v there is another, %+v", plan, next)
 		}
 		usable, stuck := 0, 0

@@ -30,6 +30,8 @@ func (r *round) plan(ctx context.Context) (time.Duration, error) {
 	var errs []error
 	var missing, spare []placed
 	problem := ""
+	_, pool, _ := objects.PodSubnet(r.v.Network, r.k.network) // without a subnet, bulks returns the error
+	least := ahead.Least(pool, len(r.v.Demand))
 	for _, node := range r.v.Nodes() {
 		host, there := r.v.Hosts[node]
 		if !there {
@@ -44,7 +46,7 @@ func (r *round) plan(ctx context.Context) (time.Duration, error) {
 			problem = fmt.Sprintf("node %s: %s is plugged and has not become ACTIVE for %s; other ports are created in its place: openstack port show %[2]s, and see the log of ovn-controller or of Neutron's agent on the node",
 				node, held[at].ID, stuckAfter)
 		}
-		decided := ahead.Decide(r.v.Demand[node], append(held, r.unseen(node)...), now)
+		decided := ahead.Decide(r.v.Demand[node], least, append(held, r.unseen(node)...), now)
 		if !decided.Again.IsZero() {
 			next = min(next, max(decided.Again.Sub(now), soonest))
 		}

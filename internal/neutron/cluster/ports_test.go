@@ -20,6 +20,7 @@ import (
 
 	stackubev1 "weft.dev/weft/api/stackube/v1"
 	weftv1 "weft.dev/weft/api/weft/v1"
+	"weft.dev/weft/internal/neutron/ahead"
 	"weft.dev/weft/internal/neutron/cluster/view"
 )
 
@@ -223,8 +224,8 @@ func TestPortsThatDoNotBecomeActive(t *testing.T) {
 		step(latest, nil)
 	}
 	first := len(list.Items)
-	if first != 3 {
-		t.Fatalf("%d ports once the pod's port is ACTIVE, want 3", first)
+	if want := 1 + ahead.LeastSpare; first != want {
+		t.Fatalf("%d ports once the pod's port is ACTIVE, want %d", first, want)
 	}
 	dead := map[string]bool{list.Items[0].Name: true, list.Items[1].Name: true}
 	for id := range dead {
@@ -316,6 +317,42 @@ func TestBurst(t *testing.T) {
 	}
 }
 
+// Where 5 ports for later pods of each node would take more than an eighth of the addresses, there are 2.
+func TestSparePortsOfSmallRange(t *testing.T) {
+	for last, want := range map[string]int{"10.244.0.81": 1 + ahead.LeastSpare, "10.244.0.80": 3} { // from 10.244.0.2: 80 addresses, and 79
+		r := newRig(t, slices.Concat(tenant("red", "n1", 1), node("n1"), node("n2"))...)
+		r.addNetwork("red", last)
+		other := pods("n2", 1)[0]
+		other.SetNamespace("red")
+		if err := r.client.Create(t.Context(), other); err != nil {
+			t.Fatal(err)
+		}
+		ports := r.ports(time.Now)
+		reconcile := func() {
+			t.Helper()
+			if _, err := ports.Reconcile(t.Context(), request("red")); err != nil {
+				t.Fatal(err)
+			}
+		}
+		reconcile()
+		for node, all := range r.byNode(t) {
+			all[0].Status.Plugged = true
+			pod := node + "-0"
+			if node == "n1" {
+				pod = "red-0"
+			}
+			all[0].Status.Pod = &weftv1.NeutronPortPod{Namespace: "red", Name: pod, UID: pod}
+			if err := r.client.Status().Update(t.Context(), &all[0]); err != nil {
+				t.Fatal(err)
+			}
+		}
+		reconcile()
+		if all := r.count(t, "red"); all["n1"] != want || all["n2"] != want {
+			t.Errorf("pools until %s: ports of nodes %v, want %d of each", last, all, want)
+		}
+	}
+}
+
 // The spare ports of one node are created after the ports for which another node's pods wait.
 func TestSparePortsAreLast(t *testing.T) {
 	r := newRig(t, slices.Concat(blue(), node("n1"), node("n2"), pods("n1", 1))...)
@@ -341,7 +378,7 @@ func TestSparePortsAreLast(t *testing.T) {
 	for _, p := range r.cloud.all("ports") { // in the order of their creation
 		hosts = append(hosts, p["binding:host_id"])
 	}
-	if want := []any{"host-n1", "host-n2", "host-n1", "host-n1"}; !slices.Equal(hosts, want) {
+	if want := append([]any{"host-n1", "host-n2"}, slices.Repeat([]any{"host-n1"}, ahead.LeastSpare)...); !slices.Equal(hosts, want) {
 		t.Errorf("ports are created on %v, want %v", hosts, want)
 	}
 }

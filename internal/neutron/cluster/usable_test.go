@@ -12,6 +12,7 @@ import (
 
 	stackubev1 "weft.dev/weft/api/stackube/v1"
 	weftv1 "weft.dev/weft/api/weft/v1"
+	"weft.dev/weft/internal/neutron/ahead"
 )
 
 // waitingPod is a pod of the namespace blue on node n1.
@@ -100,8 +101,8 @@ func TestUnsharedNetwork(t *testing.T) {
 		return left
 	}
 	step()
-	if left := step(); len(left) != 3 {
-		t.Fatalf("%d ports, want the pod's and two free ones", len(left))
+	if left := step(); len(left) != 1+ahead.LeastSpare {
+		t.Fatalf("%d ports, want the pod's and %d free ones", len(left), ahead.LeastSpare)
 	}
 	r.cloud.clear("rbac-policies")
 	for range 2 {
