@@ -4,10 +4,7 @@ import (
 	"context"
 	"fmt"
 	"strconv"
-	"sync"
 	"time"
-
-	"golang.org/x/sync/errgroup"
 
 	"weft.dev/weft/lab"
 	"weft.dev/weft/test/bench/measure"
@@ -21,16 +18,10 @@ const (
 	Delete = "del-answered"
 	// Cold is the time from a Pod object until its ADD is answered, in ms. No port is ready.
 	Cold = "add-cold"
-	// Burst is the time from the first of many Pod objects until the last ADD is answered, in ms. No port is ready.
-	Burst = "burst-wall"
 )
 
-const (
-	// podsPerRound is the number of pods of a round, one after the other.
-	podsPerRound = 10
-	// burstPods is the number of pods of a burst.
-	burstPods = 40
-)
+// podsPerRound is the number of pods of a round, one after the other.
+const podsPerRound = 10
 
 // AddAndDelete adds a round's pods in a namespace on the first node, one after the other, and then deletes them. If they are the tenant's,
 // free ports exist before.
@@ -104,53 +95,4 @@ func (s *Scene) AddCold(ctx context.Context) (measure.Figures, error) {
 		return nil, err
 	}
 	return figures, s.noPorts(ctx, spec.Node)
-}
-
-// AddBurst adds many pods of the tenant at the same time, half of them on each node. No node has a port.
-func (s *Scene) AddBurst(ctx context.Context) (measure.Figures, error) {
-	round := s.round("burst")
-	for i := range nodes {
-		if err := s.noPorts(ctx, s.Node(1+i).Name); err != nil {
-			return nil, err
-		}
-	}
-	var (
-		pods           []*lab.Pod
-		mu             sync.Mutex
-		adding, ending errgroup.Group
-	)
-	began := time.Now()
-	for i := range burstPods {
-		adding.Go(func() error {
-			spec := lab.PodSpec{Namespace: Tenant, Name: fmt.Sprintf("burst-%d-%d", round, i), Node: s.Node(1 + i%nodes).Name}
-			uid, err := s.object(ctx, spec)
-			if err != nil {
-				return err
-			}
-			pod, err := s.attach(ctx, spec, uid)
-			if err != nil {
-				return err
-			}
-			mu.Lock()
-			defer mu.Unlock()
-			pods = append(pods, pod)
-			return nil
-		})
-	}
-	if err := adding.Wait(); err != nil {
-		return nil, err
-	}
-	figures := measure.Figures{Burst: milliseconds(time.Since(began))}
-	for _, pod := range pods {
-		ending.Go(func() error { return s.DelPod(ctx, pod) })
-	}
-	if err := ending.Wait(); err != nil {
-		return nil, err
-	}
-	for i := range nodes {
-		if err := s.noPorts(ctx, s.Node(1+i).Name); err != nil {
-			return nil, err
-		}
-	}
-	return figures, nil
 }
