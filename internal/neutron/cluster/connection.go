@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sync/singleflight"
 
 	"weft.dev/weft/internal/neutron/cloud"
+	"weft.dev/weft/internal/neutron/cluster/late"
 	"weft.dev/weft/internal/neutron/conf"
 	"weft.dev/weft/internal/neutron/openstack"
 )
@@ -52,9 +53,9 @@ type connection struct {
 	log       *slog.Logger
 	held      atomic.Pointer[session]
 	opening   sync.Mutex
-	// attempts make all objects share a failed authentication, and the next attempt. They and lates outlive sessions.
+	// attempts make all objects share a failed authentication, and the next attempt. They and late outlive sessions.
 	attempts *openstack.Attempts
-	lates    lates
+	late     late.Requests
 }
 
 // get returns the session, or why there is none.

@@ -143,7 +143,7 @@ func (r *round) createSome(ctx context.Context, bulks []bulk, p *cloud.Burst) er
 	made, errs := make([][]cloud.HeldPort, len(bulks)), make([]error, len(bulks))
 	limit, done := r.calls(len(bulks))
 	defer done()
-	answered := r.cloud.lates.begin(r.v.Network.UID)
+	answered := r.cloud.late.Begin(r.v.Network.UID)
 	var calls errgroup.Group
 	calls.SetLimit(limit)
 	for i, b := range bulks {

@@ -13,6 +13,7 @@ import (
 
 	stackubev1 "weft.dev/weft/api/stackube/v1"
 	"weft.dev/weft/internal/neutron/cloud"
+	"weft.dev/weft/internal/neutron/cluster/late"
 )
 
 // slow ends requests that create something without an answer, and carries them out later.
@@ -58,7 +59,7 @@ func TestCreatedAfterDeletion(t *testing.T) {
 	r.cloud.way = way
 	r.open.held.Store(r.cloud.session(t))
 	now := time.Now()
-	r.open.lates.now = func() time.Time { return now }
+	r.open.late.Now = func() time.Time { return now }
 	r.addBlue()
 	r.cloud.add("security-groups", object{"id": "group", "name": cloud.DefaultGroup, "project_id": "admin", "security_group_rules": []object{{"direction": "ingress", "ethertype": "IPv4"}}})
 	if _, err := r.ports(time.Now).Reconcile(t.Context(), request("blue")); err == nil {
@@ -85,8 +86,8 @@ func TestCreatedAfterDeletion(t *testing.T) {
 		}
 		return ofNetwork.RequeueAfter, ofService.RequeueAfter
 	}
-	if n, s := reconcile(); n != lateLimit || s != lateLimit {
-		t.Errorf("the deletions are continued in %s and %s, want %s", n, s, lateLimit)
+	if n, s := reconcile(); n != late.Limit || s != late.Limit {
+		t.Errorf("the deletions are continued in %s and %s, want %s", n, s, late.Limit)
 	}
 	n := &stackubev1.Network{}
 	at.Name = "blue"
@@ -97,7 +98,7 @@ func TestCreatedAfterDeletion(t *testing.T) {
 	if len(r.cloud.all("ports")) != 3 || len(r.cloud.all("loadbalancers")) != 1 {
 		t.Fatalf("created late: ports %v, load balancers %v", r.cloud.all("ports"), r.cloud.all("loadbalancers"))
 	}
-	now = now.Add(lateLimit)
+	now = now.Add(late.Limit)
 	for range 3 {
 		reconcile()
 	}
@@ -105,23 +106,6 @@ func TestCreatedAfterDeletion(t *testing.T) {
 		t.Errorf("network: %+v", n)
 	}
 	r.left(t, "ports", "loadbalancers")
-	if len(r.open.lates.all) > 0 {
-		t.Errorf("objects that are still waited for: %v", r.open.lates.all)
-	}
-}
-
-// A deletion waits for requests that are under way.
-func TestDeletionAmidRequests(t *testing.T) {
-	var l lates
-	one, two := l.begin("a"), l.begin("a")
-	one(nil)
-	if left := l.left("a"); left != removeAgain {
-		t.Errorf("with a request under way: %s", left)
-	}
-	two(nil)
-	if left := l.left("a"); left != 0 || len(l.all) > 0 {
-		t.Errorf("after all were answered: %s, %v", left, l.all)
-	}
 }
 
 // failing answers requests for ports with the statuses of their hosts.
@@ -157,7 +141,7 @@ func TestLateBesideRefused(t *testing.T) {
 		if _, err := r.ports(time.Now).Reconcile(t.Context(), request("blue")); err == nil {
 			t.Error("no error")
 		}
-		if left := r.open.lates.left("uid-blue"); left == 0 {
+		if left := r.open.late.Left("uid-blue"); left == 0 {
 			t.Errorf("with %v, a deletion waits for nothing", hosts)
 		}
 	}

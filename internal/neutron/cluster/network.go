@@ -22,6 +22,7 @@ import (
 	weftv1 "weft.dev/weft/api/weft/v1"
 	"weft.dev/weft/internal/cluster"
 	"weft.dev/weft/internal/neutron/cloud"
+	"weft.dev/weft/internal/neutron/cluster/late"
 	"weft.dev/weft/internal/neutron/objects"
 )
 
@@ -82,7 +83,7 @@ func (r *networkReconciler) ensure(ctx context.Context, n *stackubev1.Network) (
 	if err != nil {
 		return outcome{state: stackubev1.StatePending, reason: reasonOpenStack, message: err.Error()}, err
 	}
-	answered := r.cloud.lates.begin(n.UID)
+	answered := r.cloud.late.Begin(n.UID)
 	done, err := r.ensureAt(ctx, os, n)
 	answered(err)
 	r.cloud.failed(os, err)
@@ -203,9 +204,9 @@ func (r *networkReconciler) remove(ctx context.Context, n *stackubev1.Network) (
 	if !controllerutil.ContainsFinalizer(n, Finalizer) {
 		return ctrl.Result{}, nil
 	}
-	late := r.cloud.lates.left(n.UID) // before the look
+	left := r.cloud.late.Left(n.UID) // before the look
 	waits, err := r.removeHeld(ctx, n)
-	why, again := waiting(waits, err, late)
+	why, again := late.Waiting(waits, err, left)
 	if why != "" {
 		reported := r.updateStatus(ctx, n, outcome{
 			state: stackubev1.StateTerminating, reason: "Waiting", message: why, id: n.Status.NetworkID, mtu: int(n.Status.MTU),

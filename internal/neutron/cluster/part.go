@@ -54,9 +54,6 @@ type Options struct {
 // DefaultCluster is the mark of a cluster without a configured name.
 const DefaultCluster = "kubernetes"
 
-// removeAgain is how often a deletion checks whether it can continue.
-const removeAgain = 2 * time.Second
-
 // Part returns OpenStack's part of the controller.
 func Part(opts Options) cluster.Part {
 	group := stackubev1.GroupName

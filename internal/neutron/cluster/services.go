@@ -130,7 +130,7 @@ func (r *serviceReconciler) ensure(ctx context.Context, s *corev1.Service, n *st
 	if err != nil {
 		return result, err
 	}
-	answered := r.cloud.lates.begin(s.UID)
+	answered := r.cloud.late.Begin(s.UID)
 	defer func() {
 		answered(err)
 		r.cloud.failed(os, err)
@@ -234,7 +234,7 @@ func (r *serviceReconciler) remove(ctx context.Context, s *corev1.Service) (resu
 		return result, err
 	}
 	defer func() { r.cloud.failed(os, err) }()
-	late := r.cloud.lates.left(s.UID) // before the look
+	left := r.cloud.late.Left(s.UID) // before the look
 	held, err := os.OwnBalancer(ctx, "", objects.BalancerOwner(s), objects.BalancerName(s.Namespace, s.Name))
 	// Without Octavia in the catalogue a Service that has an address keeps its finalizer: its load balancer exists, and the catalogue may have
 	// Octavia again.
@@ -255,8 +255,8 @@ func (r *serviceReconciler) remove(ctx context.Context, s *corev1.Service) (resu
 			return result, err
 		}
 	}
-	if late > 0 {
-		return ctrl.Result{RequeueAfter: late}, nil
+	if left > 0 {
+		return ctrl.Result{RequeueAfter: left}, nil
 	}
 	before := s.DeepCopy()
 	controllerutil.RemoveFinalizer(s, Finalizer)

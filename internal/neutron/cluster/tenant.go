@@ -18,6 +18,7 @@ import (
 	stackubev1 "weft.dev/weft/api/stackube/v1"
 	"weft.dev/weft/internal/cluster"
 	"weft.dev/weft/internal/neutron/cloud"
+	"weft.dev/weft/internal/neutron/cluster/late"
 	"weft.dev/weft/internal/neutron/conf"
 	"weft.dev/weft/internal/neutron/objects"
 	"weft.dev/weft/internal/placement"
@@ -99,7 +100,7 @@ func (r *tenantReconciler) ensure(ctx context.Context, t *stackubev1.Tenant) (do
 	if err != nil {
 		return done, err
 	}
-	answered := r.cloud.lates.begin(t.UID)
+	answered := r.cloud.late.Begin(t.UID)
 	defer func() {
 		answered(err)
 		r.cloud.failed(os, err)
@@ -175,12 +176,12 @@ func (r *tenantReconciler) remove(ctx context.Context, t *stackubev1.Tenant) (ct
 	if !controllerutil.ContainsFinalizer(t, Finalizer) {
 		return ctrl.Result{}, nil
 	}
-	late := r.cloud.lates.left(t.UID) // before the look
+	left := r.cloud.late.Left(t.UID) // before the look
 	waits, err := r.removeBelow(ctx, t)
 	if err == nil && waits == "" {
 		err = r.removeHeld(ctx, t)
 	}
-	why, again := waiting(waits, err, late)
+	why, again := late.Waiting(waits, err, left)
 	if why != "" {
 		reported := r.updateStatus(ctx, t, outcome{state: stackubev1.StateTerminating, reason: "Waiting", message: why, id: t.Status.ProjectID})
 		return ctrl.Result{RequeueAfter: again}, errors.Join(err, reported)
