@@ -16,10 +16,11 @@ const (
 	// pods. The least number is that of Kuryr-Kubernetes (ports_pool_min).
 	LeastSpare, mostSpare = 5, 16
 	podsPerSpare          = 10
-	// leastOfFew is the least number in a network with few addresses: where LeastSpare for each node would be more than one of addressesPerSpare
-	// addresses.
+	// leastOfFew is the least number where LeastSpare for each node would be more than one of addressesPerSpare addresses, or more than
+	// mostLeast, a fifth of Neutron's default quota for a project.
 	leastOfFew        = 2
 	addressesPerSpare = 8
+	mostLeast         = 100
 	// Rest is how long a port that a pod has left stays without a pod: until then peers may send to the former pod.
 	Rest = time.Minute
 	// Keep is how long an unneeded port is kept.
@@ -62,9 +63,10 @@ type Plan struct {
 
 // Decide plans a place. Stuck ports are replaced, at most mostSpare at a time, and deleted once enough other ports are ACTIVE: while none
 // becomes ACTIVE, for instance because ovn-controller does not run on the node, the number of ports is limited, and none is deleted. What a node
-// reports of its ports cannot make their number grow without limit either. least is what Least returns.
+// reports of its ports cannot make their number grow without limit either. least is what Least returns. Where it becomes smaller, no ports are
+// deleted: otherwise a node that has pods for a short time now and then would have the ports of all others deleted and created.
 func Decide(demand Demand, least int, ports []Port, now time.Time) Plan {
-	want := demand.Waiting + spare(demand.Pods, least)
+	want, kept := demand.Waiting+spare(demand.Pods, least), demand.Waiting+spare(demand.Pods, LeastSpare)
 	var plan Plan
 	var free []Port
 	var stuck []string
@@ -100,7 +102,7 @@ func Decide(demand Demand, least int, ports []Port, now time.Time) Plan {
 	}
 	// The ports unused for longest are deleted first.
 	slices.SortFunc(free, func(a, b Port) int { return cmp.Or(a.Since.Compare(b.Since), cmp.Compare(a.ID, b.ID)) })
-	for _, p := range free[:max(0, len(free)-want)] {
+	for _, p := range free[:max(0, len(free)-kept)] {
 		if end := p.Since.Add(Keep); now.Before(end) {
 			plan.again(end)
 		} else {
@@ -118,10 +120,10 @@ func spare(pods, least int) int {
 	return min(max(least, (pods+podsPerSpare-1)/podsPerSpare), mostSpare)
 }
 
-// Least is the least number of ports that each of a network's nodes with pods keeps for future pods: fewer if they would take much of the
-// pool from which the network's pods have their addresses.
+// Least is the least number of ports that each of a network's nodes with pods has created for future pods: fewer if they would be many, or take
+// much of the pool from which the network's pods have their addresses.
 func Least(pool []Range, nodes int) int {
-	if uint64(max(0, nodes))*LeastSpare*addressesPerSpare > sizeOf(pool) {
+	if spare := uint64(max(0, nodes)) * LeastSpare; spare > mostLeast || spare*addressesPerSpare > sizeOf(pool) {
 		return leastOfFew
 	}
 	return LeastSpare

@@ -49,7 +49,7 @@ func TestDecide(t *testing.T) {
 		{"after its rest it does", Demand{Pods: 1, Waiting: 1}, ports(3, used), Rest, 0, 0, 0},
 		{"not needed, kept", Demand{}, ports(3, free), Keep - time.Second, 0, 0, Keep},
 		{"not needed for long", Demand{}, ports(3, free), Keep, 0, 3, 0},
-		{"one too many", Demand{Pods: 2}, ports(3, free), Keep, 0, 1, 0},
+		{"one too many", Demand{Pods: 2}, ports(6, free), Keep, 0, 1, 0},
 		{"attached ports stay", Demand{}, ports(3, attached), 2 * Keep, 0, 0, 0},
 		{"stuck ports are replaced", Demand{Pods: 1, Waiting: 1}, ports(3, stuck), 0, 1, 0, 0},
 		{"at most 16 of them", Demand{Pods: 20, Waiting: 20}, ports(22, stuck), 0, 14, 0, 0},
@@ -87,7 +87,7 @@ func TestLeast(t *testing.T) {
 		addresses   uint32
 		nodes, want int
 	}{
-		{65533, 2, 5}, {65533, 1638, 5}, {65533, 1639, 2}, // a /16
+		{65533, 2, 5}, {65533, 20, 5}, {65533, 21, 2}, // a /16
 		{253, 6, 5}, {253, 7, 2}, // a /24
 		{40, 1, 5}, {39, 1, 2}, {1, 1, 2}, {1, 0, 5},
 	} {
@@ -115,7 +115,7 @@ func TestLeastOfPool(t *testing.T) {
 		if least != leastOfFew && least != LeastSpare {
 			t.Fatalf("%d", least)
 		}
-		if least > leastOfFew && nodes*least > int(size)/addressesPerSpare {
+		if least > leastOfFew && nodes*least > min(int(size)/addressesPerSpare, mostLeast) {
 			t.Fatalf("%d nodes keep %d each, of %d addresses", nodes, least, size)
 		}
 		if Least(poolOf(size+1), nodes) < least || Least(poolOf(size), nodes-1) < least {
@@ -248,5 +248,15 @@ func TestAddresses(t *testing.T) {
 	wrong := []Range{{netip.MustParseAddr("10.0.0.9"), netip.MustParseAddr("10.0.0.1")}, {netip.MustParseAddr("::1"), netip.MustParseAddr("::9")}}
 	if chosen := Addresses(wrong, Place{}, 1, func(netip.Addr) bool { return false }); len(chosen) != 0 {
 		t.Errorf("a pool of nothing has %v", chosen)
+	}
+}
+
+// A node that has pods for a short time now and then, and makes the least number smaller, has no port of another node deleted or created.
+func TestLeastComesAndGoes(t *testing.T) {
+	free := ports(1+LeastSpare, func(i int, p *Port) { p.Attached = i == 0 })
+	for _, least := range []int{leastOfFew, LeastSpare} {
+		if plan := Decide(Demand{Pods: 1}, least, free, start.Add(2*Keep)); plan.Create != 0 || len(plan.Delete) != 0 {
+			t.Errorf("least %d: %+v", least, plan)
+		}
 	}
 }

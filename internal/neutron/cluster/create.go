@@ -31,7 +31,13 @@ func (r *round) plan(ctx context.Context) (time.Duration, error) {
 	var missing, spare []placed
 	problem := ""
 	_, pool, _ := objects.PodSubnet(r.v.Network, r.k.network) // without a subnet, bulks returns the error
-	least := ahead.Least(pool, len(r.v.Demand))
+	places := 0
+	for node := range r.v.Demand { // a pod may name a node that does not exist
+		if _, there := r.v.Hosts[node]; there {
+			places++
+		}
+	}
+	least := ahead.Least(pool, places)
 	for _, node := range r.v.Nodes() {
 		host, there := r.v.Hosts[node]
 		if !there {
