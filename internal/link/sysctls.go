@@ -11,6 +11,7 @@ type SysctlEntry struct {
 var sysctlTable = []SysctlEntry{
 	{"disable_ipv6", "ipv6", func(s *Sysctls) *Toggle { return &s.DisableIPv6 }},
 	{"accept_ra", "ipv6", func(s *Sysctls) *Toggle { return &s.AcceptRA }},
+	{"accept_dad", "ipv6", func(s *Sysctls) *Toggle { return &s.AcceptDAD }},
 	{"forwarding", "ipv4", func(s *Sysctls) *Toggle { return &s.Forwarding4 }},
 	{"forwarding", "ipv6", func(s *Sysctls) *Toggle { return &s.Forwarding6 }},
 	{"route_localnet", "ipv4", func(s *Sysctls) *Toggle { return &s.RouteLocalnet }},

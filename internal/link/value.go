@@ -99,6 +99,9 @@ type Sysctls struct {
 	DisableIPv6 Toggle
 	// AcceptRA Off ignores router advertisements (ipv6 accept_ra 0; On is 1).
 	AcceptRA Toggle
+	// AcceptDAD Off skips duplicate address detection, unless that of "all" is on (ipv6 accept_dad 0; On is 1). Until it has ended, the kernel
+	// uses no link-local address of the device, and resolves no neighbour for packets that it forwards there.
+	AcceptDAD Toggle
 	// Forwarding4 and Forwarding6 are the device's forwarding switches.
 	Forwarding4, Forwarding6 Toggle
 	// RouteLocalnet lets 127/8 be routed on the device (ipv4 route_localnet).

@@ -9,6 +9,7 @@ import (
 	"fmt"
 	"net"
 	"os/exec"
+	"slices"
 	"strings"
 	"testing"
 	"time"
@@ -323,4 +324,37 @@ func TestBridgeMACChanged(t *testing.T) {
 		t.Fatal(err)
 	}
 	testwait.Eventually(t, "the pod has the bridge's MAC", known(mac))
+}
+
+// TestBridgeLinkLocal: the bridge uses its link-local address as soon as it has it, which is with the first pod, so that packets from
+// elsewhere reach that pod by IPv6 at once. During duplicate address detection, the kernel would ask for no neighbour.
+func TestBridgeLinkLocal(t *testing.T) {
+	s := newStage(t)
+	h := serve(t, s)
+	result, err := add(t, h, "pod", space(t))
+	if err != nil {
+		t.Fatal(err)
+	}
+	var flags int
+	testwait.Eventually(t, "the bridge has a link-local address", func() error {
+		return s.space.Do(func(ns.NetNS) error {
+			bridge, err := netlink.LinkByName(result.Interfaces[0].Name)
+			if err != nil {
+				return err
+			}
+			addresses, err := netlink.AddrList(bridge, netlink.FAMILY_V6)
+			if err != nil {
+				return err
+			}
+			at := slices.IndexFunc(addresses, func(a netlink.Addr) bool { return a.IP.IsLinkLocalUnicast() })
+			if at < 0 {
+				return fmt.Errorf("only %v", addresses)
+			}
+			flags = addresses[at].Flags
+			return nil
+		})
+	})
+	if flags&unix.IFA_F_TENTATIVE != 0 {
+		t.Errorf("the link-local address is not usable yet: flags %#x", flags)
+	}
 }

@@ -232,7 +232,9 @@ func (n *Network) bridgeItems(b *bridge) map[link.Key]link.Item {
 	// A pod that has sent to the gateway while another program had changed the bridge's MAC has that one in its neighbour table.
 	sysctls := link.Sysctls{Forwarding4: link.On, RouteLocalnet: link.On, AcceptRA: link.Off, ARPNotify: link.On}
 	if slices.ContainsFunc(list, func(p netip.Prefix) bool { return p.Addr().Is6() }) {
-		sysctls.NDiscNotify = link.On
+		// The bridge's link-local address follows from its MAC. Its detection would begin with the first pod, and for seconds no forwarded
+		// IPv6 packet would reach a pod.
+		sysctls.NDiscNotify, sysctls.AcceptDAD = link.On, link.Off
 	}
 	out := map[link.Key]link.Item{}
 	for _, item := range []link.Item{
