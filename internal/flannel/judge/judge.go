@@ -265,12 +265,17 @@ func (j *Judge) follow(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("watching the API server: %w", err)
 	}
-	known, failed := false, false
+	known, placed, failed := false, false, false
 	for ctx.Err() == nil {
 		err := j.step(ctx, !known)
 		if err == nil && !known {
 			known = true
 			close(j.handed)
+		}
+		if !placed { // a problem of a policy does not keep nodes from being updated
+			var moved error
+			placed, moved = j.place(ctx)
+			err = errors.Join(err, moved)
 		}
 		var again <-chan time.Time
 		if err != nil && ctx.Err() == nil {
@@ -284,6 +289,7 @@ func (j *Judge) follow(ctx context.Context) error {
 		case <-ctx.Done():
 		case <-j.follower.Wake():
 		case <-j.nodes:
+			placed = false
 		case <-again:
 		}
 	}
@@ -304,18 +310,22 @@ func (j *Judge) step(ctx context.Context, first bool) error {
 			return err
 		}
 	}
-	refused := j.follower.Step(ctx, j.enforcer.Update)
+	return j.follower.Step(ctx, j.enforcer.Update)
+}
+
+// place hands over the nodes' addresses, once the tables have pods. done is false if it has to be called again.
+func (j *Judge) place(ctx context.Context) (done bool, err error) {
 	j.mu.Lock()
 	started := j.started
 	j.mu.Unlock()
 	if !started {
-		return refused
+		return false, nil
 	}
 	ranges, nodes, err := j.places(ctx)
-	if err != nil {
-		return errors.Join(refused, err)
+	if err == nil {
+		err = j.enforcer.Move(ctx, ranges, nodes)
 	}
-	return errors.Join(refused, j.enforcer.Move(ctx, ranges, nodes)) // a problem of a policy does not keep nodes from being updated
+	return err == nil, err
 }
 
 // places returns the ranges of the nodes' pods, and the nodes' addresses: those from which nodes reach pods, and those at which pods reach

@@ -4,6 +4,7 @@ package node_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"io"
 	"log/slog"
@@ -11,6 +12,7 @@ import (
 	"net/netip"
 	"os"
 	"os/exec"
+	"strings"
 	"testing"
 	"time"
 
@@ -25,6 +27,7 @@ import (
 	ctrlcache "sigs.k8s.io/controller-runtime/pkg/cache"
 
 	"weft.dev/weft/internal/apiservertest"
+	"weft.dev/weft/internal/cni"
 	"weft.dev/weft/internal/flannel/judge"
 	"weft.dev/weft/internal/flannel/node"
 	"weft.dev/weft/internal/network"
@@ -218,4 +221,80 @@ func TestNetworkPolicies(t *testing.T) {
 		t.Fatal(err)
 	}
 	testwait.Eventually(t, "after the policy", func() error { return passes(spaces["other"], to) })
+}
+
+// TestPlacesOfPods: a policy allows a pod of another node while its address is in that node's range, also if nothing but the Node changes.
+func TestPlacesOfPods(t *testing.T) {
+	clients, err := kubernetes.NewForConfig(server.Config())
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := newStage(t)
+	s.judge = enforcing(t)
+	ctx := t.Context()
+	h := serve(t, s)
+	const namespace, elsewhere = "places", "m"
+	at := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: elsewhere}}
+	selected := map[string]string{"app": "server"}
+	policy := &networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Name: "server"}, Spec: networkingv1.NetworkPolicySpec{
+		PodSelector: metav1.LabelSelector{MatchLabels: selected},
+		Ingress: []networkingv1.NetworkPolicyIngressRule{{From: []networkingv1.NetworkPolicyPeer{
+			{PodSelector: &metav1.LabelSelector{MatchLabels: map[string]string{"app": "remote"}}},
+		}}},
+	}}
+	nodes, pods := clients.CoreV1().Nodes(), clients.CoreV1().Pods(namespace)
+	_, err = clients.CoreV1().Namespaces().Create(ctx, &corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: namespace}}, metav1.CreateOptions{})
+	if err == nil {
+		_, err = clients.CoreV1().ServiceAccounts(namespace).Create(ctx, &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "default"}}, metav1.CreateOptions{})
+	}
+	if err == nil {
+		at, err = nodes.Create(ctx, at, metav1.CreateOptions{})
+	}
+	if err == nil {
+		_, err = clients.NetworkingV1().NetworkPolicies(namespace).Create(ctx, policy, metav1.CreateOptions{})
+	}
+	for name, node := range map[string]string{"server": "n", "remote": elsewhere} {
+		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, Labels: map[string]string{"app": name}}}
+		pod.Spec = corev1.PodSpec{NodeName: node, Containers: []corev1.Container{{Name: "c", Image: "i"}}}
+		if err == nil {
+			pod, err = pods.Create(ctx, pod, metav1.CreateOptions{})
+		}
+		if err == nil && node == elsewhere {
+			pod.Status = corev1.PodStatus{Phase: corev1.PodRunning, PodIP: "10.5.9.7", PodIPs: []corev1.PodIP{{IP: "10.5.9.7"}}}
+			_, err = pods.UpdateStatus(ctx, pod, metav1.UpdateOptions{})
+		}
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	req := cni.Request{Command: cni.CommandAdd, ContainerID: "server", IfName: "eth0", Netns: space(t).Path(), Args: cni.Args{PodNamespace: namespace, PodName: "server"}, NetConf: &cni.NetConf{}}
+	if _, err := h.Add(ctx, &req); err != nil {
+		t.Fatal(err)
+	}
+	allowed := func(want bool) func() error {
+		return func() error {
+			var table []byte
+			err := s.space.Do(func(ns.NetNS) (err error) {
+				table, err = exec.Command("nft", "list", "table", "inet", "weft-flannel-pods").CombinedOutput()
+				return err
+			})
+			if err != nil {
+				return fmt.Errorf("nft: %w: %s", err, table)
+			}
+			if !strings.Contains(string(table), "policy-ingress-") || strings.Contains(string(table), "10.5.9.7") != want {
+				return errors.New(string(table))
+			}
+			return nil
+		}
+	}
+	testwait.Eventually(t, "the policy is in effect, and the node has no range", allowed(false))
+	at.Spec.PodCIDR, at.Spec.PodCIDRs = "10.5.9.0/24", []string{"10.5.9.0/24"}
+	if _, err := nodes.Update(ctx, at, metav1.UpdateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	testwait.Eventually(t, "the pod is in the node's range", allowed(true))
+	if err := nodes.Delete(ctx, elsewhere, metav1.DeleteOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	testwait.Eventually(t, "the node is gone", allowed(false))
 }
