@@ -3,9 +3,11 @@
 package delegate
 
 import (
+	"bytes"
 	"encoding/json"
 	"fmt"
 	"net/netip"
+	"slices"
 	"strings"
 
 	"weft.dev/weft/internal/flannel/subnetenv"
@@ -190,3 +192,10 @@ func (c *Config) ipam(env *subnetenv.Env) (map[string]any, error) {
 	out["routes"] = routes
 	return out, nil
 }
+
+// CacheFile returns the content of the plugin's file for a delegate's configuration, which DEL passes on. Its end distinguishes it from a file
+// of flannel's plugin, which may be that of any interface of its container.
+func CacheFile(config []byte) []byte { return append(slices.Clone(bytes.TrimSpace(config)), '\n') }
+
+// OfWeft reports whether CacheFile has made this content of a file.
+func OfWeft(content []byte) bool { return bytes.HasSuffix(content, []byte("\n")) }

@@ -1,7 +1,6 @@
 package handover
 
 import (
-	"bytes"
 	"encoding/json"
 	"errors"
 	"fmt"
@@ -9,10 +8,10 @@ import (
 	"net/netip"
 	"os"
 	"path/filepath"
-	"slices"
 	"strings"
 
 	"weft.dev/weft/internal/attach"
+	"weft.dev/weft/internal/flannel/delegate"
 )
 
 const (
@@ -78,15 +77,8 @@ func (f *Files) Write(rec *attach.Record) error {
 			return errors.Join(err, f.release(rec, rec.Addresses[:i], false)) // the next plan need not have these addresses
 		}
 	}
-	return os.WriteFile(f.cacheFile(rec), CacheFile(f.Delegate), fileMode)
+	return os.WriteFile(f.cacheFile(rec), delegate.CacheFile(f.Delegate), fileMode)
 }
-
-// CacheFile returns the content of the plugin's file for a delegate's configuration. Its end distinguishes it from a file of flannel's plugin,
-// which may be that of any interface of its container.
-func CacheFile(delegate []byte) []byte { return append(slices.Clone(bytes.TrimSpace(delegate)), '\n') }
-
-// OfWeft reports whether CacheFile has made this content of a file.
-func OfWeft(content []byte) bool { return bytes.HasSuffix(content, []byte("\n")) }
 
 func (f *Files) reserve(path, content string) error {
 	file, err := os.OpenFile(path, os.O_WRONLY|os.O_CREATE|os.O_EXCL, fileMode)

@@ -13,7 +13,6 @@ import (
 	"github.com/containernetworking/cni/pkg/skel"
 
 	"weft.dev/weft/internal/flannel/delegate"
-	"weft.dev/weft/internal/flannel/handover"
 )
 
 // cache is the file with the configuration that was passed on for one attachment.
@@ -53,7 +52,7 @@ func (c cache) write(config []byte) error {
 	if err != nil {
 		return err
 	}
-	_, err = temporary.Write(handover.CacheFile(config))
+	_, err = temporary.Write(delegate.CacheFile(config))
 	if err = errors.Join(err, temporary.Sync(), temporary.Close()); err == nil {
 		err = os.Rename(temporary.Name(), c.path())
 	}
@@ -84,7 +83,7 @@ func (c cache) readLegacy() ([]byte, string, error) {
 		return nil, "", err
 	}
 	network, kind, err := identify(c.legacy(), config)
-	if err == nil && (network != c.network || handover.OfWeft(config)) {
+	if err == nil && (network != c.network || delegate.OfWeft(config)) {
 		err = fs.ErrNotExist
 	}
 	return config, kind, err
@@ -143,7 +142,7 @@ func caches(conf *delegate.Config) (map[delegate.Attachment]cache, error) {
 		if network, _, err := identify(c.path(), config); err != nil || network != conf.Name {
 			continue
 		}
-		c.unnamed = !named && !handover.OfWeft(config)
+		c.unnamed = !named && !delegate.OfWeft(config)
 		out[delegate.Attachment{ContainerID: container, IfName: ifName}] = c
 	}
 	return out, nil

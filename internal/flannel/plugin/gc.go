@@ -4,9 +4,7 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
-	"path/filepath"
 
-	"github.com/containernetworking/cni/pkg/invoke"
 	"github.com/containernetworking/cni/pkg/skel"
 	"github.com/containernetworking/cni/pkg/types"
 
@@ -56,12 +54,8 @@ func (c cache) collect(ctx context.Context, path string) error {
 	if err != nil {
 		return err
 	}
-	program, err := invoke.FindInPath(kind, filepath.SplitList(path))
+	_, err = execute(ctx, kind, path, config, "CNI_COMMAND=DEL", "CNI_CONTAINERID="+c.container, "CNI_IFNAME="+c.ifName, "CNI_NETNS=", "CNI_ARGS=")
 	if err != nil {
-		return err
-	}
-	args := &invoke.Args{Command: "DEL", ContainerID: c.container, IfName: c.ifName, Path: path}
-	if err := invoke.ExecPluginWithoutResult(ctx, program, config, args, nil); err != nil {
 		return wrap("DEL by delegate "+kind+" of "+c.ifName+" of "+c.container, err)
 	}
 	c.remove()
@@ -88,7 +82,7 @@ func delegateGC(ctx context.Context, conf *delegate.Config, path string) error {
 	if config, err = json.Marshal(fields); err != nil {
 		return err
 	}
-	if err := invoke.DelegateGC(ctx, conf.Type(), config, nil); err != nil {
+	if err := delegateTo(ctx, "GC", conf.Type(), path, config); err != nil {
 		return wrap("GC by delegate "+conf.Type(), err)
 	}
 	return nil

@@ -11,11 +11,8 @@ import (
 	"io"
 	"net/netip"
 	"os"
-	"path/filepath"
-	"slices"
 	"time"
 
-	"github.com/containernetworking/cni/pkg/invoke"
 	"github.com/containernetworking/cni/pkg/skel"
 	"github.com/containernetworking/cni/pkg/types"
 	"github.com/containernetworking/cni/pkg/version"
@@ -108,11 +105,11 @@ func (p *plugin) add(args *skel.CmdArgs) error {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), delegateTimeout)
 	defer cancel()
-	result, err := invoke.DelegateAdd(ctx, conf.Type(), config, nil)
+	result, err := addBy(ctx, conf.Type(), args.Path, config)
 	if err != nil {
 		// The delegate may have left something; what cannot be removed now, the runtime's DEL removes. After an earlier ADD without a DEL it
 		// removes everything: the attachment may be in use.
-		if errors.Is(missing, os.ErrNotExist) && invoke.DelegateDel(ctx, conf.Type(), config, nil) == nil {
+		if errors.Is(missing, os.ErrNotExist) && delegateTo(ctx, "DEL", conf.Type(), args.Path, config) == nil {
 			cached.remove()
 		}
 		return wrap("ADD by delegate "+conf.Type(), err)
@@ -126,6 +123,21 @@ func (p *plugin) add(args *skel.CmdArgs) error {
 		return types.NewError(types.ErrIncompatibleCNIVersion, "the delegate's result has no form in version "+answer, err.Error())
 	}
 	return converted.PrintTo(p.stdout)
+}
+
+// addBy has the delegate add the attachment.
+func addBy(ctx context.Context, kind, path string, config []byte) (types.Result, error) {
+	output, err := execute(ctx, kind, path, config, "CNI_COMMAND=ADD")
+	if err != nil {
+		return nil, err
+	}
+	return resultOf(config, output)
+}
+
+// delegateTo has the delegate execute a command that has no result.
+func delegateTo(ctx context.Context, command, kind, path string, config []byte) error {
+	_, err := execute(ctx, kind, path, config, "CNI_COMMAND="+command)
+	return err
 }
 
 func orErr(err error, serve func(*skel.CmdArgs) error, args *skel.CmdArgs) error {
@@ -161,7 +173,7 @@ func (p *plugin) del(args *skel.CmdArgs) error {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), delegateTimeout)
 	defer cancel()
-	if err := invoke.DelegateDel(ctx, kind, config, nil); err != nil {
+	if err := delegateTo(ctx, "DEL", kind, args.Path, config); err != nil {
 		return wrap("DEL by delegate "+kind, err) // the file stays for the next DEL
 	}
 	cached.remove()
@@ -205,7 +217,7 @@ func (p *plugin) check(args *skel.CmdArgs) error {
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), delegateTimeout)
 	defer cancel()
-	if err := invoke.DelegateCheck(ctx, kind, config, nil); err != nil {
+	if err := delegateTo(ctx, "CHECK", kind, args.Path, config); err != nil {
 		return wrap("CHECK by delegate "+kind, err)
 	}
 	return nil
@@ -286,21 +298,8 @@ func (p *plugin) status(args *skel.CmdArgs) error {
 	if err != nil || !known {
 		return err
 	}
-	if err := invoke.DelegateStatus(ctx, conf.Type(), config, nil); err != nil {
+	if err := delegateTo(ctx, "STATUS", conf.Type(), args.Path, config); err != nil {
 		return wrap("STATUS by delegate "+conf.Type(), err)
 	}
 	return nil
-}
-
-// speaks reports whether the delegate supports a verb that version 1.1.0 added. Older delegates answer it in different ways.
-func speaks(ctx context.Context, kind, path string) (bool, error) {
-	program, err := invoke.FindInPath(kind, filepath.SplitList(path))
-	if err != nil {
-		return false, types.NewError(types.ErrPluginNotAvailable, "delegate "+kind+" cannot be executed", err.Error())
-	}
-	info, err := invoke.GetVersionInfo(ctx, program, nil)
-	if err != nil {
-		return false, types.NewError(types.ErrPluginNotAvailable, "delegate "+kind+" does not report its versions", err.Error())
-	}
-	return slices.Contains(info.SupportedVersions(), "1.1.0"), nil
 }
