@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"net"
+	"slices"
 	"strconv"
 	"strings"
 	"syscall"
@@ -46,9 +47,8 @@ func (c *Client) Do(ctx context.Context, req *Request) (*types100.Result, error)
 // maxAnswer is the maximum size of an answer with its headers, in bytes.
 const maxAnswer = MaxBody + 16<<10
 
-// exchange sends a request and returns everything it receives until the agent closes the connection. The request is HTTP/1.0, so that the
-// answer is not chunked. It does not use the client of net/http, whose initialisation would take longer than the rest of the plugin's
-// start.
+// exchange sends a request and returns the answer. The request is HTTP/1.0, so that the answer is not chunked. It does not use the client of
+// net/http, whose initialisation would take longer than the rest of the plugin's start.
 func (c *Client) exchange(ctx context.Context, socket string, body []byte) ([]byte, error) {
 	conn, err := (&net.Dialer{}).DialContext(ctx, "unix", socket)
 	if errors.Is(err, syscall.ENOENT) || errors.Is(err, syscall.ECONNREFUSED) {
@@ -67,7 +67,7 @@ func (c *Client) exchange(ctx context.Context, socket string, body []byte) ([]by
 	request.WriteString("\r\n")
 	request.Write(body)
 	_, sendErr := conn.Write(request.Bytes()) // the server may refuse a request before it has read all of it, and still answers
-	answer, err := io.ReadAll(io.LimitReader(conn, maxAnswer+1))
+	answer, err := receive(conn)
 	switch {
 	case ctx.Err() != nil:
 		return nil, ctx.Err()
@@ -76,6 +76,29 @@ func (c *Client) exchange(ctx context.Context, socket string, body []byte) ([]by
 	default:
 		return nil, errors.Join(sendErr, err, io.ErrUnexpectedEOF)
 	}
+}
+
+// receive reads an answer: as much as its headers say, or without a length until the agent closes the connection. The agent closes it only
+// after its own work for the answer.
+func receive(conn io.Reader) ([]byte, error) {
+	const usual = 4 << 10
+	answer := make([]byte, 0, usual)
+	for len(answer) <= maxAnswer {
+		answer = slices.Grow(answer, usual)
+		count, err := conn.Read(answer[len(answer):cap(answer)])
+		answer = answer[:len(answer)+count]
+		if errors.Is(err, io.EOF) {
+			return answer, nil
+		}
+		if err != nil {
+			return answer, err
+		}
+		head, body, _ := bytes.Cut(answer, []byte(headEnd))
+		if length := lengthIn(string(head)); length > 0 && len(body) >= length {
+			return answer, nil
+		}
+	}
+	return answer, nil
 }
 
 func transportError(socket string, err error) *Error {
@@ -98,7 +121,7 @@ func transportError(socket string, err error) *Error {
 
 // readAnswer parses an HTTP answer: the status, headers up to an empty line, and the body.
 func readAnswer(socket string, req *Request, answer []byte) (*types100.Result, error) {
-	head, body, complete := bytes.Cut(answer, []byte("\r\n\r\n"))
+	head, body, complete := bytes.Cut(answer, []byte(headEnd))
 	first, headers, _ := strings.Cut(string(head), "\r\n")
 	protocol, rest, _ := strings.Cut(first, " ")
 	code, _, _ := strings.Cut(rest, " ")
@@ -126,6 +149,9 @@ func readAnswer(socket string, req *Request, answer []byte) (*types100.Result, e
 	}
 	return response.Result, nil
 }
+
+// headEnd ends the headers of an answer (RFC 9112, section 2.1).
+const headEnd = "\r\n\r\n"
 
 // lengthIn returns the length of the body according to the headers; 0 if they have none.
 func lengthIn(headers string) int {

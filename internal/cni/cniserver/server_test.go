@@ -501,6 +501,39 @@ func TestClientAgentAway(t *testing.T) {
 	}
 }
 
+// TestClientLength: the client returns when it has the whole answer, and does not wait until the agent closes the connection.
+func TestClientLength(t *testing.T) {
+	socket := filepath.Join(t.TempDir(), "x.sock")
+	listener, err := net.Listen("unix", socket)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = listener.Close() }()
+	const body = `{"result":{"cniVersion":"1.1.0"}}`
+	closed := make(chan error, 1)
+	go func() {
+		conn, err := listener.Accept()
+		if err != nil {
+			closed <- err
+			return
+		}
+		defer func() { _ = conn.Close() }()
+		_, _ = conn.Read(make([]byte, 64<<10))
+		for _, part := range []string{"HTTP/1.0 200 OK\r\nContent-", fmt.Sprintf("Length: %d\r\n\r\n", len(body)), body[:9], body[9:]} {
+			_, _ = io.WriteString(conn, part)
+		}
+		_, err = conn.Read(make([]byte, 1)) // until the client closes it
+		closed <- err
+	}()
+	result, err := (&cni.Client{Socket: socket}).Do(t.Context(), request(cni.CommandAdd))
+	if err != nil || result == nil {
+		t.Errorf("%v, %v", result, err)
+	}
+	if err := <-closed; !errors.Is(err, io.EOF) {
+		t.Error(err)
+	}
+}
+
 // TestClientStrangeAgent: whatever the answer is, the client returns an error with a code.
 func TestClientStrangeAgent(t *testing.T) {
 	const head = "HTTP/1.1 200 OK\r\nConnection: close\r\n\r\n"
