@@ -34,8 +34,8 @@ type Network interface {
 	// claims, Details and other values that it needs later; the caller sets the sandbox, the pod, the boot, state and time.
 	Plan(ctx context.Context, req *cni.Request, at placement.Decision, inUse attach.InUse) (attach.Record, error)
 	// Connect creates what the record describes. It returns once all rules that decide on the pod's traffic are in effect. A repeated call
-	// with the same record completes the attachment. Connect may call Records.Put to store more. What a failed Connect created is removed by
-	// Remove.
+	// with the same record completes the attachment. Connect may call Records.Put to store more. Once a restart would complete the attachment,
+	// it may also mark the record as attached; the caller does so otherwise. What a failed Connect created is removed by Remove.
 	Connect(ctx context.Context, rec *attach.Record) (*types100.Result, error)
 	// Close stops the pod's traffic at once, without the API server, even before HandedOver. What it cannot stop in time, it continues to stop
 	// in the background. An error is logged; only one that wraps a *cni.Error fails the DEL. The record is marked as closing after Close

@@ -332,10 +332,21 @@ func (h *Handler) undo(ctx context.Context, s *served, rec attach.Record) {
 	}
 }
 
+// markClosing marks the record of an attachment that is being removed, so that a restart does not treat it as attached.
+func markClosing(ctx context.Context, h *Handler, rec attach.Record) {
+	rec.State = attach.Closing
+	if err := h.store.Put(context.WithoutCancel(ctx), rec); err != nil {
+		h.opts.Log.Error("attachment not marked as closing; a restart would treat it as attached", "attachment", rec.Key().String(), "error", err)
+	}
+}
+
 // remove removes an attachment at once, and then its record. The caller holds its lock.
 func (h *Handler) remove(ctx context.Context, s *served, rec attach.Record) error {
 	key := rec.Key()
 	closed := s.network.Close(ctx, rec)
+	if have, err := h.store.Get(key); err == nil && have.State == attach.Attached { // an agent that starts meanwhile removes it too
+		markClosing(ctx, h, have)
+	}
 	if err := s.network.Remove(ctx, []attach.Record{rec})[key]; err != nil {
 		return errors.Join(err, closed)
 	}

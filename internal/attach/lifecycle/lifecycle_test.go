@@ -48,6 +48,8 @@ func (k *kernel) has(key attach.Key) (network string, open bool) {
 type memory struct {
 	name   string
 	kernel *kernel
+	// records, if not nil, get each record marked as attached by Connect.
+	records network.Records
 	// hang is the channel that Remove waits for; nil: none.
 	hang chan struct{}
 
@@ -103,10 +105,16 @@ func (m *memory) Plan(_ context.Context, req *cni.Request, at placement.Decision
 	return attach.Record{}, errors.New("no address is free")
 }
 
-func (m *memory) Connect(_ context.Context, rec *attach.Record) (*types100.Result, error) {
+func (m *memory) Connect(ctx context.Context, rec *attach.Record) (*types100.Result, error) {
 	m.kernel.mu.Lock()
 	m.kernel.made[rec.Key()], m.kernel.open[rec.Key()] = m.name, true
 	m.kernel.mu.Unlock()
+	if m.records != nil {
+		rec.State = attach.Attached
+		if err := m.records.Put(ctx, *rec); err != nil {
+			return nil, err
+		}
+	}
 	if err := m.call("connect", rec.Key()); err != nil {
 		return nil, err
 	}
@@ -383,6 +391,34 @@ func TestFailedAddIsUndone(t *testing.T) {
 	r.gone("b")
 	r.add("a")
 	r.add("b")
+}
+
+// TestMarkedByTheNetwork: a network may mark a record as attached. If its Connect fails nevertheless, the record is closing before anything
+// is removed: an agent that starts meanwhile would otherwise open the attachment again.
+func TestMarkedByTheNetwork(t *testing.T) {
+	r := newRig(t)
+	r.red.records = r.Records("red")
+	r.add("a")
+	if rec, err := r.store.Get(key("a")); err != nil || rec.State != attach.Attached {
+		t.Errorf("record: %+v, %v", rec, err)
+	}
+	broken := errors.New("the bridge is full")
+	r.red.fail["connect"], r.red.hang = []error{broken}, make(chan struct{})
+	failed := make(chan error, 1)
+	go func() {
+		_, err := r.Add(t.Context(), request(cni.CommandAdd, "b"))
+		failed <- err
+	}()
+	testwait.Until(t, "b is closed, and recorded so", func() bool {
+		rec, err := r.store.Get(key("b"))
+		_, open := r.kernel.has(key("b"))
+		return err == nil && rec.State == attach.Closing && !open
+	})
+	close(r.red.hang)
+	if err := <-failed; !errors.Is(err, broken) {
+		t.Errorf("ADD: %v", err)
+	}
+	r.gone("b")
 }
 
 func TestPlanAgain(t *testing.T) {

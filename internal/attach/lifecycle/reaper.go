@@ -42,16 +42,12 @@ func (r *reaper) add(key attach.Key) {
 	}
 }
 
-// takeOver queues an attachment that a request could not remove, and marks its record, so that a restart does not treat it as attached.
+// takeOver queues an attachment that a request could not remove, and marks its record.
 func (r *reaper) takeOver(ctx context.Context, key attach.Key) {
 	r.add(key)
 	rec, err := r.handler.store.Get(key)
-	if err != nil || rec.State == attach.Closing {
-		return
-	}
-	rec.State = attach.Closing
-	if err := r.handler.store.Put(context.WithoutCancel(ctx), rec); err != nil {
-		r.handler.opts.Log.Error("attachment not marked as closing; a restart would treat it as attached", "attachment", key.String(), "error", err)
+	if err == nil && rec.State != attach.Closing {
+		markClosing(ctx, r.handler, rec)
 	}
 }
 

@@ -148,7 +148,9 @@ type stage struct {
 	state  daemon.State
 	conf   string
 	judge  func() (node.Judge, error)
-	links  *machine.LinkLoop // of the last agent
+	// links and network are those of the last agent.
+	links   *machine.LinkLoop
+	network *node.Network
 	// annotations are those of the pods of serve's agents.
 	annotations map[string]string
 	// report and conflict receive what agents report.
@@ -250,6 +252,7 @@ func (s *stage) start(ctx context.Context, t *testing.T, records network.Records
 	if err != nil {
 		t.Fatal(err)
 	}
+	s.network = made
 	done := make(chan struct{}, 3)
 	go func() { _ = n.Links.Run(ctx); done <- struct{}{} }()
 	go func() { _ = n.Rules.Run(ctx); done <- struct{}{} }()

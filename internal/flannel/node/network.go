@@ -231,7 +231,8 @@ func hostName(req *cni.Request) string {
 	return "wf" + hex.EncodeToString(sum[:6])
 }
 
-// Connect implements network.Network.
+// Connect implements network.Network. Everything of the pod is made at the same time, but the pod joins the bridge only when all of it is
+// there: the rules, and the files by which host-local's addresses are the pod's.
 func (n *Network) Connect(ctx context.Context, rec *attach.Record) (*types100.Result, error) {
 	d, err := detailsOf(rec)
 	if err != nil {
@@ -240,12 +241,6 @@ func (n *Network) Connect(ctx context.Context, rec *attach.Record) (*types100.Re
 	pair, err := d.pair(rec)
 	if err != nil {
 		return nil, err
-	}
-	if err := d.Write(rec); err != nil {
-		if errors.Is(err, handover.ErrReserved) {
-			return nil, fmt.Errorf("%w: %w", network.ErrPlanAgain, err)
-		}
-		return nil, cni.Errorf(cni.CodeIO, "files for flannel's plugins: %w", err)
 	}
 	n.mu.Lock()
 	delete(n.shut, rec.Key())
@@ -259,18 +254,41 @@ func (n *Network) Connect(ctx context.Context, rec *attach.Record) (*types100.Re
 	group.Go(func() error { return n.ports.Apply(groupCtx, n.portFragment(rec, portItems(rec))) })
 	group.Go(func() error { return n.opts.Judge.Admit(groupCtx, []judge.Pod{judge.PodOf(rec)}) })
 	group.Go(func() error { return n.hostPorts.Publish(groupCtx, rec) })
-	if err := group.Wait(); err != nil {
+	group.Go(func() error { return d.write(rec) })
+	switch err := group.Wait(); {
+	case errors.Is(err, handover.ErrReserved):
+		if left := withdraw(context.WithoutCancel(ctx), n, []attach.Record{*rec}); left != nil {
+			return nil, errors.Join(left, err)
+		}
+		return nil, fmt.Errorf("%w: %w", network.ErrPlanAgain, err)
+	case err != nil:
 		return nil, err
 	}
-	// Everything that judges the pod is in effect: it joins the bridge.
-	err = n.opts.Node.Links.Apply(ctx, map[reconcile.Owner]map[link.Key]link.Item{linkOwner(rec): d.port(rec)})
-	if errors.Is(err, unix.EXFULL) {
-		return nil, cni.Errorf(cni.CodeRefused, "bridge %s is full: the kernel's bridges have 1,023 ports", d.Bridge)
-	}
-	if err != nil {
+	if err := join(ctx, n, rec, &d); err != nil {
 		return nil, err
 	}
 	return d.result(rec, created.HostMAC), nil
+}
+
+// join makes a pod a port of the bridge. Meanwhile it marks the record as attached: all else is in effect, and if the agent ends now, the
+// next one makes the port of the record.
+func join(ctx context.Context, n *Network, rec *attach.Record, d *details) error {
+	var group errgroup.Group
+	if rec.State != attach.Attached {
+		rec.State = attach.Attached
+		attached := *rec
+		group.Go(func() error {
+			if err := n.opts.Records.Put(ctx, attached); err != nil {
+				return cni.Errorf(cni.CodeIO, "%w", err)
+			}
+			return nil
+		})
+	}
+	err := n.opts.Node.Links.Apply(ctx, map[reconcile.Owner]map[link.Key]link.Item{linkOwner(rec): d.port(rec)})
+	if errors.Is(err, unix.EXFULL) {
+		err = cni.Errorf(cni.CodeRefused, "bridge %s is full: the kernel's bridges have 1,023 ports", d.Bridge)
+	}
+	return errors.Join(err, group.Wait())
 }
 
 func linkOwner(rec *attach.Record) reconcile.Owner { return reconcile.Owner(rec.Key().Owner()) }
@@ -306,15 +324,7 @@ func (n *Network) Close(ctx context.Context, rec attach.Record) error {
 // Remove implements network.Network.
 func (n *Network) Remove(ctx context.Context, recs []attach.Record) map[attach.Key]error {
 	failed := map[attach.Key]error{}
-	var names []string
-	var keys []attach.Key
-	links, ports := map[reconcile.Owner]map[link.Key]link.Item{}, map[reconcile.Owner]map[nftnl.Key]nftnl.Item{}
-	for i := range recs {
-		names, keys = append(names, recs[i].HostInterface), append(keys, recs[i].Key())
-		links[linkOwner(&recs[i])], ports[linkOwner(&recs[i])] = nil, nil
-	}
-	n.opts.Judge.Dismiss(keys)
-	err := errors.Join(n.opts.Node.Pods.Delete(ctx, names...), n.opts.Node.Links.Apply(ctx, links), n.ports.Apply(ctx, ports), n.hostPorts.Unpublish(ctx, recs))
+	err := withdraw(ctx, n, recs)
 	for i := range recs {
 		if recs[i].BootID != n.opts.Node.BootID { // it was never closed
 			n.addresses.keep(&recs[i])
@@ -328,14 +338,27 @@ func (n *Network) Remove(ctx context.Context, recs []attach.Record) map[attach.K
 		}
 	}
 	n.mu.Lock()
-	for _, key := range keys {
-		if failed[key] == nil {
+	for i := range recs {
+		if key := recs[i].Key(); failed[key] == nil {
 			delete(n.shut, key)
 		}
 	}
 	n.mu.Unlock()
 	n.conflictsEnded()
 	return failed
+}
+
+// withdraw removes what the kernel has of attachments.
+func withdraw(ctx context.Context, n *Network, recs []attach.Record) error {
+	var names []string
+	var keys []attach.Key
+	links, ports := map[reconcile.Owner]map[link.Key]link.Item{}, map[reconcile.Owner]map[nftnl.Key]nftnl.Item{}
+	for i := range recs {
+		names, keys = append(names, recs[i].HostInterface), append(keys, recs[i].Key())
+		links[linkOwner(&recs[i])], ports[linkOwner(&recs[i])] = nil, nil
+	}
+	n.opts.Judge.Dismiss(keys)
+	return errors.Join(n.opts.Node.Pods.Delete(ctx, names...), n.opts.Node.Links.Apply(ctx, links), n.ports.Apply(ctx, ports), n.hostPorts.Unpublish(ctx, recs))
 }
 
 // Discard implements network.Discarder: the record's addresses are free.

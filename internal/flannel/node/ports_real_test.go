@@ -225,6 +225,12 @@ func TestBridgeIsFull(t *testing.T) {
 	if _, err := add(t, h, "one-more", pod); err == nil || !strings.Contains(err.Error(), "bridge cni0 is full: the kernel's bridges have 1,023 ports") {
 		t.Errorf("one pod more: %v", err)
 	}
+	if files, err := filepath.Glob(filepath.Join(s.dir, "networks", "cbr0", "10.*")); len(files) != 1 || err != nil {
+		t.Errorf("addresses in use, with that of the refused pod: %v, %v", files, err)
+	}
+	if recs := h.Records(node.Name).Attached(); len(recs) != 1 || recs[0].ContainerID != "last" {
+		t.Errorf("attached: %+v", recs)
+	}
 	del(t, h, "last")
 	testwait.Eventually(t, "the next pod gets the port", func() error {
 		_, err := add(t, h, "one-more", pod)

@@ -2,6 +2,7 @@ package node
 
 import (
 	"encoding/json"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -13,6 +14,7 @@ import (
 
 	"weft.dev/weft/internal/attach"
 	"weft.dev/weft/internal/attach/plan"
+	"weft.dev/weft/internal/cni"
 	"weft.dev/weft/internal/flannel/address"
 	"weft.dev/weft/internal/flannel/handover"
 	"weft.dev/weft/internal/link"
@@ -98,6 +100,15 @@ func (d *details) pair(rec *attach.Record) (podlink.Pair, error) {
 	pair, err := plan.Pair(rec, &plan.Settings{HostGroup: hostGroup})
 	pair.PodRoutes = d.routes(rec)
 	return pair, err
+}
+
+// write writes the files for flannel's plugins.
+func (d *details) write(rec *attach.Record) error {
+	err := d.Write(rec)
+	if err == nil || errors.Is(err, handover.ErrReserved) {
+		return err
+	}
+	return cni.Errorf(cni.CodeIO, "files for flannel's plugins: %w", err)
 }
 
 // port makes the host veth a port of the bridge.
