@@ -4,6 +4,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"strings"
 
 	"weft.dev/weft/internal/attach"
 	"weft.dev/weft/internal/policy"
@@ -103,9 +104,12 @@ func (x *state) decide(rec *attach.Record) Decision {
 	isolation, known := x.index.Isolation(key)
 	d := Decision{Known: known, Isolation: isolation}
 	if x.perPolicy && known {
+		var names strings.Builder
 		for _, name := range x.index.Policies(key) {
-			d.Policies += name.String() + " "
+			names.WriteString(name.String())
+			names.WriteByte(' ')
 		}
+		d.Policies = names.String()
 	}
 	return d
 }
