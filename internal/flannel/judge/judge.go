@@ -470,6 +470,10 @@ func (j *Judge) start(ctx context.Context, pods []attach.Record) error {
 	j.mu.Lock()
 	j.started = true
 	j.mu.Unlock()
+	select {
+	case j.nodes <- struct{}{}: // a Node may have changed since they were read
+	default:
+	}
 	j.enforcer.ReportProblems()
 	j.revocations.Due(true) // policies may have changed while no agent ran
 	return j.revocations.Flush(ctx)

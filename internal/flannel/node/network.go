@@ -17,6 +17,7 @@ import (
 	"net"
 	"os"
 	"sync"
+	"time"
 
 	types100 "github.com/containernetworking/cni/pkg/types/100"
 	"github.com/vishvananda/netlink"
@@ -253,14 +254,15 @@ func (n *Network) Connect(ctx context.Context, rec *attach.Record) (*types100.Re
 	})
 	group.Go(func() error { return n.ports.Apply(groupCtx, n.portFragment(rec, portItems(rec))) })
 	group.Go(func() error { return n.opts.Judge.Admit(groupCtx, []judge.Pod{judge.PodOf(rec)}) })
-	group.Go(func() error { return n.hostPorts.Publish(groupCtx, rec) })
-	group.Go(func() error { return d.write(rec) })
+	group.Go(func() error {
+		if err := d.write(rec); err != nil {
+			return err
+		}
+		return n.hostPorts.Publish(groupCtx, rec) // only now are the addresses certainly the pod's
+	})
 	switch err := group.Wait(); {
 	case errors.Is(err, handover.ErrReserved):
-		if left := withdraw(context.WithoutCancel(ctx), n, []attach.Record{*rec}); left != nil {
-			return nil, errors.Join(left, err)
-		}
-		return nil, fmt.Errorf("%w: %w", network.ErrPlanAgain, err)
+		return nil, replan(ctx, n, rec, err)
 	case err != nil:
 		return nil, err
 	}
@@ -268,6 +270,22 @@ func (n *Network) Connect(ctx context.Context, rec *attach.Record) (*types100.Re
 		return nil, err
 	}
 	return d.result(rec, created.HostMAC), nil
+}
+
+// withdrawTimeout is how long an ADD removes what it has made before it is planned again.
+const withdrawTimeout = 10 * time.Second
+
+// replan returns ErrPlanAgain once nothing is left of what an ADD has made for an address that is another container's. An attachment that
+// was complete before stays: the caller removes it.
+func replan(ctx context.Context, n *Network, rec *attach.Record, reserved error) error {
+	if rec.State != attach.Attached {
+		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), withdrawTimeout)
+		defer cancel()
+		if err := withdraw(ctx, n, []attach.Record{*rec}); err != nil {
+			return errors.Join(err, reserved)
+		}
+	}
+	return fmt.Errorf("%w: %w", network.ErrPlanAgain, reserved)
 }
 
 // join makes a pod a port of the bridge. Meanwhile it marks the record as attached: all else is in effect, and if the agent ends now, the

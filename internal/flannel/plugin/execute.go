@@ -4,15 +4,18 @@ import (
 	"bytes"
 	"context"
 	"encoding/json"
+	"errors"
 	"fmt"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
+	"time"
 
 	"github.com/containernetworking/cni/pkg/types"
 	"github.com/containernetworking/cni/pkg/types/create"
 	"github.com/containernetworking/cni/pkg/version"
+	"golang.org/x/sys/unix"
 )
 
 // Delegates are executed as by CNI's library (package invoke). The library itself imports net/http, whose initialisation would take every
@@ -35,16 +38,32 @@ func execute(ctx context.Context, kind, path string, config []byte, env ...strin
 	if err != nil {
 		return nil, err
 	}
-	var stdout, stderr bytes.Buffer
-	cmd := exec.CommandContext(ctx, program)
-	cmd.Env = append(os.Environ(), env...)
-	cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(config), &stdout, &stderr
-	if err := cmd.Run(); err != nil {
-		return nil, failureOf(err, stdout.Bytes(), stderr.Bytes())
+	for try := 1; ; try++ {
+		var stdout, stderr bytes.Buffer
+		cmd := exec.CommandContext(ctx, program)
+		cmd.Env = append(os.Environ(), env...)
+		cmd.Stdin, cmd.Stdout, cmd.Stderr = bytes.NewReader(config), &stdout, &stderr
+		err := cmd.Run()
+		switch {
+		case err == nil:
+			_, _ = stderr.WriteTo(os.Stderr)
+			return stdout.Bytes(), nil
+		case !errors.Is(err, unix.ETXTBSY) || try == busyTries:
+			return nil, failureOf(err, stdout.Bytes(), stderr.Bytes())
+		}
+		select {
+		case <-ctx.Done():
+			return nil, fmt.Errorf("%s is being written: %w", program, ctx.Err())
+		case <-time.After(busyDelay):
+		}
 	}
-	_, _ = stderr.WriteTo(os.Stderr)
-	return stdout.Bytes(), nil
 }
+
+// An installer that writes a plugin in place keeps it from being executed meanwhile. No event reports the end of that.
+const (
+	busyTries = 20
+	busyDelay = 250 * time.Millisecond
+)
 
 // failureOf returns the error that a failed delegate has printed.
 func failureOf(err error, stdout, stderr []byte) error {

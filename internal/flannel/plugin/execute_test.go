@@ -1,11 +1,16 @@
 package plugin
 
 import (
+	"context"
 	"errors"
+	"os"
+	"os/exec"
+	"path/filepath"
 	"strings"
 	"testing"
 
 	"github.com/containernetworking/cni/pkg/types"
+	"golang.org/x/sys/unix"
 )
 
 const address = `"ips":[{"address":"10.5.9.9/24"}]`
@@ -59,6 +64,30 @@ func TestFailures(t *testing.T) {
 	}
 	if err := s.do((*plugin).add, `"delegate":{"type":"none"},`); err == nil || !strings.Contains(err.Error(), `no program "none" in CNI_PATH`) {
 		t.Errorf("a delegate that does not exist: %v", err)
+	}
+}
+
+// TestBusy: a delegate that is being written in place is executed once it is complete.
+func TestBusy(t *testing.T) {
+	s := newStage(t)
+	s.write("bridge", "#!/bin/sh\n", 0o700)
+	program := filepath.Join(s.dir, "bridge")
+	written, err := os.OpenFile(program, os.O_WRONLY, 0)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer func() { _ = written.Close() }()
+	if err := exec.Command(program).Run(); !errors.Is(err, unix.ETXTBSY) {
+		t.Fatalf("a program that is open for writing: %v", err)
+	}
+	limited, cancel := context.WithTimeout(t.Context(), busyDelay/2)
+	defer cancel()
+	if _, err := execute(limited, "bridge", s.dir, nil); !errors.Is(err, context.DeadlineExceeded) {
+		t.Errorf("it is not waited for: %v", err)
+	}
+	_ = written.Close()
+	if _, err := execute(t.Context(), "bridge", s.dir, nil); err != nil {
+		t.Error(err)
 	}
 }
 
