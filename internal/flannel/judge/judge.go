@@ -28,6 +28,7 @@ import (
 	"weft.dev/weft/internal/policy/follow"
 	"weft.dev/weft/internal/policy/nftables"
 	"weft.dev/weft/internal/reconcile"
+	"weft.dev/weft/internal/steps"
 )
 
 // Pod is an attached pod.
@@ -251,12 +252,7 @@ func (j *Judge) follow(ctx context.Context) error {
 	if err != nil {
 		return fmt.Errorf("watching the API server: %w", err)
 	}
-	signal := func(any) {
-		select {
-		case j.nodes <- struct{}{}:
-		default: // already signalled
-		}
-	}
+	signal := func(any) { steps.Wake(j.nodes) }
 	_, err = informer.AddEventHandler(cache.ResourceEventHandlerFuncs{AddFunc: signal, UpdateFunc: func(was, now any) {
 		if !samePlace(was, now) {
 			signal(now)
@@ -470,10 +466,7 @@ func (j *Judge) start(ctx context.Context, pods []attach.Record) error {
 	j.mu.Lock()
 	j.started = true
 	j.mu.Unlock()
-	select {
-	case j.nodes <- struct{}{}: // a Node may have changed since they were read
-	default:
-	}
+	steps.Wake(j.nodes) // a Node may have changed since they were read
 	j.enforcer.ReportProblems()
 	j.revocations.Due(true) // policies may have changed while no agent ran
 	return j.revocations.Flush(ctx)
