@@ -118,7 +118,7 @@ func (c *flowCompiler) Apply(effect policy.Effect, index *policy.Index) {
 }
 
 // Commit implements enforcer.Compiler.
-func (c *flowCompiler) Commit(_ *policy.Index, attachments []enforcer.Attachment, _ []attach.Record) []reconcile.Owner {
+func (c *flowCompiler) Commit(_ *policy.Index, attachments []enforcer.Attachment, _ []attach.Record, _ bool) []reconcile.Owner {
 	s := c.policies.settings.Load()
 	fragments := c.Changed()
 	for i := range attachments {

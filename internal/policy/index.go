@@ -47,6 +47,13 @@ func (x *Index) Policies(pod Key) []Key {
 	return list
 }
 
+// Isolates reports whether a policy isolates a pod in any direction.
+func (x *Index) Isolates(policy, pod Key) bool {
+	b, bound := x.policies.bound[policy]
+	g, known := x.cluster.groups[pod]
+	return bound && known && policy.Namespace == pod.Namespace && b.policy.Pods.Matches(g.labels)
+}
+
 // Addresses returns the addresses of a set, sorted; none if no rule names it.
 func (x *Index) Addresses(name SetName) []netip.Addr {
 	var list []netip.Addr

@@ -182,6 +182,11 @@ func New(node, bridge string, deps *network.Deps) (*Judge, error) {
 		Lock: lock, Rest: func() time.Duration { return revokeRest }, Log: deps.Log,
 		Settled: func(ctx context.Context, owners []reconcile.Owner) error { return j.settled(ctx, owners...) },
 		Revoke:  j.revoke,
+		Made: func() {
+			if compiler, is := j.enforcer.Compiler().(*nftables.Compiler); is {
+				compiler.Settle()
+			}
+		},
 	})
 	pods.altered = j.judgeAgain
 	j.enforcer = enforcer.New(enforcer.Options{
@@ -450,8 +455,8 @@ func (j *Judge) start(ctx context.Context, pods []attach.Record) error {
 		return err
 	}
 	config := nftables.Config{Bridge: j.bridge, Group: host.PodGroup, Priority: priority}
-	compiler := nftables.NewCompiler(j.tables[podsTable].loop)
-	compiler.GuardBy(j.tables[guardTable].loop, config)
+	compiler := nftables.NewCompiler(j.tables[podsTable].loop, config)
+	compiler.GuardBy(j.tables[guardTable].loop)
 	j.enforcer.Compile(compiler, ranges)
 	j.enforcer.Begin(nodes)
 	for _, first := range []struct {

@@ -45,6 +45,8 @@ const (
 	NDTarget
 	// IPNetwork is the first byte of an IPv4 packet's destination: a comparison with it costs less than one with a prefix of 8 bits.
 	IPNetwork
+	// ConntrackDirection is the direction of a packet within its connection. A packet that conntrack does not track has none.
+	ConntrackDirection
 )
 
 // SYN is the bit of TCPFlags in packets that open a connection.
@@ -56,6 +58,12 @@ const (
 	StateEstablished = 1 << 1
 	StateRelated     = 1 << 2
 	StateNew         = 1 << 3
+)
+
+// Values of ConntrackDirection (enum ip_conntrack_dir of nf_conntrack_tuple_common.h).
+const (
+	DirectionOriginal = 0
+	DirectionReply    = 1
 )
 
 // Ethernet types that a field implies, and their nfproto numbers.
@@ -118,6 +126,9 @@ func (f Field) info() fieldInfo {
 	case ConntrackState:
 		load := func(register uint32) expr.Any { return &expr.Ct{Key: expr.CtKeySTATE, Register: register} }
 		return fieldInfo{"ct state", 4, nftables.TypeCTState, 0, load, true}
+	case ConntrackDirection:
+		load := func(register uint32) expr.Any { return &expr.Ct{Key: expr.CtKeyDIRECTION, Register: register} }
+		return fieldInfo{"ct direction", 1, nftables.TypeCTDir, 0, load, false}
 	case EtherSource:
 		return fieldInfo{"ether saddr", 6, nftables.TypeEtherAddr, 0, payload(expr.PayloadBaseLLHeader, 6, 6), false}
 	case EtherDestination:
@@ -194,7 +205,7 @@ func Name(device string) Value {
 	return single(data)
 }
 
-// Byte is the value of TCPFlags, ICMPType, IP6HopLimit or IPNetwork.
+// Byte is the value of TCPFlags, ICMPType, IP6HopLimit, IPNetwork or ConntrackDirection.
 func Byte(number uint8) Value { return single([]byte{number}) }
 
 // Bits is a packet mark, a conntrack state or a device group.
@@ -224,7 +235,7 @@ func (f Field) textOf(data string) string {
 	case IPSource, IPDestination, IP6Source, IP6Destination, ARPSender, NDTarget:
 		address, _ := netip.AddrFromSlice([]byte(data))
 		return address.String()
-	case L4Proto, ICMPType, TCPFlags, IP6HopLimit, IPNetwork:
+	case L4Proto, ICMPType, TCPFlags, IP6HopLimit, IPNetwork, ConntrackDirection:
 		return strconv.Itoa(int(data[0]))
 	case SourcePort, DestinationPort:
 		return strconv.Itoa(int(binary.BigEndian.Uint16([]byte(data))))

@@ -37,7 +37,7 @@ func (e *Enforcer) HandOver() bool {
 		}
 	}
 	e.stale = map[policy.Key]struct{}{}
-	owners := e.compiler.Commit(e.index, attachments, e.closed)
+	owners := e.compiler.Commit(e.index, attachments, e.closed, e.revoked.due)
 	e.closed = nil
 	e.revoked.hand(owners)
 	return len(owners) > 0

@@ -37,9 +37,10 @@ type Compiler interface {
 	// Apply applies the effect of one change of the index. It is called right after that change.
 	Apply(effect policy.Effect, index *policy.Index)
 	// Commit hands over to the engine all changes since the last Commit, in one change and without waiting, together with the fragments of
-	// open attachments whose Decision changed. closed are the attachments detached since the last Commit. It returns the owners of the
-	// fragments that it handed over.
-	Commit(index *policy.Index, open []Attachment, closed []attach.Record) []reconcile.Owner
+	// open attachments whose Decision changed. closed are the attachments detached since the last Commit. revoking says that established
+	// connections may not be allowed any more: the engine may check their packets until they are removed (RevocationOptions.Made). Commit
+	// returns the owners of the fragments that it handed over.
+	Commit(index *policy.Index, open []Attachment, closed []attach.Record, revoking bool) []reconcile.Owner
 	// Narrowed reports whether a permission may have been revoked since the last call.
 	Narrowed() bool
 	// Clear drops everything that was compiled from the index.
@@ -290,6 +291,7 @@ func (x *state) update(change Change) {
 	}
 	for key, object := range change.Policies {
 		x.suspect(key, object, change.Problems[key])
+		x.touch(key)
 		if object == nil {
 			delete(x.objects, key)
 			x.follow(x.index.DeletePolicy(key))
@@ -297,6 +299,7 @@ func (x *state) update(change Change) {
 			x.objects[key] = struct{}{}
 			x.follow(x.index.SetPolicy(*object))
 		}
+		x.touch(key)
 	}
 	x.Narrow(false)
 	if len(change.Pods) > 0 {
@@ -323,23 +326,20 @@ func (x *state) follow(effect policy.Effect) {
 	for _, key := range effect.Pods {
 		x.stale[key] = struct{}{}
 	}
-	if x.perPolicy && len(effect.Policies) > 0 {
-		x.touch(effect.Policies)
-	}
 	if x.compiler != nil {
 		x.compiler.Apply(effect, x.index)
 	}
 }
 
-// touch marks the pods of these policies' namespaces as stale, so that their decisions are checked.
-func (x *state) touch(policies []policy.Key) {
-	namespaces := map[string]struct{}{}
-	for _, key := range policies {
-		namespaces[key.Namespace] = struct{}{}
+// touch marks the attached pods that a policy isolates as stale, so that their decisions are checked. It is called before and after a change
+// of the policy.
+func (x *state) touch(changed policy.Key) {
+	if !x.perPolicy {
+		return
 	}
-	for key := range x.attached {
-		if _, is := namespaces[key.Namespace]; is {
-			x.stale[key] = struct{}{}
+	for pod := range x.attached {
+		if x.index.Isolates(changed, pod) {
+			x.stale[pod] = struct{}{}
 		}
 	}
 }

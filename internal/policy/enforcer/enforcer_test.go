@@ -128,7 +128,7 @@ func start(t *testing.T) *node {
 			n.said = append(n.said, key.String()+": "+errors.Join(problems...).Error())
 		},
 	})
-	n.Compile(nftables.NewCompiler(n.loop), map[string][]netip.Prefix{"n2": {netip.MustParsePrefix("10.0.2.0/24")}})
+	n.Compile(nftables.NewCompiler(n.loop, nftables.Config{Bridge: bridge}), map[string][]netip.Prefix{"n2": {netip.MustParsePrefix("10.0.2.0/24")}})
 	n.Begin(nil)
 	static := nftables.Static(nftables.Config{Bridge: bridge})
 	if err := n.loop.Start(t.Context(), map[reconcile.Owner]nftables.Items{nftables.OwnerStatic: static}); err != nil {

@@ -88,7 +88,7 @@ func (x *state) unreported(sctp bool) map[policy.Key][]error {
 // isolatesHere reports whether a policy isolates a pod of this node.
 func (x *state) isolatesHere(key policy.Key) bool {
 	for pod := range x.attached {
-		if pod.Namespace == key.Namespace && slices.Contains(x.index.Policies(pod), key) {
+		if x.index.Isolates(key, pod) {
 			return true
 		}
 	}

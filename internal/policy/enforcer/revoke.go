@@ -21,6 +21,8 @@ type RevocationOptions struct {
 	Settled func(ctx context.Context, owners []reconcile.Owner) error
 	// Revoke ends what was allowed before the state in effect: cached verdicts, conntrack entries. Required.
 	Revoke func(ctx context.Context) error
+	// Made is called when all revocations that were due at once are made. The caller holds the lock. Nil: not called.
+	Made func()
 	// Caches says that the engine caches verdicts: then a Revoke follows every change soon.
 	Caches bool
 	// Rest returns how long a revocation that is not due at once may wait, so that several are made together. Required.
@@ -182,8 +184,12 @@ func (r *Revocations) begin() (handed map[reconcile.Owner]uint64, end func()) {
 		end = func() {
 			r.opts.Lock.Lock()
 			defer r.opts.Lock.Unlock()
-			if close(done); r.underway == done { // a later revocation covers what this one does
-				r.underway = nil
+			if close(done); r.underway != done { // a later revocation covers what this one does
+				return
+			}
+			r.underway = nil
+			if !r.due && r.opts.Made != nil {
+				r.opts.Made()
 			}
 		}
 	}

@@ -139,7 +139,7 @@ func (*counter) Apply(policy.Effect, *policy.Index) {}
 func (*counter) Narrowed() bool                     { return true }
 func (*counter) Clear()                             {}
 
-func (c *counter) Commit(*policy.Index, []enforcer.Attachment, []attach.Record) []reconcile.Owner {
+func (c *counter) Commit(*policy.Index, []enforcer.Attachment, []attach.Record, bool) []reconcile.Owner {
 	c.commits++
 	return []reconcile.Owner{"policy"}
 }

@@ -80,7 +80,11 @@ func familyOf(address netip.Addr) family {
 const mostAddresses = 8192
 
 // Static compiles the items that do not depend on policies.
-func Static(config Config) Items {
+func Static(config Config) Items { return compileStatic(config, false) }
+
+// compileStatic compiles the items that do not depend on policies. With judge, the packets of established connections are judged as well, in
+// the direction in which the connection began; replies pass.
+func compileStatic(config Config, judge bool) Items {
 	in, out := nftnl.Is(nftnl.InDevice, nftnl.Name(config.Bridge)), nftnl.Is(nftnl.OutDevice, nftnl.Name(config.Bridge))
 	items := []nftnl.Item{
 		&nftnl.Chain{Name: chainForward, Hook: nftnl.HookForward, Priority: config.Priority},
@@ -102,11 +106,20 @@ func Static(config Config) Items {
 	}
 	// Most packets belong to established connections: they leave the base chain as early as possible. In forward, they all get the bit,
 	// also those that no port of the bridge sends: to compare names of devices costs more, and the bit means nothing elsewhere.
-	established := nftnl.Rule{
+	established := []nftnl.Rule{{
 		Matches: []nftnl.Match{nftnl.AnyBit(nftnl.ConntrackState, nftnl.StateEstablished|nftnl.StateRelated)}, Verdict: nftnl.Accept(),
+	}}
+	if judge {
+		reply := nftnl.Is(nftnl.ConntrackDirection, nftnl.Byte(nftnl.DirectionReply))
+		established = []nftnl.Rule{
+			{Matches: []nftnl.Match{nftnl.AnyBit(nftnl.ConntrackState, nftnl.StateEstablished), reply}, Verdict: nftnl.Accept()},
+			{Matches: []nftnl.Match{nftnl.AnyBit(nftnl.ConntrackState, nftnl.StateRelated)}, Verdict: nftnl.Accept()},
+		}
 	}
-	passed := established
-	passed.Mark, passed.MarkMask = Judged, Judged
+	passed := slices.Clone(established)
+	for i := range passed {
+		passed[i].Mark, passed[i].MarkMask = Judged, Judged
+	}
 	// A packet that is dropped later has the bit in vain, so that setting it needs no rule of its own behind the others.
 	mark := nftnl.Rule{Matches: []nftnl.Match{in, out}, Mark: Judged, MarkMask: Judged}
 	mid := nftnl.Rule{Matches: midstream(), Verdict: nftnl.Jump(chainMid)}
@@ -116,8 +129,8 @@ func Static(config Config) Items {
 	egress := nftnl.Rule{Matches: []nftnl.Match{in}, Verdict: nftnl.Jump(chainEgress)}
 	ingress := nftnl.Rule{Matches: []nftnl.Match{out}, Verdict: nftnl.Goto(chainIngress)}
 	for chain, rules := range map[string][]nftnl.Rule{
-		chainForward: {passed, mark, mid, egress, ingress},
-		chainInput:   {others, established, {Verdict: nftnl.Jump(chainEgress)}},
+		chainForward: append(passed, mark, mid, egress, ingress),
+		chainInput:   slices.Concat([]nftnl.Rule{others}, established, []nftnl.Rule{{Verdict: nftnl.Jump(chainEgress)}}),
 		chainEgress:  judged(policy.Egress),
 		chainIngress: judged(policy.Ingress),
 		chainMid:     {from, to},

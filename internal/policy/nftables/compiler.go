@@ -24,11 +24,17 @@ type Table interface {
 // the node, and for the sets that their rules name. Other policies cost nothing.
 type Compiler struct {
 	table    Table
+	config   Config
 	guard    Table // nil: none
 	guards   Items
 	pods     map[attach.Key][]policy.Key
 	policies map[policy.Key]*used
 	sets     map[policy.SetName]int
+
+	// keeping are the attachments of pods whose established connections continue when they are no longer allowed. revoking says that the
+	// table judges the packets of established connections.
+	keeping  map[attach.Key]struct{}
+	revoking bool
 
 	dirtyPolicies map[policy.Key]struct{}
 	dirtySets     map[policy.SetName]struct{}
@@ -43,18 +49,18 @@ type used struct {
 
 var _ enforcer.Compiler = (*Compiler)(nil)
 
-// NewCompiler returns a Compiler for a table that already has the items of [Static].
-func NewCompiler(table Table) *Compiler {
+// NewCompiler returns a Compiler for a table that the caller starts with the items of [Static], owned by OwnerStatic.
+func NewCompiler(table Table, config Config) *Compiler {
 	return &Compiler{
-		table: table, pods: map[attach.Key][]policy.Key{}, policies: map[policy.Key]*used{}, sets: map[policy.SetName]int{},
-		dirtyPolicies: map[policy.Key]struct{}{}, dirtySets: map[policy.SetName]struct{}{},
+		table: table, config: config, pods: map[attach.Key][]policy.Key{}, policies: map[policy.Key]*used{}, sets: map[policy.SetName]int{},
+		keeping: map[attach.Key]struct{}{}, dirtyPolicies: map[policy.Key]struct{}{}, dirtySets: map[policy.SetName]struct{}{},
 	}
 }
 
 // GuardBy makes the compiler maintain the items of [Guard] in a second table, of family bridge, while a pod of the node is isolated or not
 // known. Without such a pod the guard would drop nothing that the policies forbid, and each bridged packet would cross it. It has to be called
 // before the first Commit.
-func (c *Compiler) GuardBy(table Table, config Config) { c.guard, c.guards = table, Guard(config) }
+func (c *Compiler) GuardBy(table Table) { c.guard, c.guards = table, Guard(c.config) }
 
 // Apply implements enforcer.Compiler.
 func (c *Compiler) Apply(effect policy.Effect, _ *policy.Index) {
@@ -90,15 +96,22 @@ func (c *Compiler) Clear() {
 	c.narrowed = true
 }
 
-// Commit implements enforcer.Compiler.
-func (c *Compiler) Commit(index *policy.Index, open []enforcer.Attachment, closed []attach.Record) []reconcile.Owner {
+// Commit implements enforcer.Compiler. The pass over conntrack that ends what is revoked takes the longer, the larger the kernel's table is.
+// Until it has ended, the table judges the packets of established connections. Connections that continue although no policy allows them
+// would be interrupted: if a pod has such connections, they all wait for the pass.
+func (c *Compiler) Commit(index *policy.Index, open []enforcer.Attachment, closed []attach.Record, revoking bool) []reconcile.Owner {
 	fragments, guards := map[reconcile.Owner]Items{}, map[reconcile.Owner]Items{}
 	for i := range closed {
 		fragments[podOwner(closed[i].Key())], guards[podOwner(closed[i].Key())] = nil, nil
+		delete(c.keeping, closed[i].Key())
 		c.use(closed[i].Key(), nil)
 	}
 	for i := range open {
 		rec := &open[i].Record
+		delete(c.keeping, rec.Key())
+		if open[i].Isolation.KeepsIngress || open[i].Isolation.KeepsEgress {
+			c.keeping[rec.Key()] = struct{}{}
+		}
 		var policies []policy.Key
 		var items Items
 		guard := c.guards
@@ -123,6 +136,10 @@ func (c *Compiler) Commit(index *policy.Index, open []enforcer.Attachment, close
 	}
 	clear(c.dirtyPolicies)
 	clear(c.dirtySets)
+	if judge := (c.revoking || revoking && len(fragments) > 0) && len(c.keeping) == 0; judge != c.revoking {
+		c.revoking = judge
+		fragments[OwnerStatic] = compileStatic(c.config, judge)
+	}
 	if c.guard != nil && len(guards) > 0 {
 		c.guard.Set(guards)
 	}
@@ -130,6 +147,14 @@ func (c *Compiler) Commit(index *policy.Index, open []enforcer.Attachment, close
 		c.table.Set(fragments)
 	}
 	return slices.Collect(maps.Keys(fragments))
+}
+
+// Settle ends that the table judges the packets of established connections: those that were revoked are removed.
+func (c *Compiler) Settle() {
+	if c.revoking {
+		c.revoking = false
+		c.table.Set(map[reconcile.Owner]Items{OwnerStatic: Static(c.config)})
+	}
 }
 
 // use records the policies that isolate the pod of an attachment.

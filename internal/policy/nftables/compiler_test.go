@@ -8,6 +8,7 @@ import (
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"pgregory.net/rapid"
 
 	"weft.dev/weft/internal/attach"
 	"weft.dev/weft/internal/nft/nftnl"
@@ -55,8 +56,8 @@ func TestChainsThatPodsNeed(t *testing.T) {
 		index.SetPolicy(compiled)
 	}
 	table, guard := fragments{}, fragments{}
-	c := nftables.NewCompiler(table)
-	c.GuardBy(guard, nftables.Config{Bridge: bridge, Group: 78})
+	c := nftables.NewCompiler(table, nftables.Config{Bridge: bridge, Group: 78})
+	c.GuardBy(guard)
 	for _, step := range []struct {
 		name           string
 		types          []networkingv1.PolicyType
@@ -73,9 +74,9 @@ func TestChainsThatPodsNeed(t *testing.T) {
 			isolate(step.types...)
 		}
 		if step.gone {
-			c.Commit(index, nil, []attach.Record{rec})
+			c.Commit(index, nil, []attach.Record{rec}, false)
 		} else {
-			c.Commit(index, []enforcer.Attachment{{Record: rec, Decision: enforcer.Decision{Known: !step.unknown}}}, nil)
+			c.Commit(index, []enforcer.Attachment{{Record: rec, Decision: enforcer.Decision{Known: !step.unknown}}}, nil, false)
 		}
 		if got := guard.has(nftnl.HookForward); got != step.guards {
 			t.Errorf("%s: guard %t", step.name, got)
@@ -84,4 +85,75 @@ func TestChainsThatPodsNeed(t *testing.T) {
 			t.Errorf("%s: chain of the node's packets %t", step.name, got)
 		}
 	}
+}
+
+// TestRevoking: from a revocation until it is made, the chains judge the packets of established connections as the first ones of new
+// connections, in the direction in which the connection began. Replies pass, and all packets while a pod keeps its connections.
+func TestRevoking(t *testing.T) {
+	rapid.Check(t, func(r *rapid.T) {
+		w := drawWorld(r)
+		table, fake := fragments{}, nftnl.NewFake()
+		c := nftables.NewCompiler(table, nftables.Config{Bridge: bridge, Priority: -1})
+		open := enforcer.Attachment{Record: attach.Record{ContainerID: "c", IfName: "eth0"}}
+		passes := func(items nftables.Items, hook nftnl.Hook, packet nftnl.Packet) bool {
+			if err := fake.Commit(t.Context(), reconcile.Diff(items, must(fake.Read(t.Context())))); err != nil {
+				r.Fatal(err)
+			}
+			verdict, _ := fake.Judge(hook, packet)
+			return verdict == nftnl.Accept()
+		}
+		pods, addresses := map[netip.Addr]bool{}, []netip.Addr{}
+		for _, pod := range w.Pods {
+			address := netip.MustParseAddr(pod.Status.PodIP)
+			pods[address], addresses = true, append(addresses, address)
+		}
+		from, to := sample(r, "from", append(addresses, netip.MustParseAddr("192.0.2.1"))...), sample(r, "to", addresses...)
+		p := packets[rapid.IntRange(0, len(packets)-1).Draw(r, "packet")]
+		p.Src, p.Dst = from, to
+		items := compile(r, w)
+		packet := func(state uint32, direction uint8) nftnl.Packet {
+			packet := packetOf(p, pods)
+			packet[nftnl.ConntrackState], packet[nftnl.ConntrackDirection] = nftnl.Bits(state), nftnl.Byte(direction)
+			return packet
+		}
+		original, reply := packet(nftnl.StateEstablished, nftnl.DirectionOriginal), packet(nftnl.StateEstablished, nftnl.DirectionReply)
+		for _, step := range []struct {
+			name            string
+			keeps, revoking bool
+			settled, judges bool
+		}{
+			{name: "no revocation"},
+			{name: "revocation", revoking: true, judges: true},
+			{name: "another change meanwhile", judges: true},
+			{name: "settled", settled: true},
+			{name: "revocation, with a pod that keeps connections", revoking: true, keeps: true},
+			{name: "revocation, without it", revoking: true, judges: true},
+			{name: "a pod that keeps connections, meanwhile", keeps: true},
+		} {
+			if step.settled {
+				c.Settle()
+			} else {
+				open.Isolation = policy.Isolation{Ingress: true, KeepsIngress: step.keeps}
+				c.Commit(policy.New("n1"), []enforcer.Attachment{open}, nil, step.revoking)
+			}
+			maps.Copy(items, table[nftables.OwnerStatic])
+			want := !step.judges || w.Allowed(p)
+			if got := passes(items, nftnl.HookForward, original); got != want {
+				r.Fatalf("%s: %+v passes %t, want %t", step.name, p, got, want)
+			}
+			if !passes(items, nftnl.HookForward, reply) || !passes(items, nftnl.HookForward, packet(nftnl.StateRelated, nftnl.DirectionOriginal)) {
+				r.Fatalf("%s: a reply, or an error about a connection, is dropped: %+v", step.name, p)
+			}
+			if pods[from] && !passes(items, nftnl.HookInput, reply) {
+				r.Fatalf("%s: a reply to the node is dropped: %+v", step.name, p)
+			}
+		}
+	})
+}
+
+func must[T any](value T, err error) T {
+	if err != nil {
+		panic(err)
+	}
+	return value
 }

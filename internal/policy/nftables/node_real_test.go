@@ -10,6 +10,7 @@ import (
 	"os/exec"
 	"strings"
 	"sync"
+	"sync/atomic"
 	"testing"
 	"time"
 
@@ -43,7 +44,11 @@ type node struct {
 	enforcer *enforcer.Enforcer
 	commits  *commits
 	end      func() // of the last loop
+	// beforePass is called before each pass over conntrack; nil: nothing.
+	beforePass atomic.Pointer[func()]
 }
+
+var config = nftables.Config{Bridge: bridge, Priority: -10}
 
 // commits counts the items that a loop changed.
 type commits struct {
@@ -166,7 +171,13 @@ func (n *node) begin(t *testing.T, w oracle.World) {
 			}
 			return err
 		},
-		Revoke: func(context.Context) error { return nftables.Flush(tracked, e.Revoked()) },
+		Revoke: func(context.Context) error {
+			if before := n.beforePass.Load(); before != nil {
+				(*before)()
+			}
+			return nftables.Flush(tracked, e.Revoked())
+		},
+		Made: func() { e.Compiler().(*nftables.Compiler).Settle() }, //nolint:forcetypeassert // its only one
 	})
 	e = enforcer.New(enforcer.Options{
 		Node: "n1", Lock: lock, Revocations: revocations, PerPolicy: true, Families: enforcer.Families{IPv4: true, IPv6: true},
@@ -179,13 +190,13 @@ func (n *node) begin(t *testing.T, w oracle.World) {
 		rec := record(pod)
 		e.Open(&rec)
 	}
-	e.Compile(nftables.NewCompiler(n.loop), nil)
+	e.Compile(nftables.NewCompiler(n.loop, config), nil)
 	e.Begin(nil)
 }
 
 func (n *node) start(t *testing.T) {
 	t.Helper()
-	static := map[reconcile.Owner]nftables.Items{nftables.OwnerStatic: nftables.Static(nftables.Config{Bridge: bridge, Priority: -10})}
+	static := map[reconcile.Owner]nftables.Items{nftables.OwnerStatic: nftables.Static(config)}
 	if err := n.loop.Start(t.Context(), static); err != nil {
 		t.Fatal(err)
 	}

@@ -84,6 +84,66 @@ func TestRevoked(t *testing.T) {
 	goesOn("begun by the node, to a pod isolated for egress", fromNode)
 }
 
+// What a policy does not allow any more stops with the transaction of nftables, before the pass over conntrack, which takes the longer the
+// larger the kernel's table is. What an isolated pod began continues, and what a policy keeps as well.
+func TestRevokedBeforeThePass(t *testing.T) {
+	n := newNode(t, 3)
+	n.start(t)
+	open := web(false)
+	if err := n.enforcer.Update(t.Context(), changeOf(t, open)); err != nil {
+		t.Fatal(err)
+	}
+	n.admit(t, open)
+	connect := func(from string, network, to string, port uint16) net.Conn {
+		t.Helper()
+		c, err := dial(t, from, network, netip.AddrPortFrom(netip.MustParseAddr(to), port), patience)
+		if err != nil {
+			t.Fatal(err)
+		}
+		t.Cleanup(func() { c.Close() })
+		return c
+	}
+	in := map[string]net.Conn{
+		"TCP": connect(n.pods[1], "tcp", "10.0.0.1", 80), "UDP": connect(n.pods[1], "udp", "fd00::1", 85), "TCP from outside": connect(n.outside, "tcp", "10.0.0.1", 80),
+	}
+	out := map[string]net.Conn{
+		"TCP": connect(n.pods[0], "tcp", "10.0.0.2", 80), "to the node": connect(n.pods[0], "tcp", gateway4, 80), "from the node": connect(n.space, "tcp", "10.0.0.1", 80),
+	}
+	for _, step := range []struct {
+		name      string
+		world     oracle.World
+		in, out   bool
+		mustCheck bool
+	}{
+		{"kept", web(true, networkingv1.PolicyTypeIngress, networkingv1.PolicyTypeEgress), true, true, false},
+		{"isolated for ingress", web(false, networkingv1.PolicyTypeIngress), false, true, true},
+	} {
+		checked := false
+		check := func() {
+			checked = true
+			for side, conns := range map[bool]map[string]net.Conn{step.in: in, step.out: out} {
+				for what, c := range conns {
+					wait := impatience
+					if side {
+						wait = patience
+					}
+					if err := echo(c, wait); side != (err == nil) {
+						t.Errorf("%s: %s before the pass: %v", step.name, what, err)
+					}
+				}
+			}
+		}
+		n.beforePass.Store(&check)
+		if err := n.enforcer.Update(t.Context(), changeOf(t, step.world)); err != nil {
+			t.Fatal(err)
+		}
+		n.beforePass.Store(nil)
+		if step.mustCheck && !checked {
+			t.Errorf("%s: no pass over conntrack", step.name)
+		}
+	}
+}
+
 // push makes the server send at TCP port 7 at each value in the channel.
 func (n *node) push(t *testing.T) chan struct{} {
 	t.Helper()
