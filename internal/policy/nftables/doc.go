@@ -25,8 +25,10 @@
 // not judged.
 //
 // An established connection passes without being judged again. When a permission is revoked, [Flush] removes the entries of its
-// connections from conntrack, and later packets are judged as new. Then the replying side of a TCP connection could make a new connection
-// of it, because conntrack picks up connections in the middle: the chains midstream-from and midstream-to drop such packets.
+// connections from conntrack, and later packets are judged as new. Until it has, the rules of forward and input accept only replies and
+// related packets, so that the side that began a connection is judged from the transaction on ([Compiler.Commit]). After it, the
+// replying side of a TCP connection could make a new connection of it, because conntrack picks up connections in the middle: the chains
+// midstream-from and midstream-to drop such packets.
 //
 // Pods with the same policies share a chain. A policy costs its rules and sets; a rule costs one nftables rule for each of
 // its peer sets and address families, however many services it has.
