@@ -47,6 +47,12 @@ func (x *Index) Policies(pod Key) []Key {
 	return list
 }
 
+// HasPolicy reports whether the index has a policy.
+func (x *Index) HasPolicy(policy Key) bool {
+	_, has := x.policies.bound[policy]
+	return has
+}
+
 // Isolates reports whether a policy isolates a pod in any direction.
 func (x *Index) Isolates(policy, pod Key) bool {
 	b, bound := x.policies.bound[policy]

@@ -182,6 +182,7 @@ func New(node, bridge string, deps *network.Deps) (*Judge, error) {
 		Lock: lock, Rest: func() time.Duration { return revokeRest }, Log: deps.Log,
 		Settled: func(ctx context.Context, owners []reconcile.Owner) error { return j.settled(ctx, owners...) },
 		Revoke:  j.revoke,
+		Apart:   true,
 		Made: func() {
 			if compiler, is := j.enforcer.Compiler().(*nftables.Compiler); is {
 				compiler.Settle()
@@ -459,12 +460,9 @@ func (j *Judge) start(ctx context.Context, pods []attach.Record) error {
 	compiler.GuardBy(j.tables[guardTable].loop)
 	j.enforcer.Compile(compiler, ranges)
 	j.enforcer.Begin(nodes)
-	for _, first := range []struct {
-		table  string
-		static nftables.Items
-	}{{guardTable, nil}, {podsTable, nftables.Static(config)}} {
-		if err := j.tables[first.table].loop.Start(ctx, map[reconcile.Owner]nftables.Items{nftables.OwnerStatic: first.static}); err != nil {
-			return fmt.Errorf("table %s: %w", first.table, err)
+	for _, name := range []string{guardTable, podsTable} {
+		if err := j.tables[name].loop.Start(ctx, nil); err != nil {
+			return fmt.Errorf("table %s: %w", name, err)
 		}
 	}
 	j.sweep(ranges[j.node], pods)

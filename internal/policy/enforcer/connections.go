@@ -7,15 +7,16 @@ import (
 )
 
 // Revoked returns a function that reports whether an established connection must end: the policies of this node's pods no longer allow
-// it, and do not keep it. The function must not be called for connections that the node itself began. It takes the lock.
+// it, and do not keep it, or an attachment is closed. The function must not be called for connections that the node itself began. It takes the lock.
 func (e *Enforcer) Revoked() func(c policy.Connection) bool {
 	e.lock.Lock()
 	defer e.lock.Unlock()
-	here := map[netip.Addr]policy.Key{}
+	here, closed := map[netip.Addr]policy.Key{}, map[netip.Addr]bool{}
 	for key, records := range e.attached {
 		for _, rec := range records {
+			known := e.lent || e.decide(&rec).Known
 			for _, address := range rec.Addresses {
-				here[address.Addr()] = key
+				here[address.Addr()], closed[address.Addr()] = key, !known
 			}
 		}
 	}
@@ -24,6 +25,9 @@ func (e *Enforcer) Revoked() func(c policy.Connection) bool {
 		destination, toHere := here[c.Destination]
 		if !fromHere && !toHere || c.Source == c.Destination {
 			return false
+		}
+		if closed[c.Source] || closed[c.Destination] {
+			return true
 		}
 		e.lock.Lock()
 		defer e.lock.Unlock()

@@ -62,9 +62,27 @@ type Decision struct {
 	Policies string
 }
 
-// narrower reports whether a decision allows less than another.
+// narrower reports whether a decision may allow less than another. A pod that stays isolated loses what the policies allow that no longer
+// isolate it; another policy only allows more.
 func (d Decision) narrower(than Decision) bool {
-	return than.Known && (!d.Known || d.Isolation.Narrower(than.Isolation) || d.Policies != than.Policies)
+	return than.Known && (!d.Known || d.Isolation.Narrower(than.Isolation) || (d.Isolation.Ingress || d.Isolation.Egress) && d.lacks(than))
+}
+
+// lacks reports whether a decision lacks policies of another.
+func (d Decision) lacks(than Decision) bool {
+	if d.Policies == than.Policies {
+		return false
+	}
+	have := map[string]struct{}{}
+	for name := range strings.FieldsSeq(d.Policies) {
+		have[name] = struct{}{}
+	}
+	for name := range strings.FieldsSeq(than.Policies) {
+		if _, is := have[name]; !is {
+			return true
+		}
+	}
+	return false
 }
 
 // Options of an Enforcer.
@@ -153,7 +171,7 @@ func newState(opts Options) state {
 	}
 }
 
-// Update applies a change, and returns once its effect is in effect, including revocations. Before Compile it only stores the change. All
+// Update applies a change, and returns once its effect is in effect, including revocations unless these are apart. Before Compile it only stores the change. All
 // objects must be in changes before the network begins to isolate by policies, because from then on unknown pods are closed. An error of
 // one fragment does not keep others from being in effect or revoked.
 func (e *Enforcer) Update(ctx context.Context, change Change) error {

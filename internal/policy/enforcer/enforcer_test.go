@@ -130,8 +130,7 @@ func start(t *testing.T) *node {
 	})
 	n.Compile(nftables.NewCompiler(n.loop, nftables.Config{Bridge: bridge}), map[string][]netip.Prefix{"n2": {netip.MustParsePrefix("10.0.2.0/24")}})
 	n.Begin(nil)
-	static := nftables.Static(nftables.Config{Bridge: bridge})
-	if err := n.loop.Start(t.Context(), map[reconcile.Owner]nftables.Items{nftables.OwnerStatic: static}); err != nil {
+	if err := n.loop.Start(t.Context(), nil); err != nil {
 		t.Fatal(err)
 	}
 	return n
@@ -197,6 +196,10 @@ func TestClosedUntilKnown(t *testing.T) {
 	if n.allows("192.0.2.1", "10.0.1.5") {
 		t.Error("open for a pod that had the name before")
 	}
+	c := policy.Connection{Source: netip.MustParseAddr("192.0.2.1"), Destination: netip.MustParseAddr("10.0.1.5"), Protocol: policy.TCP, Port: 80}
+	if !n.Revoked()(c) {
+		t.Error("the connections of a closed attachment go on")
+	}
 	waited := make(chan error, 1)
 	go func() { waited <- n.Await(t.Context(), &rec) }()
 	n.update(t, enforcer.Change{Pods: pod("server", "n1", "")})
@@ -204,7 +207,7 @@ func TestClosedUntilKnown(t *testing.T) {
 		t.Fatal(err)
 	}
 	n.update(t, enforcer.Change{})
-	if !n.allows("192.0.2.1", "10.0.1.5") {
+	if !n.allows("192.0.2.1", "10.0.1.5") || n.Revoked()(c) {
 		t.Error("closed although nothing isolates the pod")
 	}
 	n.update(t, enforcer.Change{Pods: map[policy.Key]*enforcer.Pod{{Namespace: "a", Name: "server"}: nil}})

@@ -11,6 +11,7 @@ import (
 	"time"
 
 	"weft.dev/weft/internal/reconcile"
+	"weft.dev/weft/internal/steps"
 )
 
 // RevocationOptions are options of Revocations.
@@ -23,6 +24,9 @@ type RevocationOptions struct {
 	Revoke func(ctx context.Context) error
 	// Made is called when all revocations that were due at once are made. The caller holds the lock. Nil: not called.
 	Made func()
+	// Apart says that changes do not wait for revocations: Run makes those that are due at once as soon as the change is in effect. The next
+	// change then waits for none either.
+	Apart bool
 	// Caches says that the engine caches verdicts: then a Revoke follows every change soon.
 	Caches bool
 	// Rest returns how long a revocation that is not due at once may wait, so that several are made together. Required.
@@ -35,7 +39,8 @@ type RevocationOptions struct {
 // was deleted, or an engine with caches allows something new, it happens within Rest, for all changes until then together.
 type Revocations struct {
 	opts RevocationOptions
-	soon chan struct{}
+	// soon and now wake Run: to make a revocation after a rest, and at once.
+	soon, now chan struct{}
 
 	// due and later say that a revocation is due at once, or soon. handed are owners whose handed-over fragments may not be in effect, each with
 	// the number of the change that handed them over last; changes counts these. Lock guards them.
@@ -46,12 +51,12 @@ type Revocations struct {
 	underway chan struct{}
 }
 
-// NewRevocations returns Revocations. Run makes those that are not due at once.
+// NewRevocations returns Revocations. Run makes those that are not due at once, or apart.
 func NewRevocations(opts RevocationOptions) *Revocations {
 	if opts.Log == nil {
 		opts.Log = slog.New(slog.DiscardHandler)
 	}
-	return &Revocations{opts: opts, soon: make(chan struct{}, 1), handed: map[reconcile.Owner]uint64{}}
+	return &Revocations{opts: opts, soon: make(chan struct{}, 1), now: make(chan struct{}, 1), handed: map[reconcile.Owner]uint64{}}
 }
 
 // note notes a revocation; gone says that a deleted pod is the cause. The caller holds the lock.
@@ -106,10 +111,7 @@ func (r *Revocations) wake() {
 	if !r.later && !r.due {
 		return
 	}
-	select {
-	case r.soon <- struct{}{}:
-	default: // Run has a wake-up waiting
-	}
+	steps.Wake(r.soon)
 }
 
 // inEffect waits until the engine has tried the fragments of these owners, and returns why some of them are not in effect. some reports
@@ -136,10 +138,15 @@ func (r *Revocations) inEffect(ctx context.Context, handed map[reconcile.Owner]u
 }
 
 // effective waits until the engine has tried the fragments of these owners, and makes a revocation that is due at once, also if some of
-// the fragments are refused: the revocation is repeated when these are in effect. If all are refused, nothing is to be revoked yet.
+// the fragments are refused: the revocation is repeated when these are in effect. If all are refused, nothing is to be revoked yet. With
+// Apart, Run makes the revocation.
 func (r *Revocations) effective(ctx context.Context, handed map[reconcile.Owner]uint64) error {
+	flush := r.Flush
+	if r.opts.Apart {
+		flush = r.hurry
+	}
 	if len(handed) == 0 {
-		return r.Flush(ctx)
+		return flush(ctx)
 	}
 	some, err := r.inEffect(ctx, handed)
 	if err != nil {
@@ -148,7 +155,19 @@ func (r *Revocations) effective(ctx context.Context, handed map[reconcile.Owner]
 	if err != nil && !some {
 		return err
 	}
-	return errors.Join(err, r.Flush(ctx))
+	return errors.Join(err, flush(ctx))
+}
+
+// hurry wakes Run to make at once a revocation that is due at once. It takes the lock.
+func (r *Revocations) hurry(context.Context) error {
+	r.opts.Lock.Lock()
+	defer r.opts.Lock.Unlock()
+	if r.due {
+		steps.Wake(r.now)
+	} else {
+		r.wake()
+	}
+	return nil
 }
 
 // Flush makes a revocation if it is due at once, and wakes Run if it is due soon. If another call is making one that was due at once, it
@@ -201,8 +220,12 @@ func (r *Revocations) begin() (handed map[reconcile.Owner]uint64, end func()) {
 func (r *Revocations) revoke(ctx context.Context, handed map[reconcile.Owner]uint64, end func()) error {
 	defer end()
 	if len(handed) > 0 {
-		_, err := r.inEffect(ctx, handed)
-		r.Due(err != nil) // the engine reports the owner's failure
+		if _, err := r.inEffect(ctx, handed); err != nil { // the engine reports the owner's failure
+			r.opts.Lock.Lock()
+			r.due = true
+			r.wake() // the caller may not call again
+			r.opts.Lock.Unlock()
+		}
 	}
 	err := r.opts.Revoke(ctx)
 	if err != nil {
@@ -226,21 +249,22 @@ func (r *Revocations) revokeDue(ctx context.Context) error {
 	return r.revoke(ctx, handed, end)
 }
 
-// Run makes the revocations that are not due at once, until ctx ends.
+// Run makes the revocations that are not due at once, or apart, until ctx ends. What is due again afterwards, because it failed, rests first.
 func (r *Revocations) Run(ctx context.Context) error {
+	var rest <-chan time.Time
 	for {
 		select {
 		case <-ctx.Done():
 			return nil
 		case <-r.soon:
+			if rest == nil {
+				rest = time.After(r.opts.Rest())
+			}
+			continue
+		case <-r.now:
+		case <-rest:
 		}
-		timer := time.NewTimer(r.opts.Rest())
-		select {
-		case <-ctx.Done():
-			timer.Stop()
-			return nil
-		case <-timer.C:
-		}
+		rest = nil
 		if err := r.revokeDue(ctx); err != nil && ctx.Err() == nil {
 			r.opts.Log.Warn("revoked permissions may still be in use; trying again", "error", err)
 		}

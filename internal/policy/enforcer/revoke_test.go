@@ -3,6 +3,7 @@ package enforcer_test
 import (
 	"context"
 	"errors"
+	"slices"
 	"sync"
 	"testing"
 	"testing/synctest"
@@ -193,6 +194,61 @@ func TestRevocationWaitsForTheLastFragment(t *testing.T) {
 		}
 		if revoked != 3 {
 			t.Errorf("both changes are reported as in effect, and what the %d. allowed is not revoked", revoked)
+		}
+	})
+}
+
+// TestApart: with Apart, a change waits for no revocation. Run makes it at once, and Made follows when the last that was due has been made, not
+// one that failed. What failed rests before it is tried again.
+func TestApart(t *testing.T) {
+	synctest.Test(t, func(t *testing.T) {
+		const rest, pass = time.Minute, time.Second
+		lock, failures, settled := &sync.Mutex{}, 0, 0
+		var begun []time.Duration
+		start := time.Now()
+		c := &counter{}
+		r := enforcer.NewRevocations(enforcer.RevocationOptions{
+			Lock: lock, Rest: func() time.Duration { return rest }, Apart: true,
+			Settled: func(context.Context, []reconcile.Owner) error { return nil },
+			Revoke: func(context.Context) error {
+				begun = append(begun, time.Since(start))
+				time.Sleep(pass)
+				if failures > 0 {
+					failures--
+					return errors.New("broken")
+				}
+				return nil
+			},
+			Made: func() { settled++ },
+		})
+		e := enforcer.New(enforcer.Options{Node: "n1", Lock: lock, Revocations: r, PerPolicy: true})
+		e.Compile(c, nil)
+		e.Begin(nil)
+		ctx, stop := context.WithCancel(t.Context())
+		ended := make(chan error, 1)
+		go func() { ended <- r.Run(ctx) }()
+		change := func(wantSettled int, want ...time.Duration) {
+			t.Helper()
+			begun, start = nil, time.Now()
+			if err := e.Update(t.Context(), enforcer.Change{}); err != nil || time.Since(start) > 0 {
+				t.Errorf("a change ended after %v with %v", time.Since(start), err)
+			}
+			time.Sleep(pass / 2)
+			if settled != wantSettled-1 {
+				t.Error("a revocation that is being made is reported as made")
+			}
+			time.Sleep(2 * rest)
+			synctest.Wait()
+			if !slices.Equal(begun, want) || settled != wantSettled || r.Pending() {
+				t.Errorf("passes began at %v, want %v; %d were reported as made, want %d; pending %t", begun, want, settled, wantSettled, r.Pending())
+			}
+		}
+		change(1, 0)
+		failures = 1
+		change(2, 0, pass+rest)
+		stop()
+		if err := <-ended; err != nil {
+			t.Error(err)
 		}
 	})
 }

@@ -23,7 +23,7 @@ type Config struct {
 	Priority int
 }
 
-// Judged is the bit of the mark of packets that both directions have allowed, and of all forwarded packets of established connections. It
+// Judged is the bit of the mark of packets that both directions have allowed, and of forwarded packets of established connections. It
 // is set while the packet is in the node. The guard of the bridge drops packets between ports without it. kube-proxy (bits 14, 15) and
 // Weft's overlay use other bits.
 const Judged = 1 << 27
@@ -286,11 +286,14 @@ func Pod(index *policy.Index, key policy.Key, addresses []netip.Addr) Items {
 	for _, side := range []struct {
 		direction policy.Direction
 		isolates  bool
+		keeps     bool
 		verdicts  string
-	}{{policy.Egress, isolation.Egress, mapEgress}, {policy.Ingress, isolation.Ingress, mapIngress}} {
+	}{
+		{policy.Egress, isolation.Egress, isolation.KeepsEgress, mapEgress}, {policy.Ingress, isolation.Ingress, isolation.KeepsIngress, mapIngress},
+	} {
 		verdict := nftnl.Return()
 		if side.isolates {
-			chain, made := combination(policies, side.direction)
+			chain, made := combination(policies, side.direction, side.keeps)
 			verdict = nftnl.Jump(chain)
 			items = append(items, made...)
 		}
@@ -303,12 +306,17 @@ func Pod(index *policy.Index, key policy.Key, addresses []netip.Addr) Items {
 	return nftnl.Items(items...)
 }
 
-// combination compiles the chain for pods with these policies.
-func combination(policies []policy.Key, direction policy.Direction) (string, []nftnl.Item) {
+// combination compiles the chain for pods with these policies. keeps says that established connections continue when they are no longer
+// allowed.
+func combination(policies []policy.Key, direction policy.Direction, keeps bool) (string, []nftnl.Item) {
 	names := make([]string, len(policies))
-	rules := make([]nftnl.Rule, 0, len(policies)+4)
+	rules := make([]nftnl.Rule, 0, len(policies)+5)
 	rules = append(rules, nftnl.Rule{Matches: midstream(), Counter: true, Verdict: nftnl.Drop(), Owner: "connection unknown or revoked"},
 		nftnl.Rule{Verdict: nftnl.Jump(alwaysChain(direction))})
+	if keeps { // such a packet gets here only while a revocation is being made
+		established := nftnl.AnyBit(nftnl.ConntrackState, nftnl.StateEstablished)
+		rules = append(rules, allow(direction, nftnl.Rule{Matches: []nftnl.Match{established}}))
+	}
 	for i, key := range policies {
 		names[i] = key.String()
 		rules = append(rules, nftnl.Rule{Verdict: nftnl.Jump(policyChain(key, direction))})

@@ -31,10 +31,9 @@ type Compiler struct {
 	policies map[policy.Key]*used
 	sets     map[policy.SetName]int
 
-	// keeping are the attachments of pods whose established connections continue when they are no longer allowed. revoking says that the
-	// table judges the packets of established connections.
-	keeping  map[attach.Key]struct{}
-	revoking bool
+	// begun says that the table has the items that depend on no policy, and revoking that its chains judge the packets of established
+	// connections.
+	begun, revoking bool
 
 	dirtyPolicies map[policy.Key]struct{}
 	dirtySets     map[policy.SetName]struct{}
@@ -49,11 +48,11 @@ type used struct {
 
 var _ enforcer.Compiler = (*Compiler)(nil)
 
-// NewCompiler returns a Compiler for a table that the caller starts with the items of [Static], owned by OwnerStatic.
+// NewCompiler returns a Compiler. Its first Commit also sets the items of [Static].
 func NewCompiler(table Table, config Config) *Compiler {
 	return &Compiler{
 		table: table, config: config, pods: map[attach.Key][]policy.Key{}, policies: map[policy.Key]*used{}, sets: map[policy.SetName]int{},
-		keeping: map[attach.Key]struct{}{}, dirtyPolicies: map[policy.Key]struct{}{}, dirtySets: map[policy.SetName]struct{}{},
+		dirtyPolicies: map[policy.Key]struct{}{}, dirtySets: map[policy.SetName]struct{}{},
 	}
 }
 
@@ -63,11 +62,13 @@ func NewCompiler(table Table, config Config) *Compiler {
 func (c *Compiler) GuardBy(table Table) { c.guard, c.guards = table, Guard(c.config) }
 
 // Apply implements enforcer.Compiler.
-func (c *Compiler) Apply(effect policy.Effect, _ *policy.Index) {
+func (c *Compiler) Apply(effect policy.Effect, index *policy.Index) {
 	for _, key := range effect.Policies {
 		if _, is := c.policies[key]; is {
 			c.dirtyPolicies[key] = struct{}{}
-			c.narrowed = true // the rules are not compared: another pass over conntrack is cheaper
+			// The rules are not compared: another pass over conntrack is cheaper. What a deleted policy allowed is missing where a pod
+			// stays isolated, which the decision about that pod says.
+			c.narrowed = c.narrowed || index.HasPolicy(key)
 		}
 	}
 	for i := range effect.Sets {
@@ -97,21 +98,15 @@ func (c *Compiler) Clear() {
 }
 
 // Commit implements enforcer.Compiler. The pass over conntrack that ends what is revoked takes the longer, the larger the kernel's table is.
-// Until it has ended, the table judges the packets of established connections. Connections that continue although no policy allows them
-// would be interrupted: if a pod has such connections, they all wait for the pass.
+// Until it has ended, the chains judge the packets of established connections.
 func (c *Compiler) Commit(index *policy.Index, open []enforcer.Attachment, closed []attach.Record, revoking bool) []reconcile.Owner {
 	fragments, guards := map[reconcile.Owner]Items{}, map[reconcile.Owner]Items{}
 	for i := range closed {
 		fragments[podOwner(closed[i].Key())], guards[podOwner(closed[i].Key())] = nil, nil
-		delete(c.keeping, closed[i].Key())
 		c.use(closed[i].Key(), nil)
 	}
 	for i := range open {
 		rec := &open[i].Record
-		delete(c.keeping, rec.Key())
-		if open[i].Isolation.KeepsIngress || open[i].Isolation.KeepsEgress {
-			c.keeping[rec.Key()] = struct{}{}
-		}
 		var policies []policy.Key
 		var items Items
 		guard := c.guards
@@ -136,9 +131,10 @@ func (c *Compiler) Commit(index *policy.Index, open []enforcer.Attachment, close
 	}
 	clear(c.dirtyPolicies)
 	clear(c.dirtySets)
-	if judge := (c.revoking || revoking && len(fragments) > 0) && len(c.keeping) == 0; judge != c.revoking {
-		c.revoking = judge
-		fragments[OwnerStatic] = compileStatic(c.config, judge)
+	owners := slices.Collect(maps.Keys(fragments)) // without OwnerStatic: what is revoked does not depend on it
+	if begin := revoking && len(fragments) > 0 && !c.revoking; begin || !c.begun {
+		c.begun, c.revoking = true, c.revoking || begin
+		fragments[OwnerStatic] = compileStatic(c.config, c.revoking)
 	}
 	if c.guard != nil && len(guards) > 0 {
 		c.guard.Set(guards)
@@ -146,10 +142,10 @@ func (c *Compiler) Commit(index *policy.Index, open []enforcer.Attachment, close
 	if len(fragments) > 0 {
 		c.table.Set(fragments)
 	}
-	return slices.Collect(maps.Keys(fragments))
+	return owners
 }
 
-// Settle ends that the table judges the packets of established connections: those that were revoked are removed.
+// Settle ends that the chains judge the packets of established connections: those that were revoked are removed.
 func (c *Compiler) Settle() {
 	if c.revoking {
 		c.revoking = false

@@ -88,7 +88,7 @@ func TestChainsThatPodsNeed(t *testing.T) {
 }
 
 // TestRevoking: from a revocation until it is made, the chains judge the packets of established connections as the first ones of new
-// connections, in the direction in which the connection began. Replies pass, and all packets while a pod keeps its connections.
+// connections, in the direction in which the connection began. Replies pass.
 func TestRevoking(t *testing.T) {
 	rapid.Check(t, func(r *rapid.T) {
 		w := drawWorld(r)
@@ -118,22 +118,18 @@ func TestRevoking(t *testing.T) {
 		}
 		original, reply := packet(nftnl.StateEstablished, nftnl.DirectionOriginal), packet(nftnl.StateEstablished, nftnl.DirectionReply)
 		for _, step := range []struct {
-			name            string
-			keeps, revoking bool
-			settled, judges bool
+			name                      string
+			revoking, settled, judges bool
 		}{
 			{name: "no revocation"},
 			{name: "revocation", revoking: true, judges: true},
 			{name: "another change meanwhile", judges: true},
 			{name: "settled", settled: true},
-			{name: "revocation, with a pod that keeps connections", revoking: true, keeps: true},
-			{name: "revocation, without it", revoking: true, judges: true},
-			{name: "a pod that keeps connections, meanwhile", keeps: true},
+			{name: "the next revocation", revoking: true, judges: true},
 		} {
 			if step.settled {
 				c.Settle()
 			} else {
-				open.Isolation = policy.Isolation{Ingress: true, KeepsIngress: step.keeps}
 				c.Commit(policy.New("n1"), []enforcer.Attachment{open}, nil, step.revoking)
 			}
 			maps.Copy(items, table[nftables.OwnerStatic])
@@ -146,6 +142,9 @@ func TestRevoking(t *testing.T) {
 			}
 			if pods[from] && !passes(items, nftnl.HookInput, reply) {
 				r.Fatalf("%s: a reply to the node is dropped: %+v", step.name, p)
+			}
+			if got, want := passes(items, nftnl.HookInput, original), passes(items, nftnl.HookInput, packet(nftnl.StateNew, nftnl.DirectionOriginal)); pods[from] && step.judges && got != want {
+				r.Fatalf("%s: %+v to the node passes %t, the first packet of a connection %t", step.name, p, got, want)
 			}
 		}
 	})

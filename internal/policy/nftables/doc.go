@@ -10,6 +10,7 @@
 //	forward         base chain:    established -> set the bit [Judged] of the mark, accept; between ports of the bridge: set it, which is
 //	                               in vain where a rule drops; chain midstream; chain egress; chain ingress
 //	input           base chain:    not from the bridge -> accept; established -> accept; chain egress
+//	established     established or related; while a revocation is being made, replies and related packets only
 //	output          base chain:    chain midstream-to; only while a pod is isolated for egress
 //	midstream       TCP in the middle of a connection without a conntrack entry, from or to an isolated pod -> drop
 //	egress          map of source addresses; neighbour discovery -> return; drop
@@ -20,7 +21,7 @@
 //	policy          what a rule allows: for egress, set a bit of the mark and return, since ingress follows; for ingress, accept
 //	bridge forward  chain guard:   from a pod's port without the bit Judged -> drop; only while a pod is isolated or not known
 //
-// A hook has one base chain: packets of established connections, which are nearly all, cross one rule of it. A packet from or to the
+// A hook has one base chain: packets of established connections, which are nearly all, cross the first rule of it, or two. A packet from or to the
 // bridge whose pod has no element is dropped: a pod is closed until its fragment is in effect. Packets from the node to its own pods are
 // not judged.
 //

@@ -6,7 +6,6 @@ import (
 	"context"
 	"errors"
 	"fmt"
-	"net/netip"
 	"os/exec"
 	"strings"
 	"sync"
@@ -18,7 +17,6 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 
-	"weft.dev/weft/internal/attach"
 	"weft.dev/weft/internal/link/conntrack"
 	"weft.dev/weft/internal/link/nstest"
 	"weft.dev/weft/internal/nft/nftnl"
@@ -196,43 +194,9 @@ func (n *node) begin(t *testing.T, w oracle.World) {
 
 func (n *node) start(t *testing.T) {
 	t.Helper()
-	static := map[reconcile.Owner]nftables.Items{nftables.OwnerStatic: nftables.Static(config)}
-	if err := n.loop.Start(t.Context(), static); err != nil {
+	if err := n.loop.Start(t.Context(), nil); err != nil {
 		t.Fatal(err)
 	}
-}
-
-// record is the attachment of a pod of a world.
-func record(pod *corev1.Pod) attach.Record {
-	rec := attach.Record{ContainerID: pod.Name, IfName: "eth0", PodNamespace: pod.Namespace, PodName: pod.Name, PodUID: string(pod.UID)}
-	for _, of := range pod.Status.PodIPs {
-		address := netip.MustParseAddr(of.IP)
-		rec.Addresses = append(rec.Addresses, netip.PrefixFrom(address, address.BitLen()))
-	}
-	return rec
-}
-
-// changeOf returns all objects of a world as a change.
-func changeOf(t interface{ Fatal(args ...any) }, w oracle.World) enforcer.Change {
-	all := enforcer.Change{
-		Reset: true, Policies: map[policy.Key]*policy.Policy{}, Pods: map[policy.Key]*enforcer.Pod{}, Namespaces: map[string]*policy.Namespace{},
-	}
-	for _, ns := range w.Namespaces {
-		of := policy.FromNamespace(ns)
-		all.Namespaces[ns.Name] = &of
-	}
-	for _, pod := range w.Pods {
-		of := policy.FromPod(pod)
-		all.Pods[of.Key] = &enforcer.Pod{Pod: of, UIDs: []string{string(pod.UID)}}
-	}
-	for _, np := range w.Policies {
-		of, err := policy.FromNetworkPolicy(np)
-		if err != nil {
-			t.Fatal(err)
-		}
-		all.Policies[of.Key] = &of
-	}
-	return all
 }
 
 // admit attaches the pods of a world, as ADD does.

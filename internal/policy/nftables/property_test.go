@@ -6,6 +6,7 @@ import (
 	"maps"
 	"net/netip"
 	"slices"
+	"sync"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -14,8 +15,10 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"pgregory.net/rapid"
 
+	"weft.dev/weft/internal/attach"
 	"weft.dev/weft/internal/nft/nftnl"
 	"weft.dev/weft/internal/policy"
+	"weft.dev/weft/internal/policy/enforcer"
 	"weft.dev/weft/internal/policy/nftables"
 	"weft.dev/weft/internal/policy/oracle"
 	"weft.dev/weft/internal/reconcile"
@@ -148,6 +151,39 @@ func compileOn(t interface{ Fatal(args ...any) }, w oracle.World, bridge string)
 		maps.Copy(items, nftables.Pod(index, of.Key, of.Addresses))
 	}
 	return items
+}
+
+// record is the attachment of a pod of a world.
+func record(pod *corev1.Pod) attach.Record {
+	rec := attach.Record{ContainerID: pod.Name, IfName: "eth0", PodNamespace: pod.Namespace, PodName: pod.Name, PodUID: string(pod.UID)}
+	for _, of := range pod.Status.PodIPs {
+		address := netip.MustParseAddr(of.IP)
+		rec.Addresses = append(rec.Addresses, netip.PrefixFrom(address, address.BitLen()))
+	}
+	return rec
+}
+
+// changeOf returns all objects of a world as a change.
+func changeOf(t interface{ Fatal(args ...any) }, w oracle.World) enforcer.Change {
+	all := enforcer.Change{
+		Reset: true, Policies: map[policy.Key]*policy.Policy{}, Pods: map[policy.Key]*enforcer.Pod{}, Namespaces: map[string]*policy.Namespace{},
+	}
+	for _, ns := range w.Namespaces {
+		of := policy.FromNamespace(ns)
+		all.Namespaces[ns.Name] = &of
+	}
+	for _, pod := range w.Pods {
+		of := policy.FromPod(pod)
+		all.Pods[of.Key] = &enforcer.Pod{Pod: of, UIDs: []string{string(pod.UID)}}
+	}
+	for _, np := range w.Policies {
+		of, err := policy.FromNetworkPolicy(np)
+		if err != nil {
+			t.Fatal(err)
+		}
+		all.Policies[of.Key] = &of
+	}
+	return all
 }
 
 var packets = []oracle.Packet{
@@ -412,4 +448,71 @@ func TestCost(t *testing.T) {
 	if cost > 410 {
 		t.Errorf("%d rules and elements are added or changed, at most 410", cost)
 	}
+}
+
+// Policies and labels that change treat every packet as the API's documentation says after each change, like those that are there from the start.
+func TestChanges(t *testing.T) {
+	rapid.Check(t, func(r *rapid.T) {
+		w, fake, table := drawWorld(r), nftnl.NewFake(), fragments{}
+		lock := &sync.Mutex{}
+		e := enforcer.New(enforcer.Options{
+			Node: "n1", Lock: lock, PerPolicy: true, Families: enforcer.Families{IPv4: true, IPv6: true},
+			Revocations: enforcer.NewRevocations(enforcer.RevocationOptions{
+				Lock: lock, Settled: func(context.Context, []reconcile.Owner) error { return nil }, Revoke: func(context.Context) error { return nil },
+			}),
+		})
+		update := func(change enforcer.Change) {
+			if err := e.Update(t.Context(), change); err != nil {
+				r.Fatal(err)
+			}
+		}
+		update(changeOf(r, w))
+		pods, addresses := map[netip.Addr]bool{}, []netip.Addr{netip.MustParseAddr("192.0.2.1")}
+		for _, pod := range w.Pods {
+			rec := record(pod)
+			e.Open(&rec)
+			address := netip.MustParseAddr(pod.Status.PodIP)
+			pods[address], addresses = true, append(addresses, address)
+		}
+		e.Compile(nftables.NewCompiler(table, nftables.Config{Bridge: bridge}), nil)
+		e.Begin(nil)
+		for range 3 {
+			items := nftables.Items{}
+			for _, fragment := range table {
+				maps.Copy(items, fragment)
+			}
+			if err := fake.Commit(t.Context(), reconcile.Diff(items, must(fake.Read(t.Context())))); err != nil {
+				r.Fatal(err)
+			}
+			for _, p := range packets {
+				for _, p.Src = range addresses {
+					for _, p.Dst = range addresses {
+						if !pods[p.Src] && !pods[p.Dst] {
+							continue
+						}
+						got, _ := fake.Judge(nftnl.HookForward, packetOf(p, pods))
+						if want := w.Allowed(p); want != (got == nftnl.Accept()) {
+							r.Fatalf("%+v: %v, allowed is %t", p, got, want)
+						}
+					}
+				}
+			}
+			next := drawWorld(r)
+			change := enforcer.Change{Policies: map[policy.Key]*policy.Policy{}}
+			for _, np := range w.Policies {
+				change.Policies[policy.Key{Namespace: np.Namespace, Name: np.Name}] = nil
+			}
+			w.Policies = next.Policies
+			maps.Copy(change.Policies, changeOf(r, w).Policies)
+			if rapid.Bool().Draw(r, "relabelled") {
+				w.Pods = slices.Clone(w.Pods)
+				for i, pod := range w.Pods {
+					w.Pods[i] = pod.DeepCopy()
+					w.Pods[i].Labels = map[string]string{"app": sample(r, "label", "x", "y")}
+				}
+				change.Pods = changeOf(r, w).Pods
+			}
+			update(change)
+		}
+	})
 }
