@@ -465,6 +465,10 @@ func (j *Judge) start(ctx context.Context, pods []attach.Record) error {
 			return fmt.Errorf("table %s: %w", name, err)
 		}
 	}
+	// Start reports what could not be read. Without the base chains, pods would be open.
+	if err := j.settled(ctx, nftables.OwnerStatic); err != nil {
+		return err
+	}
 	j.sweep(ranges[j.node], pods)
 	j.mu.Lock()
 	j.started = true

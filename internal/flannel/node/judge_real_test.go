@@ -223,6 +223,33 @@ func TestNetworkPolicies(t *testing.T) {
 	testwait.Eventually(t, "after the policy", func() error { return passes(spaces["other"], to) })
 }
 
+// TestRefusedChains: the judge does not start if the kernel refuses the chains of its table: without them the pods would be open.
+func TestRefusedChains(t *testing.T) {
+	s := space(t)
+	var j node.Judge
+	err := s.Do(func(ns.NetNS) (err error) {
+		if out, err := exec.Command("nft", "add table inet weft-flannel-pods; add set inet weft-flannel-pods self4 { type ether_addr; }").CombinedOutput(); err != nil {
+			return fmt.Errorf("nft: %w: %s", err, out)
+		}
+		j, err = enforcing(t)()
+		return err
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	ctx, stop := context.WithCancel(t.Context())
+	ended := make(chan error, 1)
+	go func() { ended <- j.Run(ctx) }()
+	<-j.HandedOver()
+	if err := j.Admit(ctx, nil); err == nil || !strings.Contains(err.Error(), "weft-flannel-pods") || !strings.Contains(err.Error(), "self4") {
+		t.Errorf("admitted with %v", err)
+	}
+	stop()
+	if err := <-ended; !errors.Is(err, context.Canceled) {
+		t.Error(err)
+	}
+}
+
 // TestPlacesOfPods: a policy allows a pod of another node while its address is in that node's range, also if nothing but the Node changes.
 func TestPlacesOfPods(t *testing.T) {
 	clients, err := kubernetes.NewForConfig(server.Config())

@@ -3,6 +3,7 @@ package enforcer
 import (
 	"net/netip"
 
+	"weft.dev/weft/internal/attach"
 	"weft.dev/weft/internal/policy"
 )
 
@@ -11,12 +12,11 @@ import (
 func (e *Enforcer) Revoked() func(c policy.Connection) bool {
 	e.lock.Lock()
 	defer e.lock.Unlock()
-	here, closed := map[netip.Addr]policy.Key{}, map[netip.Addr]bool{}
-	for key, records := range e.attached {
+	here := map[netip.Addr]attach.Record{}
+	for _, records := range e.attached {
 		for _, rec := range records {
-			known := e.lent || e.decide(&rec).Known
 			for _, address := range rec.Addresses {
-				here[address.Addr()], closed[address.Addr()] = key, !known
+				here[address.Addr()] = rec
 			}
 		}
 	}
@@ -26,18 +26,21 @@ func (e *Enforcer) Revoked() func(c policy.Connection) bool {
 		if !fromHere && !toHere || c.Source == c.Destination {
 			return false
 		}
-		if closed[c.Source] || closed[c.Destination] {
-			return true
-		}
 		e.lock.Lock()
 		defer e.lock.Unlock()
-		return fromHere && e.ends(source, policy.Egress, c) || toHere && e.ends(destination, policy.Ingress, c)
+		return fromHere && e.ends(&source, policy.Egress, c) || toHere && e.ends(&destination, policy.Ingress, c)
 	}
 }
 
-// ends reports whether the policies of the pod neither allow a connection nor keep it.
-func (x *state) ends(pod policy.Key, d policy.Direction, c policy.Connection) bool {
-	if x.lent || x.index.Allows(pod, d, c) {
+// ends reports whether the policies of the attachment's pod neither allow a connection nor keep it, or the attachment is closed.
+func (x *state) ends(rec *attach.Record, d policy.Direction, c policy.Connection) bool {
+	pod := PodOf(rec)
+	switch {
+	case x.lent:
+		return false
+	case !x.pods[pod].is(rec):
+		return true
+	case x.index.Allows(pod, d, c):
 		return false
 	}
 	isolation, _ := x.index.Isolation(pod)

@@ -216,6 +216,38 @@ func TestClosedUntilKnown(t *testing.T) {
 	}
 }
 
+// What only allows more, or ends with a pod's isolation, needs no pass over the connections.
+func TestNothingToRevoke(t *testing.T) {
+	n := start(t)
+	rec := server()
+	n.update(t, enforcer.Change{Pods: pod("server", "n1", "")})
+	n.Open(&rec)
+	if err := n.Await(t.Context(), &rec); err != nil {
+		t.Fatal(err)
+	}
+	first := onlyClient(t, "192.0.2.0/24")
+	second := onlyClient(t, "198.51.100.0/24")
+	other := *second.Policies[policy.Key{Namespace: "a", Name: "one"}]
+	other.Key.Name = "two"
+	one, two := policy.Key{Namespace: "a", Name: "one"}, other.Key
+	for _, step := range []struct {
+		name    string
+		change  map[policy.Key]*policy.Policy
+		revokes bool
+	}{
+		{"isolated", first.Policies, true},
+		{"another policy", map[policy.Key]*policy.Policy{two: &other}, false},
+		{"one of two deleted", map[policy.Key]*policy.Policy{one: nil}, true},
+		{"the last one deleted", map[policy.Key]*policy.Policy{two: nil}, false},
+	} {
+		before := n.revoked.Load()
+		n.update(t, enforcer.Change{Policies: step.change})
+		if got := n.revoked.Load() > before; got != step.revokes {
+			t.Errorf("%s: revoked %t", step.name, got)
+		}
+	}
+}
+
 // A pod of another node has the addresses that are in its node's ranges, also when the ranges move. Revoked permissions end at once.
 func TestRanges(t *testing.T) {
 	n := start(t)

@@ -22,7 +22,8 @@ type RevocationOptions struct {
 	Settled func(ctx context.Context, owners []reconcile.Owner) error
 	// Revoke ends what was allowed before the state in effect: cached verdicts, conntrack entries. Required.
 	Revoke func(ctx context.Context) error
-	// Made is called when all revocations that were due at once are made. The caller holds the lock. Nil: not called.
+	// Made is called when all revocations that were due at once are made, and no fragment that was handed over before is refused. The caller
+	// holds the lock. Nil: not called.
 	Made func()
 	// Apart says that changes do not wait for revocations: Run makes those that are due at once as soon as the change is in effect. The next
 	// change then waits for none either.

@@ -246,6 +246,23 @@ func TestApart(t *testing.T) {
 		change(1, 0)
 		failures = 1
 		change(2, 0, pass+rest)
+		begun, start = nil, time.Now()
+		for _, at := range []time.Duration{0, pass / 2} { // the second during the pass of the first
+			time.Sleep(at - time.Since(start))
+			if err := e.Update(t.Context(), enforcer.Change{}); err != nil || time.Since(start) > at {
+				t.Errorf("a change ended after %v with %v", time.Since(start), err)
+			}
+			synctest.Wait()
+		}
+		time.Sleep(pass)
+		if settled != 2 {
+			t.Error("a revocation is reported as made before that of a later change")
+		}
+		time.Sleep(rest)
+		synctest.Wait()
+		if want := []time.Duration{0, pass}; !slices.Equal(begun, want) || settled != 3 {
+			t.Errorf("passes began at %v, want %v; %d were reported as made", begun, want, settled)
+		}
 		stop()
 		if err := <-ended; err != nil {
 			t.Error(err)

@@ -15,6 +15,7 @@ import (
 	"weft.dev/weft/internal/policy"
 	"weft.dev/weft/internal/policy/enforcer"
 	"weft.dev/weft/internal/policy/nftables"
+	"weft.dev/weft/internal/policy/oracle"
 	"weft.dev/weft/internal/reconcile"
 )
 
@@ -134,7 +135,7 @@ func TestRevoking(t *testing.T) {
 			}
 			maps.Copy(items, table[nftables.OwnerStatic])
 			want := !step.judges || w.Allowed(p)
-			if got := passes(items, nftnl.HookForward, original); got != want {
+			if got := passes(items, nftnl.HookForward, original); got != want && (want || !keeps(w)) {
 				r.Fatalf("%s: %+v passes %t, want %t", step.name, p, got, want)
 			}
 			if !passes(items, nftnl.HookForward, reply) || !passes(items, nftnl.HookForward, packet(nftnl.StateRelated, nftnl.DirectionOriginal)) {
@@ -148,6 +149,36 @@ func TestRevoking(t *testing.T) {
 			}
 		}
 	})
+}
+
+// TestKept: while a revocation is being made, packets of established connections pass from and to a pod whose policies keep them, and those
+// of new ones do not.
+func TestKept(t *testing.T) {
+	w := oracle.World{Namespaces: []*corev1.Namespace{{ObjectMeta: metav1.ObjectMeta{Name: "a"}}}}
+	pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "a", Name: "p"}, Status: corev1.PodStatus{PodIP: "10.0.0.1", PodIPs: []corev1.PodIP{{IP: "10.0.0.1"}}}}
+	pod.Spec.NodeName = "n1"
+	np := &networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: "a", Name: "n", Annotations: map[string]string{policy.AnnotationEstablished: "keep"}}}
+	np.Spec.PolicyTypes = []networkingv1.PolicyType{networkingv1.PolicyTypeIngress, networkingv1.PolicyTypeEgress}
+	w.Pods, w.Policies = []*corev1.Pod{pod}, []*networkingv1.NetworkPolicy{np}
+	table, fake := fragments{}, nftnl.NewFake()
+	c := nftables.NewCompiler(table, nftables.Config{Bridge: bridge, Priority: -1})
+	c.Commit(policy.New("n1"), []enforcer.Attachment{{Record: attach.Record{ContainerID: "c", IfName: "eth0"}}}, nil, true)
+	items := compile(t, w)
+	maps.Copy(items, table[nftables.OwnerStatic])
+	if err := fake.Commit(t.Context(), reconcile.Change[nftnl.Key, nftnl.Item]{Set: items}); err != nil {
+		t.Fatal(err)
+	}
+	own, other := netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("192.0.2.1")
+	for _, ends := range [][2]netip.Addr{{own, other}, {other, own}} {
+		packet := packetOf(oracle.Packet{Src: ends[0], Dst: ends[1], Protocol: corev1.ProtocolUDP, Port: 80}, map[netip.Addr]bool{own: true})
+		packet[nftnl.ConntrackDirection] = nftnl.Byte(nftnl.DirectionOriginal)
+		for state, passes := range map[uint32]bool{nftnl.StateEstablished: true, nftnl.StateNew: false} {
+			packet[nftnl.ConntrackState] = nftnl.Bits(state)
+			if got, _ := fake.Judge(nftnl.HookForward, packet); passes != (got == nftnl.Accept()) {
+				t.Errorf("%v to %v, state %d: %v", ends[0], ends[1], state, got)
+			}
+		}
+	}
 }
 
 func must[T any](value T, err error) T {

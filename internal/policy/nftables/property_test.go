@@ -104,6 +104,9 @@ func drawWorld(r *rapid.T) oracle.World {
 	for i := range rapid.IntRange(0, 4).Draw(r, "policies") {
 		np := &networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Namespace: sample(r, "namespace", "a", "b"), Name: fmt.Sprint("n", i)}}
 		np.Spec.PodSelector = *drawSelector(r)
+		if rapid.IntRange(0, 9).Draw(r, "keeps") == 0 {
+			np.Annotations = map[string]string{policy.AnnotationEstablished: "keep"}
+		}
 		np.Spec.PolicyTypes = sample(r, "types", nil, []networkingv1.PolicyType{"Ingress"}, []networkingv1.PolicyType{"Egress"}, []networkingv1.PolicyType{"Ingress", "Egress"})
 		np.Spec.Ingress = drawList(r, "ingress", func(r *rapid.T) networkingv1.NetworkPolicyIngressRule {
 			return networkingv1.NetworkPolicyIngressRule{From: drawList(r, "from", drawPeer), Ports: drawList(r, "ports", drawPort)}
@@ -114,6 +117,11 @@ func drawWorld(r *rapid.T) oracle.World {
 		w.Policies = append(w.Policies, np)
 	}
 	return w
+}
+
+// keeps reports whether a policy of the world keeps established connections.
+func keeps(w oracle.World) bool {
+	return slices.ContainsFunc(w.Policies, func(np *networkingv1.NetworkPolicy) bool { return len(np.Annotations) > 0 })
 }
 
 // compile compiles the whole world.
@@ -450,15 +458,17 @@ func TestCost(t *testing.T) {
 	}
 }
 
-// Policies and labels that change treat every packet as the API's documentation says after each change, like those that are there from the start.
+// Policies and labels that change treat every packet as the API's documentation says after each change, like those that are there from the
+// start. A revocation is made if a packet is not allowed any more, unless a policy keeps connections.
 func TestChanges(t *testing.T) {
 	rapid.Check(t, func(r *rapid.T) {
 		w, fake, table := drawWorld(r), nftnl.NewFake(), fragments{}
-		lock := &sync.Mutex{}
+		lock, revoked, revokedBefore, allowed := &sync.Mutex{}, 0, 0, map[oracle.Packet]bool{}
 		e := enforcer.New(enforcer.Options{
 			Node: "n1", Lock: lock, PerPolicy: true, Families: enforcer.Families{IPv4: true, IPv6: true},
 			Revocations: enforcer.NewRevocations(enforcer.RevocationOptions{
-				Lock: lock, Settled: func(context.Context, []reconcile.Owner) error { return nil }, Revoke: func(context.Context) error { return nil },
+				Lock: lock, Settled: func(context.Context, []reconcile.Owner) error { return nil },
+				Revoke: func(context.Context) error { revoked++; return nil },
 			}),
 		})
 		update := func(change enforcer.Change) {
@@ -491,12 +501,18 @@ func TestChanges(t *testing.T) {
 							continue
 						}
 						got, _ := fake.Judge(nftnl.HookForward, packetOf(p, pods))
-						if want := w.Allowed(p); want != (got == nftnl.Accept()) {
+						want := w.Allowed(p)
+						if want != (got == nftnl.Accept()) {
 							r.Fatalf("%+v: %v, allowed is %t", p, got, want)
 						}
+						if allowed[p] && !want && !keeps(w) && revoked == revokedBefore {
+							r.Fatalf("%+v is not allowed any more, and nothing is revoked", p)
+						}
+						allowed[p] = want
 					}
 				}
 			}
+			revokedBefore = revoked
 			next := drawWorld(r)
 			change := enforcer.Change{Policies: map[policy.Key]*policy.Policy{}}
 			for _, np := range w.Policies {
