@@ -12,5 +12,5 @@ import (
 
 func main() {
 	origin := cni.Origin{TraceParent: os.Getenv("TRACEPARENT"), Started: time.Now()}
-	os.Exit(plugin.Main(os.Stdout, origin))
+	os.Exit(plugin.Main(os.Stdout, os.Getenv, origin))
 }

@@ -155,16 +155,11 @@ const headEnd = "\r\n\r\n"
 
 // lengthIn returns the length of the body according to the headers; 0 if they have none.
 func lengthIn(headers string) int {
-	for line := range strings.SplitSeq(headers, "\r\n") {
-		name, value, _ := strings.Cut(line, ":")
-		if strings.EqualFold(name, "Content-Length") {
-			length, err := strconv.Atoi(strings.TrimSpace(value))
-			if err == nil {
-				return length
-			}
-		}
+	length, err := strconv.Atoi(headerIn(headers, "Content-Length"))
+	if err != nil {
+		return 0
 	}
-	return 0
+	return length
 }
 
 // statusOK is the HTTP status of success (RFC 9110, 15.3.1).

@@ -3,6 +3,7 @@
 package cniserver
 
 import (
+	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -12,6 +13,7 @@ import (
 	"net"
 	"net/http"
 	"runtime/debug"
+	"strconv"
 	"sync"
 	"time"
 
@@ -174,17 +176,17 @@ func (s *Server) serve(w http.ResponseWriter, r *http.Request) {
 	}
 	ctx, cancel := context.WithTimeout(r.Context(), s.RequestTimeout)
 	defer cancel()
-	s.handle(ctx, w, req, cni.OriginOf(r.Header.Get))
+	s.handle(ctx, w, req, r.Header.Get)
 }
 
-func (s *Server) handle(ctx context.Context, w http.ResponseWriter, req *cni.Request, origin cni.Origin) {
+func (s *Server) handle(ctx context.Context, w http.ResponseWriter, req *cni.Request, header func(name string) string) {
 	if !s.begin() {
 		s.answer(w, http.StatusServiceUnavailable, cni.Response{Error: cni.Errorf(cni.CodeTryAgainLater, "the weft agent stops: try again later")})
 		return
 	}
 	defer s.running.Done()
 	start := time.Now()
-	ctx, observed := s.Observe(ctx, req, origin)
+	ctx, observed := s.Observe(ctx, req, cni.OriginOf(header))
 	result, err := s.dispatch(ctx, req)
 	observed(err)
 	logger := s.Logger.With("command", string(req.Command), "container", req.ContainerID, "interface", req.IfName,
@@ -196,7 +198,26 @@ func (s *Server) handle(ctx context.Context, w http.ResponseWriter, req *cni.Req
 		return
 	}
 	logger.Info("CNI request done")
+	if text := printed(result, header(cni.HeaderPrint)); text != nil {
+		w.Header().Set(cni.HeaderPrint, header(cni.HeaderPrint))
+		s.write(w, http.StatusOK, text)
+		return
+	}
 	s.answer(w, http.StatusOK, cni.Response{Result: result})
+}
+
+// printed returns a result as the plugin prints it in a version of the specification; nil if there is none, or no version is asked for, or
+// the result has no form in it: the plugin reports that.
+func printed(result *types100.Result, version string) []byte {
+	if result == nil || version == "" {
+		return nil
+	}
+	answer, err := result.GetAsVersion(version)
+	var text bytes.Buffer
+	if err != nil || answer.PrintTo(&text) != nil {
+		return nil
+	}
+	return text.Bytes()
 }
 
 // dispatch calls the Handler. A panic of the Handler becomes the error of this request only.
@@ -242,7 +263,12 @@ func (s *Server) answer(w http.ResponseWriter, status int, response cni.Response
 		status, body = http.StatusInternalServerError, []byte(`{"error":{"code":100,"msg":"the answer cannot be written as JSON"}}`)
 		s.Logger.Error("CNI answer cannot be written as JSON", "error", err)
 	}
+	s.write(w, status, body)
+}
+
+func (s *Server) write(w http.ResponseWriter, status int, body []byte) {
 	w.Header().Set("Content-Type", "application/json")
+	w.Header().Set("Content-Length", strconv.Itoa(len(body)))
 	w.WriteHeader(status)
 	if _, err := w.Write(body); err != nil {
 		s.Logger.Debug("CNI answer not delivered", "error", err)

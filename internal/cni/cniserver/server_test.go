@@ -107,6 +107,65 @@ func TestServeCommands(t *testing.T) {
 	}
 }
 
+// TestServePrinted: a client that asks for a version of the specification gets the text to print; in one that does not exist, a Response.
+func TestServePrinted(t *testing.T) {
+	s := serve(t, &cniserver.Server{Handler: &cnitest.Handler{}})
+	client := &cni.Client{Socket: s.socket}
+	body, err := json.Marshal(request(cni.CommandAdd))
+	if err != nil {
+		t.Fatal(err)
+	}
+	result, err := client.Do(t.Context(), request(cni.CommandAdd))
+	if err != nil {
+		t.Fatal(err)
+	}
+	for version, printed := range map[string]bool{"0.3.1": true, "1.0.0": true, "1.1.0": true, "9.9.9": false, "": false} {
+		answer, err := client.Send(body, version, patience)
+		if err != nil {
+			t.Fatal(err)
+		}
+		text, is := answer.Printed()
+		if is != printed {
+			t.Errorf("version %q: printed is %t", version, is)
+			continue
+		}
+		if !printed {
+			if got, err := answer.Result(request(cni.CommandAdd)); err != nil || got.IPs[0].Address.String() != result.IPs[0].Address.String() {
+				t.Errorf("version %q: %+v, %v", version, got, err)
+			}
+			continue
+		}
+		want, err := result.GetAsVersion(version)
+		if err != nil {
+			t.Fatal(err)
+		}
+		var expected bytes.Buffer
+		if err := want.PrintTo(&expected); err != nil || expected.String() != string(text) {
+			t.Errorf("version %s: printed %s, want %s", version, text, expected.String())
+		}
+	}
+	s.stop()
+	<-s.done
+	if _, err := client.Send(body, "1.0.0", patience); !errors.Is(err, cni.ErrAgentAway) {
+		t.Errorf("without an agent: %v", err)
+	}
+}
+
+// TestSendTimeout: a client does not wait longer than it says.
+func TestSendTimeout(t *testing.T) {
+	release := make(chan struct{})
+	before, entered, _ := blocking(release)
+	s := serve(t, &cniserver.Server{Handler: &cnitest.Handler{Before: before}})
+	body, err := json.Marshal(request(cni.CommandAdd))
+	if err != nil {
+		t.Fatal(err)
+	}
+	_, err = (&cni.Client{Socket: s.socket}).Send(body, "1.0.0", 50*time.Millisecond)
+	wantCode(t, err, cni.CodeTryAgainLater, "did not answer in time")
+	receive(t, "the request", entered)
+	close(release)
+}
+
 func TestServeErrors(t *testing.T) {
 	for name, test := range map[string]struct {
 		before func(context.Context, *cni.Request) error

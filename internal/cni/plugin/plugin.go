@@ -34,15 +34,16 @@ const (
 )
 
 // Main serves one execution. It returns the exit code of the process: 0, or 1 after it has printed an error to stdout, as the
-// specification requires. It sends origin to the agent.
-func Main(stdout io.Writer, origin cni.Origin) int {
+// specification requires. env returns variables of the environment. It sends origin to the agent.
+func Main(stdout io.Writer, env func(name string) string, origin cni.Origin) int {
 	p := &plugin{stdout: stdout, origin: origin}
 	info := version.PluginSupports("0.3.1", "0.4.0", "1.0.0", "1.1.0")
-	failure := skel.PluginMainFuncsWithError(p.funcs(), info, "weft-cni: the CNI plugin of Weft; container runtimes execute it")
-	if failure == nil {
-		return 0
+	direct := Direct{Env: env, Versions: info.SupportedVersions(), Serves: func(string) bool { return true }, Origin: origin}
+	if done, failure := direct.Add(stdout); done {
+		p.version = direct.Spoken
+		return p.exit(failure)
 	}
-	return p.fail(failure)
+	return p.exit(skel.PluginMainFuncsWithError(p.funcs(), info, "weft-cni: the CNI plugin of Weft; container runtimes execute it"))
 }
 
 // Funcs returns functions that have the agent serve each command, for a program that serves some requests itself. ADD prints its result
@@ -77,14 +78,28 @@ func (p *plugin) add(args *skel.CmdArgs) error {
 	if err != nil {
 		return specError(err)
 	}
-	answer, err := result.GetAsVersion(p.version)
+	return specError(printResult(p.stdout, result, p.version))
+}
+
+func printResult(stdout io.Writer, result types.Result, version string) error {
+	answer, err := result.GetAsVersion(version)
 	if err != nil {
-		return specError(cni.Errorf(cni.CodeProtocol, "the weft agent's result cannot be expressed in CNI version %s: %w", p.version, err))
+		return cni.Errorf(cni.CodeProtocol, "the weft agent's result cannot be expressed in CNI version %s: %w", version, err)
 	}
-	if err := answer.PrintTo(p.stdout); err != nil {
-		return specError(cni.Errorf(cni.CodeIO, "printing the result: %w", err))
+	if err := answer.PrintTo(stdout); err != nil {
+		return cni.Errorf(cni.CodeIO, "printing the result: %w", err)
 	}
 	return nil
+}
+
+// ensurePorts makes the namespace of pre-plugged ports. If that fails, the pod gets a newly made port.
+func ensurePorts(path string) {
+	if path == "" {
+		return
+	}
+	if err := portspace.Ensure(path); err != nil {
+		fmt.Fprintln(os.Stderr, "weft-cni:", err)
+	}
 }
 
 // checkNetns refuses an ADD into the node's own namespace. The CNI library does so as well, but only after the ADD, when the node already
@@ -162,10 +177,8 @@ func (p *plugin) ask(command cni.Command, args *skel.CmdArgs, timeout time.Durat
 	if err := req.Validate(); err != nil {
 		return nil, err
 	}
-	if command == cni.CommandAdd && req.NetConf.Ports != "" {
-		if err := portspace.Ensure(req.NetConf.Ports); err != nil { // on error the pod gets a newly made port
-			fmt.Fprintln(os.Stderr, "weft-cni:", err)
-		}
+	if command == cni.CommandAdd {
+		ensurePorts(req.NetConf.Ports)
 	}
 	ctx, cancel := context.WithTimeout(context.Background(), timeout)
 	defer cancel()
@@ -186,8 +199,11 @@ func specError(err error) error {
 	return types.NewError(uint(failure.Code), failure.Msg, failure.Details)
 }
 
-// fail prints an error with cniVersion, as the specification requires; the CNI library leaves that out.
-func (p *plugin) fail(failure *types.Error) int {
+// exit returns the exit code. It prints an error with cniVersion, as the specification requires; the CNI library leaves that out.
+func (p *plugin) exit(failure *types.Error) int {
+	if failure == nil {
+		return 0
+	}
 	own := &cni.Error{Code: cni.Code(failure.Code), Msg: failure.Msg, Details: failure.Details}
 	speak := p.version
 	if speak == "" {

@@ -27,11 +27,16 @@ import (
 // delegateTimeout limits an execution of the delegate: a kubelet gives the runtime 2 minutes.
 const delegateTimeout = 90 * time.Second
 
-// Main serves one execution and returns the exit code of the process.
-func Main(stdout io.Writer, origin cni.Origin) int {
-	p := &plugin{stdout: stdout, agent: cniplugin.Funcs(stdout, origin)}
-	failure := skel.PluginMainFuncsWithError(skel.CNIFuncs{Add: p.add, Del: p.del, Check: p.check, GC: p.gc, Status: p.status},
-		version.All, "weft-flannel: the CNI plugin of type flannel; container runtimes execute it")
+// Main serves one execution and returns the exit code of the process. env returns variables of the environment.
+func Main(stdout io.Writer, env func(name string) string, origin cni.Origin) int {
+	direct := cniplugin.Direct{Env: env, Versions: version.All.SupportedVersions(), Origin: origin, Serves: func(records string) bool {
+		has, err := has(records)
+		return err == nil && has
+	}}
+	done, failure := direct.Add(stdout)
+	if !done {
+		failure = serve(stdout, origin)
+	}
 	if failure == nil {
 		return 0
 	}
@@ -39,6 +44,13 @@ func Main(stdout io.Writer, origin cni.Origin) int {
 		fmt.Fprintln(os.Stderr, "weft-flannel: printing an error:", err)
 	}
 	return 1
+}
+
+// serve serves one execution with the CNI library.
+func serve(stdout io.Writer, origin cni.Origin) *types.Error {
+	p := &plugin{stdout: stdout, agent: cniplugin.Funcs(stdout, origin)}
+	return skel.PluginMainFuncsWithError(skel.CNIFuncs{Add: p.add, Del: p.del, Check: p.check, GC: p.gc, Status: p.status},
+		version.All, "weft-flannel: the CNI plugin of type flannel; container runtimes execute it")
 }
 
 // plugin is one execution.
@@ -58,11 +70,17 @@ func agentServes(stdin []byte) (records string, serves bool, err error) {
 	if conf.Records == "" {
 		conf.Records = cni.DefaultRecords
 	}
-	_, err = os.Stat(conf.Records)
+	serves, err = has(conf.Records)
+	return conf.Records, serves, err
+}
+
+// has reports whether the node has Weft's records.
+func has(records string) (bool, error) {
+	_, err := os.Stat(records)
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
-		return "", false, types.NewError(types.ErrIOFailure, "Weft's records cannot be looked at", err.Error())
+		return false, types.NewError(types.ErrIOFailure, "Weft's records cannot be looked at", err.Error())
 	}
-	return conf.Records, err == nil, nil
+	return err == nil, nil
 }
 
 func parse(args *skel.CmdArgs) (*delegate.Config, error) {
