@@ -8,6 +8,8 @@ import (
 	"path/filepath"
 	"strings"
 
+	"golang.org/x/sys/unix"
+
 	"weft.dev/weft/internal/link"
 )
 
@@ -30,26 +32,48 @@ func withoutIPv6(e link.SysctlEntry) link.Toggle {
 
 // readSetting returns a setting in the calling thread's namespace. A device without IPv6 has the settings of withoutIPv6.
 func readSetting(e link.SysctlEntry, device string) (link.Toggle, error) {
-	text, err := os.ReadFile(settingPath(e, device))
+	text, err := readFile(settingPath(e, device))
 	if errors.Is(err, fs.ErrNotExist) && e.Family == "ipv6" && lacksIPv6(device) {
 		return withoutIPv6(e), nil
 	}
 	if err != nil {
 		return link.Leave, fmt.Errorf("reading %s of %s: %w", e.Name, device, err)
 	}
-	if strings.TrimSpace(string(text)) == "0" {
+	if strings.TrimSpace(text) == "0" {
 		return link.Off, nil
 	}
 	return link.On, nil
 }
 
+func readFile(path string) (string, error) {
+	file, err := openSetting(path, unix.O_RDONLY)
+	if err != nil {
+		return "", err
+	}
+	defer file.close()
+	return file.read()
+}
+
+func writeFile(path, text string) error {
+	file, err := openSetting(path, unix.O_WRONLY)
+	if err != nil {
+		return err
+	}
+	defer file.close()
+	return file.write(text)
+}
+
+func digitOf(value link.Toggle) string {
+	if value == link.On {
+		return "1"
+	}
+	return "0"
+}
+
 // writeSetting changes a setting in the calling thread's namespace.
 func writeSetting(e link.SysctlEntry, device string, value link.Toggle) error {
-	digit := "0"
-	if value == link.On {
-		digit = "1"
-	}
-	err := os.WriteFile(settingPath(e, device), []byte(digit), 0)
+	digit := digitOf(value)
+	err := writeFile(settingPath(e, device), digit)
 	if errors.Is(err, fs.ErrNotExist) && e.Family == "ipv6" {
 		switch {
 		case noIPv6() || lacksIPv6(device) && value == withoutIPv6(e):
@@ -65,13 +89,18 @@ func writeSetting(e link.SysctlEntry, device string, value link.Toggle) error {
 }
 
 // SwapDefaults makes these settings the initial ones of links that are created in the calling thread's namespace from now on, and returns a
-// function that restores the former ones in the same namespace.
+// function that restores the former ones in that namespace, which has to be called.
 func SwapDefaults(want link.Sysctls) (restore func() error, err error) {
-	was := map[string][]byte{}
+	type former struct {
+		*setting
+		text string
+	}
+	var was []former
 	restore = func() error {
 		var errs []error
-		for path, text := range was {
-			errs = append(errs, os.WriteFile(path, text, 0))
+		for _, file := range was {
+			errs = append(errs, file.write(file.text))
+			file.close()
 		}
 		return errors.Join(errs...)
 	}
@@ -80,20 +109,31 @@ func SwapDefaults(want link.Sysctls) (restore func() error, err error) {
 		if value == link.Leave {
 			continue
 		}
-		path := settingPath(entry, defaults)
-		text, err := os.ReadFile(path)
-		if errors.Is(err, fs.ErrNotExist) && entry.Family == "ipv6" && noIPv6() {
-			continue
-		}
-		if err == nil {
-			was[path] = text
-			err = writeSetting(entry, defaults, value)
-		}
-		if err != nil {
+		file, text, err := swap(settingPath(entry, defaults), digitOf(value))
+		switch {
+		case errors.Is(err, fs.ErrNotExist) && entry.Family == "ipv6" && noIPv6():
+		case err != nil:
 			return nil, errors.Join(fmt.Errorf("%s of new links: %w", entry.Name, err), restore())
+		case file != nil:
+			was = append(was, former{file, text})
 		}
 	}
 	return restore, nil
+}
+
+// swap changes a setting, and returns the open file with the former text; nil if it has the value already.
+func swap(path, value string) (file *setting, was string, err error) {
+	if file, err = openSetting(path, unix.O_RDWR); err != nil {
+		return nil, "", err
+	}
+	was, err = file.read()
+	if err == nil && strings.TrimSpace(was) != value {
+		if err = file.write(value); err == nil {
+			return file, was, nil
+		}
+	}
+	file.close()
+	return nil, "", err
 }
 
 // defaults is the directory from which new links get their settings (Documentation/networking/ip-sysctl.rst of Linux, conf/default).
