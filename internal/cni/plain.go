@@ -3,6 +3,7 @@ package cni
 import (
 	"slices"
 	"strconv"
+	"strings"
 )
 
 // Plain is a network configuration that is passed on as it is: it has nothing that the plugin has to look into. It is parsed without package
@@ -18,8 +19,8 @@ type Plain struct {
 const maxPlain = 16 << 10
 
 // ParsePlain returns a valid configuration in the plain form that runtimes write: an object whose fields for the plugin are strings without
-// escapes. ok is false for any other, for ParseNetConf: with fields that the plugin reads or that the agent does not need whole
-// (runtimeConfig, prevResult), and for one that is not valid.
+// escapes. ok is false for any other, for ParseNetConf: with other fields, with annotations, and for one that is not valid. The values of the
+// fields that are not the plugin's are not validated.
 func ParsePlain(config []byte) (conf Plain, ok bool) {
 	conf = Plain{Socket: DefaultSocket, Records: DefaultRecords, config: config}
 	if len(config) > maxPlain {
@@ -41,6 +42,10 @@ func ParsePlain(config []byte) (conf Plain, ok bool) {
 		case "ports":
 			field = &conf.Ports
 		case "type", "delegate", "ipam", "capabilities", "dataDir", "subnetFile", "mtu":
+		case "runtimeConfig":
+			if strings.Contains(value, annotationsKey) { // there may be more than the agent accepts: see WithoutAnnotations
+				return false
+			}
 		default:
 			return false
 		}

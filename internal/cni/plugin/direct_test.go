@@ -67,6 +67,9 @@ func TestDirect(t *testing.T) {
 		"nothing":                  {"", plain, true, "before it answered", cni.CodeTryAgainLater},
 		"with capabilities": {head("200 OK", "") + response, func(n *node) string {
 			return strings.Replace(plain(n), "{", `{"runtimeConfig":{"mac":"0a:00:00:00:00:01"},`, 1)
+		}, true, "10.1.0.2/16", 0},
+		"with annotations": {head("200 OK", "") + response, func(n *node) string {
+			return strings.Replace(plain(n), "{", `{"runtimeConfig":{"io.kubernetes.cri.pod-annotations":{"a":"b"}},`, 1)
 		}, false, "10.1.0.2/16", 0},
 		"escapes": {head("200 OK", "") + response, func(n *node) string { return strings.Replace(plain(n), "name", `n\u0061me`, 1) }, false, "10.1.0.2/16", 0},
 	} {

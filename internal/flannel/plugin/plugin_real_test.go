@@ -5,6 +5,8 @@ package plugin_test
 import (
 	"encoding/json"
 	"fmt"
+	"io"
+	"net"
 	"os"
 	"path/filepath"
 	"regexp"
@@ -12,6 +14,7 @@ import (
 	"strings"
 	"testing"
 
+	"weft.dev/weft/internal/cni"
 	"weft.dev/weft/internal/flannel/flanneltest"
 )
 
@@ -381,4 +384,27 @@ func TestAgentServesRecordedPods(t *testing.T) {
 		t.Errorf("delegated: %v %v", r.held(), r.files())
 	}
 	r.must(call{ours, "DEL", "c", "eth0", ""}, conf)
+
+	listener, err := net.Listen("unix", filepath.Join(r.node.Dir, "cni.sock"))
+	if err != nil {
+		t.Fatal(err)
+	}
+	requests := make(chan string, 1)
+	go func() {
+		conn, err := listener.Accept()
+		if err != nil {
+			close(requests)
+			return
+		}
+		request := make([]byte, 64<<10)
+		size, _ := conn.Read(request)
+		_, _ = io.WriteString(conn, "HTTP/1.0 200 OK\r\n"+cni.HeaderPrint+": 1.0.0\r\nContent-Length: 8\r\n\r\n{\"a\": 1}")
+		_ = conn.Close()
+		requests <- string(request[:size])
+	}()
+	printed := r.must(call{ours, "ADD", "c", "eth0", space.Path()}, conf)
+	_ = listener.Close()
+	if request := <-requests; printed != `{"a": 1}` || !strings.Contains(request, "\r\n"+cni.HeaderPrint+": 1.0.0\r\n") {
+		t.Errorf("printed %q after the request %q", printed, request)
+	}
 }
