@@ -61,7 +61,7 @@ func Open(path string) (*Namespace, error) {
 func Home() (*Namespace, error) {
 	runtime.LockOSThread()
 	defer runtime.UnlockOSThread()
-	file, err := os.Open("/proc/thread-self/ns/net")
+	file, err := os.Open(threadsPath)
 	if err != nil {
 		return nil, fmt.Errorf("opening the own network namespace: %w", err)
 	}
@@ -88,25 +88,27 @@ func OnThread(home *Namespace, work func() error) error {
 	done := make(chan error, 1)
 	go func() {
 		runtime.LockOSThread()
-		before, err := os.Open("/proc/thread-self/ns/net")
+		// Entering a namespace needs CAP_SYS_ADMIN, even for the thread's current one: without this check, a daemon in the node's namespace would
+		// need it too.
+		if home.isThreads() {
+			err := work()
+			if home.isThreads() || home.Enter() == nil {
+				runtime.UnlockOSThread()
+			}
+			done <- err
+			return
+		}
+		before, err := os.Open(threadsPath)
 		if err != nil {
 			runtime.UnlockOSThread()
 			done <- fmt.Errorf("opening the thread's network namespace: %w", err)
 			return
 		}
 		defer before.Close()
-		// Entering a namespace needs CAP_SYS_ADMIN, even for the thread's current one: without this check, a daemon in the node's namespace would
-		// need it too.
-		there := sameFile(before, home.File)
-		if !there {
-			err = home.Enter()
-		}
-		if err == nil {
+		if err = home.Enter(); err == nil {
 			err = work()
 		}
-		if there && sameNamespace(before) {
-			runtime.UnlockOSThread()
-		} else if unix.Setns(int(before.Fd()), unix.CLONE_NEWNET) == nil {
+		if unix.Setns(int(before.Fd()), unix.CLONE_NEWNET) == nil {
 			runtime.UnlockOSThread()
 		}
 		done <- err
@@ -114,19 +116,12 @@ func OnThread(home *Namespace, work func() error) error {
 	return <-done
 }
 
-// sameFile reports whether two files are one, such as the files of one namespace.
-func sameFile(a, b *os.File) bool {
-	one, err := a.Stat()
-	other, wrong := b.Stat()
-	return err == nil && wrong == nil && os.SameFile(one, other)
-}
+// threadsPath is the network namespace of the calling thread.
+const threadsPath = "/proc/thread-self/ns/net"
 
-// sameNamespace reports whether the calling thread is in the file's network namespace.
-func sameNamespace(file *os.File) bool {
-	now, err := os.Open("/proc/thread-self/ns/net")
-	if err != nil {
-		return false
-	}
-	defer now.Close()
-	return sameFile(now, file)
+// isThreads reports whether the namespace is that of the calling thread.
+func (n *Namespace) isThreads() bool {
+	var own, threads unix.Stat_t
+	err := errors.Join(unix.Fstat(n.FD(), &own), unix.Stat(threadsPath, &threads))
+	return err == nil && own.Dev == threads.Dev && own.Ino == threads.Ino
 }
