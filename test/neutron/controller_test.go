@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"strings"
 	"testing"
 	"time"
 
@@ -54,8 +55,8 @@ type controllerUnderTest struct {
 	health string
 }
 
-// startController runs the program until the test ends.
-func startController(ctx context.Context, t *testing.T) *controllerUnderTest {
+// startController runs the program until the test ends, with more lines in its kubestack.conf.
+func startController(ctx context.Context, t *testing.T, lines ...string) *controllerUnderTest {
 	t.Helper()
 	scheme := runtime.NewScheme()
 	for _, add := range []func(*runtime.Scheme) error{clientgoscheme.AddToScheme, stackubev1.AddToScheme, weftv1.AddToScheme} {
@@ -71,7 +72,7 @@ func startController(ctx context.Context, t *testing.T) *controllerUnderTest {
 	dir := t.TempDir()
 	config := filepath.Join(dir, "kubestack.conf")
 	text := fmt.Sprintf("[Global]\nauth-url = %s\nusername = %s\npassword = %s\ntenant-name = %s\nregion = %s\n",
-		cloudFor.stack.AuthURL(), weftlab.Admin, weftlab.AdminPassword, weftlab.Admin, weftlab.Region)
+		cloudFor.stack.AuthURL(), weftlab.Admin, weftlab.AdminPassword, weftlab.Admin, weftlab.Region) + strings.Join(lines, "\n") + "\n"
 	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}

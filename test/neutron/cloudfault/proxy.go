@@ -213,3 +213,28 @@ func Sequence(turn int) func(*http.Request) Fault {
 		return None
 	}
 }
+
+// Scattered returns a chooser that puts one fault on the first request of every second kind of writing request, and of every fourth kind of
+// reading request. Which ones differs with turn: four turns put a fault on every kind. A program that waits longer after each failure reaches its
+// end within a minute.
+func Scattered(turn int) func(*http.Request) Fault {
+	reading, writing := []Fault{Half, Unavailable, Empty, Slow, Lost}, Faults()
+	seen, kinds := map[string]bool{}, map[bool]int{}
+	return func(in *http.Request) Fault {
+		kind := Kind(in)
+		if seen[kind] || strings.HasSuffix(in.URL.Path, token) {
+			return None
+		}
+		seen[kind] = true
+		writes := Writes(in)
+		n := kinds[writes]
+		kinds[writes]++
+		switch {
+		case writes && (n+turn)%2 == 0:
+			return writing[(n/2+turn)%len(writing)]
+		case !writes && (n+turn)%4 == 0:
+			return reading[(n/4+turn)%len(reading)]
+		}
+		return None
+	}
+}
