@@ -111,7 +111,7 @@ func compareCounts(t *testing.T, before, held cloudfault.Inventory) {
 		}
 	}
 	ports := slices.DeleteFunc(before.More(held), func(line string) bool {
-		return !strings.HasPrefix(line, "ports ") || strings.Contains(line, "device_owner=network:") || strings.Contains(line, "device_owner=ovn-lb-vip")
+		return !strings.HasPrefix(line, "ports ") || strings.Contains(line, "device_owner=network:") || strings.Contains(line, "name=ovn-lb-vip")
 	})
 	if len(ports) != 1 {
 		t.Errorf("OpenStack has %d ports for one pod: %v", len(ports), ports)
