@@ -259,6 +259,7 @@ func Rules(tunnels []uint16) map[nft.Key]nft.Item {
 		fmt.Sprintf(`oifname "%s" ct direction original drop`, Device),
 		fmt.Sprintf(`oifname "%s" ct state invalid drop`, Device),
 		fmt.Sprintf(`iifname "%s" ct status & dnat == 0 drop`, Device))
+	add(toPods()...)
 	chain(nft.Chain{Family: nft.FamilyInet, Name: "translate", Type: nft.TypeNAT, Hook: nft.HookPostrouting, Priority: prioritySNAT},
 		fmt.Sprintf(`iifname "%s" masquerade`, Device))
 	return fragment

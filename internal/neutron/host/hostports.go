@@ -17,8 +17,10 @@ const (
 )
 
 // toHostPort matches packets that are translated to a pod's port, as long as host ports are translated to it. A Service that kube-proxy
-// translates to that port opens nothing in addition.
-const toHostPort = `oifname "` + Device + `" ct direction original ct status dnat ip daddr . meta l4proto . th dport @` + published
+// translates to that port opens nothing in addition. Packets to a Service's cluster address do not match: they are for the endpoint, which may
+// be another tenant's pod with this address on another node.
+const toHostPort = `oifname "` + Device + `" ct direction original ct status dnat ct original ip daddr != @` + services +
+	` ip daddr . meta l4proto . th dport @` + published
 
 // Published returns what the host ports of a pod with one address add to the node's rules: two elements for each port.
 func Published(of *hostport.Published) map[nft.Key]nft.Item {

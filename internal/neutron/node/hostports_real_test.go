@@ -9,14 +9,18 @@ import (
 	"io"
 	"net"
 	"net/netip"
+	"os"
 	"path/filepath"
+	"slices"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/containernetworking/plugins/pkg/ns"
 	corev1 "k8s.io/api/core/v1"
 	networkingv1 "k8s.io/api/networking/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
 
 	"weft.dev/weft/internal/cni"
 	"weft.dev/weft/internal/network/networktest"
@@ -183,6 +187,97 @@ func TestHostPorts(t *testing.T) {
 	if out, err := ovntest.Try(s.neighbour.NetNS, "ping", "-n", "-c", "1", "-W", "1", address); err == nil {
 		t.Error(errors.New("a neighbour reaches a pod by the node: " + out))
 	}
+}
+
+// drops returns how many packets the rules of the chain to-pods have dropped, each.
+func (s *publishedSite) drops(t *testing.T) (counts []string) {
+	t.Helper()
+	for line := range strings.Lines(ovntest.Run(t, s.NetNS, "nft", "list", "chain", "inet", "weft-neutron", "to-pods")) {
+		if _, after, is := strings.Cut(line, "counter packets "); is && strings.Contains(line, " drop ") {
+			count, _, _ := strings.Cut(after, " ")
+			counts = append(counts, count)
+		}
+	}
+	return counts
+}
+
+// A program of the node that connects to a Service, which kube-proxy translates to an address of a tenant's pod, does not reach the pod that
+// has this address on this node: it may be another tenant's. The node's connections to its own pods and their host ports go on.
+func TestServicesOfTheNode(t *testing.T) {
+	s := newPublishedSite(t)
+	pod, address, err := s.publish(t, "a")
+	must(t, err)
+	for _, port := range []string{"80", "443"} {
+		mirrors(t, pod.NetNS, port)
+	}
+	service := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "of-another"}, Spec: corev1.ServiceSpec{Ports: []corev1.ServicePort{{Port: 443}}}}
+	must(t, api(t).Create(t.Context(), service))
+	t.Cleanup(func() { _ = api(t).Delete(context.Background(), service) })
+	cluster := service.Spec.ClusterIP
+	eventually(t, "the node has the address of the Service", func() error {
+		if set := ovntest.Run(t, s.NetNS, "nft", "list", "set", "inet", "weft-neutron", "services"); !strings.Contains(set, cluster) {
+			return errors.New(set)
+		}
+		return nil
+	})
+	own := func() {
+		t.Helper()
+		for _, to := range []string{address + ":80", address + ":443", "192.0.2.1:8080", "127.0.0.1:8080"} {
+			s.sees(t, s.NetNS, to, "169.254.0.3")
+		}
+		s.sees(t, s.neighbour.NetNS, "192.0.2.1:8080", "169.254.0.2")
+		must(t, s.pings(address))
+	}
+	own()
+	kubernetes := &corev1.Service{}
+	must(t, api(t).Get(t.Context(), client.ObjectKey{Namespace: "default", Name: "kubernetes"}, kubernetes))
+	// As kube-proxy does for a cluster address, an address of externalIPs and a node port.
+	const external, nodePort = "203.0.113.7", "192.0.2.1:30443"
+	ovntest.Run(t, s.NetNS, "ip", "route", "add", "default", "via", "192.0.2.9")
+	proxy := filepath.Join(t.TempDir(), "proxy.nft")
+	must(t, os.WriteFile(proxy, []byte(fmt.Sprintf(`table ip proxy {
+	chain prerouting {
+		type nat hook prerouting priority -100;
+		ip daddr %[4]s tcp dport 443 dnat to 192.0.2.1:6443
+	}
+	chain output {
+		type nat hook output priority -100;
+		ip daddr { %[2]s, %[3]s } tcp dport { 80, 443 } dnat to %[1]s
+		ip daddr 192.0.2.1 tcp dport 30443 dnat to %[1]s:443
+	}
+	chain postrouting {
+		type nat hook postrouting priority 100;
+		ip daddr %[1]s masquerade
+	}
+}`, address, cluster, external, kubernetes.Spec.ClusterIP)), 0o600))
+	ovntest.Run(t, s.NetNS, "nft", "-f", proxy)
+	mirrors(t, s.NetNS, "6443")
+	pod.IP("neigh", "replace", "10.244.0.1", "lladdr", "fa:16:3e:00:00:01", "dev", "eth0") // there is no router
+	s.sees(t, pod.NetNS, kubernetes.Spec.ClusterIP+":443", address)                        // answers of the node, in connections that a pod opens
+	if before := s.drops(t); !slices.Equal(before, []string{"0", "0"}) {
+		t.Errorf("packets were dropped before there were any to drop: %v", before)
+	}
+	for _, to := range []string{cluster + ":443", cluster + ":80", external + ":443", nodePort} {
+		before := s.drops(t)
+		refuses(t, s.NetNS, to)
+		if after := s.drops(t); slices.Equal(after, before) {
+			t.Errorf("%s: no packet was dropped", to)
+		}
+	}
+	// IPVS leaves the route's source and no mark of its translation.
+	before := s.drops(t)
+	must(t, s.NetNS.Do(func(ns.NetNS) error {
+		from := net.Dialer{LocalAddr: &net.TCPAddr{IP: net.IPv4(192, 0, 2, 1)}, Timeout: time.Second}
+		if conn, err := from.DialContext(t.Context(), "tcp4", address+":443"); err == nil {
+			_ = conn.Close()
+			return errors.New("a connection with another source address of the node reaches the pod")
+		}
+		return nil
+	}))
+	if after := s.drops(t); after[0] != before[0] || after[1] == before[1] {
+		t.Errorf("packets from another address of the node: %v dropped, before %v", after, before)
+	}
+	own()
 }
 
 // The network passes the suite of networks with host ports, by IPv4.
