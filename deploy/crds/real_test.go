@@ -262,14 +262,16 @@ func TestValidation(t *testing.T) {
 	t.Run("NodeNetwork/status", func(t *testing.T) { nodeNetworkStatus(ctx, t, c) })
 }
 
-// Of an object that was stored before the rule that it breaks, the status can be written, which says what is wrong with it.
-func clusterNetworkStoredBefore(ctx context.Context, t *testing.T, c client.Client) {
-	all, err := All()
+// storedBefore creates an object under its definition without rules, and installs the definition as it is, which refuses a fresh object.
+func storedBefore(t *testing.T, c client.Client, definitions func() ([]*apiextensionsv1.CustomResourceDefinition, error), obj, fresh client.Object) {
+	t.Helper()
+	ctx := t.Context()
+	all, err := definitions()
 	if err != nil {
 		t.Fatal(err)
 	}
 	i := slices.IndexFunc(all, func(crd *apiextensionsv1.CustomResourceDefinition) bool {
-		return crd.Spec.Names.Kind == "ClusterNetwork"
+		return crd.Spec.Names.Kind == obj.GetObjectKind().GroupVersionKind().Kind
 	})
 	former := all[i].DeepCopy()
 	former.Spec.Versions[0].Schema.OpenAPIV3Schema.XValidations = nil
@@ -277,32 +279,38 @@ func clusterNetworkStoredBefore(ctx context.Context, t *testing.T, c client.Clie
 	if err := apiextensionsv1.AddToScheme(scheme); err != nil {
 		t.Fatal(err)
 	}
-	definitions, err := client.New(server.Config(), client.Options{Scheme: scheme})
+	installer, err := client.New(server.Config(), client.Options{Scheme: scheme})
 	if err != nil {
 		t.Fatal(err)
 	}
 	install := func(crd *apiextensionsv1.CustomResourceDefinition) {
 		testwait.Eventually(t, "installing the definition", func() error {
 			have := &apiextensionsv1.CustomResourceDefinition{}
-			if err := definitions.Get(ctx, client.ObjectKeyFromObject(crd), have); err != nil {
+			if err := installer.Get(ctx, client.ObjectKeyFromObject(crd), have); err != nil {
 				return err
 			}
 			have.Spec = *crd.Spec.DeepCopy()
-			return definitions.Update(ctx, have)
+			return installer.Update(ctx, have)
 		})
 	}
-	obj, fresh := object(t, clusterNetwork(goodNetworks+", hostsubnetlength: 9")), object(t, clusterNetwork(goodNetworks+", hostsubnetlength: 9"))
-	fresh.SetName("fresh")
+	try := func() error { return c.Create(ctx, fresh.DeepCopyObject().(client.Object), client.DryRunAll) }
 	install(former)
-	testwait.Eventually(t, "the former definition", func() error { return c.Create(ctx, fresh.DeepCopy(), client.DryRunAll) })
+	testwait.Eventually(t, "the former definition", try)
 	create(ctx, t, c, obj)
 	install(all[i])
 	testwait.Eventually(t, "the definition", func() error {
-		if err := c.Create(ctx, fresh.DeepCopy(), client.DryRunAll); err == nil {
+		if err := try(); err == nil {
 			return errors.New("a new object of the same fields is accepted")
 		}
 		return nil
 	})
+}
+
+// Of an object that was stored before the rule that it breaks, the status can be written, which says what is wrong with it.
+func clusterNetworkStoredBefore(ctx context.Context, t *testing.T, c client.Client) {
+	obj, fresh := object(t, clusterNetwork(goodNetworks+", hostsubnetlength: 9")), object(t, clusterNetwork(goodNetworks+", hostsubnetlength: 9"))
+	fresh.SetName("fresh")
+	storedBefore(t, c, All, obj, fresh)
 	obj.Object["status"] = map[string]any{"conditions": []any{map[string]any{
 		"type": "Valid", "status": "False", "reason": "Invalid", "message": "m", "lastTransitionTime": "2026-01-01T00:00:00Z",
 	}}}

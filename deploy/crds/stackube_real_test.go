@@ -3,6 +3,7 @@
 package crds
 
 import (
+	"context"
 	"strings"
 	"testing"
 
@@ -36,6 +37,7 @@ func stackubeManifests() []manifest {
 		{"Tenant without a user", tenant("password: p"), "username"},
 		{"Tenant without a password", tenant("username: u, password: ''"), "password"},
 		{"Tenant with a name that no Namespace can have", strings.Replace(tenant("username: u, password: p"), "name: t", "name: "+strings.Repeat("a", 64), 1), "at most 63"},
+		{"Tenant with a name with dots", strings.Replace(tenant("username: u, password: p"), "name: t", "name: a.b", 1), "no dots"},
 	}
 }
 
@@ -47,5 +49,23 @@ func TestStackube(t *testing.T) {
 	}
 	for _, m := range stackubeManifests() {
 		t.Run(m.name, func(t *testing.T) { m.try(t, c) })
+	}
+	t.Run("stored before", func(t *testing.T) { tenantStoredBefore(t.Context(), t, c) })
+}
+
+// A Tenant that was stored before its name was refused can lose its finalizer: otherwise it could never be deleted.
+func tenantStoredBefore(ctx context.Context, t *testing.T, c client.Client) {
+	const text = "{apiVersion: stackube.kubernetes.io/v1, kind: Tenant, metadata: {name: a.b, namespace: default}, spec: {username: u, password: p}}"
+	obj, fresh := object(t, text), object(t, text)
+	obj.SetFinalizers([]string{"network.weft.dev/openstack"})
+	fresh.SetName("b.c")
+	storedBefore(t, c, Neutron, obj, fresh)
+	obj.Object["status"] = map[string]any{"state": "Failed"}
+	if err := c.Status().Update(ctx, obj); err != nil {
+		t.Errorf("writing the status: %v", err)
+	}
+	obj.SetFinalizers(nil)
+	if err := c.Update(ctx, obj); err != nil {
+		t.Errorf("removing the finalizer: %v", err)
 	}
 }

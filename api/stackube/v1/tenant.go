@@ -11,7 +11,7 @@ import (
 // +kubebuilder:subresource:status
 // +kubebuilder:resource:scope=Namespaced
 // +kubebuilder:metadata:annotations="api-approved.kubernetes.io=unapproved, stackube's group, served for its users by Weft"
-// +kubebuilder:validation:XValidation:rule="self.metadata.name.size() <= 63",message="a Namespace of the tenant's name is made: at most 63 characters"
+// +kubebuilder:validation:XValidation:rule="oldSelf.hasValue() || !self.metadata.name.contains('.') && self.metadata.name.size() <= 63",optionalOldSelf=true,message="a Namespace of the tenant's name is made: no dots, at most 63 characters"
 // +kubebuilder:printcolumn:name="User",type=string,JSONPath=`.spec.username`
 // +kubebuilder:printcolumn:name="Project",type=string,JSONPath=`.status.projectID`
 // +kubebuilder:printcolumn:name="State",type=string,JSONPath=`.status.state`
