@@ -36,6 +36,7 @@ type options struct {
 	rounds, crowd int
 	rate          int
 	clock, loss   bool
+	list          bool
 }
 
 func main() {
@@ -52,6 +53,12 @@ func run(ctx context.Context, args []string, stdout, stderr io.Writer) int {
 	} else if err != nil {
 		_, _ = fmt.Fprintln(stderr, "soak:", err)
 		return 2
+	}
+	if opts.list {
+		for _, p := range selected(opts.parts) {
+			_, _ = fmt.Fprintln(stdout, p.name)
+		}
+		return 0
 	}
 	ctrllog.SetLogger(logr.Discard()) // clients return their errors
 	s := newSoak(opts, stdout)
@@ -79,6 +86,7 @@ func parse(args []string, stderr io.Writer) (options, error) {
 	flags.StringVar(&o.out, "out", "out/soak.json", "file that gets the results as JSON")
 	flags.StringVar(&parts, "parts", "", "regular expression: which parts run, of "+strings.Join(partNames(), ", ")+"; empty: all")
 	flags.StringVar(&faults, "faults", "", "regular expression: which faults the part faults runs; empty: all")
+	flags.BoolVar(&o.list, "list", false, "print the names of the parts that -parts selects, and run nothing")
 	flags.Uint64Var(&o.seed, "seed", 0, "seed of all random choices; 0: a seed is chosen and printed")
 	flags.IntVar(&o.restarts, "restarts", 500, "restarts of agents, under traffic")
 	flags.IntVar(&o.kills, "kills", 1000, "kills of agents during ADD and DEL")

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"io"
+	"regexp"
 	"slices"
 	"strings"
 	"time"
@@ -50,6 +51,11 @@ func parts() []part {
 	}
 }
 
+// selected returns the parts whose names match, in their order.
+func selected(names *regexp.Regexp) []part {
+	return slices.DeleteFunc(parts(), func(p part) bool { return !names.MatchString(p.name) })
+}
+
 func partNames() []string {
 	var names []string
 	for _, p := range parts() {
@@ -68,7 +74,7 @@ func newSoak(opts options, out io.Writer) *soak {
 
 // run runs the selected parts in one lab. An error means that the run cannot continue; findings of parts are in the report.
 func (s *soak) run(ctx context.Context) (err error) {
-	chosen := slices.DeleteFunc(parts(), func(p part) bool { return !s.opts.parts.MatchString(p.name) })
+	chosen := selected(s.opts.parts)
 	if len(chosen) == 0 {
 		return fmt.Errorf("no part matches %s: there are %s", s.opts.parts, strings.Join(partNames(), ", "))
 	}
