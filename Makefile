@@ -51,7 +51,7 @@ fuzz: ## fuzz every parser with 200,000 inputs each
 test: ## what a landing runs: unit, a short fuzzing, engines on the real switch, clusters in the lab and on the kernel's datapath; BASE=revision for what a change can reach; as root
 	@BASE='$(BASE)' build/test
 
-test-all: ## make test with every long repetition in full, and with Neutron's second driver; as root
+test-all: ## make test with every long repetition in full; as root
 	@FULL=1 build/test
 
 vm: ## clusters on the kernel's datapath, in a virtual machine; as root

@@ -17,8 +17,6 @@ type Suite struct {
 	Roof []string
 	// Tests are the packages to test, as patterns of the go command.
 	Tests []string
-	// Full are further packages, which only a full run tests: a landing has no time for them.
-	Full []string
 }
 
 // All returns the suites of all networks.
@@ -32,7 +30,7 @@ func All() []Suite {
 		{Name: "vpc", Roof: []string{"api/kubeovn", "internal/vpc", "internal/ovn", "internal/ovnd", "test/vpc"}, Tests: []string{"./test/vpc/..."}},
 		{
 			Name: "neutron", Roof: []string{"api/kubestack", "cmd/weft-provider", "api/stackube", "internal/neutron", "lab/stack/openstack", "test/ml2ovs", "test/neutron"},
-			Tests: []string{"./test/neutron/..."}, Full: []string{"./test/ml2ovs/..."},
+			Tests: []string{"./test/neutron/...", "./test/ml2ovs/..."},
 		},
 	}
 }

@@ -1,6 +1,6 @@
 // Select prints the package patterns of the lab's test suites that the change since a revision can reach, one a line.
 //
-// Usage: go run ./test/suites/select [-base REVISION] [-full]      without a revision: all suites
+// Usage: go run ./test/suites/select [-base REVISION]      without a revision: all suites
 package main
 
 import (
@@ -19,15 +19,14 @@ const module = "weft.dev/weft/"
 
 func main() {
 	base := flag.String("base", "", "revision before the change; empty selects all suites")
-	full := flag.Bool("full", false, "also the packages that only a full run tests")
 	flag.Parse()
-	if err := run(context.Background(), *base, *full); err != nil {
+	if err := run(context.Background(), *base); err != nil {
 		fmt.Fprintln(os.Stderr, "select suites:", err)
 		os.Exit(1)
 	}
 }
 
-func run(ctx context.Context, base string, full bool) error {
+func run(ctx context.Context, base string) error {
 	all := suites.All()
 	var names []string
 	for _, suite := range all {
@@ -50,11 +49,7 @@ func run(ctx context.Context, base string, full bool) error {
 		if !slices.Contains(names, suite.Name) {
 			continue
 		}
-		patterns := suite.Tests
-		if full {
-			patterns = slices.Concat(suite.Tests, suite.Full)
-		}
-		for _, pattern := range patterns {
+		for _, pattern := range suite.Tests {
 			folder := strings.TrimSuffix(strings.TrimPrefix(pattern, "./"), "/...")
 			if _, err := os.Stat(folder); err == nil {
 				_, _ = fmt.Fprintln(os.Stdout, pattern)
