@@ -25,16 +25,17 @@ type apis struct{ place }
 func (a apis) keystone() process.Program {
 	return process.Program{
 		Name:  a.name("keystone"),
-		Argv:  a.gunicorn("keystone_wsgi:application", KeystonePort),
+		Argv:  a.gunicorn("keystone", KeystonePort),
 		Env:   environment("OS_KEYSTONE_CONFIG_DIR="+a.conf(""), "OS_KEYSTONE_CONFIG_FILES=keystone.conf"),
 		Ready: a.answers(KeystonePort, "/v3"),
 	}
 }
 
-// gunicorn starts one worker only: Keystone's cache is in its memory.
-func (a apis) gunicorn(app string, port int) []string {
+// gunicorn serves an API. It starts one worker only: Keystone's cache is in its memory. The requests are in a log of their own; Neutron's own
+// log has those to Neutron.
+func (a apis) gunicorn(name string, port int) []string {
 	return a.alone(python, "-m", "gunicorn", "--workers", "1", "--threads", "4", "--timeout", "120", "--chdir", a.conf(""),
-		"-b", "0.0.0.0:"+strconv.Itoa(port), app)
+		"--access-logfile", filepath.Join(a.dir, "log", name+"-requests.log"), "-b", "0.0.0.0:"+strconv.Itoa(port), name+"_wsgi:application")
 }
 
 func (a apis) neutron() process.Program {
@@ -64,7 +65,7 @@ func (a apis) octaviaAgent() process.Program {
 func (a apis) octavia() process.Program {
 	return process.Program{
 		Name:  a.name("octavia"),
-		Argv:  a.gunicorn("octavia_wsgi:application", OctaviaPort),
+		Argv:  a.gunicorn("octavia", OctaviaPort),
 		Env:   environment(),
 		Ready: a.answers(OctaviaPort, "/"),
 	}

@@ -97,6 +97,22 @@ func (b *Balancers) answers(ctx context.Context, address string) error {
 	return err //nolint:wrapcheck // it says what was waited for
 }
 
+// balancerAddress waits for the external address of a Service of type LoadBalancer of the tenant.
+func balancerAddress(ctx context.Context, objects client.Client, name string) (string, error) {
+	object := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: Tenant, Name: name}}
+	_, err := probe.Await(ctx, limit, "the address of Service "+name, func(ctx context.Context) error {
+		err := objects.Get(ctx, client.ObjectKeyFromObject(object), object)
+		if err == nil && len(object.Status.LoadBalancer.Ingress) == 0 {
+			err = errNone
+		}
+		return err
+	})
+	if err != nil {
+		return "", err //nolint:wrapcheck // it says what was waited for
+	}
+	return object.Status.LoadBalancer.Ingress[0].IP, nil
+}
+
 // ByService creates a Service of type LoadBalancer.
 func (b *Balancers) ByService(ctx context.Context) (measure.Figures, error) {
 	name := "lb-" + strconv.Itoa(b.round("service"))
@@ -106,21 +122,15 @@ func (b *Balancers) ByService(ctx context.Context) (measure.Figures, error) {
 	}); err != nil {
 		return nil, err
 	}
-	object := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: Tenant, Name: name}}
-	_, err := probe.Await(ctx, limit, "the address of Service "+name, func(ctx context.Context) error {
-		err := b.objects.Get(ctx, client.ObjectKeyFromObject(object), object)
-		if err == nil && len(object.Status.LoadBalancer.Ingress) == 0 {
-			err = errNone
-		}
-		return err
-	})
+	address, err := balancerAddress(ctx, b.objects, name)
 	if err != nil {
 		return nil, err
 	}
-	if err := b.answers(ctx, object.Status.LoadBalancer.Ingress[0].IP); err != nil {
+	if err := b.answers(ctx, address); err != nil {
 		return nil, err
 	}
 	figures := measure.Figures{Balanced: milliseconds(time.Since(began))}
+	object := &corev1.Service{ObjectMeta: metav1.ObjectMeta{Namespace: Tenant, Name: name}}
 	slice := &discoveryv1.EndpointSlice{ObjectMeta: metav1.ObjectMeta{Namespace: Tenant, Name: name}}
 	if err := errors.Join(b.objects.Delete(ctx, object), b.objects.Delete(ctx, slice)); err != nil {
 		return nil, fmt.Errorf("delete Service %s: %w", name, err)

@@ -89,11 +89,11 @@ func Groups() []Group {
 			},
 		},
 		{
-			Title: "Neutron: a restart of agent and controller with 100 ports on the node",
+			Title: "Neutron: a restart of agent and controller with 100 ports on the node, 20 of them with pods, a Service and a load balancer",
 			Rows: []measure.Row{
 				{Name: "neutron/restart/openstack-writes", Metric: Writes, Unit: "requests", Target: measure.AtMost(0), Alone: true},
 				{Name: "neutron/restart/rows", Metric: Rows, Unit: "changed rows", Target: measure.AtMost(0), Alone: true},
-				{Name: "neutron/restart/flow-mods", Metric: Mods, Unit: "changed flows", Target: measure.AtMost(0), Alone: true},
+				{Name: "neutron/restart/flow-mods", Metric: Mods, Unit: "changed flows and groups", Target: measure.AtMost(0), Alone: true},
 				{Name: agentRow, Metric: AgentMore, Unit: "MB more than with as many pods of the overlay", Target: measure.AtMost(agentMore), Alone: true},
 				{Name: controllerRow, Metric: ControllerSize, Unit: "MB, with 500 ports", Target: measure.AtMost(controllerMemory), Alone: true},
 			},
@@ -127,8 +127,8 @@ func ofAgent(r measure.Row) bool { return r.Name == agentRow }
 
 func ofController(r measure.Row) bool { return r.Name == controllerRow }
 
-// restart measures restarts while no pod is on the ports, then the agent's memory with a pod on each, and then the controller's with more
-// ports.
+// restart measures restarts while pods are on some of the ports, then the agent's memory with a pod on each, and then the controller's with
+// more ports.
 func restart(ctx context.Context, s *Scene, rows []measure.Row, compare Compare) (results []measure.Result, err error) {
 	r := &restarts{Scene: s}
 	if err := r.prepare(ctx); err != nil {

@@ -111,9 +111,9 @@ func (s *Scene) agentSize(ctx context.Context) (float64, error) {
 	return size / megabyte, err
 }
 
-// attachStanding attaches the pods whose ports prepare made.
+// attachStanding attaches the rest of the pods whose ports prepare made.
 func (s *restarts) attachStanding(ctx context.Context) error {
-	_, err := s.crowd(ctx, s.specs, s.uids)
+	_, err := s.crowd(ctx, s.specs[attachedPods:], s.uids[attachedPods:])
 	return err
 }
 
@@ -150,19 +150,18 @@ func (s *restarts) addPorts(ctx context.Context) error {
 	if err != nil {
 		return err //nolint:wrapcheck // it says what was waited for
 	}
-	return s.calm(ctx)
+	return s.steady(ctx)
 }
 
 // controllerMemory restarts the controller, and measures its memory once it has read all ports.
 func (s *restarts) controllerMemory(ctx context.Context) (measure.Figures, error) {
-	const program = "weft-controller"
-	if err := probe.Kill(ctx, s.Cluster, program, syscall.SIGKILL); err != nil {
-		return nil, err //nolint:wrapcheck // it names the program
-	}
-	if err := s.calm(ctx); err != nil {
+	if err := s.restartController(ctx); err != nil {
 		return nil, err
 	}
-	status, err := probe.Program(ctx, s.Cluster, program)
+	if err := s.steady(ctx); err != nil {
+		return nil, err
+	}
+	status, err := probe.Program(ctx, s.Cluster, controllerProgram)
 	if err != nil {
 		return nil, err //nolint:wrapcheck // it names the program
 	}

@@ -1,18 +1,18 @@
 package neutron
 
 import (
-	"bytes"
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
-	"os"
-	"path/filepath"
-	"regexp"
-	"strings"
 	"syscall"
-	"time"
 
+	coordinationv1 "k8s.io/api/coordination/v1"
+	corev1 "k8s.io/api/core/v1"
+	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"sigs.k8s.io/controller-runtime/pkg/client"
+
+	"weft.dev/weft/internal/controller"
+	"weft.dev/weft/internal/neutron/pipeline"
 	"weft.dev/weft/lab"
 	"weft.dev/weft/test/bench/measure"
 	"weft.dev/weft/test/probe"
@@ -20,18 +20,25 @@ import (
 
 // Metrics of a restart of agent and controller.
 const (
-	// Writes is the number of writing requests to Neutron.
+	// Writes is the number of writing requests to Keystone, Neutron and Octavia.
 	Writes = "openstack-writes"
-	// Rows is the number of changed rows of ports in the switch's database.
+	// Rows is the number of changes of the rows of bridges, ports and interfaces in the switch's database.
 	Rows = "changed-rows"
-	// Mods is the number of changed flows of br-n.
+	// Mods is the number of changes of flows and groups of br-n.
 	Mods = "flow-mods"
 )
 
-// standingPorts is the number of ports of a node whose agent restarts.
-const standingPorts = 100
+const (
+	// standingPorts is the number of ports of a node whose agent restarts.
+	standingPorts = 100
+	// attachedPods is the number of pods on these ports, and farPods that of pods on the other node.
+	attachedPods, farPods = 20, 4
+	// balanced is the name of the tenant's load balancer.
+	balanced = "standing-lb"
+)
 
-// restarts are those of the first node's agent and of the controller while the node has many ports.
+// restarts are those of the first node's agent and of the controller while the node has many ports, some of them with pods, and the tenant has
+// a Service and a load balancer.
 type restarts struct {
 	*Scene
 
@@ -40,7 +47,7 @@ type restarts struct {
 	uids  []string
 }
 
-// prepare makes the ports.
+// prepare makes the ports, pods and Services.
 func (s *restarts) prepare(ctx context.Context) error {
 	node := s.Node(1)
 	for i := range standingPorts {
@@ -54,129 +61,115 @@ func (s *restarts) prepare(ctx context.Context) error {
 	if err := s.awaitPorts(ctx, node.Name, standingPorts); err != nil {
 		return err
 	}
-	return s.calm(ctx)
-}
-
-// calm waits until Neutron gets no writing request for some seconds: the spare ports are there.
-func (s *restarts) calm(ctx context.Context) error {
-	const quiet = 5 * time.Second
-	last, since := -1, time.Now()
-	_, err := probe.Await(ctx, limit, "no more requests to Neutron", func(context.Context) error {
-		now, err := s.writes()
+	pods, err := s.crowd(ctx, s.specs[:attachedPods], s.uids[:attachedPods])
+	if err != nil {
+		return err
+	}
+	for i := range farPods {
+		spec := lab.PodSpec{Namespace: Tenant, Name: fmt.Sprintf("far-%d", i), Node: s.Node(2).Name}
+		uid, err := s.object(ctx, spec)
 		if err != nil {
 			return err
 		}
-		if now != last {
-			last, since = now, time.Now()
+		pod, err := s.attach(ctx, spec, uid)
+		if err != nil {
+			return err
 		}
-		if time.Since(since) < quiet {
-			return fmt.Errorf("%d requests", now)
+		pods = append(pods, pod)
+	}
+	for name, kind := range map[string]corev1.ServiceType{"standing": corev1.ServiceTypeClusterIP, balanced: corev1.ServiceTypeLoadBalancer} {
+		want := service4{namespace: Tenant, name: name, kind: kind, protocol: corev1.ProtocolTCP, ports: balancerPorts(), pods: pods}
+		if _, err := s.service(ctx, want); err != nil {
+			return err
 		}
-		return nil
+	}
+	if _, err := balancerAddress(ctx, s.objects, balanced); err != nil {
+		return err
+	}
+	if err := s.awaitGroups(ctx); err != nil {
+		return err
+	}
+	if err := prove(ctx, s.Node(1), pipeline.Bridge); err != nil {
+		return err
+	}
+	return s.steady(ctx)
+}
+
+var errNoGroup = errors.New("br-n has no group of a Service")
+
+// awaitGroups waits until the first node's br-n has the groups of the Services.
+func (s *restarts) awaitGroups(ctx context.Context) error {
+	_, err := probe.Await(ctx, limit, "the Services on br-n", func(ctx context.Context) error {
+		groups, err := probe.Groups(ctx, s.Node(1), pipeline.Bridge)
+		if err == nil && groups < 2*len(balancerPorts()) {
+			err = fmt.Errorf("%w: %d", errNoGroup, groups)
+		}
+		return err
 	})
 	return err //nolint:wrapcheck // it says what was waited for
 }
 
-func (s *restarts) restart(ctx context.Context) (measure.Figures, error) {
+func (s *restarts) restart(ctx context.Context) (figures measure.Figures, err error) {
 	node := s.Node(1)
-	writes, err := s.writes()
+	flows, err := probe.WatchBridge(ctx, node, pipeline.Bridge)
+	if err != nil {
+		return nil, err //nolint:wrapcheck // it names the node
+	}
+	defer func() { err = errors.Join(err, flows.Close()) }()
+	rows, err := watchRows(ctx, node)
 	if err != nil {
 		return nil, err
 	}
-	rows, err := s.rows(ctx)
+	defer rows.close()
+	before, err := s.requests()
 	if err != nil {
 		return nil, err
 	}
-	flows, err := s.flows(ctx)
-	if err != nil {
-		return nil, err
+	if err := probe.Kill(ctx, s.Cluster, node.Name+"/weft-agent", syscall.SIGKILL); err != nil {
+		return nil, err //nolint:wrapcheck // it names the program
 	}
-	for _, program := range []string{node.Name + "/weft-agent", "weft-controller"} {
-		if err := probe.Kill(ctx, s.Cluster, program, syscall.SIGKILL); err != nil {
-			return nil, err
-		}
+	if err := s.restartController(ctx); err != nil {
+		return nil, err
 	}
 	if _, err := probe.Await(ctx, limit, "the agent is ready", func(ctx context.Context) error { return probe.Ready(ctx, node) }); err != nil {
+		return nil, err //nolint:wrapcheck // it says what was waited for
+	}
+	if err := s.steady(ctx); err != nil {
 		return nil, err
 	}
-	if err := s.calm(ctx); err != nil {
-		return nil, err
-	}
-	writesAfter, err := s.writes()
+	after, err := s.requests()
 	if err != nil {
 		return nil, err
 	}
-	rowsAfter, err := s.rows(ctx)
+	writes, err := after.since(before)
 	if err != nil {
 		return nil, err
 	}
-	flowsAfter, err := s.flows(ctx)
+	mods, err := flows.Count(ctx)
+	if err != nil {
+		return nil, err //nolint:wrapcheck // it names the monitor
+	}
+	changed, err := rows.count(ctx)
 	if err != nil {
 		return nil, err
 	}
-	return measure.Figures{
-		Writes: float64(writesAfter - writes), Rows: float64(differing(rows, rowsAfter)), Mods: float64(differing(flows, flowsAfter)),
-	}, nil
+	return measure.Figures{Writes: float64(writes), Rows: float64(changed), Mods: float64(mods)}, nil
 }
 
-// writing matches a writing request in Neutron's log.
-func writing() *regexp.Regexp { return regexp.MustCompile(`"(POST|PUT|DELETE|PATCH) /v2.0/`) }
+// controllerProgram is the controller's name in the lab, and controllerNamespace the namespace of its lease.
+const (
+	controllerProgram   = "weft-controller"
+	controllerNamespace = metav1.NamespaceSystem
+)
 
-var errLog = errors.New("it has no request")
-
-// writes returns how many writing requests are in Neutron's log.
-func (s *restarts) writes() (int, error) {
-	text, err := os.ReadFile(filepath.Join(s.OpenStack.Dir, "log", "neutron.log"))
-	if err != nil {
-		return 0, fmt.Errorf("read Neutron's log: %w", err)
+// restartController kills the controller. The next one would wait for 15 s until the lease of the killed one has expired: it is deleted.
+func (s *restarts) restartController(ctx context.Context) error {
+	if err := probe.Kill(ctx, s.Cluster, controllerProgram, syscall.SIGKILL); err != nil {
+		return err //nolint:wrapcheck // it names the program
 	}
-	if !bytes.Contains(text, []byte(`"GET /v2.0/`)) {
-		return 0, fmt.Errorf("read Neutron's log: %w", errLog)
+	lease := &coordinationv1.Lease{ObjectMeta: metav1.ObjectMeta{Namespace: controllerNamespace, Name: controller.DefaultLeaseName}}
+	if err := s.objects.Delete(ctx, lease); client.IgnoreNotFound(err) != nil {
+		return fmt.Errorf("delete the controller's lease: %w", err)
 	}
-	return len(writing().FindAllIndex(text, -1)), nil
-}
-
-// rows returns the versions of the switch's ports and bridges by UUID: each change of a row gives it another version.
-func (s *restarts) rows(ctx context.Context) ([]string, error) {
-	var all []string
-	for _, table := range []string{"Port", "Bridge"} {
-		out, err := probe.Run(ctx, s.Node(1).Enter("ovsdb-client", "transact",
-			`["Open_vSwitch",{"op":"select","table":"`+table+`","where":[],"columns":["_uuid","_version","name"]}]`))
-		if err != nil {
-			return nil, err
-		}
-		var answer []struct{ Rows []json.RawMessage }
-		if err := json.Unmarshal([]byte(out), &answer); err != nil {
-			return nil, fmt.Errorf("rows of %s: %w", table, err)
-		}
-		if len(answer) != 1 || len(answer[0].Rows) == 0 {
-			return nil, fmt.Errorf("rows of %s: %s", table, out)
-		}
-		for _, row := range answer[0].Rows {
-			all = append(all, string(row))
-		}
-	}
-	return all, nil
-}
-
-// flows returns the flows of br-n with the time when each was added.
-func (s *restarts) flows(ctx context.Context) ([]string, error) {
-	out, err := probe.Run(ctx, s.Node(1).Enter("ovs-ofctl", "-O", "OpenFlow15", "--no-stats", "dump-flows", "br-n"))
-	return strings.Split(strings.TrimSpace(out), "\n"), err
-}
-
-// differing returns how many lines are in one of the lists only.
-func differing(a, b []string) int {
-	count := map[string]int{}
-	for _, line := range a {
-		count[line]++
-	}
-	for _, line := range b {
-		count[line]--
-	}
-	all := 0
-	for _, n := range count {
-		all += max(n, -n)
-	}
-	return all
+	return nil
 }
