@@ -2,6 +2,7 @@ package neutron
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"strconv"
 	"time"
@@ -16,7 +17,7 @@ const (
 	Add = "add-wall"
 	// Delete is the time until a DEL is answered, in ms.
 	Delete = "del-answered"
-	// Cold is the time from a Pod object until its ADD is answered, in ms. No port is ready.
+	// Cold is the time from a Pod object until its ADD is answered and its port is ACTIVE in Neutron, in ms. No port is ready.
 	Cold = "add-cold"
 )
 
@@ -90,9 +91,30 @@ func (s *Scene) AddCold(ctx context.Context) (measure.Figures, error) {
 	if err != nil {
 		return nil, err
 	}
+	if err := (bare{s}).awaitActive(ctx, pod); err != nil {
+		return nil, err
+	}
 	figures := measure.Figures{Cold: milliseconds(time.Since(began))}
 	if err := s.DelPod(ctx, pod); err != nil {
 		return nil, err
 	}
 	return figures, s.noPorts(ctx, spec.Node)
+}
+
+var errNoPort = errors.New("no NeutronPort has its address")
+
+// awaitActive waits until Neutron reports a pod's port as ACTIVE. ADD is answered earlier, when the switch has the port's flows.
+func (s bare) awaitActive(ctx context.Context, pod *lab.Pod) error {
+	all, err := s.ports(ctx, pod.Node.Name)
+	if err != nil {
+		return err
+	}
+	for i := range all {
+		for _, at := range all[i].Spec.Addresses {
+			if at.Address == pod.IPs[0].String() {
+				return s.active(ctx, all[i].Name)
+			}
+		}
+	}
+	return fmt.Errorf("pod %s, %s: %w", pod.Name, pod.IPs[0], errNoPort)
 }
