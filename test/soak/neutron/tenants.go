@@ -242,15 +242,9 @@ func (t *tenants) matched(ctx context.Context) error {
 	}
 	errs := []error{same("OpenStack's ports and NeutronPorts", made, named)}
 	for _, n := range t.cluster.Nodes() {
-		out, err := probe.Run(ctx, n.Enter("ovs-vsctl", "--bare", "--columns=external_ids", "find", "Interface", "type=patch"))
+		bound, err := boundPorts(ctx, n)
 		if err != nil {
 			return err
-		}
-		var bound []string
-		for word := range strings.FieldsSeq(out) {
-			if id, is := strings.CutPrefix(strings.Trim(word, `"`), "iface-id="); is {
-				bound = append(bound, id)
-			}
 		}
 		errs = append(errs, same("ports of "+n.Name+"'s br-int and plugged NeutronPorts", bound, plugged[n.Name]))
 	}
@@ -266,14 +260,17 @@ func same(what string, a, b []string) error {
 	return nil
 }
 
-// census counts the pods' resources on each node, without the patch ports and the pre-plugged veth pairs (wp-) of spare ports, which remain.
+// census counts the pods' resources on each node, without those of spare ports, which remain for some time: patch ports, pre-plugged veth
+// pairs (wp-), OVN's conntrack zones. It also counts the objects in OpenStack, by kind, without the ports for pods.
 func (t *tenants) census(ctx context.Context) (map[string]probe.Counts, error) {
 	census := map[string]probe.Counts{}
 	for _, n := range t.cluster.Nodes() {
+		var err error
 		counts := probe.Counts{}
 		for name, command := range map[string]string{
 			"links": "ip -o link show", "routes": "ip route show", "flows of br-n": "ovs-ofctl -O OpenFlow15 --no-stats dump-flows br-n",
-			"rules": "nft -s list ruleset", "ports that are no patch ports": "ovs-vsctl -f csv --no-headings --columns=name find Interface type!=patch",
+			"groups of br-n": "ovs-ofctl -O OpenFlow15 dump-groups br-n",
+			"rules":          "nft -s list ruleset", "ports that are no patch ports": "ovs-vsctl -f csv --no-headings --columns=name find Interface type!=patch",
 		} {
 			out, err := probe.Run(ctx, n.Enter(strings.Fields(command)...))
 			if err != nil {
@@ -288,9 +285,64 @@ func (t *tenants) census(ctx context.Context) (map[string]probe.Counts, error) {
 			}
 			counts[name] = len(files)
 		}
+		if counts["ports with a pod"], err = t.attached(ctx, n.Name); err != nil {
+			return nil, err
+		}
+		if counts["OVN's conntrack zones without a port of a pod"], err = zones(ctx, n); err != nil {
+			return nil, err
+		}
 		census[n.Name] = counts
 	}
+	held, err := t.inventory(ctx)
+	if err != nil {
+		return nil, err
+	}
+	census["OpenStack"] = probe.Counts{}
+	for _, line := range held {
+		kind, _, _ := strings.Cut(line, " ")
+		census["OpenStack"][kind]++
+	}
 	return census, nil
+}
+
+// attached counts the ports of a node on which the agent reports a pod.
+func (t *tenants) attached(ctx context.Context, node string) (count int, err error) {
+	var all weftv1.NeutronPortList
+	if err := t.ports.List(ctx, &all); err != nil {
+		return 0, err
+	}
+	for i := range all.Items {
+		if p := &all.Items[i]; p.Spec.Node == node && p.Status.Pod != nil {
+			count++
+		}
+	}
+	return count, nil
+}
+
+// zones counts the conntrack zones that ovn-controller has assigned on a node, without one for each port of br-int for pods. Weft's own zones are
+// those of the ports' numbers on the node: a port that was unplugged has none.
+func zones(ctx context.Context, n lab.Node) (int, error) {
+	assigned, err := probe.Run(ctx, n.Enter("ovs-vsctl", "--bare", "--columns=external_ids", "list", "Bridge", stack.Integration))
+	if err != nil {
+		return 0, err
+	}
+	bound, err := boundPorts(ctx, n)
+	return strings.Count(assigned, "ct-zone-") - len(bound), err
+}
+
+// boundPorts returns the UUIDs of the ports for pods on a node's br-int.
+func boundPorts(ctx context.Context, n lab.Node) ([]string, error) {
+	out, err := probe.Run(ctx, n.Enter("ovs-vsctl", "--bare", "--columns=external_ids", "find", "Interface", "type=patch"))
+	if err != nil {
+		return nil, err
+	}
+	var bound []string
+	for word := range strings.FieldsSeq(out) {
+		if id, is := strings.CutPrefix(strings.Trim(word, `"`), "iface-id="); is {
+			bound = append(bound, id)
+		}
+	}
+	return bound, nil
 }
 
 // close ends the echoes; the pods are removed with the lab.
