@@ -3,9 +3,11 @@
 package hostile
 
 import (
+	"bytes"
 	"fmt"
 	"net"
 	"net/netip"
+	"regexp"
 
 	"github.com/gopacket/gopacket"
 	"github.com/gopacket/gopacket/layers"
@@ -33,6 +35,8 @@ type Scene struct {
 	VXLANPort uint16
 	// Apart says that the attacker may not reach the neighbour and the remote pod: they are other tenants', or isolated by policies.
 	Apart bool
+	// Further are more ends, where the attacker may reach nothing; nil: none.
+	Further *Further
 }
 
 // ClassTunnelled is the class of tunnel packets that a pod sends. They are ordinary packets if the tunnels use another port.
@@ -75,10 +79,27 @@ func Frames(scene Scene) ([]Frame, error) {
 	if scene.Apart {
 		m.apart()
 	}
+	if scene.Further != nil {
+		m.further()
+	}
 	return m.frames, m.err
 }
 
 func (m *maker) marker() []byte { return fmt.Appendf(nil, "hostile-%04d-frame", len(m.frames)) }
+
+var markers = regexp.MustCompile(`hostile-\d{4}-frame`) //nolint:gochecknoglobals // a constant
+
+// Markers returns the markers of Frames that a received frame contains.
+func Markers(received []byte) []string {
+	if !bytes.Contains(received, []byte("hostile-")) { // in most frames, and much faster
+		return nil
+	}
+	var found []string
+	for _, marker := range markers.FindAll(received, -1) {
+		found = append(found, string(marker))
+	}
+	return found
+}
 
 // add serialises layers with a marker as their payload.
 func (m *maker) add(class, name string, parts ...gopacket.SerializableLayer) {

@@ -2,6 +2,7 @@ package probe
 
 import (
 	"bytes"
+	"cmp"
 	"errors"
 	"fmt"
 	"maps"
@@ -27,6 +28,21 @@ func (s Sniffers) Receivers(marker []byte) []string {
 	})
 }
 
+// arrivals returns the sniffers that received each hostile marker, sorted.
+func (s Sniffers) arrivals() map[string][]string {
+	by := map[string][]string{}
+	for _, name := range slices.Sorted(maps.Keys(s)) {
+		for _, frame := range s[name].Frames() {
+			for _, marker := range hostile.Markers(frame) {
+				if !slices.Contains(by[marker], name) {
+					by[marker] = append(by[marker], name)
+				}
+			}
+		}
+	}
+	return by
+}
+
 // Honest is a packet that must arrive.
 type Honest struct {
 	Name string
@@ -35,6 +51,8 @@ type Honest struct {
 	Source hostile.End
 	Via    net.HardwareAddr
 	To     netip.Addr
+	// Port is the destination port; 0: that of the discard protocol.
+	Port uint16
 	// At are the sniffers on its way.
 	At []string
 }
@@ -65,9 +83,10 @@ func (a *Attack) Run() ([]hostile.Frame, error) {
 		}
 	}
 	errs = append(errs, a.honest("-after"))
+	arrivals := a.Sniffers.arrivals()
 	for i := range frames {
 		f := &frames[i]
-		by := slices.DeleteFunc(a.Sniffers.Receivers(f.Marker), func(sniffer string) bool { return a.Allowed(f, sniffer) })
+		by := slices.DeleteFunc(arrivals[string(f.Marker)], func(sniffer string) bool { return a.Allowed(f, sniffer) })
 		if len(by) > 0 {
 			errs = append(errs, fmt.Errorf("%s: %s: received at %v", f.Class, f.Name, by))
 		}
@@ -81,7 +100,7 @@ func (a *Attack) honest(round string) error {
 	var errs []error
 	for i := range a.Honest {
 		x := &a.Honest[i]
-		frame, err := hostile.Honest(x.Name+round, x.Source, x.Via, netip.AddrPortFrom(x.To, discard))
+		frame, err := hostile.Honest(x.Name+round, x.Source, x.Via, netip.AddrPortFrom(x.To, cmp.Or(x.Port, discard)))
 		if err == nil {
 			err = x.From.Send(frame.Data)
 		}

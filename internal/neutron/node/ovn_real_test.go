@@ -20,7 +20,6 @@ import (
 	"weft.dev/weft/internal/attach"
 	"weft.dev/weft/internal/attach/lifecycle"
 	"weft.dev/weft/internal/cni"
-	"weft.dev/weft/internal/neutron/pipeline"
 	"weft.dev/weft/internal/openflow/ovstest"
 	"weft.dev/weft/internal/ovn/ovntest"
 	"weft.dev/weft/internal/placement"
@@ -243,49 +242,6 @@ func TestTenantsOnOVN(t *testing.T) {
 		}
 		return nil
 	})
-}
-
-// A hostile pod, restricted by Neutron's port security, reaches neither the host nor another tenant: not by the host's address, not with it
-// as source, not with the equal address of another tenant on the same node.
-func TestHostilePod(t *testing.T) {
-	s := newSite(t, 1)
-	blue, red := s.network("blue"), s.network("red")
-	s.port(blue, 0, 1, 1)
-	s.port(red, 0, 2, 2)
-	s.serve()
-	n := s.nodes[0]
-	a, _ := n.add(t, "blue", "a")
-	b, victim := n.add(t, "red", "b")
-	must(t, n.pings(victim))
-	if a.Ping(victim, "") {
-		t.Error("a pod reaches another tenant's")
-	}
-	a.IP("route", "add", victim+"/32", "dev", "eth0")
-	a.IP("neigh", "replace", victim, "lladdr", "0a:58:a9:fe:00:04", "dev", "eth0")
-	// The host also has an address of its own, and a link-local one, such as of a cloud's metadata.
-	own := []string{"192.0.2.1", "169.254.169.254"}
-	ovntest.Run(t, n.NetNS, "ip", "link", "set", "lo", "up")
-	for _, host := range own {
-		ovntest.Run(t, n.NetNS, "ip", "addr", "add", host+"/32", "dev", "lo")
-	}
-	for _, host := range append([]string{"169.254.0.2", "169.254.0.3"}, own...) {
-		a.IP("route", "replace", host+"/32", "dev", "eth0")
-		a.IP("neigh", "replace", host, "lladdr", pipeline.HostMAC().String(), "dev", "eth0")
-		if a.Ping(host, "") {
-			t.Errorf("a pod reaches the host at %s", host)
-		}
-		a.IP("addr", "add", host+"/32", "dev", "eth0") // with the host's source address
-		if a.Ping(victim, host) {
-			t.Errorf("a pod reaches another tenant's in the name of %s", host)
-		}
-		a.IP("addr", "del", host+"/32", "dev", "eth0")
-	}
-	a.IP("addr", "add", victim+"/32", "dev", "eth0") // to the host with the victim's source address
-	if a.Ping("169.254.0.3", victim) {
-		t.Error("a pod reaches the host with another's address")
-	}
-	must(t, n.pings(victim)) // and the victim still answers
-	_ = b
 }
 
 // A port that a pod has left is used again only once ovn-controller has bound it again, whatever Neutron reported before: without, a pod
