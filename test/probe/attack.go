@@ -78,6 +78,9 @@ func (a *Attack) Run() ([]hostile.Frame, error) {
 	}
 	errs := []error{a.honest("-before")}
 	for i := range frames {
+		if i%burst == burst-1 {
+			errs = append(errs, a.passed(i))
+		}
 		if err := a.Raw.Send(frames[i].Data); err != nil {
 			errs = append(errs, fmt.Errorf("%s: %s: %w", frames[i].Class, frames[i].Name, err))
 		}
@@ -94,25 +97,44 @@ func (a *Attack) Run() ([]hostile.Frame, error) {
 	return frames, errors.Join(errs...)
 }
 
+// burst is how many hostile packets are sent before the next honest one has arrived: a queue that overflows would drop them before any flow does.
+const burst = 50
+
+// passed sends one of the attacker's own honest packets, and awaits it.
+func (a *Attack) passed(sent int) error {
+	at := slices.IndexFunc(a.Honest, func(x Honest) bool { return x.From == a.Raw })
+	if at < 0 {
+		return nil
+	}
+	one := a.Honest[at]
+	one.At = one.At[:1]
+	return a.send(&one, fmt.Sprintf("-%d", sent))
+}
+
 // honest sends the honest packets, and awaits each at the sniffers on its way. After an attack they are sent last: earlier packets on the
 // same way have arrived by then, or never will.
 func (a *Attack) honest(round string) error {
 	var errs []error
 	for i := range a.Honest {
-		x := &a.Honest[i]
-		frame, err := hostile.Honest(x.Name+round, x.Source, x.Via, netip.AddrPortFrom(x.To, cmp.Or(x.Port, discard)))
-		if err == nil {
-			err = x.From.Send(frame.Data)
-		}
-		if err != nil {
-			errs = append(errs, fmt.Errorf("an honest packet to the %s: %w", x.Name, err))
-			continue
-		}
-		for _, name := range x.At {
-			if _, ok := a.Sniffers[name].Await(frame.Marker, Patience); !ok {
-				errs = append(errs, fmt.Errorf("an honest packet to the %s was not received at %s, so missing hostile packets prove nothing there; received at %v",
-					x.Name, name, a.Sniffers.Receivers(frame.Marker)))
-			}
+		errs = append(errs, a.send(&a.Honest[i], round))
+	}
+	return errors.Join(errs...)
+}
+
+// send sends an honest packet, and awaits it at the sniffers on its way.
+func (a *Attack) send(x *Honest, round string) error {
+	frame, err := hostile.Honest(x.Name+round, x.Source, x.Via, netip.AddrPortFrom(x.To, cmp.Or(x.Port, discard)))
+	if err == nil {
+		err = x.From.Send(frame.Data)
+	}
+	if err != nil {
+		return fmt.Errorf("an honest packet to the %s: %w", x.Name, err)
+	}
+	var errs []error
+	for _, name := range x.At {
+		if _, ok := a.Sniffers[name].Await(frame.Marker, Patience); !ok {
+			errs = append(errs, fmt.Errorf("an honest packet to the %s was not received at %s, so missing hostile packets prove nothing there; received at %v",
+				x.Name, name, a.Sniffers.Receivers(frame.Marker)))
 		}
 	}
 	return errors.Join(errs...)
