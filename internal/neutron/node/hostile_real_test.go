@@ -85,8 +85,12 @@ func newAttack(t *testing.T) *attack {
 		node int
 		as   **member
 	}{
-		{a.port(blue, 0, 1, 1), 0, &a.attacker}, {a.port(red, 0, 2, 2), 0, &a.victim}, {a.port(blue, 0, 1, 3), 0, &a.mate},
-		{a.port(red, 1, 2, 1), 1, &a.twin}, {a.port(blue, 1, 1, 2), 1, &a.far}, {a.port(red, 1, 2, 3), 1, &a.remote},
+		{a.port(blue, 0, 1, 1), 0, &a.attacker},
+		{a.port(red, 0, 2, 2), 0, &a.victim},
+		{a.port(blue, 0, 1, 3), 0, &a.mate},
+		{a.port(red, 1, 2, 1), 1, &a.twin},
+		{a.port(blue, 1, 1, 2), 1, &a.far},
+		{a.port(red, 1, 2, 3), 1, &a.remote},
 	} {
 		roles[p.port.network.Name+p.port.address()] = p.as
 		*p.as = &member{uuid: p.port.uuid(), end: hostile.End{MAC: mac(p.port.mac()), IP: netip.MustParseAddr(p.port.address())}}
