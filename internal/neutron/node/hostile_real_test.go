@@ -258,8 +258,16 @@ func (a *attack) listen(t *testing.T) probe.Sniffers {
 		add(m.name, sniffer, err)
 	}
 	for _, n := range a.nodes {
-		for _, device := range a.devices(t, n) {
-			sniffer, err := traffic.Listen(pathOf(n.NetNS), traffic.Capture{Device: device, Keep: ofThisTest})
+		devices := a.devices(t, n)
+		kernel := slices.Contains(devices, kernelTunnel)
+		for _, device := range devices {
+			keep := ofThisTest
+			if device == "eth0" || kernel && device == "br-phy" {
+				sniffer, err := traffic.Listen(pathOf(n.NetNS), traffic.Capture{Device: device, Keep: func(frame []byte) bool { return ofThisTest(frame) && tunnelled(frame) }})
+				add(n.name+" "+device+" tunnel", sniffer, err)
+				keep = func(frame []byte) bool { return ofThisTest(frame) && !tunnelled(frame) }
+			}
+			sniffer, err := traffic.Listen(pathOf(n.NetNS), traffic.Capture{Device: device, Keep: keep})
 			add(n.name+" "+device, sniffer, err)
 		}
 		for name, protocol := range map[string]int{"UDP": unix.IPPROTO_UDP, "TCP": unix.IPPROTO_TCP, "ICMP": unix.IPPROTO_ICMP} {
@@ -285,8 +293,18 @@ func (a *attack) devices(t *testing.T, n *served) []string {
 	return devices
 }
 
-// between are the interfaces through which packets pass from node to node.
-var between = []string{"eth0", "br-phy", "genev_sys_6081"} //nolint:gochecknoglobals // a constant
+// kernelTunnel is the interface of Geneve with the kernel's datapath.
+const kernelTunnel = "genev_sys_6081"
+
+// between are the sniffers on the way from node to node.
+var between = []string{"eth0 tunnel", "br-phy tunnel", kernelTunnel} //nolint:gochecknoglobals // a constant
+
+// tunnelled reports whether a frame is in the tunnel between the nodes.
+func tunnelled(frame []byte) bool {
+	const header = 14
+	return binary.BigEndian.Uint16(frame[12:]) == unix.ETH_P_IP && frame[header+9] == unix.IPPROTO_UDP &&
+		binary.BigEndian.Uint16(frame[header+int(frame[header]&0xf)*4+2:]) == tunnelPort
+}
 
 // honest returns packets that must arrive, at every place where a sniffer is.
 func (a *attack) honest(t *testing.T, sniffers probe.Sniffers) []probe.Honest {
@@ -301,9 +319,9 @@ func (a *attack) honest(t *testing.T, sniffers probe.Sniffers) []probe.Honest {
 	one, two := a.nodes[0], a.nodes[1]
 	across := within("across", a.victim, a.remote)
 	for _, n := range a.nodes {
-		across.At = append(across.At, n.name+" eth0")
-		if _, kernel := sniffers[n.name+" genev_sys_6081"]; kernel {
-			across.At = append(across.At, n.name+" genev_sys_6081")
+		across.At = append(across.At, n.name+" eth0 tunnel")
+		if _, kernel := sniffers[n.name+" "+kernelTunnel]; kernel {
+			across.At = append(across.At, n.name+" "+kernelTunnel, n.name+" br-phy tunnel")
 		}
 	}
 	list := []probe.Honest{
@@ -314,7 +332,7 @@ func (a *attack) honest(t *testing.T, sniffers probe.Sniffers) []probe.Honest {
 		to, name := a.nodes[1-i], from.name+"-to-node"
 		list = append(list, probe.Honest{
 			Name: name, From: a.device(t, from, "br-phy"), Source: hostile.End{MAC: mac(linkAddress(t, from.NetNS, "br-phy")), IP: nodeAddress(i)},
-			Via: mac(linkAddress(t, to.NetNS, "br-phy")), To: nodeAddress(1 - i), At: []string{from.name + " br-phy", to.name + " br-phy", to.name + " UDP"},
+			Via: mac(linkAddress(t, to.NetNS, "br-phy")), To: nodeAddress(1 - i), At: []string{from.name + " br-phy", from.name + " eth0", to.name + " eth0", to.name + " br-phy", to.name + " UDP"},
 		})
 	}
 	return append(list, probe.Honest{
