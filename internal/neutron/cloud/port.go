@@ -62,11 +62,11 @@ func (s *portSet) FindPort(ctx context.Context, network, name string) (*HeldPort
 	return only(what, found, err)
 }
 
-// EnsurePort creates a port, or binds the one with that name to the desired host. If the port cannot be bound and this call created it, it
-// is removed again.
-func (s *portSet) EnsurePort(ctx context.Context, want Port) (*HeldPort, error) {
+// EnsurePort creates a port, or binds the one with that name to the desired host. made reports whether this call created it: then it is removed
+// again if it cannot be bound.
+func (s *portSet) EnsurePort(ctx context.Context, want Port) (held *HeldPort, made bool, err error) {
 	what := fmt.Sprintf("port %q", want.Name)
-	held, made, err := makeOnce(ctx, what, func(p *HeldPort) string { return p.ID },
+	held, made, err = makeOnce(ctx, what, func(p *HeldPort) string { return p.ID },
 		func(ctx context.Context) (*HeldPort, error) { return s.FindPort(ctx, want.Network, want.Name) },
 		func(ctx context.Context) (*HeldPort, error) {
 			held := &HeldPort{}
@@ -80,11 +80,11 @@ func (s *portSet) EnsurePort(ctx context.Context, want Port) (*HeldPort, error) 
 			return held, err
 		})
 	if err != nil {
-		return nil, err
+		return nil, false, err
 	}
 	if !made && (held.HostID != want.Host || held.DeviceOwner != deviceOwner(want.Host)) {
 		if held, err = s.rebind(ctx, held.ID, want); err != nil {
-			return nil, fmt.Errorf("bind %s to %s: %w", what, want.Host, openstack.Explain(err))
+			return nil, false, fmt.Errorf("bind %s to %s: %w", what, want.Host, openstack.Explain(err))
 		}
 	}
 	if held.VIFType == "binding_failed" {
@@ -92,9 +92,9 @@ func (s *portSet) EnsurePort(ctx context.Context, want Port) (*HeldPort, error) 
 		if made {
 			err = errors.Join(err, s.RemovePort(ctx, held.ID))
 		}
-		return nil, err
+		return nil, false, err
 	}
-	return held, nil
+	return held, made, nil
 }
 
 func deviceOwner(host string) string { return "compute:" + host }

@@ -33,8 +33,9 @@ type Port struct {
 
 // Plugin connects pods. Calls for one port do not overlap.
 type Plugin interface {
-	// Setup connects a pod. Calling it again for the same port is harmless. If it fails, it leaves nothing.
-	Setup(ctx context.Context, pod Pod) error
+	// Setup connects a pod. Calling it again for the same port is harmless. made reports that the pod was not connected before the call. If
+	// Setup fails, it removes what it created, and nothing of a pod that was connected before.
+	Setup(ctx context.Context, pod Pod) (made bool, err error)
 	// Teardown removes what Setup created for a port, also if incomplete; it is no error if there is nothing.
 	Teardown(ctx context.Context, portID string) error
 	// Close releases the plug-in's resources. Pods stay connected.

@@ -23,9 +23,9 @@ import (
 // plugged counts the pods that it connects.
 type plugged struct{ pods atomic.Int64 }
 
-func (p *plugged) Setup(context.Context, plug.Pod) error  { p.pods.Add(1); return nil }
-func (p *plugged) Teardown(context.Context, string) error { return nil }
-func (p *plugged) Close()                                 {}
+func (p *plugged) Setup(context.Context, plug.Pod) (bool, error) { return p.pods.Add(1) == 1, nil }
+func (p *plugged) Teardown(context.Context, string) error        { return nil }
+func (p *plugged) Close()                                        {}
 
 // A pod is set up only when Neutron reports its port as ACTIVE, after it was plugged.
 func TestSetupWaitsForActive(t *testing.T) {
@@ -49,7 +49,7 @@ func TestSetupWaitsForActive(t *testing.T) {
 	}}, cloud.Config{})}}
 	network := &cloud.HeldNetwork{Network: neutronnetworks.Network{ID: "net"}, Held: []subnets.Subnet{{ID: "s", CIDR: "10.0.0.0/24", GatewayIP: "10.0.0.1"}}}
 	held := &cloud.HeldPort{Port: ports.Port{ID: "p", MACAddress: "fa:16:3e:00:00:05", FixedIPs: []ports.IP{{SubnetID: "s", IPAddress: "10.0.0.5"}}}}
-	if err := p.connect(t.Context(), &kubestack.SetupPodRequest{PodName: "web", Namespace: "red"}, network, held, ""); err != nil {
+	if _, err := p.connect(t.Context(), &kubestack.SetupPodRequest{PodName: "web", Namespace: "red"}, network, held, ""); err != nil {
 		t.Fatal(err)
 	}
 	if asked.Load() != 3 || plugin.pods.Load() != 1 {

@@ -2,6 +2,7 @@ package provider
 
 import (
 	"context"
+	"os"
 	"slices"
 	"strings"
 	"sync"
@@ -79,9 +80,12 @@ func TestUpdateKeepsAffinity(t *testing.T) {
 // chains are the ports whose devices are on the host.
 type chains struct{ ports []string }
 
-func (c *chains) Setup(_ context.Context, pod plug.Pod) error {
+func (c *chains) Setup(_ context.Context, pod plug.Pod) (made bool, err error) {
+	if slices.Contains(c.ports, pod.Port.ID) {
+		return false, nil
+	}
 	c.ports = append(c.ports, pod.Port.ID)
-	return nil
+	return true, nil
 }
 
 func (c *chains) Teardown(_ context.Context, portID string) error {
@@ -139,7 +143,63 @@ func TestSetupOnAnotherNetwork(t *testing.T) {
 	if all := f.ids("ports"); !slices.Equal(all, []string{"port-of-new"}) {
 		t.Errorf("ports: %v", all)
 	}
-	if all := slices.Compact(plugin.ports); !slices.Equal(all, []string{"port-of-new"}) {
+	if all := plugin.ports; !slices.Equal(all, []string{"port-of-new"}) {
 		t.Errorf("devices of ports: %v", plugin.ports)
 	}
+}
+
+// A call that fails removes what it has created, and nothing else: neither the port nor the devices of a pod that an earlier call has set up,
+// also before a restart of the provider.
+func TestFailedSetupRemovesItsOwn(t *testing.T) {
+	f := &fakeOpenStack{}
+	f.add("networks", object{"id": "net", "name": "red", "project_id": project, "mtu": 1442})
+	f.add("subnets", object{"id": "subnet", "network_id": "net", "ip_version": 4, "cidr": "10.0.0.0/24", "gateway_ip": "10.0.0.1"})
+	f.add("security-groups", object{"name": "kube-securitygroup-default", "project_id": project, "security_group_rules": []object{
+		{"direction": "ingress", "ethertype": "IPv4"},
+	}})
+	cloud, dir, plugin := f.cloud(t), t.TempDir(), &chains{}
+	// setup serves a call by a provider that has just started. With fails, OpenStack does not answer whether the port is ACTIVE.
+	setup := func(fails bool) {
+		t.Helper()
+		recs, err := openRecords(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		asked := false
+		f.away = func(request string) bool {
+			if !strings.HasPrefix(request, "GET ports/") || asked {
+				return false
+			}
+			asked = true
+			return fails
+		}
+		p := &pods{records: recs, Options: Options{Cloud: cloud, Plugin: plugin, Host: "n1", Sandboxes: sandboxes{}}}
+		got, err := p.SetupPod(t.Context(), &kubestack.SetupPodRequest{
+			PodName: "web", Namespace: "red", PodInfraContainerID: "one", Network: &kubestack.Network{Uid: "net"},
+		})
+		if err != nil || strings.Contains(got.GetError(), "503") != fails || !fails && got.GetError() != "" {
+			t.Fatalf("%q, %v; OpenStack is away: %t", got.GetError(), err, fails)
+		}
+	}
+	holds := func(what string, ports, devices []string) {
+		t.Helper()
+		if all := f.ids("ports"); !slices.Equal(all, ports) || !slices.Equal(plugin.ports, devices) {
+			t.Errorf("%s: ports %v, devices of %v; want %v and %v", what, all, plugin.ports, ports, devices)
+		}
+	}
+	setup(true)
+	holds("after a first call that failed", nil, nil)
+	if left, err := os.ReadDir(dir); err != nil || len(left) > 0 {
+		t.Errorf("records: %v, %v", left, err)
+	}
+	setup(false)
+	own := f.ids("ports")
+	holds("after a call", own, own)
+	setup(true)
+	holds("after the same call failed", own, own)
+	plugin.ports = nil // the node has restarted
+	setup(true)
+	holds("after a call failed for a pod whose port exists and whose devices do not", own, nil)
+	setup(false)
+	holds("after a last call", own, own)
 }

@@ -24,8 +24,11 @@ type object map[string]any
 type fakeOpenStack struct {
 	// before is called before a request is served. Nil is not called.
 	before func(method, collection string)
+	// away reports whether a request, such as "GET ports/ID", is answered with 503. Nil: none is.
+	away func(request string) bool
 
 	mu     sync.Mutex
+	next   int
 	held   map[string][]object
 	writes []string
 }
@@ -53,7 +56,12 @@ func (f *fakeOpenStack) addLocked(collection string, o object) string {
 		f.held = map[string][]object{}
 	}
 	if o["id"] == nil {
-		o["id"] = fmt.Sprintf("%s-%d", collection, len(f.held[collection]))
+		o["id"] = fmt.Sprintf("%s-%d", collection, f.next)
+		f.next++
+	}
+	if collection == "ports" && o["fixed_ips"] == nil { // Neutron chooses the address, another one for each port
+		o["status"], o["mac_address"] = "ACTIVE", "fa:16:3e:00:00:05"
+		o["fixed_ips"] = []object{{"subnet_id": f.held["subnets"][0]["id"], "ip_address": fmt.Sprintf("10.0.0.%d", 10+f.next)}}
 	}
 	f.held[collection] = append(f.held[collection], o)
 	return fmt.Sprint(o["id"])
@@ -78,6 +86,10 @@ func (f *fakeOpenStack) ServeHTTP(w http.ResponseWriter, req *http.Request) {
 	}
 	f.mu.Lock()
 	defer f.mu.Unlock()
+	if f.away != nil && f.away(req.Method+" "+strings.Join(parts, "/")) {
+		w.WriteHeader(http.StatusServiceUnavailable)
+		return
+	}
 	if req.Method != http.MethodGet {
 		f.writes = append(f.writes, req.Method+" "+strings.Join(parts, "/"))
 	}

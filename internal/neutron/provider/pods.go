@@ -77,17 +77,32 @@ func (p *pods) setup(ctx context.Context, req podRequest) error {
 	if err := p.leave(ctx, req, network.ID); err != nil {
 		return err
 	}
-	held, err := p.Cloud.EnsurePort(ctx, cloud.Port{
+	held, made, err := p.Cloud.EnsurePort(ctx, cloud.Port{
 		Owner: "provider/" + key(req), Name: portName(req, network.ID), Project: network.ProjectID, Network: network.ID,
 		Host: p.Host, DeviceID: deviceID(req), Groups: []string{group},
 	})
 	if err != nil {
 		return err
 	}
-	if err := p.connect(ctx, req, network, held, space); err != nil {
+	devices, err := p.connect(ctx, req, network, held, space)
+	if err != nil {
 		ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), callLimit)
 		defer cancel()
-		return errors.Join(err, p.undo(ctx, req, held.ID))
+		return errors.Join(err, p.rollBack(ctx, req, held.ID, created{port: made, devices: devices}))
+	}
+	return nil
+}
+
+// created is what a call has created for a pod. The rest was there before: the call repeats one that succeeded, and the pod may run on it.
+type created struct{ port, devices bool }
+
+// rollBack removes what a call has created. While the port stays, the record does too: TeardownPod removes them later.
+func (p *pods) rollBack(ctx context.Context, req podRequest, portID string, by created) error {
+	switch {
+	case by.port:
+		return p.undo(ctx, req, portID)
+	case by.devices:
+		return p.Plugin.Teardown(ctx, portID)
 	}
 	return nil
 }
@@ -111,24 +126,28 @@ func (p *pods) space(ctx context.Context, req podRequest) (string, error) {
 		req.GetContainerRuntime(), runtimeDocker, runtimeHyper)
 }
 
-func (p *pods) connect(ctx context.Context, req podRequest, network *cloud.HeldNetwork, held *cloud.HeldPort, space string) error {
+// connect connects the pod to its port. made reports that it was not connected before.
+func (p *pods) connect(
+	ctx context.Context, req podRequest, network *cloud.HeldNetwork, held *cloud.HeldPort, space string,
+) (made bool, err error) {
 	port, err := portOf(network, held)
 	if err != nil {
-		return err
+		return false, err
 	}
 	rec := record{PortID: held.ID, Runtime: req.GetContainerRuntime(), Sandbox: req.GetPodInfraContainerID()}
 	if err := p.records.put(key(req), rec); err != nil {
-		return err
+		return false, err
 	}
-	if err := p.Plugin.Setup(ctx, plug.Pod{Name: req.GetPodName(), Namespace: req.GetNamespace(), Port: port, NetNS: space}); err != nil {
-		return fmt.Errorf("connect pod %s/%s: %w", req.GetNamespace(), req.GetPodName(), err)
+	made, err = p.Plugin.Setup(ctx, plug.Pod{Name: req.GetPodName(), Namespace: req.GetNamespace(), Port: port, NetNS: space})
+	if err != nil {
+		return false, fmt.Errorf("connect pod %s/%s: %w", req.GetNamespace(), req.GetPodName(), err)
 	}
 	if req.GetContainerRuntime() == runtimeHyper {
 		if err := writeHyperSpec(p.PodSpecs, req, port, network); err != nil {
-			return err
+			return made, err
 		}
 	}
-	return p.Cloud.AwaitActive(ctx, held.ID)
+	return made, p.Cloud.AwaitActive(ctx, held.ID)
 }
 
 // leave removes the port that a pod of the same name had on another network, with its devices: the new record replaces the former one, from

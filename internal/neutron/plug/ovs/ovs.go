@@ -57,18 +57,29 @@ func chainOf(portID string) (chain, error) {
 }
 
 // Setup creates the chain, the row on the integration bridge, and the pod's interface.
-func (p *Plugin) Setup(ctx context.Context, pod plug.Pod) error {
+func (p *Plugin) Setup(ctx context.Context, pod plug.Pod) (made bool, err error) {
 	names, err := chainOf(pod.Port.ID)
 	if err != nil {
-		return err
+		return false, err
 	}
-	if err := p.unshared(ctx, names, pod.Port.ID); err != nil {
-		return err
+	row, err := p.row(ctx, names, pod.Port.ID)
+	if err != nil {
+		return false, err
 	}
+	connected := row && (pod.NetNS == "" || exists(names.tap))
 	if err := p.setup(ctx, names, pod); err != nil {
-		return errors.Join(err, p.Teardown(context.WithoutCancel(ctx), pod.Port.ID))
+		if !connected {
+			err = errors.Join(err, p.Teardown(context.WithoutCancel(ctx), pod.Port.ID))
+		}
+		return false, err
 	}
-	return nil
+	return !connected, nil
+}
+
+// exists reports whether a device exists. A pod's pair ends with the pod's network namespace.
+func exists(name string) bool {
+	_, err := netlink.LinkByName(name)
+	return err == nil
 }
 
 // program marks the provider's rows: an agent on the node leaves them alone.
@@ -77,17 +88,18 @@ const program = "provider"
 // ifaceID is the key in which Neutron's agent and ovn-controller look for a port's UUID.
 const ifaceID = "iface-id"
 
-// unshared makes sure that the names are not another port's: two UUIDs may begin with the same 11 characters.
-func (p *Plugin) unshared(ctx context.Context, names chain, portID string) error {
+// row reports whether a port has its row, which Setup creates last. It returns errAlike if the names are another port's: two UUIDs may
+// begin with the same 11 characters.
+func (p *Plugin) row(ctx context.Context, names chain, portID string) (bool, error) {
 	rows, err := p.rows.Read(ctx)
 	if err != nil {
-		return err
+		return false, err
 	}
 	row, ok := rows[ovsdb.PortKey(names.upper)].(*ovsdb.Port)
 	if ok && row.ExternalIDs[ifaceID] != portID {
-		return fmt.Errorf("port %s: device %s is port %s's, whose %w", portID, names.upper, row.ExternalIDs[ifaceID], errAlike)
+		return false, fmt.Errorf("port %s: device %s is port %s's, whose %w", portID, names.upper, row.ExternalIDs[ifaceID], errAlike)
 	}
-	return nil
+	return ok, nil
 }
 
 func (p *Plugin) setup(ctx context.Context, names chain, pod plug.Pod) error {
@@ -200,7 +212,7 @@ func (p *Plugin) Teardown(ctx context.Context, portID string) error {
 	if err != nil {
 		return nil //nolint:nilerr // such a port never got a chain
 	}
-	switch err := p.unshared(ctx, names, portID); {
+	switch _, err := p.row(ctx, names, portID); {
 	case errors.Is(err, errAlike):
 		return nil // the devices are another port's
 	case err != nil:

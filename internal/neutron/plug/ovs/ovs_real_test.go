@@ -90,7 +90,7 @@ func TestNothingOfTheHost(t *testing.T) {
 	if err := netlink.LinkAdd(&netlink.Bridge{LinkAttrs: netlink.LinkAttrs{Name: podInterface}}); err != nil {
 		t.Fatal(err)
 	}
-	if err := p.Setup(t.Context(), testPod(t, portID, s.NetNS)); !errors.Is(err, errHost) {
+	if _, err := p.Setup(t.Context(), testPod(t, portID, s.NetNS)); !errors.Is(err, errHost) {
 		t.Errorf("a sandbox without a network namespace of its own: %v", err)
 	}
 	if have := links(t); have[podInterface] == nil || have["qbr0a1b2c3d-4e"] != nil {
@@ -125,10 +125,19 @@ func TestChain(t *testing.T) {
 			}
 		}
 		pod := testPod(t, portID, space)
-		for range 2 {
-			if err := p.Setup(t.Context(), pod); err != nil {
-				t.Fatal(err)
+		broken := pod
+		broken.NetNS = "/proc/self/fd/none"
+		if made, err := p.Setup(t.Context(), broken); err == nil || made || links(t)["qvo0a1b2c3d-4e"] != nil {
+			t.Errorf("a first Setup that fails: %t, %v, devices %v", made, err, slices.Sorted(maps.Keys(links(t))))
+		}
+		for _, first := range []bool{true, false} {
+			if made, err := p.Setup(t.Context(), pod); err != nil || made != first {
+				t.Fatalf("connected by this call: %t, want %t: %v", made, first, err)
 			}
+		}
+		// A repeated Setup that fails leaves the pod connected.
+		if made, err := p.Setup(t.Context(), broken); err == nil || made {
+			t.Errorf("a repeated Setup that fails: %t, %v", made, err)
 		}
 		have := links(t)
 		for _, name := range []string{"tap0a1b2c3d-4e", "qbr0a1b2c3d-4e", "qvb0a1b2c3d-4e", "qvo0a1b2c3d-4e"} {
@@ -165,7 +174,7 @@ func TestChain(t *testing.T) {
 			t.Error(err)
 		}
 		// Another port whose id begins with the same characters is refused, and disturbs nothing.
-		if err := p.Setup(t.Context(), testPod(t, alike, space)); err == nil || !strings.Contains(err.Error(), portID) {
+		if _, err := p.Setup(t.Context(), testPod(t, alike, space)); err == nil || !strings.Contains(err.Error(), portID) {
 			t.Errorf("a port with the same device names: %v", err)
 		}
 		if err := p.Teardown(t.Context(), alike); err != nil || links(t)["qvo0a1b2c3d-4e"] == nil {
