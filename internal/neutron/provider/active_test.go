@@ -44,9 +44,9 @@ func TestSetupWaitsForActive(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	p := &pods{records: recs, Options: Options{Plugin: plugin, Cloud: cloud.New(&openstack.Client{Network: &gophercloud.ServiceClient{
+	p := &podCall{&pods{records: recs, Options: Options{Plugin: plugin}}, cloud.New(&openstack.Client{Network: &gophercloud.ServiceClient{
 		ProviderClient: &gophercloud.ProviderClient{TokenID: "t"}, Endpoint: server.URL + "/", ResourceBase: server.URL + "/v2.0/",
-	}}, cloud.Config{})}}
+	}}, cloud.Config{})}
 	network := &cloud.HeldNetwork{Network: neutronnetworks.Network{ID: "net"}, Held: []subnets.Subnet{{ID: "s", CIDR: "10.0.0.0/24", GatewayIP: "10.0.0.1"}}}
 	held := &cloud.HeldPort{Port: ports.Port{ID: "p", MACAddress: "fa:16:3e:00:00:05", FixedIPs: []ports.IP{{SubnetID: "s", IPAddress: "10.0.0.5"}}}}
 	if _, err := p.connect(t.Context(), &kubestack.SetupPodRequest{PodName: "web", Namespace: "red"}, network, held, ""); err != nil {

@@ -14,7 +14,7 @@ import (
 type balancers struct {
 	kubestack.UnimplementedLoadBalancersServer
 
-	cloud *cloud.Cloud
+	cloud Reach
 	names names
 }
 
@@ -23,7 +23,11 @@ func (b *balancers) GetLoadBalancer(ctx context.Context, req *kubestack.GetLoadB
 	if err := need([2]string{"name", req.GetName()}); err != nil {
 		return &kubestack.GetLoadBalancerResponse{Error: text(err)}, nil
 	}
-	held, err := b.cloud.FindBalancer(ctx, "", req.GetName())
+	reached, err := b.cloud(ctx)
+	if err != nil {
+		return &kubestack.GetLoadBalancerResponse{Error: text(err)}, nil
+	}
+	held, err := reached.FindBalancer(ctx, "", req.GetName())
 	if err != nil {
 		return &kubestack.GetLoadBalancerResponse{Error: words(err)}, nil
 	}
@@ -46,13 +50,13 @@ func (b *balancers) GetLoadBalancer(ctx context.Context, req *kubestack.GetLoadB
 func (b *balancers) CreateLoadBalancer(
 	ctx context.Context, req *kubestack.CreateLoadBalancerRequest,
 ) (*kubestack.CreateLoadBalancerResponse, error) {
-	want, err := b.wanted(ctx, req)
+	reached, want, err := b.wanted(ctx, req)
 	if err != nil {
 		return &kubestack.CreateLoadBalancerResponse{Error: text(err)}, nil
 	}
 	vip := ""
 	err = b.names.alone(ctx, want.Name, func() error {
-		held, err := b.cloud.EnsureBalancer(ctx, want)
+		held, err := reached.EnsureBalancer(ctx, want)
 		if err == nil {
 			vip = held.VipAddress
 		}
@@ -67,37 +71,42 @@ const (
 	affinityClientIP = "ClientIP"
 )
 
-func (b *balancers) wanted(ctx context.Context, req *kubestack.CreateLoadBalancerRequest) (cloud.Balancer, error) {
+// wanted checks a load balancer and finds its project in OpenStack, which it returns too.
+func (b *balancers) wanted(ctx context.Context, req *kubestack.CreateLoadBalancerRequest) (*cloud.Cloud, cloud.Balancer, error) {
 	in := req.GetLoadBalancer()
 	if in == nil {
-		return cloud.Balancer{}, errors.New("loadBalancer is missing")
+		return nil, cloud.Balancer{}, errors.New("loadBalancer is missing")
 	}
 	if err := need([2]string{"loadBalancer.name", in.GetName()}, [2]string{"loadBalancer.tenantID", in.GetTenantID()}); err != nil {
-		return cloud.Balancer{}, err
+		return nil, cloud.Balancer{}, err
 	}
 	if a := req.GetAffinity(); a != affinityNone && a != affinityClientIP {
-		return cloud.Balancer{}, fmt.Errorf("affinity: %q is neither %s nor %s", a, affinityNone, affinityClientIP)
+		return nil, cloud.Balancer{}, fmt.Errorf("affinity: %q is neither %s nor %s", a, affinityNone, affinityClientIP)
 	}
 	if len(in.GetSubnets()) == 0 || in.GetSubnets()[0].GetUid() == "" {
-		return cloud.Balancer{}, errors.New("loadBalancer.subnets[0].uid is missing: give the id of the subnet that the virtual address is of")
+		return nil, cloud.Balancer{}, errors.New("loadBalancer.subnets[0].uid is missing: give the id of the subnet that the virtual address is of")
 	}
 	protocol, err := protocolOf(in.GetLoadBalanceType())
 	if err != nil {
-		return cloud.Balancer{}, err
+		return nil, cloud.Balancer{}, err
 	}
 	listeners, err := listenersOf(protocol, in.GetHosts())
 	if err != nil {
-		return cloud.Balancer{}, err
+		return nil, cloud.Balancer{}, err
 	}
 	floating, err := floatingOf(in.GetExternalIPs())
 	if err != nil {
-		return cloud.Balancer{}, err
+		return nil, cloud.Balancer{}, err
 	}
-	project, err := b.cloud.Project(ctx, in.GetTenantID())
+	reached, err := b.cloud(ctx)
 	if err != nil {
-		return cloud.Balancer{}, fmt.Errorf("loadBalancer.tenantID: %w", err)
+		return nil, cloud.Balancer{}, err
 	}
-	return cloud.Balancer{
+	project, err := reached.Project(ctx, in.GetTenantID())
+	if err != nil {
+		return nil, cloud.Balancer{}, fmt.Errorf("loadBalancer.tenantID: %w", err)
+	}
+	return reached, cloud.Balancer{
 		Owner: "provider/" + in.GetName(), Name: in.GetName(), Project: project, Subnet: in.GetSubnets()[0].GetUid(),
 		Listeners: listeners, SourceAffinity: req.GetAffinity() == affinityClientIP, FloatingIP: floating,
 		MakeFloating: true, ByName: true,
@@ -175,7 +184,11 @@ func (b *balancers) update(ctx context.Context, req *kubestack.UpdateLoadBalance
 	if err != nil {
 		return "", err
 	}
-	held, err := b.cloud.FindBalancer(ctx, "", req.GetName())
+	reached, err := b.cloud(ctx)
+	if err != nil {
+		return "", err
+	}
+	held, err := reached.FindBalancer(ctx, "", req.GetName())
 	if err != nil {
 		return "", err
 	}
@@ -192,7 +205,7 @@ func (b *balancers) update(ctx context.Context, req *kubestack.UpdateLoadBalance
 			listeners = append(listeners, cloud.Listener{Protocol: l.Protocol, Port: l.ProtocolPort})
 		}
 	}
-	held, err = b.cloud.EnsureBalancer(ctx, cloud.Balancer{
+	held, err = reached.EnsureBalancer(ctx, cloud.Balancer{
 		Owner: "provider/" + held.Name, Name: held.Name, Project: held.ProjectID, Subnet: held.VipSubnetID,
 		Listeners: listeners, FloatingIP: floating, MakeFloating: true, ByName: true,
 		SourceAffinity: slices.ContainsFunc(held.Listeners, func(l cloud.HeldListener) bool { return l.SourceAffinity() }),
@@ -209,11 +222,15 @@ func (b *balancers) DeleteLoadBalancer(ctx context.Context, req *kubestack.Delet
 		return &kubestack.CommonResponse{Error: text(err)}, nil
 	}
 	err := b.names.alone(ctx, req.GetName(), func() error {
-		held, err := b.cloud.FindBalancer(ctx, "", req.GetName())
+		reached, err := b.cloud(ctx)
 		if err != nil {
 			return err
 		}
-		return b.cloud.RemoveBalancer(ctx, &held.LoadBalancer)
+		held, err := reached.FindBalancer(ctx, "", req.GetName())
+		if err != nil {
+			return err
+		}
+		return reached.RemoveBalancer(ctx, &held.LoadBalancer)
 	})
 	return &kubestack.CommonResponse{Error: words(err)}, nil
 }

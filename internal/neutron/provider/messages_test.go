@@ -34,7 +34,7 @@ func TestBadMessages(t *testing.T) {
 		t.Fatal(err)
 	}
 	server := NewServer(slog.New(slog.DiscardHandler))
-	if err := Register(server, Options{Cloud: cloud.New(nil, cloud.Config{}), Records: t.TempDir()}); err != nil {
+	if err := Register(server, Options{Cloud: reachable(cloud.New(nil, cloud.Config{})), Records: t.TempDir()}); err != nil {
 		t.Fatal(err)
 	}
 	go func() { _ = server.Serve(listener) }()

@@ -13,7 +13,7 @@ import (
 type networks struct {
 	kubestack.UnimplementedNetworksServer
 
-	cloud *cloud.Cloud
+	cloud Reach
 	names names
 }
 
@@ -24,7 +24,11 @@ func (*networks) Active(context.Context, *kubestack.ActiveRequest) (*kubestack.A
 
 // CheckTenantID reports whether there is a project with that id or name.
 func (n *networks) CheckTenantID(ctx context.Context, req *kubestack.CheckTenantIDRequest) (*kubestack.CheckTenantIDResponse, error) {
-	_, err := n.cloud.Project(ctx, req.GetTenantID())
+	reached, err := n.cloud(ctx)
+	if err != nil {
+		return &kubestack.CheckTenantIDResponse{Error: text(err)}, nil
+	}
+	_, err = reached.Project(ctx, req.GetTenantID())
 	if errors.Is(err, cloud.ErrNotFound) {
 		return &kubestack.CheckTenantIDResponse{}, nil
 	}
@@ -36,7 +40,11 @@ func (n *networks) GetNetwork(ctx context.Context, req *kubestack.GetNetworkRequ
 	if req.GetId() == "" && req.GetName() == "" {
 		return &kubestack.GetNetworkResponse{}, nil
 	}
-	held, err := n.cloud.FindNetwork(ctx, "", req.GetName(), req.GetId())
+	reached, err := n.cloud(ctx)
+	if err != nil {
+		return &kubestack.GetNetworkResponse{Error: text(err)}, nil
+	}
+	held, err := reached.FindNetwork(ctx, "", req.GetName(), req.GetId())
 	if err != nil {
 		return &kubestack.GetNetworkResponse{Error: words(err)}, nil
 	}
@@ -71,10 +79,10 @@ func state(openstack string) string {
 
 // CreateNetwork creates a network with its subnets and router, or completes the one it created before.
 func (n *networks) CreateNetwork(ctx context.Context, req *kubestack.CreateNetworkRequest) (*kubestack.CommonResponse, error) {
-	want, err := n.wanted(ctx, req.GetNetwork())
+	reached, want, err := n.wanted(ctx, req.GetNetwork())
 	if err == nil {
 		err = n.names.alone(ctx, want.Name, func() error {
-			_, err := n.cloud.EnsureNetwork(ctx, want)
+			_, err := reached.EnsureNetwork(ctx, want)
 			return err
 		})
 	}
@@ -83,40 +91,44 @@ func (n *networks) CreateNetwork(ctx context.Context, req *kubestack.CreateNetwo
 
 // UpdateNetwork updates name servers, routes and further subnets of a network.
 func (n *networks) UpdateNetwork(ctx context.Context, req *kubestack.UpdateNetworkRequest) (*kubestack.CommonResponse, error) {
-	want, err := n.wanted(ctx, req.GetNetwork())
+	reached, want, err := n.wanted(ctx, req.GetNetwork())
 	if err != nil {
 		return &kubestack.CommonResponse{Error: text(err)}, nil
 	}
 	err = n.names.alone(ctx, want.Name, func() error {
-		if _, err := n.cloud.FindNetwork(ctx, want.Project, want.Name, ""); err != nil {
+		if _, err := reached.FindNetwork(ctx, want.Project, want.Name, ""); err != nil {
 			return errors.New(words(err))
 		}
-		_, err := n.cloud.EnsureNetwork(ctx, want)
+		_, err := reached.EnsureNetwork(ctx, want)
 		return err
 	})
 	return &kubestack.CommonResponse{Error: text(err)}, nil
 }
 
-// wanted checks a network and finds its project.
-func (n *networks) wanted(ctx context.Context, in *kubestack.Network) (cloud.Network, error) {
+// wanted checks a network and finds its project in OpenStack, which it returns too.
+func (n *networks) wanted(ctx context.Context, in *kubestack.Network) (*cloud.Cloud, cloud.Network, error) {
 	if in == nil {
-		return cloud.Network{}, errors.New("network is missing")
+		return nil, cloud.Network{}, errors.New("network is missing")
 	}
 	if err := need([2]string{"network.name", in.GetName()}, [2]string{"network.tenantID", in.GetTenantID()}); err != nil {
-		return cloud.Network{}, err
+		return nil, cloud.Network{}, err
 	}
 	if len(in.GetSubnets()) == 0 {
-		return cloud.Network{}, errors.New("network.subnets is empty: give one subnet or more")
+		return nil, cloud.Network{}, errors.New("network.subnets is empty: give one subnet or more")
 	}
 	subnets, err := parseSubnets(in.GetName(), in.GetSubnets())
 	if err != nil {
-		return cloud.Network{}, err
+		return nil, cloud.Network{}, err
 	}
-	project, err := n.cloud.Project(ctx, in.GetTenantID())
+	reached, err := n.cloud(ctx)
 	if err != nil {
-		return cloud.Network{}, fmt.Errorf("network.tenantID: %w", err)
+		return nil, cloud.Network{}, err
 	}
-	return cloud.Network{Owner: "provider/" + in.GetName(), Name: in.GetName(), Project: project, Subnets: subnets, ByName: true}, nil
+	project, err := reached.Project(ctx, in.GetTenantID())
+	if err != nil {
+		return nil, cloud.Network{}, fmt.Errorf("network.tenantID: %w", err)
+	}
+	return reached, cloud.Network{Owner: "provider/" + in.GetName(), Name: in.GetName(), Project: project, Subnets: subnets, ByName: true}, nil
 }
 
 // parseSubnets translates subnets; errors name the field.
@@ -184,11 +196,15 @@ func (n *networks) DeleteNetwork(ctx context.Context, req *kubestack.DeleteNetwo
 		return &kubestack.CommonResponse{Error: text(err)}, nil
 	}
 	err := n.names.alone(ctx, req.GetNetworkName(), func() error {
-		held, err := n.cloud.FindNetwork(ctx, "", req.GetNetworkName(), "")
+		reached, err := n.cloud(ctx)
 		if err != nil {
 			return err
 		}
-		return n.cloud.RemoveNetwork(ctx, held)
+		held, err := reached.FindNetwork(ctx, "", req.GetNetworkName(), "")
+		if err != nil {
+			return err
+		}
+		return reached.RemoveNetwork(ctx, held)
 	})
 	return &kubestack.CommonResponse{Error: words(err)}, nil
 }

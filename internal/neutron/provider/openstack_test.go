@@ -1,6 +1,7 @@
 package provider
 
 import (
+	"context"
 	"encoding/json"
 	"fmt"
 	"maps"
@@ -34,14 +35,19 @@ type fakeOpenStack struct {
 }
 
 // cloud opens the fake.
-func (f *fakeOpenStack) cloud(t *testing.T) *cloud.Cloud {
+func (f *fakeOpenStack) cloud(t *testing.T) Reach {
 	t.Helper()
 	server := httptest.NewServer(f)
 	t.Cleanup(server.Close)
 	client := &gophercloud.ServiceClient{
 		ProviderClient: &gophercloud.ProviderClient{TokenID: "t"}, Endpoint: server.URL + "/", ResourceBase: server.URL + "/v2.0/",
 	}
-	return cloud.New(&openstack.Client{Identity: client, Network: client, LoadBalancer: client, ProjectID: "admin"}, cloud.Config{Cluster: "provider"})
+	return reachable(cloud.New(&openstack.Client{Identity: client, Network: client, LoadBalancer: client, ProjectID: "admin"}, cloud.Config{Cluster: "provider"}))
+}
+
+// reachable is an OpenStack that is always reachable.
+func reachable(c *cloud.Cloud) Reach {
+	return func(context.Context) (*cloud.Cloud, error) { return c, nil }
 }
 
 // add stores an object, and returns its id.

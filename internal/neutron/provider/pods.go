@@ -20,6 +20,24 @@ type pods struct {
 	names   names
 }
 
+// podCall is a call about a pod, made while OpenStack is reachable.
+type podCall struct {
+	*pods
+
+	cloud *cloud.Cloud
+}
+
+// alone serves a call while no other one for the pod runs.
+func (p *pods) alone(ctx context.Context, req podRequest, do func(*podCall) error) error {
+	return p.names.alone(ctx, key(req), func() error {
+		reached, err := p.Cloud(ctx)
+		if err != nil {
+			return err
+		}
+		return do(&podCall{p, reached})
+	})
+}
+
 // podRequest is the common part of the three requests about pods.
 type podRequest interface {
 	GetPodName() string
@@ -56,28 +74,28 @@ func portName(req podRequest, network string) string {
 func (p *pods) SetupPod(ctx context.Context, req *kubestack.SetupPodRequest) (*kubestack.CommonResponse, error) {
 	err := check(req)
 	if err == nil {
-		err = p.names.alone(ctx, key(req), func() error { return p.setup(ctx, req) })
+		err = p.alone(ctx, req, func(c *podCall) error { return c.setup(ctx, req) })
 	}
 	return &kubestack.CommonResponse{Error: words(err)}, nil
 }
 
-func (p *pods) setup(ctx context.Context, req podRequest) error {
+func (p *podCall) setup(ctx context.Context, req podRequest) error {
 	space, err := p.space(ctx, req)
 	if err != nil {
 		return err
 	}
-	network, err := p.Cloud.FindNetwork(ctx, "", req.GetNetwork().GetName(), req.GetNetwork().GetUid())
+	network, err := p.cloud.FindNetwork(ctx, "", req.GetNetwork().GetName(), req.GetNetwork().GetUid())
 	if err != nil {
 		return err
 	}
-	group, err := p.Cloud.EnsureGroup(ctx, cloud.Group{Project: network.ProjectID})
+	group, err := p.cloud.EnsureGroup(ctx, cloud.Group{Project: network.ProjectID})
 	if err != nil {
 		return err
 	}
 	if err := p.leave(ctx, req, network.ID); err != nil {
 		return err
 	}
-	held, made, err := p.Cloud.EnsurePort(ctx, cloud.Port{
+	held, made, err := p.cloud.EnsurePort(ctx, cloud.Port{
 		Owner: "provider/" + key(req), Name: portName(req, network.ID), Project: network.ProjectID, Network: network.ID,
 		Host: p.Host, DeviceID: deviceID(req), Groups: []string{group},
 	})
@@ -97,7 +115,7 @@ func (p *pods) setup(ctx context.Context, req podRequest) error {
 type created struct{ port, devices bool }
 
 // rollBack removes what a call has created. While the port stays, the record does too: TeardownPod removes them later.
-func (p *pods) rollBack(ctx context.Context, req podRequest, portID string, by created) error {
+func (p *podCall) rollBack(ctx context.Context, req podRequest, portID string, by created) error {
 	switch {
 	case by.port:
 		return p.undo(ctx, req, portID)
@@ -127,7 +145,7 @@ func (p *pods) space(ctx context.Context, req podRequest) (string, error) {
 }
 
 // connect connects the pod to its port. made reports that it was not connected before.
-func (p *pods) connect(
+func (p *podCall) connect(
 	ctx context.Context, req podRequest, network *cloud.HeldNetwork, held *cloud.HeldPort, space string,
 ) (made bool, err error) {
 	port, err := portOf(network, held)
@@ -147,17 +165,17 @@ func (p *pods) connect(
 			return made, err
 		}
 	}
-	return made, p.Cloud.AwaitActive(ctx, held.ID)
+	return made, p.cloud.AwaitActive(ctx, held.ID)
 }
 
 // leave removes the port that a pod of the same name had on another network, with its devices: the new record replaces the former one, from
 // which TeardownPod would find them.
-func (p *pods) leave(ctx context.Context, req podRequest, network string) error {
+func (p *podCall) leave(ctx context.Context, req podRequest, network string) error {
 	former, err := p.records.get(key(req))
 	if err != nil || former == nil {
 		return nil //nolint:nilerr // a broken record is replaced
 	}
-	held, err := p.Cloud.FindPort(ctx, network, portName(req, network))
+	held, err := p.cloud.FindPort(ctx, network, portName(req, network))
 	if err != nil || held != nil && held.ID == former.PortID {
 		return err
 	}
@@ -195,11 +213,11 @@ func portOf(network *cloud.HeldNetwork, held *cloud.HeldPort) (plug.Port, error)
 
 // undo removes the pod's devices, port and record, in this order, so that a failed step can be retried. The port stays if it is bound to
 // another host now, because the pod has moved.
-func (p *pods) undo(ctx context.Context, req podRequest, portID string) error {
+func (p *podCall) undo(ctx context.Context, req podRequest, portID string) error {
 	if err := p.Plugin.Teardown(ctx, portID); err != nil {
 		return err
 	}
-	if err := p.Cloud.RemovePortOf(ctx, portID, p.Host); err != nil {
+	if err := p.cloud.RemovePortOf(ctx, portID, p.Host); err != nil {
 		return err
 	}
 	return p.records.drop(key(req))
@@ -209,12 +227,12 @@ func (p *pods) undo(ctx context.Context, req podRequest, portID string) error {
 func (p *pods) TeardownPod(ctx context.Context, req *kubestack.TeardownPodRequest) (*kubestack.CommonResponse, error) {
 	err := check(req)
 	if err == nil {
-		err = p.names.alone(ctx, key(req), func() error { return p.teardown(ctx, req) })
+		err = p.alone(ctx, req, func(c *podCall) error { return c.teardown(ctx, req) })
 	}
 	return &kubestack.CommonResponse{Error: words(err)}, nil
 }
 
-func (p *pods) teardown(ctx context.Context, req podRequest) error {
+func (p *podCall) teardown(ctx context.Context, req podRequest) error {
 	rec, err := p.records.get(key(req))
 	if err != nil {
 		return err
@@ -233,15 +251,15 @@ func (p *pods) teardown(ctx context.Context, req podRequest) error {
 }
 
 // port finds a pod's port in OpenStack; nil if there is none.
-func (p *pods) port(ctx context.Context, req podRequest) (*cloud.HeldPort, error) {
-	network, err := p.Cloud.FindNetwork(ctx, "", req.GetNetwork().GetName(), req.GetNetwork().GetUid())
+func (p *podCall) port(ctx context.Context, req podRequest) (*cloud.HeldPort, error) {
+	network, err := p.cloud.FindNetwork(ctx, "", req.GetNetwork().GetName(), req.GetNetwork().GetUid())
 	if errors.Is(err, cloud.ErrNotFound) {
 		return nil, nil
 	}
 	if err != nil {
 		return nil, err
 	}
-	return p.Cloud.FindPort(ctx, network.ID, portName(req, network.ID))
+	return p.cloud.FindPort(ctx, network.ID, portName(req, network.ID))
 }
 
 // PodStatus returns the first address of a pod's port, and none if there is no port.
@@ -249,7 +267,11 @@ func (p *pods) PodStatus(ctx context.Context, req *kubestack.PodStatusRequest) (
 	if err := check(req); err != nil {
 		return &kubestack.PodStatusResponse{Error: text(err)}, nil
 	}
-	held, err := p.port(ctx, req)
+	reached, err := p.Cloud(ctx)
+	if err != nil {
+		return &kubestack.PodStatusResponse{Error: text(err)}, nil
+	}
+	held, err := (&podCall{p, reached}).port(ctx, req)
 	if err != nil || held == nil || len(held.FixedIPs) == 0 {
 		return &kubestack.PodStatusResponse{Error: words(err)}, nil
 	}

@@ -23,7 +23,7 @@ import (
 
 // Options of a Server.
 type Options struct {
-	Cloud  *cloud.Cloud
+	Cloud  Reach
 	Plugin plug.Plugin
 	// Host is the node's name in Neutron: external_ids:hostname of its Open vSwitch.
 	Host string
@@ -35,6 +35,9 @@ type Options struct {
 	PodSpecs string
 	Log      *slog.Logger
 }
+
+// Reach returns OpenStack, or an error that says why it is not reachable.
+type Reach func(context.Context) (*cloud.Cloud, error)
 
 // Sandboxes finds the network namespace of a pod by its container runtime and sandbox.
 type Sandboxes interface {

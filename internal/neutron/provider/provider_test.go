@@ -16,7 +16,7 @@ import (
 
 // Empty messages get an error that names a field, not a panic.
 func TestEmptyMessages(t *testing.T) {
-	c := cloud.New(nil, cloud.Config{})
+	c := reachable(cloud.New(nil, cloud.Config{}))
 	n, b := &networks{cloud: c}, &balancers{cloud: c}
 	recs, err := openRecords(t.TempDir())
 	if err != nil {

@@ -13,9 +13,6 @@ import (
 	"google.golang.org/grpc"
 	"google.golang.org/grpc/credentials"
 
-	"weft.dev/weft/internal/neutron/cloud"
-	"weft.dev/weft/internal/neutron/conf"
-	"weft.dev/weft/internal/neutron/openstack"
 	"weft.dev/weft/internal/neutron/plug"
 	"weft.dev/weft/internal/neutron/plug/ovs"
 	"weft.dev/weft/internal/neutron/provider"
@@ -31,21 +28,22 @@ type options struct {
 	records  string
 	ovsdb    string
 	runtimes provider.Runtimes
+	// own are the plug-ins of a test; nil: those of the program.
+	own plug.Registry
 }
 
 // plugins returns the plug-ins by name.
 func (o *options) plugins() plug.Registry {
+	if o.own != nil {
+		return o.own
+	}
 	return plug.Registry{
 		"ovs": func(ctx context.Context, bridge string) (plug.Plugin, error) { return ovs.Open(ctx, o.ovsdb, bridge) },
 	}
 }
 
 func (o *options) run(ctx context.Context, log *slog.Logger) error {
-	text, err := os.ReadFile(o.config)
-	if err != nil {
-		return fmt.Errorf("read the configuration: %w", err)
-	}
-	config, notes, err := conf.Parse(string(text))
+	config, notes, err := read(o.config)
 	if err != nil {
 		return err
 	}
@@ -66,10 +64,6 @@ func (o *options) run(ctx context.Context, log *slog.Logger) error {
 		return err
 	}
 	defer plugin.Close()
-	client, err := openstack.New(ctx, config.Global, openstack.Options{})
-	if err != nil {
-		return err
-	}
 	in, secure, err := o.listen.Open()
 	if err != nil {
 		return err
@@ -79,16 +73,15 @@ func (o *options) run(ctx context.Context, log *slog.Logger) error {
 		more = append(more, grpc.Creds(credentials.NewTLS(secure)))
 	}
 	server := provider.NewServer(log, more...)
+	there := newConnection(o.config, o.cluster, log)
 	err = provider.Register(server, provider.Options{
-		Cloud: cloud.New(client, cloud.Config{
-			Cluster: o.cluster, ExternalNetwork: config.Global.ExtNetID, LoadBalancer: config.LoadBalancer,
-		}),
-		Plugin: plugin, Host: o.host, Records: o.records, Sandboxes: o.runtimes, Log: log,
+		Cloud: there.get, Plugin: plugin, Host: o.host, Records: o.records, Sandboxes: o.runtimes, Log: log,
 	})
 	if err != nil {
 		return errors.Join(err, in.Close())
 	}
 	defer context.AfterFunc(ctx, server.GracefulStop)()
+	go there.await(ctx)
 	log.Info("provider serves", "address", in.Addr().String(), "host", o.host)
 	return server.Serve(in)
 }
