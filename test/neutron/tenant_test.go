@@ -209,6 +209,10 @@ func wrongs(ctx context.Context, t *testing.T, kube client.Client, c *openstack.
 			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "weft-test-thief"},
 			Spec:       stackubev1.TenantSpec{UserName: "neutron", Password: tenantPassword, TenantID: foreign},
 		}, "not made by Weft"},
+		{&stackubev1.Tenant{ // the user of another Tenant
+			ObjectMeta: metav1.ObjectMeta{Namespace: "default", Name: "weft-test-second"},
+			Spec:       stackubev1.TenantSpec{UserName: "weft-test-blue-user", Password: tenantPassword, TenantID: foreign},
+		}, "made by Weft for Tenant weft-test-blue"},
 		{&stackubev1.Tenant{
 			ObjectMeta: metav1.ObjectMeta{Namespace: "kube-system", Name: "elsewhere"},
 			Spec:       stackubev1.TenantSpec{UserName: "u", Password: tenantPassword},

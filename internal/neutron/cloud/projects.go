@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"regexp"
 	"slices"
+	"strings"
 
 	"github.com/gophercloud/gophercloud/v2/openstack/identity/v3/projects"
 	"github.com/gophercloud/gophercloud/v2/openstack/identity/v3/roles"
@@ -17,6 +18,32 @@ import (
 
 // ErrForeign is returned for an object with the desired name that Weft did not create, and must not take over.
 var ErrForeign = errors.New("exists in OpenStack and was not made by Weft")
+
+// TakenError is the ErrForeign for an object that Weft created for another owner.
+type TakenError struct {
+	What  string // the object, such as `user "a"`
+	Owner string // the owner in its mark, or a description of it
+}
+
+// Error names the other owner.
+func (e *TakenError) Error() string {
+	return e.What + ": exists in OpenStack and was made by Weft for " + e.Owner
+}
+
+// Unwrap returns ErrForeign.
+func (*TakenError) Unwrap() error { return ErrForeign }
+
+// foreign returns the error for an object with that description, which has another owner than the desired one.
+func (m marks) foreign(what, description string) error {
+	if owner, ours := m.OwnerOf(description); ours {
+		return &TakenError{What: what, Owner: owner}
+	}
+	if mark, weft := strings.CutPrefix(description, markPrefix); weft {
+		cluster, _, _ := strings.Cut(mark, " ")
+		return &TakenError{What: what, Owner: fmt.Sprintf("another installation, %.64q", cluster)}
+	}
+	return fmt.Errorf("%s: %w", what, ErrForeign)
+}
 
 // tenants makes the requests about projects, their users and their security groups.
 type tenants struct {
@@ -88,7 +115,7 @@ func (t *tenants) EnsureProject(ctx context.Context, owner, name string) (string
 		return "", err
 	}
 	if held.Description != t.mark(owner) {
-		return "", fmt.Errorf("%s: %w", what, ErrForeign)
+		return "", t.foreign(what, held.Description)
 	}
 	return held.ID, nil
 }
@@ -138,7 +165,7 @@ func (t *tenants) EnsureUser(ctx context.Context, want User) error {
 		return err
 	}
 	if held.Description != t.mark(want.Owner) {
-		return fmt.Errorf("%s: %w", what, ErrForeign)
+		return t.foreign(what, held.Description)
 	}
 	if !made && want.NewPassword {
 		if err := users.Update(ctx, t.client.Identity, held.ID, users.UpdateOpts{Password: string(want.Password)}).Err; err != nil {

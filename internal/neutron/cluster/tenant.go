@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"strings"
 
 	corev1 "k8s.io/api/core/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
@@ -36,7 +37,10 @@ type tenantReconciler struct {
 	log     *slog.Logger
 }
 
-func owner(t *stackubev1.Tenant) string { return "tenant/" + string(t.UID) }
+// tenantOwner begins the owner in the marks of a Tenant's objects in OpenStack.
+const tenantOwner = "tenant/"
+
+func owner(t *stackubev1.Tenant) string { return tenantOwner + string(t.UID) }
 
 // Reconcile brings one Tenant into step.
 func (r *tenantReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
@@ -109,6 +113,7 @@ func (r *tenantReconciler) ensure(ctx context.Context, t *stackubev1.Tenant) (do
 		done.project, err = os.Project(ctx, t.Spec.TenantID)
 	} else {
 		done.project, err = os.EnsureProject(ctx, owner(t), t.Name)
+		err = r.holder(ctx, err)
 		if errors.Is(err, cloud.ErrForeign) {
 			err = fmt.Errorf("%w: give its id in spec.tenantID to use it", err)
 		}
@@ -119,6 +124,9 @@ func (r *tenantReconciler) ensure(ctx context.Context, t *stackubev1.Tenant) (do
 	err = os.EnsureUser(ctx, cloud.User{
 		Owner: owner(t), Name: t.Spec.UserName, Password: conf.Secret(t.Spec.Password), Project: done.project, NewPassword: !hasPassword(t),
 	})
+	if err = r.holder(ctx, err); errors.Is(err, cloud.ErrForeign) {
+		err = fmt.Errorf("%w: choose another spec.username, or delete the user in OpenStack if nothing uses it", err)
+	}
 	if err != nil {
 		return done, err
 	}
@@ -127,6 +135,28 @@ func (r *tenantReconciler) ensure(ctx context.Context, t *stackubev1.Tenant) (do
 		return done, err
 	}
 	return done, r.ensureNetwork(ctx, t)
+}
+
+// holder names the Tenant in an error about an object of another Tenant, whose mark has the Tenant's UID only.
+func (r *tenantReconciler) holder(ctx context.Context, err error) error {
+	taken, is := errors.AsType[*cloud.TakenError](err)
+	if !is {
+		return err
+	}
+	uid, ofTenant := strings.CutPrefix(taken.Owner, tenantOwner)
+	if !ofTenant {
+		return err
+	}
+	var list stackubev1.TenantList
+	if listErr := r.client.List(ctx, &list, client.InNamespace(objects.TenantNamespace)); listErr != nil {
+		return errors.Join(err, fmt.Errorf("list the Tenants: %w", listErr))
+	}
+	for i := range list.Items {
+		if string(list.Items[i].UID) == uid {
+			return &cloud.TakenError{What: taken.What, Owner: "Tenant " + list.Items[i].Name}
+		}
+	}
+	return &cloud.TakenError{What: taken.What, Owner: "a Tenant that does not exist any more, UID " + uid}
 }
 
 var errOthers = errors.New("is there and was not made for this Tenant")
