@@ -3,7 +3,6 @@
 package neutron
 
 import (
-	"bytes"
 	"context"
 	"encoding/json"
 	"errors"
@@ -55,6 +54,17 @@ type host struct {
 	node *weftlab.Node
 	conn *grpc.ClientConn
 	pids map[string]int // processes of sandboxes, as Docker's API tells them
+	log  string         // the provider's, a file
+}
+
+// said returns the provider's log.
+func (h *host) said(t *testing.T) string {
+	t.Helper()
+	said, err := os.ReadFile(h.log)
+	if err != nil {
+		t.Error(err)
+	}
+	return string(said)
 }
 
 // weft is the program that is tested.
@@ -81,14 +91,12 @@ func startHost(ctx context.Context, t *testing.T, node *weftlab.Node, ext string
 	h.docker(t)
 	name := node.Name + "/provider"
 	log := t.TempDir()
+	h.log = filepath.Join(log, name+".log")
 	group := process.NewGroup(log, log)
 	t.Cleanup(func() {
 		group.Stop(20*time.Second, func(string) bool { return true })
-		said, err := os.ReadFile(filepath.Join(log, name+".log"))
-		if err != nil {
-			t.Error(err)
-		}
-		if bytes.Contains(said, []byte(weftlab.AdminPassword)) {
+		said := h.said(t)
+		if strings.Contains(said, weftlab.AdminPassword) {
 			t.Error("the password is in the provider's log")
 		}
 		if t.Failed() {
@@ -423,22 +431,34 @@ func noDevices(t *testing.T, h *host) {
 	}
 }
 
-// Callers that are not root are refused on loopback; a socket that other machines reach needs mutual TLS.
+// Callers that are not root are refused on loopback, with their uid in the log; a socket that other machines reach needs mutual TLS.
 func TestProviderCallers(t *testing.T) {
-	ctx, client := connect(t)
+	ctx, _ := connect(t)
 	h := startHost(ctx, t, cloudFor.nodes[0], "")
-	_ = client
-	out, err := cloudFor.group.Run(ctx, "", h.node.Space.Enter("setpriv", "--reuid=65534", "--clear-groups", "bash", "-c",
-		"exec 3<>/dev/tcp/127.0.0.1/4237; printf 'PRI * HTTP/2.0\\r\\n\\r\\nSM\\r\\n\\r\\n' >&3; head -c 1 <&3 | wc -c")...)
-	if err == nil && strings.TrimSpace(out) != "0" {
-		t.Errorf("another user got %s bytes from the provider", out)
+	// call begins a connection of HTTP/2 as a user. A provider that serves it sends its settings at once.
+	call := func(uid string) (string, error) {
+		out, err := cloudFor.group.Run(ctx, "", h.node.Space.Enter("setpriv", "--reuid="+uid, "--clear-groups", "bash", "-c",
+			"trap '' PIPE; exec 3<>/dev/tcp/127.0.0.1/4237; echo connected; printf 'PRI * HTTP/2.0\\r\\n\\r\\nSM\\r\\n\\r\\n' >&3; head -c 1 <&3 | wc -c")...)
+		return strings.Join(strings.Fields(out), ", "), err
 	}
-	out, err = cloudFor.group.Run(ctx, "", h.node.Space.Enter("bash", "-c",
-		"exec 3<>/dev/tcp/127.0.0.1/4237; printf 'PRI * HTTP/2.0\\r\\n\\r\\nSM\\r\\n\\r\\n' >&3; head -c 1 <&3 | wc -c")...)
-	if err != nil || strings.TrimSpace(out) != "1" {
-		t.Errorf("root got %q: %v", out, err)
+	for uid, want := range map[string]string{"0": "connected, 1", "65534": "connected, 0"} {
+		if got, err := call(uid); err != nil || got != want {
+			t.Errorf("uid %s: %q, want %q: %v", uid, got, want, err)
+		}
 	}
-	_, err = cloudFor.group.Run(ctx, "", h.node.Space.Enter(weft(t), "provider", "--config", "/run/kubestack.conf", "--listen", ":4238",
+	refused := 0
+	for line := range strings.Lines(h.said(t)) {
+		if strings.Contains(line, "caller refused") && strings.Contains(line, "error=<nil>") { // not the one that only looked for the socket
+			refused++
+			if !strings.Contains(line, "uid=65534") || !strings.Contains(line, "127.0.0.1:") {
+				t.Errorf("the provider's log says: %s", line)
+			}
+		}
+	}
+	if refused != 1 {
+		t.Errorf("the provider's log says %d times that a caller was refused, want once", refused)
+	}
+	_, err := cloudFor.group.Run(ctx, "", h.node.Space.Enter(weft(t), "provider", "--config", "/run/kubestack.conf", "--listen", ":4238",
 		"--ovsdb", "unix:/run/openvswitch/db.sock", "--records", "/run/weft-provider-2")...)
 	if err == nil || !strings.Contains(err.Error(), "mutual TLS") {
 		t.Errorf("listening on all addresses without TLS: %v", err)
