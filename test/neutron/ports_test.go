@@ -195,7 +195,7 @@ func TestPortsAhead(t *testing.T) {
 	})
 
 	orphan := strayPort(ctx, t, c, mine)
-	restartOf(ctx, t, controller, mine.Spec.Network.ID)
+	controller.restartWritesNothing(ctx, t, "/v2.0/ports?network_id="+mine.Spec.Network.ID)
 	ports := portsOn(ctx, t, kube, place{blue, n1.Name}, 1+ahead.LeastSpare+1)
 	if !slices.ContainsFunc(ports, func(p weftv1.NeutronPort) bool { return p.Name == orphan }) {
 		t.Errorf("port %s, which a controller had created before it ended, has no NeutronPort", orphan)
@@ -262,22 +262,4 @@ func strayPort(ctx context.Context, t *testing.T, c *openstack.Client, like *wef
 		t.Fatal(err)
 	}
 	return made[0].ID
-}
-
-// restartOf restarts the controller, waits until it has read a network's ports, and sees that it wrote nothing to OpenStack.
-func restartOf(ctx context.Context, t *testing.T, controller *controllerUnderTest, network string) {
-	t.Helper()
-	controller.stop()
-	controller.way.Taken()
-	controller.start(ctx, t)
-	for !controller.way.Read("/v2.0/ports?network_id=" + network) {
-		select {
-		case <-ctx.Done():
-			t.Fatal("the controller has not read the network's ports")
-		case <-time.After(100 * time.Millisecond):
-		}
-	}
-	if written := controller.way.Taken(); len(written) > 0 {
-		t.Errorf("after a restart the controller wrote to OpenStack: %v", written)
-	}
 }

@@ -12,6 +12,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"strconv"
 	"strings"
 	"testing"
@@ -24,6 +25,7 @@ import (
 	"github.com/gophercloud/gophercloud/v2/openstack/networking/v2/extensions/external"
 	"github.com/gophercloud/gophercloud/v2/openstack/networking/v2/networks"
 	"github.com/gophercloud/gophercloud/v2/openstack/networking/v2/ports"
+	"github.com/gophercloud/gophercloud/v2/openstack/networking/v2/subnets"
 
 	"weft.dev/weft/internal/neutron/openstack"
 	"weft.dev/weft/lab/ground"
@@ -276,6 +278,7 @@ func TestProvider(t *testing.T) {
 		t.Errorf("a network that is not there: %q", said)
 	}
 	network := createNetwork(ctx, t, h, "weft-test-provider", tenant)
+	updateNetwork(ctx, t, h, client, network)
 
 	var spaces []ground.Space
 	var ips []string
@@ -337,11 +340,7 @@ type madeNetwork struct{ id, subnet, tenant string }
 
 func createNetwork(ctx context.Context, t *testing.T, h *host, tenantName, tenant string) madeNetwork {
 	t.Helper()
-	want := message{{1, "kube-red"}, {3, tenantName}, {4, int32(7)}, {5, message{
-		{1, "kube-red-subnet"}, {3, "10.244.0.0/24"}, {4, "10.244.0.1"}, {6, "192.0.2.53"},
-	}}}
-	h.must(ctx, t, "Networks/CreateNetwork", 1, message{{1, want}})
-	h.must(ctx, t, "Networks/UpdateNetwork", 1, message{{1, want}})
+	h.must(ctx, t, "Networks/CreateNetwork", 1, message{{1, networkMessage(tenantName, field{6, "192.0.2.53"})}})
 	got, err := decode([]byte(h.must(ctx, t, "Networks/GetNetwork", 2, message{{1, "kube-red"}}).text(1)))
 	if err != nil {
 		t.Fatal(err)
@@ -360,6 +359,33 @@ func createNetwork(ctx context.Context, t *testing.T, h *host, tenantName, tenan
 		t.Errorf("GetNetwork by id: %v %v", byID, err)
 	}
 	return madeNetwork{id: got.text(2), subnet: subnet.text(2), tenant: tenant}
+}
+
+// networkMessage is a network with one subnet; more are further fields of the subnet.
+func networkMessage(tenant string, more ...field) message {
+	subnet := append(message{{1, "kube-red-subnet"}, {3, "10.244.0.0/24"}, {4, "10.244.0.1"}}, more...)
+	return message{{1, "kube-red"}, {3, tenant}, {4, int32(7)}, {5, subnet}}
+}
+
+// updateNetwork changes a network's name servers and routes, and reads them from Neutron.
+func updateNetwork(ctx context.Context, t *testing.T, h *host, client *openstack.Client, network madeNetwork) {
+	t.Helper()
+	changed := networkMessage(network.tenant, field{6, "192.0.2.54"}, field{6, "192.0.2.55"}, field{7, message{{2, "10.244.0.200"}, {3, "198.51.100.0/24"}}})
+	h.must(ctx, t, "Networks/UpdateNetwork", 1, message{{1, changed}})
+	held, err := subnets.Get(ctx, client.Network, network.subnet).Extract()
+	if err != nil {
+		t.Fatal(err)
+	}
+	if !slices.Equal(held.DNSNameservers, []string{"192.0.2.54", "192.0.2.55"}) ||
+		!slices.Equal(held.HostRoutes, []subnets.HostRoute{{DestinationCIDR: "198.51.100.0/24", NextHop: "10.244.0.200"}}) ||
+		held.CIDR != "10.244.0.0/24" || held.GatewayIP != "10.244.0.1" {
+		t.Errorf("after UpdateNetwork, Neutron has %+v", held)
+	}
+	fixed := networkMessage(network.tenant)
+	fixed[3].value = message{{1, "kube-red-subnet"}, {3, "10.244.1.0/24"}}
+	if said := h.call(ctx, t, "Networks/UpdateNetwork", message{{1, fixed}}).text(1); !strings.Contains(said, "cidr is 10.244.0.0/24") {
+		t.Errorf("UpdateNetwork with another range: %q", said)
+	}
 }
 
 // balanced are the pods behind a load balancer, and one that asks it.
