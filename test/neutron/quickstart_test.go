@@ -122,13 +122,20 @@ func followPages(ctx context.Context, t *testing.T) {
 	}
 }
 
-// noSecretsInTheCluster searches for passwords and tokens in what Weft has written in the lab: its logs, the objects in the API server without
-// Secrets and Tenants' specs, and the agents' files and rows on nodes.
+// noSecretsInTheCluster searches for passwords and tokens in what Weft has written in the lab: its logs, also those of containers that have
+// ended, the objects in the API server without Secrets and Tenants' specs, the agents' metrics, files and rows on nodes, and weft status.
 func noSecretsInTheCluster(ctx context.Context, t *testing.T) {
 	t.Helper()
 	written := map[string]string{}
 	for pod := range strings.FieldsSeq(kubectl(ctx, t, "-n", "weft", "get", "pods", "-o", "name")) {
 		written["log of "+pod] = kubectl(ctx, t, "-n", "weft", "logs", pod, "--all-containers", "--tail=-1")
+		containers := kubectl(ctx, t, "-n", "weft", "get", pod, "-o", `jsonpath={range .status.containerStatuses[*]}{.name}={.restartCount}{"\n"}{end}`)
+		for container := range strings.FieldsSeq(containers) {
+			name, restarts, _ := strings.Cut(container, "=")
+			if restarts != "0" {
+				written["log of the previous "+name+" of "+pod] = kubectl(ctx, t, "-n", "weft", "logs", pod, "-c", name, "--previous", "--tail=-1")
+			}
+		}
 	}
 	if len(written) < 1+len(cloudFor.lab.Nodes()) {
 		t.Errorf("only %d programs of Weft have a log", len(written))
@@ -138,7 +145,15 @@ func noSecretsInTheCluster(ctx context.Context, t *testing.T) {
 	} {
 		written[kind] = kubectl(ctx, t, "get", kind, "-A", "-o", "json")
 	}
+	for _, format := range []string{"text", "json"} {
+		out, err := probe.Run(ctx, []string{"env", "NO_PROXY=*", weft(t), "--kubeconfig=" + cloudFor.lab.Kubeconfig, "status", "-o", format})
+		if !strings.Contains(out, "OpenStack") && !strings.Contains(out, "neutron") {
+			t.Errorf("weft status as %s: %q, %v", format, out, err)
+		}
+		written["weft status as "+format] = out
+	}
 	written["statuses of tenants"] = kubectl(ctx, t, "get", "tenants", "-A", "-o", "jsonpath={.items[*].status}")
+	controllers := 0
 	for _, n := range cloudFor.lab.Nodes() {
 		// The namespace of ports is mounted as a file that cannot be read. Sizes are rounded up to their unit.
 		files, err := probe.Run(ctx, n.Enter("find", "/var/lib/weft", "/run/weft", "-type", "f", "!", "-path", "/run/weft/cni/ports",
@@ -150,7 +165,22 @@ func noSecretsInTheCluster(ctx context.Context, t *testing.T) {
 		if err != nil {
 			t.Fatal(err)
 		}
-		written["files of "+n.Name], written["rows of "+n.Name] = files, rows
+		if strings.Contains(kubectl(ctx, t, "-n", "weft", "get", "pods", "--field-selector=spec.nodeName="+n.Name, "-o", "name"), "pod/weft-controller") {
+			metrics, err := probe.AskController(ctx, n, "/metrics")
+			if err != nil {
+				t.Error(err)
+			}
+			controllers++
+			written["metrics of the controller on "+n.Name] = metrics
+		}
+		metrics, err := probe.AskAgent(ctx, n, "/metrics")
+		if err != nil || !strings.Contains(metrics, "weft_") {
+			t.Errorf("metrics of the agent on %s, %d bytes: %v", n.Name, len(metrics), err)
+		}
+		written["files of "+n.Name], written["rows of "+n.Name], written["metrics of "+n.Name] = files, rows, metrics
+	}
+	if controllers == 0 {
+		t.Error("no controller's metrics were read")
 	}
 	for what, text := range written {
 		if text == "" {

@@ -86,6 +86,15 @@ func AgentState(ctx context.Context, n lab.Node) (admin.State, error) {
 
 // AskAgent gets a page of an agent's health endpoint. A page that is not well is an error.
 func AskAgent(ctx context.Context, n lab.Node, page string) (string, error) {
+	return ask(ctx, n, "127.0.0.1:9469", page)
+}
+
+// AskController gets a page of the health endpoint of the controller that the chart runs on a node.
+func AskController(ctx context.Context, n lab.Node, page string) (string, error) {
+	return ask(ctx, n, "127.0.0.1:9479", page)
+}
+
+func ask(ctx context.Context, n lab.Node, at, page string) (string, error) {
 	client := &http.Client{Timeout: time.Second, Transport: &http.Transport{
 		DisableKeepAlives: true,
 		DialContext: func(_ context.Context, protocol, address string) (conn net.Conn, err error) {
@@ -96,7 +105,7 @@ func AskAgent(ctx context.Context, n lab.Node, page string) (string, error) {
 			return conn, err
 		},
 	}}
-	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://127.0.0.1:9469"+page, nil)
+	request, err := http.NewRequestWithContext(ctx, http.MethodGet, "http://"+at+page, nil)
 	if err != nil {
 		return "", err
 	}

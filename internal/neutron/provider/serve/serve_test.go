@@ -31,10 +31,19 @@ func (noPlugin) Teardown(context.Context, string) error            { return nil 
 func (noPlugin) Close()                                            {}
 func (noPlugin) open(context.Context, string) (plug.Plugin, error) { return noPlugin{}, nil }
 
+// The password in kubestack.conf, and the token that Keystone gives for it, are in no log and no answer.
+const password, token = "weft-test-password", "gAAAA-weft-test-token"
+
+func holdsSecret(text string) bool {
+	return strings.Contains(text, password) || strings.Contains(text, token)
+}
+
 // keystone is a Keystone and a Neutron without objects. While away is set, connections end without an answer.
 type keystone struct {
 	away atomic.Bool
-	url  string
+	// refuses makes Keystone refuse every user and token.
+	refuses atomic.Bool
+	url     string
 }
 
 func newKeystone(t *testing.T) *keystone {
@@ -51,10 +60,12 @@ func (k *keystone) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	switch {
 	case k.away.Load():
 		panic(http.ErrAbortHandler)
+	case k.refuses.Load():
+		http.Error(w, "refused", http.StatusUnauthorized)
 	case strings.HasPrefix(r.URL.Path, "/net"):
 		_, _ = fmt.Fprintf(w, `{"versions":[{"id":"v2.0","status":"CURRENT","links":[{"rel":"self","href":"%s/net/v2.0/"}]}]}`, k.url)
 	case r.Method == http.MethodPost:
-		w.Header().Set("X-Subject-Token", "token")
+		w.Header().Set("X-Subject-Token", token)
 		w.WriteHeader(http.StatusCreated)
 		_, _ = fmt.Fprintf(w, `{"token":{"expires_at":"2099-01-01T00:00:00.000000Z","project":{"id":"p"},"catalog":[`+
 			`{"type":"identity","endpoints":[{"interface":"public","region":"R","url":"%[1]s/v3"}]},`+
@@ -91,7 +102,7 @@ func start(t *testing.T, k *keystone, flags ...string) *said {
 	t.Helper()
 	dir := t.TempDir()
 	config := filepath.Join(dir, "kubestack.conf")
-	text := "[Global]\nauth-url = " + k.url + "/v3\nusername = admin\npassword = secret\ntenant-name = admin\nregion = R\n[Plugin]\nplugin-name = ovs\n"
+	text := "[Global]\nauth-url = " + k.url + "/v3\nusername = admin\npassword = " + password + "\ntenant-name = admin\nregion = R\n[Plugin]\nplugin-name = ovs\n"
 	if err := os.WriteFile(config, []byte(text), 0o600); err != nil {
 		t.Fatal(err)
 	}
@@ -186,7 +197,7 @@ func TestKeystoneAway(t *testing.T) {
 		},
 	} {
 		got, err := call()
-		if err != nil || !strings.Contains(got.GetError(), "authenticate at Keystone, "+k.url) || strings.Contains(got.GetError(), "secret") {
+		if err != nil || !strings.Contains(got.GetError(), "authenticate at Keystone, "+k.url) || holdsSecret(got.GetError()) {
 			t.Errorf("%s: %q, %v", name, got.GetError(), err)
 		}
 	}
@@ -200,6 +211,17 @@ func TestKeystoneAway(t *testing.T) {
 			break
 		}
 		time.Sleep(20 * time.Millisecond) // between two looks
+	}
+	for name, fails := range map[string]*atomic.Bool{"away": &k.away, "refusing the token": &k.refuses} {
+		fails.Store(true)
+		got, err := networks.CheckTenantID(ctx, &api.CheckTenantIDRequest{TenantID: "red"})
+		if err != nil || got.GetError() == "" || holdsSecret(got.GetError()) {
+			t.Errorf("Keystone %s: %q, %v", name, got.GetError(), err)
+		}
+		fails.Store(false)
+	}
+	if holdsSecret(log.String()) {
+		t.Error("a password or a token is in the log")
 	}
 	for _, want := range []string{"OpenStack is not reachable", k.url, "authenticated at OpenStack"} {
 		if !strings.Contains(log.String(), want) {
