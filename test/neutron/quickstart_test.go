@@ -109,6 +109,7 @@ func followPages(ctx context.Context, t *testing.T) {
 	page(ctx, "kubectl get neutronports")
 	page(ctx, "nsenter")
 	page(ctx, "nft list map")
+	page(ctx, "nft list chain")
 	page(ctx, "ipv6CIDR")
 	_, err = probe.Await(ctx, probe.Patience, "a port with an IPv6 address", func(ctx context.Context) error {
 		out, err := tryKubectl(ctx, "get", "neutronports", "-o", "jsonpath={.items[*].spec.addresses[*].address}")

@@ -145,7 +145,9 @@ func TestServePrinted(t *testing.T) {
 		}
 	}
 	s.stop()
-	<-s.done
+	if err := <-s.done; err != nil {
+		t.Error(err)
+	}
 	if _, err := client.Send(body, "1.0.0", patience); !errors.Is(err, cni.ErrAgentAway) {
 		t.Errorf("without an agent: %v", err)
 	}
