@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"strconv"
+	"strings"
 	"time"
 
 	"weft.dev/weft/lab"
@@ -111,7 +112,7 @@ func (s bare) awaitActive(ctx context.Context, pod *lab.Pod) error {
 	}
 	for i := range all {
 		for _, at := range all[i].Spec.Addresses {
-			if at.Address == pod.IPs[0].String() {
+			if address, _, _ := strings.Cut(at.Address, "/"); address == pod.IPs[0].String() {
 				return s.active(ctx, all[i].Name)
 			}
 		}
