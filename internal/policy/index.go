@@ -55,9 +55,12 @@ func (x *Index) HasPolicy(policy Key) bool {
 
 // Isolates reports whether a policy isolates a pod in any direction.
 func (x *Index) Isolates(policy, pod Key) bool {
+	if policy.Namespace != pod.Namespace {
+		return false
+	}
 	b, bound := x.policies.bound[policy]
 	g, known := x.cluster.groups[pod]
-	return bound && known && policy.Namespace == pod.Namespace && b.policy.Pods.Matches(g.labels)
+	return bound && known && b.policy.Pods.Matches(g.labels)
 }
 
 // Addresses returns the addresses of a set, sorted; none if no rule names it.

@@ -59,12 +59,7 @@ func (r *refusing) Commit(ctx context.Context, change reconcile.Change[nftnl.Key
 // An error of the engine for one policy does not keep later permissions from being revoked, or a node from moving.
 func TestRefusedFragment(t *testing.T) {
 	n := start(t)
-	rec := server()
-	n.update(t, enforcer.Change{Pods: pod("server", "n1", "")})
-	n.Open(&rec)
-	if err := n.Await(t.Context(), &rec); err != nil {
-		t.Fatal(err)
-	}
+	n.serve(t)
 	n.update(t, enforcer.Change{Pods: pod("client", "n2", "10.0.2.7")})
 	n.table.blocks.Store(true)
 	if err := n.Update(t.Context(), onlyClient(t, "192.0.2.0/24")); err == nil {
@@ -185,6 +180,18 @@ func server() attach.Record {
 	}
 }
 
+// serve attaches the server, which nothing isolates yet.
+func (n *node) serve(t *testing.T) attach.Record {
+	t.Helper()
+	rec := server()
+	n.update(t, enforcer.Change{Pods: pod("server", "n1", "")})
+	n.Open(&rec)
+	if err := n.Await(t.Context(), &rec); err != nil {
+		t.Fatal(err)
+	}
+	return rec
+}
+
 // An attachment is closed until its own pod is known, not another of the same name, and is closed again when the pod is deleted.
 func TestClosedUntilKnown(t *testing.T) {
 	n := start(t)
@@ -219,12 +226,7 @@ func TestClosedUntilKnown(t *testing.T) {
 // What only allows more, or ends with a pod's isolation, needs no pass over the connections.
 func TestNothingToRevoke(t *testing.T) {
 	n := start(t)
-	rec := server()
-	n.update(t, enforcer.Change{Pods: pod("server", "n1", "")})
-	n.Open(&rec)
-	if err := n.Await(t.Context(), &rec); err != nil {
-		t.Fatal(err)
-	}
+	n.serve(t)
 	first := onlyClient(t, "192.0.2.0/24")
 	second := onlyClient(t, "198.51.100.0/24")
 	other := *second.Policies[policy.Key{Namespace: "a", Name: "one"}]
@@ -251,12 +253,7 @@ func TestNothingToRevoke(t *testing.T) {
 // A pod of another node has the addresses that are in its node's ranges, also when the ranges move. Revoked permissions end at once.
 func TestRanges(t *testing.T) {
 	n := start(t)
-	rec := server()
-	n.update(t, enforcer.Change{Pods: pod("server", "n1", "")})
-	n.Open(&rec)
-	if err := n.Await(t.Context(), &rec); err != nil {
-		t.Fatal(err)
-	}
+	rec := n.serve(t)
 	n.update(t, enforcer.Change{Pods: pod("client", "n2", "10.0.2.7")})
 	before := n.revoked.Load()
 	n.update(t, onlyClient(t, "fd00::/8"))

@@ -15,9 +15,9 @@ import (
 	"weft.dev/weft/internal/policy/oracle"
 )
 
-// When a permission is revoked, its connections end, whichever side sends. An annotation keeps them. A connection that an isolated pod
-// began continues.
-func TestRevoked(t *testing.T) {
+// openNode returns a node with three pods that nothing isolates.
+func openNode(t *testing.T) *node {
+	t.Helper()
 	n := newNode(t, 3)
 	n.start(t)
 	open := web(false)
@@ -25,15 +25,28 @@ func TestRevoked(t *testing.T) {
 		t.Fatal(err)
 	}
 	n.admit(t, open)
+	return n
+}
+
+// connect connects from a namespace.
+func connect(t *testing.T, from, network, to string, port uint16) net.Conn {
+	t.Helper()
+	c, err := dial(t, from, network, netip.AddrPortFrom(netip.MustParseAddr(to), port), patience)
+	if err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { c.Close() })
+	return c
+}
+
+// When a permission is revoked, its connections end, whichever side sends. An annotation keeps them. A connection that an isolated pod
+// began continues.
+func TestRevoked(t *testing.T) {
+	n := openNode(t)
 	server, client, node := netip.MustParseAddr("10.0.0.1"), netip.MustParseAddr("fd00::2"), netip.MustParseAddr(gateway4)
-	connect := func(space int, network string, to netip.Addr, port uint16) net.Conn {
+	connect := func(pod int, network string, to netip.Addr, port uint16) net.Conn {
 		t.Helper()
-		c, err := dial(t, n.pods[space], network, netip.AddrPortFrom(to, port), patience)
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { c.Close() })
-		return c
+		return connect(t, n.pods[pod], network, to.String(), port)
 	}
 	pushed := n.push(t)
 	in, begun, toNode := connect(1, "tcp", server, 80), connect(0, "tcp", client, 80), connect(0, "tcp", node, 80)
@@ -87,27 +100,12 @@ func TestRevoked(t *testing.T) {
 // What a policy does not allow any more stops with the transaction of nftables, before the pass over conntrack, which takes the longer the
 // larger the kernel's table is. What an isolated pod began continues, and what a policy keeps as well.
 func TestRevokedBeforeThePass(t *testing.T) {
-	n := newNode(t, 3)
-	n.start(t)
-	open := web(false)
-	if err := n.enforcer.Update(t.Context(), changeOf(t, open)); err != nil {
-		t.Fatal(err)
-	}
-	n.admit(t, open)
-	connect := func(from string, network, to string, port uint16) net.Conn {
-		t.Helper()
-		c, err := dial(t, from, network, netip.AddrPortFrom(netip.MustParseAddr(to), port), patience)
-		if err != nil {
-			t.Fatal(err)
-		}
-		t.Cleanup(func() { c.Close() })
-		return c
-	}
+	n := openNode(t)
 	in := map[string]net.Conn{
-		"TCP": connect(n.pods[1], "tcp", "10.0.0.1", 80), "UDP": connect(n.pods[1], "udp", "fd00::1", 85), "TCP from outside": connect(n.outside, "tcp", "10.0.0.1", 80),
+		"TCP": connect(t, n.pods[1], "tcp", "10.0.0.1", 80), "UDP": connect(t, n.pods[1], "udp", "fd00::1", 85), "TCP from outside": connect(t, n.outside, "tcp", "10.0.0.1", 80),
 	}
 	out := map[string]net.Conn{
-		"TCP": connect(n.pods[0], "tcp", "10.0.0.2", 80), "to the node": connect(n.pods[0], "tcp", gateway4, 80), "from the node": connect(n.space, "tcp", "10.0.0.1", 80),
+		"TCP": connect(t, n.pods[0], "tcp", "10.0.0.2", 80), "to the node": connect(t, n.pods[0], "tcp", gateway4, 80), "from the node": connect(t, n.space, "tcp", "10.0.0.1", 80),
 	}
 	for _, step := range []struct {
 		name    string
