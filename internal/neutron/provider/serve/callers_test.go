@@ -28,6 +28,7 @@ import (
 	"google.golang.org/grpc/credentials"
 
 	api "weft.dev/weft/api/kubestack"
+	"weft.dev/weft/internal/testwait"
 )
 
 // callerMode is the first argument of the test's program when it is a caller: NETWORK ADDRESS UID follow.
@@ -87,14 +88,14 @@ func call(t *testing.T, at net.Addr, uid int) string {
 // await waits until the log has what a pattern matches, and returns its group.
 func (s *said) await(t *testing.T, pattern string) string {
 	t.Helper()
-	for deadline := time.Now().Add(30 * time.Second); ; time.Sleep(5 * time.Millisecond) { // between two looks
-		if found := regexp.MustCompile(pattern).FindStringSubmatch(s.String()); found != nil {
-			return found[1]
+	var found []string
+	testwait.Eventually(t, "the log says "+pattern, func() error {
+		if found = regexp.MustCompile(pattern).FindStringSubmatch(s.String()); found == nil {
+			return fmt.Errorf("it says %s", s)
 		}
-		if time.Now().After(deadline) {
-			t.Fatalf("the log does not say %s:\n%s", pattern, s)
-		}
-	}
+		return nil
+	})
+	return found[1]
 }
 
 // listening returns the address at which the program listens.

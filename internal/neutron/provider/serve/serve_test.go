@@ -1,7 +1,6 @@
 package serve
 
 import (
-	"bytes"
 	"context"
 	"fmt"
 	"log/slog"
@@ -10,7 +9,6 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
-	"sync"
 	"sync/atomic"
 	"testing"
 	"time"
@@ -21,6 +19,7 @@ import (
 
 	api "weft.dev/weft/api/kubestack"
 	"weft.dev/weft/internal/neutron/plug"
+	"weft.dev/weft/internal/testwait"
 )
 
 // noPlugin connects no pods.
@@ -78,24 +77,8 @@ func (k *keystone) ServeHTTP(w http.ResponseWriter, r *http.Request) {
 	}
 }
 
-// said is a log that is read while it is written.
-type said struct {
-	mu   sync.Mutex
-	text bytes.Buffer
-}
-
-// Write implements io.Writer.
-func (s *said) Write(text []byte) (int, error) {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.text.Write(text)
-}
-
-func (s *said) String() string {
-	s.mu.Lock()
-	defer s.mu.Unlock()
-	return s.text.String()
-}
+// said is the log of a program.
+type said struct{ testwait.Log }
 
 // start runs the program with flags until the test ends, and returns its log.
 func start(t *testing.T, k *keystone, flags ...string) *said {
@@ -202,16 +185,13 @@ func TestKeystoneAway(t *testing.T) {
 		}
 	}
 	k.away.Store(false)
-	for {
+	testwait.Until(t, "the provider reaches Keystone", func() bool {
 		got, err := networks.CheckTenantID(ctx, &api.CheckTenantIDRequest{TenantID: "red"})
 		if err != nil || got.GetError() != "" && !strings.Contains(got.GetError(), "authenticate at Keystone") {
 			t.Fatal(got.GetError(), err)
 		}
-		if got.GetResult() {
-			break
-		}
-		time.Sleep(20 * time.Millisecond) // between two looks
-	}
+		return got.GetResult()
+	})
 	for name, fails := range map[string]*atomic.Bool{"away": &k.away, "refusing the token": &k.refuses} {
 		fails.Store(true)
 		got, err := networks.CheckTenantID(ctx, &api.CheckTenantIDRequest{TenantID: "red"})
