@@ -350,7 +350,7 @@ func TestKubelets(t *testing.T) {
 		kubectl("run", "p"+strconv.Itoa(i+1), "--image=weft.local/busybox:1", "--image-pull-policy=Never",
 			"--overrides", fmt.Sprintf(`{"spec":{"nodeName":"n%d"}}`, i+1), "--command", "--", "sh", "-c", "echo started; sleep infinity")
 	}
-	kubectl("wait", "--for=condition=Ready", "pod", "--all", "--timeout=90s")
+	kubectl("wait", "--for=condition=Ready", "pod", "--all", "--timeout=240s")
 	ip := kubectl("get", "pod", "p2", "-o", "jsonpath={.status.podIP}")
 	kubectl("exec", "p1", "--", "ping", "-c", "3", "-W", "3", ip)
 	if seen := kubectl("exec", "p1", "--", "wget", "-qO-", c.Outside.URL); seen != c.Node(1).IP.String() {

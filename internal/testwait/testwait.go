@@ -7,13 +7,13 @@ import (
 	"time"
 )
 
-// Limits of a wait.
+// Limits of a wait. Only a wait that fails takes all of patience, which is for a busy machine.
 const (
-	patience = time.Minute
+	patience = 2 * time.Minute
 	interval = 10 * time.Millisecond
 )
 
-// Until waits for a condition. It fails the test if the condition does not hold within a minute.
+// Until waits for a condition. It fails the test if the condition does not hold within two minutes.
 func Until(t testing.TB, what string, holds func() bool) {
 	t.Helper()
 	if !comes(patience, holds) {
@@ -21,7 +21,7 @@ func Until(t testing.TB, what string, holds func() bool) {
 	}
 }
 
-// Eventually repeats an attempt until it succeeds. It fails the test, with the last error, if none succeeds within a minute.
+// Eventually repeats an attempt until it succeeds. It fails the test, with the last error, if none succeeds within two minutes.
 func Eventually(t testing.TB, what string, attempt func() error) {
 	t.Helper()
 	Within(t, patience, what, attempt)

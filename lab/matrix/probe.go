@@ -24,7 +24,7 @@ import (
 )
 
 const (
-	patience = 2 * time.Second // time limit of one exchange
+	patience = 5 * time.Second // time limit of one exchange, for a busy machine: an answer ends it
 	giveUp   = 3               // number of exchanges without an answer after which the path counts as broken
 )
 

@@ -29,8 +29,8 @@ const (
 	nobodyListens = 9
 	// markerLength is the length of hostile's markers, and of the controls'.
 	markerLength = len("hostile-0000-frame")
-	// controlWait is the time limit for an honest frame; it takes a millisecond.
-	controlWait = 3 * time.Second
+	// controlWait is the time limit for an honest frame, for a busy machine: it takes a millisecond.
+	controlWait = 30 * time.Second
 	// grace is the time for effects of hostile frames, after the honest ones that follow them have arrived.
 	grace = 300 * time.Millisecond
 )

@@ -352,7 +352,13 @@ func (c *multicastScene) restarts(t *testing.T) {
 	}
 	close(stop)
 	datagrams := <-stopped
-	c.fence(t)
+	c.fence(t) // they have arrived, and are read sooner or later
+	_, _ = probe.Await(t.Context(), generous, "the datagrams read", func(context.Context) error {
+		if missing, _ := c.judge(datagrams, []string{"ab"}); len(missing) > 0 {
+			return fmt.Errorf("%d deliveries are missing", len(missing))
+		}
+		return nil
+	})
 	if missing, stray := c.judge(datagrams, []string{"ab"}); len(missing)+len(stray) > 0 {
 		t.Errorf("of %d datagrams while agents were killed, %d deliveries are missing and %d are stray", len(datagrams), len(missing), len(stray))
 	}

@@ -237,11 +237,12 @@ func sticky(seconds int32) func(*corev1.Service) {
 // With affinity a client stays with its endpoint, separately for each protocol, until the endpoint is removed.
 func TestServiceAffinity(t *testing.T) {
 	s := newServiceScene(t, "sticky")
-	vip := port(s.simple(t, "sticky", sticky(3), at(s.here), at(s.there)), 80)
+	const seconds = 10 // longer than a busy machine takes from one request to the next
+	vip := port(s.simple(t, "sticky", sticky(seconds), at(s.here), at(s.there)), 80)
 	n1 := s.cluster.Node(1)
 	learned := func() (int, error) {
 		out, err := run(t.Context(), n1.Enter("ovs-ofctl", "-O", "OpenFlow15", "dump-flows", "br0", "table=24"))
-		return strings.Count(out, "idle_timeout=3"), err
+		return strings.Count(out, fmt.Sprintf("idle_timeout=%d,", seconds)), err
 	}
 	for _, network := range []string{"tcp", "udp"} {
 		await(t, network+" served", func(ctx context.Context) error {

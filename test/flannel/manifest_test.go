@@ -246,7 +246,7 @@ func takeover(ctx context.Context, t *testing.T, c *lab.Cluster, page func(ctx c
 		}
 		return nil
 	})
-	kubectl(ctx, t, c, "-n", "quickstart", "rollout", "status", "daemonset/everywhere", "--timeout=120s")
+	kubectl(ctx, t, c, "-n", "quickstart", "rollout", "status", "daemonset/everywhere", "--timeout=300s")
 	stop()
 }
 
@@ -255,7 +255,7 @@ func wayBack(ctx context.Context, t *testing.T, c *lab.Cluster, page func(ctx co
 	t.Helper()
 	page(ctx, "kube-flannel.yml")
 	kubectl(ctx, t, c, "-n", "kube-flannel", "set", "image", "daemonset/kube-flannel-ds", "*="+image.Ref)
-	kubectl(ctx, t, c, "-n", "kube-flannel", "rollout", "status", "daemonset/kube-flannel-ds", "--timeout=120s")
+	kubectl(ctx, t, c, "-n", "kube-flannel", "rollout", "status", "daemonset/kube-flannel-ds", "--timeout=300s")
 	page(ctx, "delete daemonset kube-flannel-ds")
 	kubectl(ctx, t, c, "-n", "weft", "rollout", "status", "daemonset/weft-agent", "--timeout=180s")
 	inStep(ctx, t, c)
@@ -286,7 +286,7 @@ func hostPorts(ctx context.Context, t *testing.T, c *lab.Cluster, page func(ctx 
 	}
 	reach("taken over")
 	kubectl(ctx, t, c, "-n", "quickstart", "delete", "pods", "-l", "app=everywhere", "--wait=true")
-	kubectl(ctx, t, c, "-n", "quickstart", "rollout", "status", "daemonset/everywhere", "--timeout=120s")
+	kubectl(ctx, t, c, "-n", "quickstart", "rollout", "status", "daemonset/everywhere", "--timeout=300s")
 	reach("attached by the agent")
 	page(ctx, "nft list map inet weft-flannel hostports")
 }
@@ -345,12 +345,12 @@ func TestManifest(t *testing.T) {
 	}, "flannel")
 	kubectl(ctx, t, c, "apply", "-f", "testdata/kube-flannel.yaml")
 	page(ctx, "set image")
-	if _, err := tryKubectl(ctx, c, "-n", "kube-flannel", "rollout", "status", "daemonset/kube-flannel-ds", "--timeout=120s"); err != nil {
+	if _, err := tryKubectl(ctx, c, "-n", "kube-flannel", "rollout", "status", "daemonset/kube-flannel-ds", "--timeout=300s"); err != nil {
 		pods, _ := tryKubectl(ctx, c, "-n", "kube-flannel", "describe", "pods")
 		logs, _ := tryKubectl(ctx, c, "-n", "kube-flannel", "logs", "--all-containers", "--prefix", "daemonset/kube-flannel-ds")
 		t.Fatalf("%v\n%s\n%s", err, pods, logs)
 	}
-	kubectl(ctx, t, c, "wait", "--for=condition=Ready", "nodes", "--all", "--timeout=120s")
+	kubectl(ctx, t, c, "wait", "--for=condition=Ready", "nodes", "--all", "--timeout=300s")
 	for _, node := range []string{"n1", "n2"} {
 		if reason := kubectl(ctx, t, c, "get", "node", node, "-o", `jsonpath={.status.conditions[?(@.type=="NetworkUnavailable")].reason}`); reason != "FlannelIsUp" {
 			t.Errorf("condition NetworkUnavailable of %s has reason %q", node, reason)
@@ -362,13 +362,13 @@ func TestManifest(t *testing.T) {
 		t.Fatal(err)
 	}
 	kubectl(ctx, t, c, "apply", "-f", dns, "-f", "../../deploy/examples/quickstart.yaml")
-	kubectl(ctx, t, c, "-n", "kube-system", "rollout", "status", "deployment/coredns", "--timeout=120s")
+	kubectl(ctx, t, c, "-n", "kube-system", "rollout", "status", "deployment/coredns", "--timeout=300s")
 	for _, set := range []string{"quickstart-shop/daemonset/api", "quickstart-shop/deployment/till", "quickstart-street/daemonset/passer"} {
 		namespace, name, _ := strings.Cut(set, "/")
-		kubectl(ctx, t, c, "-n", namespace, "rollout", "status", name, "--timeout=120s")
+		kubectl(ctx, t, c, "-n", namespace, "rollout", "status", name, "--timeout=300s")
 	}
-	kubectl(ctx, t, c, "-n", "quickstart", "rollout", "status", "daemonset/everywhere", "--timeout=120s")
-	kubectl(ctx, t, c, "-n", "quickstart", "rollout", "status", "deployment/somewhere", "--timeout=120s")
+	kubectl(ctx, t, c, "-n", "quickstart", "rollout", "status", "daemonset/everywhere", "--timeout=300s")
+	kubectl(ctx, t, c, "-n", "quickstart", "rollout", "status", "deployment/somewhere", "--timeout=300s")
 	pods := strings.Fields(kubectl(ctx, t, c, "-n", "quickstart", "get", "pods", "-l", "app=everywhere", "-o", "jsonpath={range .items[*]}{.metadata.name} {.status.podIP} {end}"))
 	if len(pods) != 4 {
 		t.Fatalf("pods %q", pods)

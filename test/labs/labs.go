@@ -45,7 +45,7 @@ func Name(prefix string) string {
 }
 
 // downTime bounds how long a lab takes to go down.
-const downTime = time.Minute
+const downTime = 3 * time.Minute
 
 // Up brings a lab up, and takes it down when the test ends.
 func Up(ctx context.Context, t *testing.T, cfg lab.Config) *lab.Cluster {

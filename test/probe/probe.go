@@ -94,12 +94,15 @@ func AskController(ctx context.Context, n lab.Node, page string) (string, error)
 	return ask(ctx, n, "127.0.0.1:9479", page)
 }
 
+// answerTime bounds one request for a page: a busy program may take seconds.
+const answerTime = 10 * time.Second
+
 func ask(ctx context.Context, n lab.Node, at, page string) (string, error) {
-	client := &http.Client{Timeout: time.Second, Transport: &http.Transport{
+	client := &http.Client{Timeout: answerTime, Transport: &http.Transport{
 		DisableKeepAlives: true,
 		DialContext: func(_ context.Context, protocol, address string) (conn net.Conn, err error) {
 			err = traffic.In(n.Netns, func() (err error) {
-				conn, err = net.DialTimeout(protocol, address, time.Second)
+				conn, err = net.DialTimeout(protocol, address, answerTime)
 				return err
 			})
 			return conn, err

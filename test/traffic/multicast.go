@@ -41,7 +41,7 @@ func JoinGroup(path, device string, group netip.AddrPort) (*GroupMember, error) 
 		return err
 	})
 	if err == nil {
-		err = s.tune()
+		err = errors.Join(s.tune(), deepen(s.in))
 	}
 	if err != nil {
 		return nil, errors.Join(fmt.Errorf("joining %s by %s: %w", group, device, err), s.close())

@@ -155,8 +155,8 @@ type Tally struct {
 // String returns the tally in words.
 func (t Tally) String() string { return fmt.Sprintf("%d sent, %d lost", t.Sent, t.Lost) }
 
-// settle is how long a stream waits for late answers after the last one.
-const settle = time.Second
+// settle is how long a stream waits for late answers after the last one: on a busy machine, an echo may wait for a processor.
+const settle = 3 * time.Second
 
 // deepen makes a socket hold 4 MiB until it is read, whatever the namespace's maximum: a process that waits for a processor loses none.
 func deepen(conn *net.UDPConn) error {

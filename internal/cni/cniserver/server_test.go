@@ -162,7 +162,7 @@ func TestSendTimeout(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	_, err = (&cni.Client{Socket: s.socket}).Send(body, "1.0.0", 50*time.Millisecond)
+	_, err = (&cni.Client{Socket: s.socket}).Send(body, "1.0.0", time.Second) // time to send the request on a busy machine
 	wantCode(t, err, cni.CodeTryAgainLater, "did not answer in time")
 	receive(t, "the request", entered)
 	close(release)
@@ -285,7 +285,7 @@ func TestServeRefuses(t *testing.T) {
 
 // TestServeStuckClients: clients that send nothing, half a request or garbage do not block others, and are disconnected.
 func TestServeStuckClients(t *testing.T) {
-	s := serve(t, &cniserver.Server{Handler: &cnitest.Handler{}, ReadTimeout: 300 * time.Millisecond})
+	s := serve(t, &cniserver.Server{Handler: &cnitest.Handler{}, ReadTimeout: 3 * time.Second}) // time to send a request on a busy machine
 	var stuck []net.Conn
 	for _, text := range []string{
 		"", "\x00\x01\x02garbage\r\n\r\n", "POST " + cni.Endpoint + " HTTP/1.1\r\nHost: weft\r\nContent-Length: 1000\r\n\r\n{",
@@ -365,14 +365,14 @@ func TestServeClientLeaves(t *testing.T) {
 func TestServeSlowHandler(t *testing.T) {
 	release := make(chan struct{})
 	before, entered, left := blocking(release)
-	s := serve(t, &cniserver.Server{Handler: &cnitest.Handler{Before: before}, ReadTimeout: 50 * time.Millisecond})
+	s := serve(t, &cniserver.Server{Handler: &cnitest.Handler{Before: before}, ReadTimeout: time.Second}) // time to send a request on a busy machine
 	answered := make(chan error, 1)
 	go func() { answered <- s.do(t.Context(), cni.CommandAdd) }()
 	receive(t, "the ADD to arrive", entered)
 	select {
 	case err := <-left:
 		t.Fatalf("the handler's context ended with the reading: %v", err)
-	case <-time.After(400 * time.Millisecond): // Several times ReadTimeout; nothing may happen meanwhile.
+	case <-time.After(2 * time.Second): // Twice ReadTimeout; nothing may happen meanwhile.
 	}
 	close(release)
 	if err := receive(t, "the answer", answered); err != nil {

@@ -172,14 +172,13 @@ func TestNetworkPolicies(t *testing.T) {
 	for _, from := range []string{"client", "other"} {
 		testwait.Eventually(t, from+" without a policy", func() error { return passes(spaces[from], to) })
 	}
-	established, err := connect(spaces["other"], to)
-	if err != nil {
-		t.Fatal(err)
-	}
+	var established net.Conn
+	testwait.Eventually(t, "a connection without a policy", func() (err error) {
+		established, err = connect(spaces["other"], to)
+		return err
+	})
 	defer func() { _ = established.Close() }()
-	if err := echoes(established); err != nil {
-		t.Fatal(err)
-	}
+	testwait.Eventually(t, "an answer on it", func() error { return echoes(established) })
 	np := &networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Name: "server", Namespace: "default"}}
 	np.Spec.PodSelector.MatchLabels = map[string]string{"app": "server"}
 	np.Spec.Ingress = []networkingv1.NetworkPolicyIngressRule{{From: []networkingv1.NetworkPolicyPeer{

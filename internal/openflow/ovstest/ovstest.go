@@ -143,7 +143,7 @@ func (s *Switch) Name(suffix string) string {
 // VSCtl runs ovs-vsctl on the switch's database and returns what it prints.
 func (s *Switch) VSCtl(args ...string) string {
 	s.t.Helper()
-	return s.run("ovs-vsctl", append([]string{"--db=unix:" + s.DBSock, "--timeout=30"}, args...)...)
+	return s.run("ovs-vsctl", append([]string{"--db=unix:" + s.DBSock, fmt.Sprintf("--timeout=%d", waitFor/time.Second)}, args...)...)
 }
 
 // DumpFlows returns the flows of a bridge as ovs-ofctl prints them, one line per flow, sorted.

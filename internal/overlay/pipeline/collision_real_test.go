@@ -10,7 +10,6 @@ import (
 	"strings"
 	"syscall"
 	"testing"
-	"time"
 
 	"github.com/containernetworking/plugins/pkg/ns"
 	"golang.org/x/sys/unix"
@@ -21,7 +20,7 @@ import (
 
 // dialFrom connects from a port of a pod that other connections of the pod may use as well.
 func (n *serviceNode) dialFrom(pod, network string, port int, to string) (net.Conn, error) {
-	dialer := net.Dialer{Timeout: 3 * time.Second, Control: func(_, _ string, c syscall.RawConn) (err error) {
+	dialer := net.Dialer{Timeout: replies, Control: func(_, _ string, c syscall.RawConn) (err error) {
 		if failed := c.Control(func(fd uintptr) { err = unix.SetsockoptInt(int(fd), unix.SOL_SOCKET, unix.SO_REUSEADDR, 1) }); failed != nil {
 			return failed
 		}

@@ -211,8 +211,8 @@ func answer(name string, from net.Addr) string {
 	return name + " sees " + host
 }
 
-// replies is how long a reply is waited for.
-const replies = 3 * time.Second
+// replies is how long a reply is waited for that must come.
+const replies = soon
 
 // dial connects from a pod.
 func (n *serviceNode) dial(pod, network, to string) (net.Conn, error) {

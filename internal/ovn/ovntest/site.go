@@ -6,6 +6,7 @@ import (
 	"path/filepath"
 	"strings"
 	"testing"
+	"time"
 
 	"github.com/containernetworking/plugins/pkg/ns"
 
@@ -56,7 +57,7 @@ func NewSite(t testing.TB, chassis int) *Site {
 // br-int.
 func (s *Site) Sync() {
 	s.t.Helper()
-	s.Nbctl("--wait=hv", "--timeout=20", "sync")
+	s.Nbctl("--wait=hv", fmt.Sprintf("--timeout=%d", deadline/time.Second), "sync")
 	for _, c := range s.Chassis {
 		for range 2 { // a round that was under way may have passed the flow
 			c.AppCtl("revalidator/wait")

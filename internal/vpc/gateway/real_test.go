@@ -329,9 +329,7 @@ func testICMP(t *testing.T, host, translated, floating *ovntest.Pod) {
 		{translated, "10.0.1.254"},
 		{translated, "192.168.100.230"},
 	} {
-		if !ping.from.Ping(ping.to, "") {
-			t.Errorf("%s does not answer a ping", ping.to)
-		}
+		ping.from.Reaches(ping.to)
 	}
 	for what, refused := range map[string]net.Conn{
 		"SNAT":                 dial(t, translated, "192.168.100.10:9"),
