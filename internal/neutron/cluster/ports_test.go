@@ -407,9 +407,11 @@ func TestSparePortsOfSmallRange(t *testing.T) {
 		if err := r.client.Create(t.Context(), other); err != nil {
 			t.Fatal(err)
 		}
-		ports := r.ports(time.Now)
+		now := time.Now()
+		ports := r.ports(func() time.Time { return now })
 		reconcile := func() {
 			t.Helper()
+			now = now.Add(latest)
 			if _, err := ports.Reconcile(t.Context(), request("red")); err != nil {
 				t.Fatal(err)
 			}
@@ -425,7 +427,9 @@ func TestSparePortsOfSmallRange(t *testing.T) {
 			if err := r.client.Status().Update(t.Context(), &all[0]); err != nil {
 				t.Fatal(err)
 			}
+			r.cloud.set("ports", all[0].Name, "status", "ACTIVE")
 		}
+		reconcile()
 		reconcile()
 		if all := r.count(t, "red"); all["n1"] != want || all["n2"] != want {
 			t.Errorf("pools until %s: ports of nodes %v, want %d of each", last, all, want)
@@ -437,9 +441,11 @@ func TestSparePortsOfSmallRange(t *testing.T) {
 func TestSparePortsAreLast(t *testing.T) {
 	r := newRig(t, slices.Concat(blue(), node("n1"), node("n2"), pods("n1", 1))...)
 	r.addBlue()
-	ports := r.ports(time.Now)
+	now := time.Now()
+	ports := r.ports(func() time.Time { return now })
 	reconcile := func() {
 		t.Helper()
+		now = now.Add(latest)
 		if _, err := ports.Reconcile(t.Context(), request("blue")); err != nil {
 			t.Fatal(err)
 		}
@@ -450,6 +456,8 @@ func TestSparePortsAreLast(t *testing.T) {
 	if err := r.client.Status().Update(t.Context(), &first); err != nil {
 		t.Fatal(err)
 	}
+	r.cloud.set("ports", first.Name, "status", "ACTIVE")
+	reconcile()
 	if err := r.client.Create(t.Context(), pods("n2", 1)[0]); err != nil {
 		t.Fatal(err)
 	}
