@@ -203,6 +203,11 @@ func (c *counted) Update(ctx context.Context, obj client.Object, options ...clie
 	return countWrite(c.counters, "update", c.Client.Update(ctx, obj, options...))
 }
 
+// Patch implements client.Writer. It counts as an update.
+func (c *counted) Patch(ctx context.Context, obj client.Object, patch client.Patch, options ...client.PatchOption) error {
+	return countWrite(c.counters, "update", c.Client.Patch(ctx, obj, patch, options...))
+}
+
 // Delete implements client.Writer.
 func (c *counted) Delete(ctx context.Context, obj client.Object, options ...client.DeleteOption) error {
 	return countWrite(c.counters, "delete", c.Client.Delete(ctx, obj, options...))

@@ -48,7 +48,7 @@ type Port struct {
 	Since    time.Time // when the last pod left it; if there was none, when it was created
 	Used     bool      // a pod was attached to it
 	Active   bool      // OpenStack reports the port as ACTIVE
-	Stuck    bool      // the port has been plugged for long, and is not ACTIVE
+	Stuck    bool      // the port has been plugged for long, and is not ACTIVE; also if it is attached
 }
 
 // Plan has the changes of a place.
@@ -70,13 +70,16 @@ func Decide(demand Demand, least int, ports []Port, now time.Time) Plan {
 	var plan Plan
 	var free []Port
 	var stuck []string
-	active, attached, resting := 0, 0, 0
+	active, attached, starting, resting := 0, 0, 0, 0
 	for _, p := range ports {
 		switch {
 		case p.Leaving:
 			resting++
 		case p.Attached:
 			attached++
+			if !p.Active && !p.Stuck {
+				starting++
+			}
 		case p.Used && now.Sub(p.Since) < Rest:
 			plan.again(p.Since.Add(Rest))
 			resting++
@@ -90,7 +93,9 @@ func Decide(demand Demand, least int, ports []Port, now time.Time) Plan {
 		}
 	}
 	needed := want
-	if active < demand.Waiting { // OpenStack creates one port after the other: the spare ones would delay those that pods wait for
+	// OpenStack does one thing after the other: the creation of spare ports would delay the ports of pods that wait, and those of pods that were
+	// just attached: with OVN, that is before they are ACTIVE.
+	if active < demand.Waiting || starting > 0 {
 		needed = demand.Waiting
 	}
 	spent := resting + max(0, attached-(demand.Pods-demand.Waiting))

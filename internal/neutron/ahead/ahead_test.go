@@ -23,7 +23,11 @@ func ports(count int, change func(i int, p *Port)) []Port {
 
 func TestDecide(t *testing.T) {
 	free := func(int, *Port) {}
-	attached := func(_ int, p *Port) { p.Attached = true }
+	attached := func(_ int, p *Port) { p.Attached, p.Active = true, true }
+	starting := func(_ int, p *Port) { p.Attached = true }
+	attachedStuck := func(_ int, p *Port) { p.Attached, p.Stuck = true, true }
+	// Of six ports, one is that of a pod, and is not ACTIVE.
+	oneStarting := func(i int, p *Port) { p.Attached, p.Active = i == 0, i > 0 }
 	used := func(_ int, p *Port) { p.Used = true }
 	stuck := func(_ int, p *Port) { p.Stuck = true }
 	active := func(_ int, p *Port) { p.Active = true }
@@ -42,6 +46,10 @@ func TestDecide(t *testing.T) {
 		{"the first pod", Demand{Pods: 1, Waiting: 1}, nil, 0, 1, 0, 0},
 		{"and nothing more while its port is not ACTIVE", Demand{Pods: 1, Waiting: 1}, ports(1, free), 0, 0, 0, 0},
 		{"then spare ports", Demand{Pods: 1, Waiting: 1}, ports(1, active), 0, 2, 0, 0},
+		{"and not while the port of an attached pod is not ACTIVE", Demand{Pods: 1}, ports(1, starting), 0, 0, 0, 0},
+		{"unless that lasts", Demand{Pods: 1}, ports(1, attachedStuck), 0, 2, 0, 0},
+		{"another pod gets its port meanwhile", Demand{Pods: 2, Waiting: 1}, ports(1, starting), 0, 1, 0, 0},
+		{"and spare ports are kept", Demand{Pods: 1}, ports(6, oneStarting), Keep - time.Second, 0, 0, 0},
 		{"a tenth is spare", Demand{Pods: 45, Waiting: 0}, ports(45, attached), 0, 5, 0, 0},
 		{"at most 16 are", Demand{Pods: 400}, ports(400, attached), 0, 16, 0, 0},
 		{"ports under way count", Demand{Pods: 3, Waiting: 3}, ports(5, free), 0, 0, 0, 0},
@@ -100,7 +108,8 @@ func TestLeast(t *testing.T) {
 	}
 	pool := poolOf(253)
 	for nodes, want := range map[int]int{3: LeastSpare, 100: leastOfFew} {
-		if plan := Decide(Demand{Pods: 1}, Least(pool, nodes), ports(1, func(_ int, p *Port) { p.Attached = true }), start); plan.Create != want {
+		one := ports(1, func(_ int, p *Port) { p.Attached, p.Active = true, true })
+		if plan := Decide(Demand{Pods: 1}, Least(pool, nodes), one, start); plan.Create != want {
 			t.Errorf("one of %d nodes creates %d, want %d", nodes, plan.Create, want)
 		}
 	}
@@ -253,7 +262,7 @@ func TestAddresses(t *testing.T) {
 
 // A node that has pods for a short time now and then, and makes the least number smaller, has no port of another node deleted or created.
 func TestLeastComesAndGoes(t *testing.T) {
-	free := ports(1+LeastSpare, func(i int, p *Port) { p.Attached = i == 0 })
+	free := ports(1+LeastSpare, func(i int, p *Port) { p.Attached, p.Active = i == 0, true })
 	for _, least := range []int{leastOfFew, LeastSpare} {
 		if plan := Decide(Demand{Pods: 1}, least, free, start.Add(2*Keep)); plan.Create != 0 || len(plan.Delete) != 0 {
 			t.Errorf("least %d: %+v", least, plan)

@@ -48,7 +48,7 @@ func (r *round) plan(ctx context.Context) (time.Duration, error) {
 			since, waits := r.k.inactive[id]
 			return waits && now.Sub(since) >= stuckAfter
 		})
-		if at := slices.IndexFunc(held, func(p ahead.Port) bool { return p.Stuck }); at >= 0 {
+		if at := slices.IndexFunc(held, func(p ahead.Port) bool { return p.Stuck && !p.Attached }); at >= 0 {
 			problem = fmt.Sprintf("node %s: %s is plugged and has not become ACTIVE for %s; other ports are created in its place: openstack port show %[2]s, and see the log of ovn-controller or of Neutron's agent on the node",
 				node, held[at].ID, stuckAfter)
 		}

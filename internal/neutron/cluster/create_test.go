@@ -17,6 +17,7 @@ import (
 
 	stackubev1 "weft.dev/weft/api/stackube/v1"
 	weftv1 "weft.dev/weft/api/weft/v1"
+	"weft.dev/weft/internal/neutron/ahead"
 	"weft.dev/weft/internal/neutron/cloud"
 )
 
@@ -255,5 +256,45 @@ func TestAddressesOfRefusedRequest(t *testing.T) {
 	}
 	if all := r.count(t, "red"); all["n1"] != 2*each {
 		t.Errorf("%d ports, want %d", all["n1"], 2*each)
+	}
+}
+
+// With OVN a pod is attached before its port is ACTIVE: spare ports are created after that, or once it takes too long.
+func TestSparePortsWaitForThePods(t *testing.T) {
+	for _, becomesActive := range []bool{true, false} {
+		r := newRig(t, slices.Concat(blue(), node("n1"), pods("n1", 1))...)
+		r.addBlue()
+		r.cloud.add("ports", weftsPort("port", "10.244.0.5", "0a:58:0a:f4:00:05"))
+		r.cloud.set("ports", "port", "status", "DOWN")
+		now := time.Now()
+		ports := r.ports(func() time.Time { return now })
+		step := func(after time.Duration) int {
+			t.Helper()
+			now = now.Add(after)
+			if _, err := ports.Reconcile(t.Context(), request("blue")); err != nil {
+				t.Fatal(err)
+			}
+			return len(r.cloud.all("ports"))
+		}
+		step(0)
+		r.agent(t, "port", func(s *weftv1.NeutronPortStatus) {
+			s.Plugged, s.Pod = true, &weftv1.NeutronPortPod{Namespace: "blue", Name: "n1-0", UID: "n1-0"}
+		})
+		step(latest)
+		if count := step(latest); count != 1 {
+			t.Errorf("%d ports while that of the pod is not ACTIVE, want 1", count)
+		}
+		if becomesActive {
+			r.cloud.set("ports", "port", "status", "ACTIVE")
+			step(latest)
+		} else {
+			step(stuckAfter)
+		}
+		if count := step(latest); count != 1+ahead.LeastSpare {
+			t.Errorf("port ACTIVE %t: %d ports, want %d", becomesActive, count, 1+ahead.LeastSpare)
+		}
+		if said := r.said(); said != "" {
+			t.Errorf("events: %s", said)
+		}
 	}
 }

@@ -66,7 +66,7 @@ func Part(opts Options) cluster.Part {
 			{Group: "networking.k8s.io", Resource: "servicecidrs", Verbs: []string{"get", "list"}},
 			{Resource: "namespaces", Verbs: []string{"get", "list", "watch", "create", "delete"}, Kind: &corev1.Namespace{}},
 			{Resource: "pods", Verbs: []string{"get", "list", "watch"}, Kind: &corev1.Pod{}, Pods: view.PodFields()},
-			{Group: weftv1.GroupName, Resource: "neutronports", Verbs: keep, Kind: &weftv1.NeutronPort{}},
+			{Group: weftv1.GroupName, Resource: "neutronports", Verbs: append([]string{"patch"}, keep...), Kind: &weftv1.NeutronPort{}},
 			{Group: weftv1.GroupName, Resource: "nodenetworks", Verbs: []string{"get", "list", "watch"}, Kind: &weftv1.NodeNetwork{}},
 			{Resource: "services", Verbs: []string{"get", "list", "watch", "patch"}, Kind: &corev1.Service{}},
 			{Resource: "services/status", Verbs: []string{"patch"}},

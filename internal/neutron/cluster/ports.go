@@ -120,9 +120,9 @@ func (r *portReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.
 	}
 	result, err := r.step(ctx, os, v)
 	r.cloud.failed(os, err)
-	if err != nil {
+	if _, failed := cluster.Settle(err); failed != nil { // a conflict in the API server says nothing about OpenStack
 		r.stale(req.NamespacedName)
-		r.log.WarnContext(ctx, "ports not in step", "network", req.String(), "error", err)
+		r.log.WarnContext(ctx, "ports not in step", "network", req.String(), "error", failed)
 	}
 	return settle(result, err)
 }
@@ -531,9 +531,8 @@ func (r *round) report(ctx context.Context) error {
 		if equality.Semantic.DeepEqual(want, &p.Spec) {
 			continue
 		}
-		p.Spec = *want
-		if err := r.client.Update(ctx, p); client.IgnoreNotFound(err) != nil {
-			errs = append(errs, fmt.Errorf("update NeutronPort %s: %w", p.Name, err))
+		if err := r.writeSpec(ctx, p, want); err != nil {
+			errs = append(errs, err)
 		}
 	}
 	err := errors.Join(errs...)
@@ -541,6 +540,17 @@ func (r *round) report(ctx context.Context) error {
 		r.k.described = r.k.at
 	}
 	return err
+}
+
+// writeSpec writes what differs in a NeutronPort's spec. Only the controller writes these fields, and the node's agent writes the status at the
+// same time: no version is compared.
+func (r *round) writeSpec(ctx context.Context, p *weftv1.NeutronPort, want *weftv1.NeutronPortSpec) error {
+	before := p.DeepCopy()
+	p.Spec = *want
+	if err := r.client.Patch(ctx, p, client.MergeFrom(before)); client.IgnoreNotFound(err) != nil {
+		return fmt.Errorf("update NeutronPort %s: %w", p.Name, err)
+	}
+	return nil
 }
 
 // specOf returns the spec of a NeutronPort with the state of its port, and with what the port's subnets have now: gateways, name servers,

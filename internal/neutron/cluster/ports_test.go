@@ -1,7 +1,10 @@
 package cluster
 
 import (
+	"bytes"
+	"context"
 	"fmt"
+	"log/slog"
 	"net/netip"
 	"slices"
 	"strings"
@@ -17,6 +20,7 @@ import (
 	ctrl "sigs.k8s.io/controller-runtime"
 	"sigs.k8s.io/controller-runtime/pkg/client"
 	"sigs.k8s.io/controller-runtime/pkg/client/fake"
+	"sigs.k8s.io/controller-runtime/pkg/client/interceptor"
 
 	stackubev1 "weft.dev/weft/api/stackube/v1"
 	weftv1 "weft.dev/weft/api/weft/v1"
@@ -27,7 +31,7 @@ import (
 // rig has the controller's reconcilers with an API server and an OpenStack, both in memory.
 type rig struct {
 	cloud  *fakeOpenStack
-	client client.Client
+	client client.WithWatch
 	open   *connection
 	events *events.FakeRecorder
 	clock  time.Time // of services
@@ -265,6 +269,82 @@ func TestPortsThatDoNotBecomeActive(t *testing.T) {
 	}
 }
 
+// agent writes the status of a NeutronPort as its node's agent does, unless change is nil, and returns the NeutronPort.
+func (r *rig) agent(t *testing.T, name string, change func(*weftv1.NeutronPortStatus)) *weftv1.NeutronPort {
+	t.Helper()
+	p := &weftv1.NeutronPort{}
+	if err := r.client.Get(t.Context(), client.ObjectKey{Name: name}, p); err != nil {
+		t.Fatal(err)
+	}
+	if change == nil {
+		return p
+	}
+	change(&p.Status)
+	if err := r.client.Status().Update(t.Context(), p); err != nil {
+		t.Fatal(err)
+	}
+	return p
+}
+
+// behind is a client whose lists of NeutronPorts are as before a change: like a cache that has not got it yet.
+func (r *rig) behind(change func()) client.Client {
+	return interceptor.NewClient(r.client, interceptor.Funcs{
+		List: func(ctx context.Context, c client.WithWatch, list client.ObjectList, opts ...client.ListOption) error {
+			err := c.List(ctx, list, opts...)
+			if _, is := list.(*weftv1.NeutronPortList); is {
+				change()
+			}
+			return err
+		},
+	})
+}
+
+// A node's agent writes a port's status at any time. That the port is ACTIVE is written nevertheless. A port that a pod may have got meanwhile
+// is not deleted, and OpenStack is not read again for that.
+func TestStatusWrittenAtTheSameTime(t *testing.T) {
+	r := newRig(t, slices.Concat(blue(), node("n1"), pods("n1", 1))...)
+	r.addBlue()
+	r.cloud.add("ports", weftsPort("port", "10.244.0.5", "0a:58:0a:f4:00:05"))
+	r.cloud.set("ports", "port", "status", "DOWN")
+	now := time.Now()
+	ports := r.ports(func() time.Time { return now })
+	step := func() {
+		t.Helper()
+		now = now.Add(latest)
+		if _, err := ports.Reconcile(t.Context(), request("blue")); err != nil {
+			t.Fatal(err)
+		}
+	}
+	step()
+	r.agent(t, "port", func(s *weftv1.NeutronPortStatus) { s.Plugged = true })
+	r.cloud.set("ports", "port", "status", "ACTIVE")
+	step()
+	ports.client = r.behind(func() {
+		r.agent(t, "port", func(s *weftv1.NeutronPortStatus) { s.Message = "changed" })
+	})
+	step()
+	p := r.agent(t, "port", nil)
+	if !p.Spec.Active || !p.Status.Plugged || p.Status.Message == "" {
+		t.Fatalf("active %t, plugged %t, message %q", p.Spec.Active, p.Status.Plugged, p.Status.Message)
+	}
+
+	var log bytes.Buffer
+	ports.log = slog.New(slog.NewTextHandler(&log, nil))
+	read := ports.known[request("blue").NamespacedName].at
+	r.cloud.set("ports", "port", "mac_address", "0a:58:0a:f4:00:06")
+	ports.client = r.behind(func() {
+		r.agent(t, "port", func(s *weftv1.NeutronPortStatus) {
+			s.Pod = &weftv1.NeutronPortPod{Namespace: "blue", Name: "n1-0", UID: "n1-0"}
+		})
+	})
+	ports.known[request("blue").NamespacedName].at = now.Add(-reread) // to see the change
+	step()
+	p = r.agent(t, "port", nil)
+	if at := ports.known[request("blue").NamespacedName].at; p.DeletionTimestamp != nil || !at.After(read) || log.Len() > 0 {
+		t.Errorf("deleted %v; OpenStack read at %s, before at %s; log: %s", p.DeletionTimestamp, at, read, &log)
+	}
+}
+
 // pods are pods of a node that wait for ports.
 func pods(node string, count int) []client.Object {
 	var all []client.Object
@@ -327,9 +407,11 @@ func TestSparePortsOfSmallRange(t *testing.T) {
 		if err := r.client.Create(t.Context(), other); err != nil {
 			t.Fatal(err)
 		}
-		ports := r.ports(time.Now)
+		now := time.Now()
+		ports := r.ports(func() time.Time { return now })
 		reconcile := func() {
 			t.Helper()
+			now = now.Add(latest)
 			if _, err := ports.Reconcile(t.Context(), request("red")); err != nil {
 				t.Fatal(err)
 			}
@@ -345,7 +427,9 @@ func TestSparePortsOfSmallRange(t *testing.T) {
 			if err := r.client.Status().Update(t.Context(), &all[0]); err != nil {
 				t.Fatal(err)
 			}
+			r.cloud.set("ports", all[0].Name, "status", "ACTIVE")
 		}
+		reconcile()
 		reconcile()
 		if all := r.count(t, "red"); all["n1"] != want || all["n2"] != want {
 			t.Errorf("pools until %s: ports of nodes %v, want %d of each", last, all, want)
@@ -357,9 +441,11 @@ func TestSparePortsOfSmallRange(t *testing.T) {
 func TestSparePortsAreLast(t *testing.T) {
 	r := newRig(t, slices.Concat(blue(), node("n1"), node("n2"), pods("n1", 1))...)
 	r.addBlue()
-	ports := r.ports(time.Now)
+	now := time.Now()
+	ports := r.ports(func() time.Time { return now })
 	reconcile := func() {
 		t.Helper()
+		now = now.Add(latest)
 		if _, err := ports.Reconcile(t.Context(), request("blue")); err != nil {
 			t.Fatal(err)
 		}
@@ -370,6 +456,8 @@ func TestSparePortsAreLast(t *testing.T) {
 	if err := r.client.Status().Update(t.Context(), &first); err != nil {
 		t.Fatal(err)
 	}
+	r.cloud.set("ports", first.Name, "status", "ACTIVE")
+	reconcile()
 	if err := r.client.Create(t.Context(), pods("n2", 1)[0]); err != nil {
 		t.Fatal(err)
 	}

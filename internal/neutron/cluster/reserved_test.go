@@ -92,12 +92,8 @@ func TestRangesAreReadOnce(t *testing.T) {
 	r := newRig(t, slices.Concat(blue(), node("n1"), node("n2"), pods("n1", 2), pods("n2", 2))...)
 	r.addBlue()
 	ports := r.ports(time.Now)
-	server, is := r.client.(client.WithWatch)
-	if !is {
-		t.Fatalf("%T has no watch", r.client)
-	}
 	lists := 0
-	ports.reserved.live = interceptor.NewClient(server, interceptor.Funcs{List: func(
+	ports.reserved.live = interceptor.NewClient(r.client, interceptor.Funcs{List: func(
 		ctx context.Context, c client.WithWatch, list client.ObjectList, opts ...client.ListOption,
 	) error {
 		lists++

@@ -100,7 +100,9 @@ func TestUnsharedNetwork(t *testing.T) {
 		}
 		return left
 	}
-	step()
+	for range 2 { // until the pod's port is ACTIVE
+		step()
+	}
 	if left := step(); len(left) != 1+ahead.LeastSpare {
 		t.Fatalf("%d ports, want the pod's and %d free ones", len(left), ahead.LeastSpare)
 	}

@@ -50,11 +50,7 @@ func (s *Scene) Balancers(ctx context.Context) (*Balancers, error) {
 	b := &Balancers{Scene: s}
 	for i := range endpoints {
 		spec := lab.PodSpec{Namespace: Tenant, Name: fmt.Sprintf("web-%d", i), Node: s.Node(1 + i%nodes).Name}
-		uid, err := s.object(ctx, spec)
-		if err != nil {
-			return nil, err
-		}
-		pod, err := s.attach(ctx, spec, uid)
+		pod, err := s.pod(ctx, spec)
 		if err != nil {
 			return nil, err
 		}

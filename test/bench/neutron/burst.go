@@ -39,7 +39,7 @@ func burstGroup(name, title string, inUse bool, target measure.Target) Group {
 		Run: func(ctx context.Context, s *Scene, rows []measure.Row, compare Compare) ([]measure.Result, error) {
 			ours := bursts{s, inUse}
 			if inUse {
-				if err := ours.each(ctx, ours.stay); err != nil {
+				if err := ours.each(ctx, func(ctx context.Context, node string) error { return s.stay(ctx, Tenant, node, 1) }); err != nil {
 					return nil, err
 				}
 			}
@@ -65,7 +65,7 @@ func (s bursts) add(ctx context.Context) (measure.Figures, error) {
 	began := time.Now()
 	for i := range burstPods {
 		adding.Go(func() error {
-			pod, err := s.pod(ctx, fmt.Sprintf("burst-%d-%d", round, i), s.Node(1+i%nodes).Name)
+			pod, err := s.pod(ctx, lab.PodSpec{Namespace: Tenant, Name: fmt.Sprintf("burst-%d-%d", round, i), Node: s.Node(1 + i%nodes).Name})
 			if err != nil {
 				return err
 			}
@@ -86,22 +86,6 @@ func (s bursts) add(ctx context.Context) (measure.Figures, error) {
 		return nil, err
 	}
 	return figures, s.each(ctx, prepare)
-}
-
-// pod starts a pod of the tenant.
-func (s bursts) pod(ctx context.Context, name, node string) (*lab.Pod, error) {
-	spec := lab.PodSpec{Namespace: Tenant, Name: name, Node: node}
-	uid, err := s.object(ctx, spec)
-	if err != nil {
-		return nil, err
-	}
-	return s.attach(ctx, spec, uid)
-}
-
-// stay starts the pod that stays on a node.
-func (s bursts) stay(ctx context.Context, node string) error {
-	_, err := s.pod(ctx, "stays-"+node, node)
-	return err
 }
 
 // each calls f for each node.

@@ -43,11 +43,8 @@ func (s *Scene) podLines(ctx context.Context, namespace string) (direct, service
 	var pods [2]*lab.Pod
 	for i := range pods {
 		spec := lab.PodSpec{Namespace: namespace, Name: fmt.Sprintf("end-%d", i), Node: s.Node(1).Name}
-		uid, err := s.object(ctx, spec)
-		if err != nil {
-			return nil, nil, err
-		}
-		if pods[i], err = s.attach(ctx, spec, uid); err != nil {
+		var err error
+		if pods[i], err = s.pod(ctx, spec); err != nil {
 			return nil, nil, err
 		}
 	}

@@ -50,14 +50,12 @@ func Groups() []Group {
 	}
 	return []Group{
 		{
-			Title: "Neutron: ADD and DEL with ports that exist, against the overlay",
+			Title: "Neutron: ADD and DEL with ports that exist, on a node with ten pods of each network, against the overlay",
 			Rows: []measure.Row{
 				{Name: "neutron/add", Metric: Add, Unit: "ms, p50", Target: measure.RatioAtMost(1.2).Goal(1)},
 				{Name: "neutron/del", Metric: Delete, Unit: "ms, p50", Target: measure.RatioAtMost(1.1)},
 			},
-			Run: func(ctx context.Context, s *Scene, rows []measure.Row, compare Compare) ([]measure.Result, error) {
-				return compare(ctx, rows, s.AddAndDelete(Tenant), s.AddAndDelete(Overlay))
-			},
+			Run: compareAdds,
 		},
 		{
 			Title: "Neutron: a pod without a port that exists, against create, plug and ACTIVE by bare calls",

@@ -22,8 +22,22 @@ const (
 	Cold = "add-cold"
 )
 
-// podsPerRound is the number of pods of a round, one after the other.
-const podsPerRound = 10
+const (
+	// podsThere is the number of pods of each network that stay on the node while others are added and deleted.
+	podsThere = 10
+	// podsPerRound is the number of pods of a round, one after the other.
+	podsPerRound = 10
+)
+
+// compareAdds compares rounds of pods of the tenant with rounds of pods of the overlay, on a node that has pods of both.
+func compareAdds(ctx context.Context, s *Scene, rows []measure.Row, compare Compare) ([]measure.Result, error) {
+	for _, namespace := range []string{Tenant, Overlay} {
+		if err := s.stay(ctx, namespace, s.Node(1).Name, podsThere); err != nil {
+			return nil, err
+		}
+	}
+	return compare(ctx, rows, s.AddAndDelete(Tenant), s.AddAndDelete(Overlay))
+}
 
 // AddAndDelete adds a round's pods in a namespace on the first node, one after the other, and then deletes them. If they are the tenant's,
 // free ports exist before.
@@ -47,7 +61,7 @@ func (s *Scene) AddAndDelete(namespace string) measure.Side {
 		if err != nil {
 			return nil, err
 		}
-		return figures, s.settled(ctx, node)
+		return figures, settled(ctx, s, node, podsThere)
 	}
 }
 

@@ -67,11 +67,7 @@ func (s *restarts) prepare(ctx context.Context) error {
 	}
 	for i := range farPods {
 		spec := lab.PodSpec{Namespace: Tenant, Name: fmt.Sprintf("far-%d", i), Node: s.Node(2).Name}
-		uid, err := s.object(ctx, spec)
-		if err != nil {
-			return err
-		}
-		pod, err := s.attach(ctx, spec, uid)
+		pod, err := s.pod(ctx, spec)
 		if err != nil {
 			return err
 		}

@@ -233,21 +233,51 @@ func (s *Scene) attach(ctx context.Context, spec lab.PodSpec, uid string) (pod *
 	return pod, err
 }
 
-// settled waits until no port is left that a pod of former rounds has used and that is not plugged again: what follows is not disturbed.
-func (s *Scene) settled(ctx context.Context, node string) error {
+// pod creates a Pod object that is assigned to a node, and starts the pod.
+func (s *Scene) pod(ctx context.Context, spec lab.PodSpec) (*lab.Pod, error) {
+	uid, err := s.object(ctx, spec)
+	if err != nil {
+		return nil, err
+	}
+	return s.attach(ctx, spec, uid)
+}
+
+// stay starts pods that stay on a node.
+func (s *Scene) stay(ctx context.Context, namespace, node string, count int) error {
+	for i := range count {
+		if _, err := s.pod(ctx, lab.PodSpec{Namespace: namespace, Name: fmt.Sprintf("stays-%s-%d", node, i), Node: node}); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// settled waits until as many ports as the node's pods that stay have a pod, and until no port is left that a pod of former rounds has used
+// and that is not plugged again: what follows is not disturbed.
+func settled(ctx context.Context, s *Scene, node string, stay int) error {
 	_, err := probe.Await(ctx, limit, "the ports of former pods", func(ctx context.Context) error {
 		all, err := s.ports(ctx, node)
 		if err != nil {
 			return err
 		}
+		attached := 0
 		for i := range all {
-			if p := &all[i]; p.Status.Pod != nil || !p.Status.Plugged && p.DeletionTimestamp == nil {
+			p := &all[i]
+			if p.Status.Pod != nil {
+				attached++
+			}
+			if !p.Status.Plugged && p.DeletionTimestamp == nil {
 				return fmt.Errorf("port %s is not plugged again", p.Name)
 			}
+		}
+		if attached != stay {
+			return fmt.Errorf("%w: %d, and %d stay", errAttached, attached, stay)
 		}
 		return nil
 	})
 	return err //nolint:wrapcheck // it says what was waited for
 }
+
+var errAttached = errors.New("ports have a pod")
 
 func milliseconds(d time.Duration) float64 { return float64(d) / float64(time.Millisecond) }

@@ -229,7 +229,7 @@ func (v *View) PortsOf(node string, stuck func(id string) bool) []ahead.Port {
 			leaving := !p.DeletionTimestamp.IsZero()
 			all = append(all, ahead.Port{
 				ID: p.Name, Leaving: leaving, Attached: p.Status.Pod != nil, Since: since(p).Time, Used: p.Status.ReleasedAt != nil,
-				Active: p.Spec.Active, Stuck: !leaving && p.Status.Pod == nil && !p.Spec.Active && stuck(p.Name),
+				Active: p.Spec.Active, Stuck: !leaving && !p.Spec.Active && stuck(p.Name),
 			})
 		}
 	}
