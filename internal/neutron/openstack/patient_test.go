@@ -195,3 +195,16 @@ func FuzzExplain(f *testing.F) {
 		}
 	})
 }
+
+// Whatever Retry-After says, a repetition waits at least its own time and at most the longest.
+func FuzzAfter(f *testing.F) {
+	for _, text := range []string{"1", "-1", "9223372036854775807", "Mon, 30 Nov 2026 12:00:00 GMT", "Mon, 30 Nov 9999 12:00:00 GMT", "soon"} {
+		f.Add(text)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		got := after(&http.Response{Header: http.Header{"Retry-After": {text}}}, firstPause)
+		if got < firstPause || got > longest {
+			t.Errorf("Retry-After %q waits %s", text, got)
+		}
+	})
+}
