@@ -3,9 +3,11 @@ package openstack
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"net/url"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -182,6 +184,22 @@ func TestExplain(t *testing.T) {
 	}
 	if !Unknown(errors.New("connection reset")) || Unknown(nil) {
 		t.Error("a lost connection leaves the outcome unknown, success does not")
+	}
+}
+
+// OpenStack is away if it does not answer, or only with errors of its own. What it refuses is wrong.
+func TestAway(t *testing.T) {
+	lost := fmt.Errorf("look for network: %w", &url.Error{Op: "Get", URL: "http://192.0.2.1", Err: io.EOF})
+	for err, want := range map[error]bool{
+		lost:                                  true,
+		errors.Join(lost, errors.New("more")): true,
+		Explain(gophercloud.ErrUnexpectedResponseCode{Actual: 503}): true,
+		Explain(gophercloud.ErrUnexpectedResponseCode{Actual: 409}): false,
+		errors.New("several objects"):                               false,
+	} {
+		if got := Away(err); got != want {
+			t.Errorf("%v: away %t", err, got)
+		}
 	}
 }
 
