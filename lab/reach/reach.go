@@ -11,6 +11,7 @@ import (
 	"net/http"
 	"net/netip"
 	"strings"
+	"syscall"
 	"text/tabwriter"
 	"time"
 
@@ -29,9 +30,10 @@ const (
 // Row is one measured path.
 type Row struct {
 	Name, From, To string
-	// Want is the source that the receiver must see; zero: nothing may arrive. Seen is the source that it saw; zero: nothing arrived.
+	// Want is the source that the receiver must see; zero: nothing may arrive. Seen is the source that it saw; zero: nothing arrived. Where nothing
+	// may arrive, a refused or reset connection has arrived as well: Seen is then the target's address.
 	Want, Seen netip.Addr
-	// Problem is the reason why nothing arrived.
+	// Problem is the reason why nothing arrived, or why the source is unknown.
 	Problem string
 }
 
@@ -117,10 +119,21 @@ func (w *Way) once() error {
 	}
 	var err error
 	w.Seen, err = ask(at, w.Path, limit)
+	if !w.Want.IsValid() && answered(err) {
+		w.Seen = at.Addr()
+	}
 	return err
 }
 
-var errAnswer = errors.New("the answer is no address")
+var (
+	errAnswer = errors.New("the answer is no address")
+	errAccept = errors.New("the connection was accepted")
+)
+
+// answered reports whether packets have reached something that answers, although the request failed.
+func answered(err error) bool {
+	return errors.Is(err, errAccept) || errors.Is(err, syscall.ECONNREFUSED) || errors.Is(err, syscall.ECONNRESET)
+}
 
 // ask makes a request, and returns the source address that the receiver saw.
 func ask(to netip.AddrPort, path string, limit time.Duration) (netip.Addr, error) {
@@ -133,20 +146,29 @@ func ask(to netip.AddrPort, path string, limit time.Duration) (netip.Addr, error
 		own, err := netip.ParseAddrPort(conn.LocalAddr().String())
 		return own.Addr().Unmap(), err
 	}
+	source, err := request(conn, to, path, limit)
+	if err != nil {
+		return netip.Addr{}, fmt.Errorf("ask %s: %w, then: %w", to, errAccept, err)
+	}
+	return source, nil
+}
+
+// request makes a request on a connection, and returns the source address in the answer.
+func request(conn net.Conn, to netip.AddrPort, path string, limit time.Duration) (netip.Addr, error) {
 	if err := conn.SetDeadline(time.Now().Add(limit)); err != nil {
-		return netip.Addr{}, fmt.Errorf("ask %s: %w", to, err)
+		return netip.Addr{}, err //nolint:wrapcheck // the caller names the address
 	}
 	if _, err := io.WriteString(conn, "GET "+path+" HTTP/1.1\r\nHost: "+to.String()+"\r\nConnection: close\r\n\r\n"); err != nil {
-		return netip.Addr{}, fmt.Errorf("ask %s: %w", to, err)
+		return netip.Addr{}, err //nolint:wrapcheck // the caller names the address
 	}
 	res, err := http.ReadResponse(bufio.NewReader(conn), nil)
 	if err != nil {
-		return netip.Addr{}, fmt.Errorf("ask %s: %w", to, err)
+		return netip.Addr{}, err //nolint:wrapcheck // the caller names the address
 	}
 	defer func() { _ = res.Body.Close() }()
 	body, err := io.ReadAll(io.LimitReader(res.Body, 1<<10))
 	if err != nil {
-		return netip.Addr{}, fmt.Errorf("ask %s: %w", to, err)
+		return netip.Addr{}, err //nolint:wrapcheck // the caller names the address
 	}
 	said := strings.TrimSpace(string(body))
 	if at, err := netip.ParseAddrPort(said); err == nil {
@@ -154,7 +176,7 @@ func ask(to netip.AddrPort, path string, limit time.Duration) (netip.Addr, error
 	}
 	addr, err := netip.ParseAddr(said)
 	if err != nil {
-		return netip.Addr{}, fmt.Errorf("ask %s: %w: %.64q", to, errAnswer, said)
+		return netip.Addr{}, fmt.Errorf("%w: %.64q", errAnswer, said)
 	}
 	return addr.Unmap(), nil
 }

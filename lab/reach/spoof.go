@@ -70,14 +70,21 @@ func Spoof(from, to Pod, other netip.Addr, otherMAC net.HardwareAddr) ([]Row, er
 }
 
 func datagram(sourceMAC, destinationMAC net.HardwareAddr, source, destination netip.Addr, payload string) ([]byte, error) {
-	ip := &layers.IPv4{Version: 4, TTL: 64, Protocol: layers.IPProtocolUDP, SrcIP: source.AsSlice(), DstIP: destination.AsSlice()}
+	ethernet := &layers.Ethernet{SrcMAC: sourceMAC, DstMAC: destinationMAC, EthernetType: layers.EthernetTypeIPv4}
 	udp := &layers.UDP{SrcPort: 4000, DstPort: 4000}
+	var ip interface {
+		gopacket.SerializableLayer
+		gopacket.NetworkLayer
+	} = &layers.IPv4{Version: 4, TTL: 64, Protocol: layers.IPProtocolUDP, SrcIP: source.AsSlice(), DstIP: destination.AsSlice()}
+	if source.Is6() {
+		ethernet.EthernetType = layers.EthernetTypeIPv6
+		ip = &layers.IPv6{Version: 6, HopLimit: 64, NextHeader: layers.IPProtocolUDP, SrcIP: source.AsSlice(), DstIP: destination.AsSlice()}
+	}
 	if err := udp.SetNetworkLayerForChecksum(ip); err != nil {
 		return nil, fmt.Errorf("make a frame: %w", err)
 	}
 	buffer := gopacket.NewSerializeBuffer()
-	err := gopacket.SerializeLayers(buffer, gopacket.SerializeOptions{FixLengths: true, ComputeChecksums: true},
-		&layers.Ethernet{SrcMAC: sourceMAC, DstMAC: destinationMAC, EthernetType: layers.EthernetTypeIPv4}, ip, udp, gopacket.Payload(payload))
+	err := gopacket.SerializeLayers(buffer, gopacket.SerializeOptions{FixLengths: true, ComputeChecksums: true}, ethernet, ip, udp, gopacket.Payload(payload))
 	if err != nil {
 		return nil, fmt.Errorf("make a frame: %w", err)
 	}

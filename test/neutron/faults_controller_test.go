@@ -98,14 +98,20 @@ func balancedService(ctx context.Context, t *testing.T, kube client.Client, name
 // security group default besides Weft's.
 func compareCounts(t *testing.T, before, held cloudfault.Inventory) {
 	t.Helper()
+	compare(t, before, held, map[string]int{
+		"projects": 1, "users": 1, "networks": 1, "subnets": 1, "routers": 1, "floatingips": 1, "loadbalancers": 1, "listeners": 1, "pools": 1,
+		"security_groups": 2,
+	})
+}
+
+// compare compares how many objects of each kind there are more than before, and one port of a pod.
+func compare(t *testing.T, before, held cloudfault.Inventory, counts map[string]int) {
+	t.Helper()
 	count := map[string]int{}
 	for _, line := range before.More(held) {
 		count[strings.Fields(line)[0]]++
 	}
-	for kind, want := range map[string]int{
-		"projects": 1, "users": 1, "networks": 1, "subnets": 1, "routers": 1, "floatingips": 1, "loadbalancers": 1, "listeners": 1, "pools": 1,
-		"security_groups": 2,
-	} {
+	for kind, want := range counts {
 		if count[kind] != want {
 			t.Errorf("OpenStack has %d %s more than before, want %d: %v", count[kind], kind, want, before.More(held))
 		}

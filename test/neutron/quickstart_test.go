@@ -42,6 +42,7 @@ func TestExamples(t *testing.T) {
 	labs.AsItMust(t, report)
 	inStep(ctx, t)
 	followPages(ctx, t)
+	policiesOfBothFamilies(ctx, t)
 	if err := cloudFor.lab.Crashed(ctx); err != nil {
 		t.Error(err)
 	}

@@ -24,6 +24,7 @@ import (
 	"weft.dev/weft/internal/neutron/cloud"
 	"weft.dev/weft/internal/neutron/cluster/late"
 	"weft.dev/weft/internal/neutron/objects"
+	"weft.dev/weft/internal/neutron/openstack"
 )
 
 // Finalizer keeps an object until nothing of it is left in OpenStack.
@@ -87,6 +88,9 @@ func (r *networkReconciler) ensure(ctx context.Context, n *stackubev1.Network) (
 	done, err := r.ensureAt(ctx, os, n)
 	answered(err)
 	r.cloud.failed(os, err)
+	if done.state == stackubev1.StateFailed && openstack.Away(err) {
+		done.state = stackubev1.StatePending
+	}
 	return done, err
 }
 

@@ -108,14 +108,15 @@ func members(all []discoveryv1.EndpointSlice, port, protocol string, inside neti
 	return slices.Compact(found)
 }
 
-// portOf returns the number of a port in a slice of IPv4 addresses; 0 if it has none.
+// portOf returns the number of a port in a slice of IPv4 addresses; 0 if it has none. The API server accepts slices with any number.
 func portOf(slice *discoveryv1.EndpointSlice, port, protocol string) int {
 	if slice.AddressType != discoveryv1.AddressTypeIPv4 {
 		return 0
 	}
+	const most = 65535
 	number := 0
 	for _, p := range slice.Ports {
-		if p.Port != nil && value(p.Name) == port && (value(p.Protocol) == "" || string(value(p.Protocol)) == protocol) {
+		if p.Port != nil && *p.Port > 0 && *p.Port <= most && value(p.Name) == port && (value(p.Protocol) == "" || string(value(p.Protocol)) == protocol) {
 			number = int(*p.Port)
 		}
 	}

@@ -1,7 +1,9 @@
 package objects
 
 import (
+	"encoding/json"
 	"net/netip"
+	"slices"
 	"strings"
 	"testing"
 
@@ -98,4 +100,44 @@ func TestBalanced(t *testing.T) {
 			t.Errorf("%s: %v", name, got)
 		}
 	}
+}
+
+// Whatever a Service and its EndpointSlices say, they are rejected or compile to a load balancer that Octavia can have: at most 64 listeners,
+// members in the pods' subnet, ports from 1 to 65535.
+func FuzzBalancer(f *testing.F) {
+	f.Add([]byte(`{"spec":{"externalIPs":["192.0.2.7"],"ports":[{"name":"http","port":80},{"name":"dns","port":53,"protocol":"UDP"}]}}`),
+		[]byte(`{"addressType":"IPv4","ports":[{"name":"http","port":8080,"protocol":"TCP"}],"endpoints":[{"addresses":["10.244.0.5","10.9.0.1"]}]}`))
+	f.Add([]byte(`{"spec":{"loadBalancerIP":"fe80::1%lo","ports":[{"port":0,"protocol":"X"}]}}`), []byte(`{"ports":[{}]}`))
+	f.Add([]byte(`{"spec":{"loadBalancerIP":"192.0.2.1","externalIPs":["a","b"],"ports":[{"port":1,"protocol":"SCTP"}]}}`),
+		[]byte(`{"addressType":"IPv4","ports":[{"port":70000}],"endpoints":[{"addresses":["10.244.0.5","10.244.0.5"],"conditions":{"ready":true}}]}`))
+	n := &stackubev1.Network{Spec: stackubev1.NetworkSpec{NetworkID: "net"}}
+	held := &cloud.HeldNetwork{Held: []subnets.Subnet{{
+		ID: "v4", IPVersion: 4, CIDR: "10.244.0.0/16", AllocationPools: []subnets.AllocationPool{{Start: "10.244.0.2", End: "10.244.0.9"}},
+	}}}
+	f.Fuzz(func(t *testing.T, serviceText, sliceText []byte) {
+		var s corev1.Service
+		var slice discoveryv1.EndpointSlice
+		if json.Unmarshal(serviceText, &s) != nil || json.Unmarshal(sliceText, &slice) != nil {
+			return
+		}
+		got, err := Balancer(&s, []discoveryv1.EndpointSlice{slice, slice}, n, held, "p")
+		if err != nil {
+			return
+		}
+		if got.FloatingIP.IsValid() && !got.FloatingIP.Is4() || len(got.Listeners) != len(s.Spec.Ports) || len(got.Listeners) > mostListeners {
+			t.Errorf("accepted %+v", got)
+		}
+		for _, l := range got.Listeners {
+			if !slices.Contains([]string{"TCP", "UDP", "SCTP"}, l.Protocol) {
+				t.Errorf("protocol %q", l.Protocol)
+			}
+			seen := map[cloud.Member]bool{}
+			for _, m := range l.Members {
+				if seen[m] || m.Port < 1 || m.Port > 65535 || !netip.MustParsePrefix("10.244.0.0/16").Contains(m.Addr) {
+					t.Errorf("member %+v of %+v", m, l.Members)
+				}
+				seen[m] = true
+			}
+		}
+	})
 }

@@ -204,3 +204,38 @@ func TestAdoptable(t *testing.T) {
 		t.Errorf("without a subnet: %v", err)
 	}
 }
+
+// Whatever a Network says, it is rejected or compiles to subnets that Neutron can have and nodes can route: an IPv4 range within those allowed and
+// outside of those reserved, at most one of IPv6, gateways and name servers of the range's family.
+func FuzzCompile(f *testing.F) {
+	f.Add("10.244.0.0/16", "10.244.0.1", "fd00:10:244::/64", "fd00:10:244::5", "192.0.2.1", "fd00::1")
+	f.Add("10.244.0.1/16", "10.244.255.255", "::ffff:10.0.0.0/120", "fd00::", "::ffff:1.2.3.4", "fe80::1%x")
+	f.Add("0.0.0.0/0", "", "ff00::/8", "", "", "")
+	f.Add("10.0.0.0/8", "", "", "fd00::1", "1.1.1.1", "2001:db8::1")
+	f.Fuzz(func(t *testing.T, cidr, gateway, cidr6, gateway6, dns, dns6 string) {
+		spec := stackubev1.NetworkSpec{CIDR: cidr, Gateway: gateway, IPv6CIDR: cidr6, IPv6Gateway: gateway6, DNSServers: []string{dns, dns6}}
+		got, err := Compile(network(spec), "p", rules())
+		if err != nil {
+			return
+		}
+		if len(got.Subnets) < 1 || len(got.Subnets) > 2 || !got.Subnets[0].CIDR.Addr().Is4() || (len(got.Subnets) == 2) != (cidr6 != "") {
+			t.Fatalf("accepted %+v", got)
+		}
+		if rules().Refuses(got.Subnets[0].CIDR.Addr()) {
+			t.Errorf("range %s", got.Subnets[0].CIDR)
+		}
+		for i, s := range got.Subnets {
+			if s.CIDR != s.CIDR.Masked() || s.CIDR.Addr().Is4In6() || s.CIDR.Addr().Is4() != (i == 0) {
+				t.Errorf("range %s", s.CIDR)
+			}
+			if g := s.Gateway; g.IsValid() && (!s.CIDR.Contains(g) || g == s.CIDR.Addr()) {
+				t.Errorf("gateway %s of %s", g, s.CIDR)
+			}
+			for _, addr := range s.DNS {
+				if addr.Zone() != "" || addr.Is4In6() || i == 1 && addr.Is4() || i == 0 && len(got.Subnets) == 2 && addr.Is6() {
+					t.Errorf("name server %s of %s", addr, s.CIDR)
+				}
+			}
+		}
+	})
+}

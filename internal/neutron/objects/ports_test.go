@@ -177,3 +177,15 @@ func FuzzPort(f *testing.F) {
 		}
 	})
 }
+
+// The owner in a port's description, which everyone in the port's project can write, is rejected or names a network and a node.
+func FuzzPlaceOf(f *testing.F) {
+	f.Add("port/u/n1")
+	f.Add("port//n1")
+	f.Add("port/u/a/b")
+	f.Fuzz(func(t *testing.T, owner string) {
+		if at, ok := PlaceOf(owner); ok && (at.Network == "" || at.Node == "" || PortOwner(at) != owner) {
+			t.Errorf("%q is of %+v", owner, at)
+		}
+	})
+}

@@ -6,6 +6,7 @@ import (
 	"errors"
 	"fmt"
 	"net/http"
+	"net/url"
 	"strings"
 
 	"github.com/gophercloud/gophercloud/v2"
@@ -94,6 +95,15 @@ func Unauthorized(err error) bool { return Is(err, http.StatusUnauthorized) }
 // Late reports whether OpenStack may still carry out a request that failed: the time for its answer was up, here or at a proxy.
 func Late(err error) bool {
 	return errors.Is(err, context.DeadlineExceeded) || Is(err, http.StatusGatewayTimeout)
+}
+
+// Away reports whether OpenStack did not answer, or only with errors of its own: what was requested is not known to be wrong.
+func Away(err error) bool {
+	if e, ok := errors.AsType[*Error](err); ok {
+		return e.Status >= http.StatusInternalServerError
+	}
+	_, lost := errors.AsType[*url.Error](err)
+	return lost || errors.Is(err, context.DeadlineExceeded)
 }
 
 // Unknown reports whether the outcome of a request is unknown: the connection failed, or the server did.

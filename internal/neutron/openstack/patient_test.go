@@ -3,9 +3,11 @@ package openstack
 import (
 	"context"
 	"errors"
+	"fmt"
 	"io"
 	"net/http"
 	"net/http/httptest"
+	"net/url"
 	"strings"
 	"sync/atomic"
 	"testing"
@@ -185,6 +187,22 @@ func TestExplain(t *testing.T) {
 	}
 }
 
+// OpenStack is away if it does not answer, or only with errors of its own. What it refuses is wrong.
+func TestAway(t *testing.T) {
+	lost := fmt.Errorf("look for network: %w", &url.Error{Op: "Get", URL: "http://192.0.2.1", Err: io.EOF})
+	for err, want := range map[error]bool{
+		lost:                                  true,
+		errors.Join(lost, errors.New("more")): true,
+		Explain(gophercloud.ErrUnexpectedResponseCode{Actual: 503}): true,
+		Explain(gophercloud.ErrUnexpectedResponseCode{Actual: 409}): false,
+		errors.New("several objects"):                               false,
+	} {
+		if got := Away(err); got != want {
+			t.Errorf("%v: away %t", err, got)
+		}
+	}
+}
+
 func FuzzExplain(f *testing.F) {
 	f.Add([]byte(`{"NeutronError": {"type": "A", "message": "b"}}`))
 	f.Add([]byte("\xff\n"))
@@ -192,6 +210,19 @@ func FuzzExplain(f *testing.F) {
 		text := Explain(gophercloud.ErrUnexpectedResponseCode{Actual: 500, Body: body}).Error()
 		if strings.ContainsAny(text, "\n\r\x00") || len(text) > 3*maxWords {
 			t.Errorf("%q", text)
+		}
+	})
+}
+
+// Whatever Retry-After says, a repetition waits at least its own time and at most the longest.
+func FuzzAfter(f *testing.F) {
+	for _, text := range []string{"1", "-1", "9223372036854775807", "Mon, 30 Nov 2026 12:00:00 GMT", "Mon, 30 Nov 9999 12:00:00 GMT", "soon"} {
+		f.Add(text)
+	}
+	f.Fuzz(func(t *testing.T, text string) {
+		got := after(&http.Response{Header: http.Header{"Retry-After": {text}}}, firstPause)
+		if got < firstPause || got > longest {
+			t.Errorf("Retry-After %q waits %s", text, got)
 		}
 	})
 }

@@ -63,6 +63,9 @@ func Parse(port *weftv1.NeutronPort) (Spec, error) {
 	if s.MAC, err = net.ParseMAC(port.Spec.MAC); err != nil {
 		return Spec{}, fmt.Errorf("spec.MAC: %w", err)
 	}
+	if len(s.MAC) != 6 || s.MAC[0]&1 != 0 {
+		return Spec{}, fmt.Errorf("spec.MAC: no interface can have %s", s.MAC)
+	}
 	s.wiring = wiring{network: port.Spec.Network.UID, mac: s.MAC.String()}
 	for i := range port.Spec.Addresses {
 		p, gateway, err := parseAddress(&port.Spec.Addresses[i])
@@ -107,7 +110,7 @@ func parseAddress(a *weftv1.NeutronPortAddress) (p netip.Prefix, gateway netip.A
 	if gateway, err = netip.ParseAddr(a.Gateway); err != nil {
 		return p, gateway, fmt.Errorf("gateway: %w", err)
 	}
-	if gateway.Is4() != addr.Is4() || gateway == addr {
+	if gateway.Is4() != addr.Is4() || gateway == addr || gateway.Zone() != "" || gateway.IsMulticast() || gateway.IsUnspecified() {
 		return p, gateway, fmt.Errorf("gateway: %s is no gateway of %s", gateway, p)
 	}
 	return p, gateway, nil

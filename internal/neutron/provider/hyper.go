@@ -39,6 +39,9 @@ func writeHyperSpec(dir string, req podRequest, port plug.Port, network *cloud.H
 	if err != nil && !errors.Is(err, os.ErrNotExist) {
 		return fmt.Errorf("read the pod specification %s: %w", path, err)
 	}
+	if spec == nil {
+		spec = map[string]json.RawMessage{} // the file has null
+	}
 	var dns []string
 	for _, s := range network.Held {
 		dns = append(dns, s.DNSNameservers...)

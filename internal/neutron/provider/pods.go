@@ -200,7 +200,7 @@ func portOf(network *cloud.HeldNetwork, held *cloud.HeldPort) (plug.Port, error)
 				return plug.Port{}, fmt.Errorf("port %s: Neutron gives the address %.64q of subnet %.64q", held.ID, ip.IPAddress, s.CIDR)
 			}
 			out.Addrs = append(out.Addrs, netip.PrefixFrom(addr, cidr.Bits()))
-			if gateway, err := netip.ParseAddr(s.GatewayIP); err == nil && !out.Gateway.IsValid() {
+			if gateway, err := netip.ParseAddr(s.GatewayIP); err == nil && gateway.Zone() == "" && !out.Gateway.IsValid() {
 				out.Gateway = gateway
 			}
 		}

@@ -23,7 +23,7 @@ import (
 // Fault is what becomes of a request.
 type Fault string
 
-// Faults. Those of the first group keep the request from OpenStack; with those of the second, OpenStack serves the request.
+// Faults. Those of the first two groups keep the request from OpenStack; with those of the third, OpenStack serves the request.
 const (
 	None Fault = ""
 
@@ -33,13 +33,16 @@ const (
 	Unavailable  Fault = "503"  // as of a load balancer without servers behind it
 	Away         Fault = "away" // the connection is closed
 
+	Hang Fault = "hang" // no answer until Release
+
 	Lost  Fault = "lost"  // the connection is closed in place of the answer
 	Half  Fault = "half"  // the connection is closed amid the answer's body
 	Empty Fault = "empty" // the body is {}
 	Slow  Fault = "slow"  // the answer comes after Proxy.Delay
+	Held  Fault = "held"  // no answer: Proxy.Held gets the request's path, and the connection stays until the client ends
 )
 
-// Faults returns all of them but Slow, whose length depends on the test.
+// Faults returns all of them but Slow, whose length depends on the test, and those that tests end themselves.
 func Faults() []Fault {
 	return []Fault{Lost, Unavailable, Half, Conflict, TooMany, Unauthorized, Away, Empty}
 }
@@ -48,6 +51,8 @@ func Faults() []Fault {
 type Proxy struct {
 	// Delay is that of Slow.
 	Delay time.Duration
+	// Held receives the paths of requests that OpenStack has served, and whose answers do not come.
+	Held chan string
 
 	server  *http.Server
 	url     string
@@ -58,6 +63,7 @@ type Proxy struct {
 	writes []string
 	reads  map[string]bool
 	done   map[Fault]int
+	hung   chan struct{} // closed by Release
 }
 
 // New serves a proxy on loopback that reaches OpenStack by a transport.
@@ -66,7 +72,9 @@ func New(transport http.RoundTripper) (*Proxy, error) {
 	if err != nil {
 		return nil, fmt.Errorf("listen for requests to OpenStack: %w", err)
 	}
-	p := &Proxy{url: "http://" + listener.Addr().String(), reads: map[string]bool{}, done: map[Fault]int{}}
+	p := &Proxy{
+		url: "http://" + listener.Addr().String(), reads: map[string]bool{}, done: map[Fault]int{}, hung: make(chan struct{}), Held: make(chan string),
+	}
 	p.forward = &httputil.ReverseProxy{
 		Rewrite: func(*httputil.ProxyRequest) {}, Transport: transport, ErrorLog: log.New(io.Discard, "", 0),
 	}
@@ -93,6 +101,20 @@ func (p *Proxy) Choose(choose func(*http.Request) Fault) {
 	p.mu.Lock()
 	defer p.mu.Unlock()
 	p.choose = choose
+}
+
+// Release closes the connections of requests that hang.
+func (p *Proxy) Release() {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	close(p.hung)
+	p.hung = make(chan struct{})
+}
+
+func (p *Proxy) hanging() <-chan struct{} {
+	p.mu.Lock()
+	defer p.mu.Unlock()
+	return p.hung
 }
 
 // Taken returns the writing requests that reached OpenStack since the last call.
@@ -135,7 +157,7 @@ func (p *Proxy) decide(in *http.Request) Fault {
 	}
 	p.done[fault]++
 	switch fault {
-	case Unauthorized, Conflict, TooMany, Unavailable, Away:
+	case Unauthorized, Conflict, TooMany, Unavailable, Away, Hang:
 		return fault
 	}
 	if Writes(in) {
@@ -157,12 +179,26 @@ func (p *Proxy) ServeHTTP(out http.ResponseWriter, in *http.Request) {
 		return
 	case Away:
 		panic(http.ErrAbortHandler)
+	case Hang:
+		_, _ = io.Copy(io.Discard, in.Body) // only then the end of the client is seen
+		select {
+		case <-p.hanging():
+		case <-in.Context().Done():
+		}
+		panic(http.ErrAbortHandler)
 	}
 	answer := httptest.NewRecorder()
 	p.forward.ServeHTTP(answer, in.WithContext(context.WithoutCancel(in.Context())))
 	body := answer.Body.Bytes()
 	switch {
 	case fault == Lost:
+		panic(http.ErrAbortHandler)
+	case fault == Held:
+		select {
+		case p.Held <- in.URL.Path:
+			<-in.Context().Done()
+		case <-in.Context().Done():
+		}
 		panic(http.ErrAbortHandler)
 	case fault == Empty && len(body) > 0 && answer.Code < http.StatusMultipleChoices:
 		body = []byte("{}")

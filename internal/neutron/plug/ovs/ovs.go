@@ -11,6 +11,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"github.com/vishvananda/netlink"
 
@@ -44,13 +45,14 @@ const idLength = 11
 type chain struct{ tap, bridge, lower, upper string }
 
 var (
-	errShortID = errors.New("the port's id is not a UUID")
-	errAlike   = errors.New("id begins alike: delete one of the two")
+	errNoUUID = errors.New("the port's id is not a UUID")
+	errAlike  = errors.New("id begins alike: delete one of the two")
 )
 
 func chainOf(portID string) (chain, error) {
-	if len(portID) < idLength {
-		return chain{}, fmt.Errorf("port %q: %w", portID, errShortID)
+	hex := func(r rune) bool { return r >= '0' && r <= '9' || r >= 'a' && r <= 'f' || r == '-' }
+	if len(portID) < idLength || strings.TrimLeftFunc(portID, hex) != "" {
+		return chain{}, fmt.Errorf("port %.64q: %w", portID, errNoUUID)
 	}
 	x := portID[:idLength]
 	return chain{tap: "tap" + x, bridge: "qbr" + x, lower: "qvb" + x, upper: "qvo" + x}, nil
