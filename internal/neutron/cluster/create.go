@@ -44,10 +44,7 @@ func (r *round) plan(ctx context.Context) (time.Duration, error) {
 			errs = append(errs, r.deleteOf(ctx, node, nil))
 			continue
 		}
-		held := r.v.PortsOf(node, func(id string) bool {
-			since, waits := r.k.inactive[id]
-			return waits && now.Sub(since) >= stuckAfter
-		})
+		held := r.v.PortsOf(node, func(id string) bool { return r.k.stuck(id, now) })
 		if at := slices.IndexFunc(held, func(p ahead.Port) bool { return p.Stuck && !p.Attached }); at >= 0 {
 			problem = fmt.Sprintf("node %s: %s is plugged and has not become ACTIVE for %s; other ports are created in its place: openstack port show %[2]s, and see the log of ovn-controller or of Neutron's agent on the node",
 				node, held[at].ID, stuckAfter)

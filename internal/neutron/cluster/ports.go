@@ -68,8 +68,10 @@ type known struct {
 	since   time.Time
 	// changed is when it first changed after the last read; zero: it has not.
 	changed time.Time
-	// inactive has, for each of them, when a round first saw it plugged and not ACTIVE.
-	inactive map[string]time.Time
+	// inactive has, for each of them, when a round first saw it plugged and not ACTIVE. latest is the last of these times of those that have become
+	// ACTIVE since, and progress is when the last one did.
+	inactive         map[string]time.Time
+	latest, progress time.Time
 	// described is the read whose subnets the NeutronPorts have.
 	described time.Time
 	problem   string // that an event reported
@@ -100,7 +102,8 @@ const (
 	readPause = 4
 )
 
-// stuckAfter is how long a plugged port may take to become ACTIVE before another is created in its place. Usual are seconds.
+// stuckAfter is how long a plugged port may take to become ACTIVE before another is created in its place, unless OpenStack is behind with many.
+// Usual are seconds.
 const stuckAfter = 2 * time.Minute
 
 // Reconcile brings the ports of one Network into step.
@@ -191,17 +194,7 @@ func (r *portReconciler) read(ctx context.Context, os *session, v *view.View) (*
 	if k == nil || k.network.ID != v.Network.Status.NetworkID {
 		k = &known{refused: map[netip.Addr]bool{}}
 	}
-	inactive := map[string]time.Time{}
-	for i := range v.Ports {
-		if p := &v.Ports[i]; v.Current(p) && p.Status.Plugged && !p.Spec.Active {
-			inactive[p.Name] = cmp.Or(k.inactive[p.Name], now)
-		}
-	}
-	k.inactive = inactive
-	if waiting := len(inactive); waiting != k.waiting {
-		k.waiting, k.since = waiting, now
-		k.changed = cmp.Or(k.changed, now)
-	}
+	k.see(v, now)
 	observed := observedGeneration(v.Network)
 	if !k.at.IsZero() && r.untilRead(k) > 0 && k.observed == observed {
 		return k, nil
@@ -222,6 +215,43 @@ func (r *portReconciler) read(ctx context.Context, os *session, v *view.View) (*
 	r.known[v.Key] = k
 	r.mu.Unlock()
 	return k, nil
+}
+
+// see updates what is known of plugged ports that are not ACTIVE.
+func (k *known) see(v *view.View, now time.Time) {
+	inactive := map[string]time.Time{}
+	for i := range v.Ports {
+		p := &v.Ports[i]
+		if !v.Current(p) || !p.Status.Plugged {
+			continue
+		}
+		since, waited := k.inactive[p.Name]
+		switch {
+		case !p.Spec.Active:
+			inactive[p.Name] = cmp.Or(since, now)
+		case waited:
+			k.progress = now
+			if since.After(k.latest) {
+				k.latest = since
+			}
+		}
+	}
+	k.inactive = inactive
+	if waiting := len(inactive); waiting != k.waiting {
+		k.waiting, k.since = waiting, now
+		k.changed = cmp.Or(k.changed, now)
+	}
+}
+
+// stuck reports whether a plugged port has not become ACTIVE for so long that others are created in its place. OpenStack makes ports ACTIVE about
+// in the order in which they are plugged, and is minutes behind after a burst of them on a slow machine: further ports would delay it more.
+// It is behind while ports become ACTIVE, and none that was plugged well after this one.
+func (k *known) stuck(id string, now time.Time) bool {
+	since, waits := k.inactive[id]
+	if !waits || now.Sub(since) < stuckAfter {
+		return false
+	}
+	return now.Sub(k.progress) >= stuckAfter || k.latest.Sub(since) >= stuckAfter/2
 }
 
 // observedGeneration is the generation of a Network that OpenStack has.

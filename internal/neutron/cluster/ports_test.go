@@ -241,7 +241,7 @@ func TestPortsThatDoNotBecomeActive(t *testing.T) {
 	if len(list.Items) != first || r.said() != "" {
 		t.Errorf("%d ports before %s, want %d", len(list.Items), stuckAfter, first)
 	}
-	for range 3 {
+	for range 4 { // the last of the others became ACTIVE after the dead ones were DOWN
 		step(latest, dead)
 	}
 	if said := r.said(); !strings.Contains(said, "has not become ACTIVE for 2m0s") {
@@ -531,5 +531,49 @@ func TestPortsFollowTheirSubnets(t *testing.T) {
 	if after.Name != before.Name || len(after.Spec.Routes) != 1 || after.Spec.Routes[0] != want.Routes[0] || after.Spec.MTU != want.MTU ||
 		!slices.Equal(after.Spec.DNS, want.DNS) || after.Spec.Addresses[0] != want.Addresses[0] {
 		t.Errorf("port %s: %+v, want %+v", after.Name, after.Spec, *want)
+	}
+}
+
+// OpenStack is minutes behind after a burst: a port that is not ACTIVE is replaced only if none becomes ACTIVE, or one that was plugged well
+// after it has.
+func TestPortsBehindABurst(t *testing.T) {
+	began := time.Now()
+	for name, c := range map[string]struct {
+		// active has the seconds at which further ports that were plugged together with the first, or a minute after it, become ACTIVE.
+		together, after []int
+		stuckAt         int
+	}{
+		"alone":                             {nil, nil, 120},
+		"others become ACTIVE":              {[]int{100, 200, 300}, nil, 420},
+		"one that was plugged after it has": {[]int{100, 200, 300}, []int{210}, 210},
+		"and early":                         {nil, []int{70}, 120},
+	} {
+		k := &known{}
+		network := &stackubev1.Network{ObjectMeta: metav1.ObjectMeta{UID: "blue"}}
+		port := func(name string, active bool) weftv1.NeutronPort {
+			p := weftv1.NeutronPort{ObjectMeta: metav1.ObjectMeta{Name: name}, Status: weftv1.NeutronPortStatus{Plugged: true}}
+			p.Spec.Network.UID, p.Spec.Active = "blue", active
+			return p
+		}
+		stuckAt := -1
+		for second := 0; second <= 600 && stuckAt < 0; second += 10 {
+			now := began.Add(time.Duration(second) * time.Second)
+			v := &view.View{Network: network, Ports: []weftv1.NeutronPort{port("first", false)}}
+			for i, at := range c.together {
+				v.Ports = append(v.Ports, port(fmt.Sprintf("together-%d", i), second >= at))
+			}
+			if second >= 60 {
+				for i, at := range c.after {
+					v.Ports = append(v.Ports, port(fmt.Sprintf("after-%d", i), second >= at))
+				}
+			}
+			k.see(v, now)
+			if k.stuck("first", now) {
+				stuckAt = second
+			}
+		}
+		if stuckAt != c.stuckAt {
+			t.Errorf("%s: replaced after %d s, want %d", name, stuckAt, c.stuckAt)
+		}
 	}
 }
