@@ -226,11 +226,11 @@ var ids = regexp.MustCompile(`[0-9a-f]{32}|[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]
 // Kind is a request's method and path without the objects' ids.
 func Kind(in *http.Request) string { return in.Method + " " + ids.ReplaceAllString(in.URL.Path, "ID") }
 
-// Sequence returns a chooser that puts four faults on the first writing requests of each kind, and none on any other: those after which the client
-// repeats the request, one of those that keep it from OpenStack, and one of those that lose the answer. Which ones differs from kind to kind, and
-// with turn: three turns put every fault on every kind.
+// Sequence returns a chooser that puts three faults on the first writing requests of each kind, and none on any other: Unauthorized, one of the
+// others that keep the request from OpenStack, and one of those that lose the answer. Which ones differs from kind to kind, and with turn: twelve
+// turns put every pair of them on every kind.
 func Sequence(turn int) func(*http.Request) Fault {
-	refused, lost := []Fault{Unavailable, Conflict, Away}, []Fault{Lost, Half, Empty}
+	refused, lost := []Fault{Unavailable, TooMany, Conflict, Away}, []Fault{Lost, Half, Empty}
 	seen, begins := map[string]int{}, map[string]int{}
 	return func(in *http.Request) Fault {
 		if !Writes(in) {
@@ -240,7 +240,7 @@ func Sequence(turn int) func(*http.Request) Fault {
 		if seen[kind] == 0 {
 			begins[kind] = turn + len(begins)
 		}
-		faults := []Fault{TooMany, Unauthorized, refused[begins[kind]%len(refused)], lost[begins[kind]%len(lost)]}
+		faults := []Fault{Unauthorized, refused[begins[kind]%len(refused)], lost[begins[kind]%len(lost)]}
 		n := seen[kind]
 		seen[kind]++
 		if n < len(faults) {
