@@ -195,7 +195,7 @@ func TestFaults(t *testing.T) {
 		t.Errorf("in steady state OpenStack changed: %v, %v", held.More(now), now.More(held))
 	}
 
-	proxy.Choose(cloudfault.Sequence(0))
+	proxy.Choose(cloudfault.Sequence(1))
 	e.remove(ctx, t)
 	proxy.Choose(nil)
 	for _, f := range cloudfault.Faults() {

@@ -17,6 +17,7 @@ import (
 	"golang.org/x/sync/errgroup"
 
 	weftv1 "weft.dev/weft/api/weft/v1"
+	"weft.dev/weft/internal/neutron/ahead"
 	"weft.dev/weft/lab"
 	"weft.dev/weft/lab/reach"
 	"weft.dev/weft/test/probe"
@@ -190,8 +191,8 @@ func freeDualPorts(ctx context.Context, t *testing.T, nodes ...string) map[netip
 				addresses[netip.MustParsePrefix(a.Address).Addr()] = true
 			}
 		}
-		for _, node := range nodes {
-			if on[node] < 2 {
+		for _, node := range nodes { // all of them, so that a later pod has one of these
+			if on[node] < ahead.LeastSpare {
 				return fmt.Errorf("free ports: %v", on)
 			}
 		}
@@ -328,15 +329,17 @@ func (s *policiesScene) connections(ctx context.Context, t *testing.T, from dual
 	return open
 }
 
-// ended waits until connections do not work any more.
+// ended waits until connections do not work any more: one lost datagram is not the end.
 func ended(ctx context.Context, t *testing.T, open map[string]*traffic.Conn) {
 	t.Helper()
 	var all errgroup.Group
 	for name, c := range open {
 		all.Go(func() error {
 			_, err := probe.Await(ctx, probe.Patience, "the end of the "+name, func(context.Context) error {
-				if answer, err := c.Ask(); err == nil {
-					return fmt.Errorf("it still works: %s", answer)
+				for range 2 {
+					if answer, err := c.Ask(); err == nil {
+						return fmt.Errorf("it still works: %s", answer)
+					}
 				}
 				return nil
 			})

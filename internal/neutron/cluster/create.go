@@ -12,6 +12,7 @@ import (
 
 	"weft.dev/weft/internal/neutron/ahead"
 	"weft.dev/weft/internal/neutron/cloud"
+	"weft.dev/weft/internal/neutron/cluster/pace"
 	"weft.dev/weft/internal/neutron/cluster/view"
 	"weft.dev/weft/internal/neutron/objects"
 	"weft.dev/weft/internal/neutron/openstack"
@@ -44,10 +45,13 @@ func (r *round) plan(ctx context.Context) (time.Duration, error) {
 			errs = append(errs, r.deleteOf(ctx, node, nil))
 			continue
 		}
-		held := r.v.PortsOf(node, func(id string) bool { return r.k.stuck(id, now) })
-		if at := slices.IndexFunc(held, func(p ahead.Port) bool { return p.Stuck && !p.Attached }); at >= 0 {
-			problem = fmt.Sprintf("node %s: %s is plugged and has not become ACTIVE for %s; other ports are created in its place: openstack port show %[2]s, and see the log of ovn-controller or of Neutron's agent on the node",
-				node, held[at].ID, stuckAfter)
+		held := r.v.PortsOf(node, func(id string) bool {
+			since, waits := r.k.inactive[id]
+			return waits && r.pace.Stuck(since, now)
+		})
+		if at := slices.IndexFunc(held, func(p ahead.Port) bool { return p.Stuck }); at >= 0 {
+			problem = fmt.Sprintf("node %s: %s is plugged and has not become ACTIVE for %s; such ports without a pod are replaced: openstack port show %[2]s, and see the log of ovn-controller or of Neutron's agent on the node",
+				node, held[at].ID, pace.StuckAfter)
 		}
 		decided := ahead.Decide(r.v.Demand[node], least, append(held, r.unseen(node)...), now)
 		if !decided.Again.IsZero() {

@@ -29,6 +29,7 @@ import (
 	"weft.dev/weft/internal/cluster"
 	"weft.dev/weft/internal/neutron/ahead"
 	"weft.dev/weft/internal/neutron/cloud"
+	"weft.dev/weft/internal/neutron/cluster/pace"
 	"weft.dev/weft/internal/neutron/cluster/view"
 	"weft.dev/weft/internal/neutron/objects"
 )
@@ -51,6 +52,8 @@ type portReconciler struct {
 	claimed map[types.NamespacedName]map[view.NodeAddress]bool
 	// rounds counts the Networks that have bulk requests under way.
 	rounds atomic.Int32
+	// pace is how OpenStack makes plugged ports ACTIVE, of all Networks.
+	pace pace.Pace
 }
 
 // known is the state of a Network in OpenStack.
@@ -68,10 +71,8 @@ type known struct {
 	since   time.Time
 	// changed is when it first changed after the last read; zero: it has not.
 	changed time.Time
-	// inactive has, for each of them, when a round first saw it plugged and not ACTIVE. latest is the last of these times of those that have become
-	// ACTIVE since, and progress is when the last one did.
-	inactive         map[string]time.Time
-	latest, progress time.Time
+	// inactive has, for each of them, when a round first saw it plugged and not ACTIVE.
+	inactive map[string]time.Time
 	// described is the read whose subnets the NeutronPorts have.
 	described time.Time
 	problem   string // that an event reported
@@ -102,10 +103,6 @@ const (
 	readPause = 4
 )
 
-// stuckAfter is how long a plugged port may take to become ACTIVE before another is created in its place, unless OpenStack is behind with many.
-// Usual are seconds.
-const stuckAfter = 2 * time.Minute
-
 // Reconcile brings the ports of one Network into step.
 func (r *portReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.Result, error) {
 	v, err := view.Read(ctx, r.client, req.NamespacedName)
@@ -119,6 +116,7 @@ func (r *portReconciler) Reconcile(ctx context.Context, req ctrl.Request) (ctrl.
 	}
 	os, err := r.cloud.get(ctx)
 	if err != nil {
+		r.pace.Away(r.now())
 		return settle(ctrl.Result{}, err)
 	}
 	result, err := r.step(ctx, os, v)
@@ -194,7 +192,7 @@ func (r *portReconciler) read(ctx context.Context, os *session, v *view.View) (*
 	if k == nil || k.network.ID != v.Network.Status.NetworkID {
 		k = &known{refused: map[netip.Addr]bool{}}
 	}
-	k.see(v, now)
+	r.pace.Saw(k.see(v, now), now)
 	observed := observedGeneration(v.Network)
 	if !k.at.IsZero() && r.untilRead(k) > 0 && k.observed == observed {
 		return k, nil
@@ -207,6 +205,7 @@ func (r *portReconciler) read(ctx context.Context, os *session, v *view.View) (*
 	began := r.now()
 	held, err := os.Ports(ctx, k.network.ID)
 	if err != nil {
+		r.pace.Away(r.now())
 		return nil, err
 	}
 	k.ports, k.at, k.changed, k.observed = held, r.now(), time.Time{}, observed
@@ -217,8 +216,8 @@ func (r *portReconciler) read(ctx context.Context, os *session, v *view.View) (*
 	return k, nil
 }
 
-// see updates what is known of plugged ports that are not ACTIVE.
-func (k *known) see(v *view.View, now time.Time) {
+// see updates what is known of plugged ports that are not ACTIVE. It returns since when those were plugged that have become ACTIVE.
+func (k *known) see(v *view.View, now time.Time) (active []time.Time) {
 	inactive := map[string]time.Time{}
 	for i := range v.Ports {
 		p := &v.Ports[i]
@@ -230,10 +229,7 @@ func (k *known) see(v *view.View, now time.Time) {
 		case !p.Spec.Active:
 			inactive[p.Name] = cmp.Or(since, now)
 		case waited:
-			k.progress = now
-			if since.After(k.latest) {
-				k.latest = since
-			}
+			active = append(active, since)
 		}
 	}
 	k.inactive = inactive
@@ -241,17 +237,7 @@ func (k *known) see(v *view.View, now time.Time) {
 		k.waiting, k.since = waiting, now
 		k.changed = cmp.Or(k.changed, now)
 	}
-}
-
-// stuck reports whether a plugged port has not become ACTIVE for so long that others are created in its place. OpenStack makes ports ACTIVE about
-// in the order in which they are plugged, and is minutes behind after a burst of them on a slow machine: further ports would delay it more.
-// It is behind while ports become ACTIVE, and none that was plugged well after this one.
-func (k *known) stuck(id string, now time.Time) bool {
-	since, waits := k.inactive[id]
-	if !waits || now.Sub(since) < stuckAfter {
-		return false
-	}
-	return now.Sub(k.progress) >= stuckAfter || k.latest.Sub(since) >= stuckAfter/2
+	return active
 }
 
 // observedGeneration is the generation of a Network that OpenStack has.
@@ -573,13 +559,14 @@ func (r *round) report(ctx context.Context) error {
 }
 
 // writeSpec writes what differs in a NeutronPort's spec. Only the controller writes these fields, and the node's agent writes the status at the
-// same time: no version is compared.
+// same time: no version is compared. The view keeps its status: the number of pods that wait was counted with it.
 func (r *round) writeSpec(ctx context.Context, p *weftv1.NeutronPort, want *weftv1.NeutronPortSpec) error {
-	before := p.DeepCopy()
-	p.Spec = *want
-	if err := r.client.Patch(ctx, p, client.MergeFrom(before)); client.IgnoreNotFound(err) != nil {
+	written := p.DeepCopy()
+	written.Spec = *want
+	if err := r.client.Patch(ctx, written, client.MergeFrom(p)); client.IgnoreNotFound(err) != nil {
 		return fmt.Errorf("update NeutronPort %s: %w", p.Name, err)
 	}
+	p.Spec = *want
 	return nil
 }
 

@@ -25,6 +25,7 @@ import (
 	stackubev1 "weft.dev/weft/api/stackube/v1"
 	weftv1 "weft.dev/weft/api/weft/v1"
 	"weft.dev/weft/internal/neutron/ahead"
+	"weft.dev/weft/internal/neutron/cluster/pace"
 	"weft.dev/weft/internal/neutron/cluster/view"
 )
 
@@ -239,7 +240,7 @@ func TestPortsThatDoNotBecomeActive(t *testing.T) {
 		step(latest, dead)
 	}
 	if len(list.Items) != first || r.said() != "" {
-		t.Errorf("%d ports before %s, want %d", len(list.Items), stuckAfter, first)
+		t.Errorf("%d ports before %s, want %d", len(list.Items), pace.StuckAfter, first)
 	}
 	for range 4 { // the last of the others became ACTIVE after the dead ones were DOWN
 		step(latest, dead)
@@ -320,13 +321,20 @@ func TestStatusWrittenAtTheSameTime(t *testing.T) {
 	r.cloud.set("ports", "port", "status", "ACTIVE")
 	step()
 	ports.client = r.behind(func() {
-		r.agent(t, "port", func(s *weftv1.NeutronPortStatus) { s.Message = "changed" })
+		r.agent(t, "port", func(s *weftv1.NeutronPortStatus) {
+			s.Pod = &weftv1.NeutronPortPod{Namespace: "blue", Name: "n1-0", UID: "n1-0"}
+		})
 	})
 	step()
 	p := r.agent(t, "port", nil)
-	if !p.Spec.Active || !p.Status.Plugged || p.Status.Message == "" {
-		t.Fatalf("active %t, plugged %t, message %q", p.Spec.Active, p.Status.Plugged, p.Status.Message)
+	if !p.Spec.Active || !p.Status.Plugged || p.Status.Pod == nil {
+		t.Fatalf("active %t, plugged %t, pod %v", p.Spec.Active, p.Status.Plugged, p.Status.Pod)
 	}
+	// The pod waits, or has the port: it does not need another one.
+	if count := len(r.cloud.all("ports")); count != 1+ahead.LeastSpare {
+		t.Errorf("%d ports, want that of the pod and %d spare ones", count, ahead.LeastSpare)
+	}
+	r.agent(t, "port", func(s *weftv1.NeutronPortStatus) { s.Pod = nil })
 
 	var log bytes.Buffer
 	ports.log = slog.New(slog.NewTextHandler(&log, nil))
@@ -534,41 +542,52 @@ func TestPortsFollowTheirSubnets(t *testing.T) {
 	}
 }
 
-// OpenStack is minutes behind after a burst: a port that is not ACTIVE is replaced only if none becomes ACTIVE, or one that was plugged well
-// after it has.
+// OpenStack is minutes behind after a burst, or was away: a port that is not ACTIVE is replaced only if none becomes ACTIVE, or one that was
+// plugged well after it has, or after a long time.
 func TestPortsBehindABurst(t *testing.T) {
 	began := time.Now()
 	for name, c := range map[string]struct {
-		// active has the seconds at which further ports that were plugged together with the first, or a minute after it, become ACTIVE.
-		together, after []int
-		stuckAt         int
+		// together and after have the seconds at which further ports become ACTIVE, of which the first were plugged together with the first port, and
+		// the second a minute after it, in another Network. away is when OpenStack did not answer.
+		together, after, away []int
+		stuckAt               int
 	}{
-		"alone":                             {nil, nil, 120},
-		"others become ACTIVE":              {[]int{100, 200, 300}, nil, 420},
-		"one that was plugged after it has": {[]int{100, 200, 300}, []int{210}, 210},
-		"and early":                         {nil, []int{70}, 120},
+		"alone":                             {nil, nil, nil, 120},
+		"others become ACTIVE":              {[]int{100, 200, 300}, nil, nil, 420},
+		"always":                            {[]int{100, 200, 300, 400, 500, 600}, nil, nil, 600},
+		"one that was plugged after it has": {[]int{100, 200, 300}, []int{210}, nil, 210},
+		"and early":                         {nil, []int{70}, nil, 120},
+		"OpenStack is away":                 {nil, nil, []int{50, 110, 180}, 300},
 	} {
-		k := &known{}
-		network := &stackubev1.Network{ObjectMeta: metav1.ObjectMeta{UID: "blue"}}
+		var p pace.Pace
+		k, other := &known{}, &known{}
+		of := func(uid types.UID, ports ...weftv1.NeutronPort) *view.View {
+			for i := range ports {
+				ports[i].Spec.Network.UID, ports[i].Status.Plugged = string(uid), true
+			}
+			return &view.View{Network: &stackubev1.Network{ObjectMeta: metav1.ObjectMeta{UID: uid}}, Ports: ports}
+		}
 		port := func(name string, active bool) weftv1.NeutronPort {
-			p := weftv1.NeutronPort{ObjectMeta: metav1.ObjectMeta{Name: name}, Status: weftv1.NeutronPortStatus{Plugged: true}}
-			p.Spec.Network.UID, p.Spec.Active = "blue", active
-			return p
+			return weftv1.NeutronPort{ObjectMeta: metav1.ObjectMeta{Name: name}, Spec: weftv1.NeutronPortSpec{Active: active}}
 		}
 		stuckAt := -1
-		for second := 0; second <= 600 && stuckAt < 0; second += 10 {
+		for second := 0; second <= 1000 && stuckAt < 0; second += 10 {
 			now := began.Add(time.Duration(second) * time.Second)
-			v := &view.View{Network: network, Ports: []weftv1.NeutronPort{port("first", false)}}
+			together, after := []weftv1.NeutronPort{port("first", false)}, []weftv1.NeutronPort{}
 			for i, at := range c.together {
-				v.Ports = append(v.Ports, port(fmt.Sprintf("together-%d", i), second >= at))
+				together = append(together, port(fmt.Sprintf("together-%d", i), second >= at))
 			}
-			if second >= 60 {
-				for i, at := range c.after {
-					v.Ports = append(v.Ports, port(fmt.Sprintf("after-%d", i), second >= at))
+			for i, at := range c.after {
+				if second >= 60 {
+					after = append(after, port(fmt.Sprintf("after-%d", i), second >= at))
 				}
 			}
-			k.see(v, now)
-			if k.stuck("first", now) {
+			p.Saw(k.see(of("blue", together...), now), now)
+			p.Saw(other.see(of("red", after...), now), now)
+			if slices.Contains(c.away, second) {
+				p.Away(now)
+			}
+			if p.Stuck(k.inactive["first"], now) {
 				stuckAt = second
 			}
 		}

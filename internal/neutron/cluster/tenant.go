@@ -22,6 +22,7 @@ import (
 	"weft.dev/weft/internal/neutron/cluster/late"
 	"weft.dev/weft/internal/neutron/conf"
 	"weft.dev/weft/internal/neutron/objects"
+	"weft.dev/weft/internal/neutron/openstack"
 	"weft.dev/weft/internal/placement"
 )
 
@@ -80,6 +81,9 @@ func outcomeOf(done ensured, err error) outcome {
 	o := outcome{state: stackubev1.StateActive, reason: reasonInStep, id: done.project, user: done.user}
 	if err != nil {
 		o.state, o.reason, o.message = stackubev1.StateFailed, reasonOpenStack, err.Error()
+	}
+	if openstack.Away(err) {
+		o.state = stackubev1.StatePending
 	}
 	if errors.Is(err, cloud.ErrForeign) || errors.Is(err, errOthers) {
 		o.reason = "Taken"

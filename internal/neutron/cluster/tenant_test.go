@@ -44,7 +44,7 @@ func TestPasswordsAreSetOnce(t *testing.T) {
 		t.Errorf("a new user's password is set %d times again", count)
 	}
 	r.cloud.absent(true)
-	set(stackubev1.StateFailed)
+	set(stackubev1.StatePending)
 	r.cloud.absent(false)
 	if count := set(stackubev1.StateActive); count != 0 {
 		t.Errorf("after an absence the password is set %d times", count)

@@ -2,9 +2,11 @@ package openstack
 
 import (
 	"context"
+	"crypto/tls"
 	"encoding/json"
 	"errors"
 	"fmt"
+	"io"
 	"net/http"
 	"net/url"
 	"strings"
@@ -97,13 +99,16 @@ func Late(err error) bool {
 	return errors.Is(err, context.DeadlineExceeded) || Is(err, http.StatusGatewayTimeout)
 }
 
-// Away reports whether OpenStack did not answer, or only with errors of its own: what was requested is not known to be wrong.
+// Away reports whether OpenStack did not answer, only with errors of its own, or that it is busy: what was requested is not known to be wrong.
 func Away(err error) bool {
 	if e, ok := errors.AsType[*Error](err); ok {
-		return e.Status >= http.StatusInternalServerError
+		return e.Status >= http.StatusInternalServerError && e.Status != http.StatusNotImplemented || e.Status == http.StatusTooManyRequests
+	}
+	if _, untrusted := errors.AsType[*tls.CertificateVerificationError](err); untrusted {
+		return false
 	}
 	_, lost := errors.AsType[*url.Error](err)
-	return lost || errors.Is(err, context.DeadlineExceeded)
+	return lost || errors.Is(err, context.DeadlineExceeded) || errors.Is(err, io.ErrUnexpectedEOF)
 }
 
 // Unknown reports whether the outcome of a request is unknown: the connection failed, or the server did.

@@ -2,6 +2,7 @@ package openstack
 
 import (
 	"context"
+	"crypto/tls"
 	"errors"
 	"fmt"
 	"io"
@@ -193,9 +194,13 @@ func TestAway(t *testing.T) {
 	for err, want := range map[error]bool{
 		lost:                                  true,
 		errors.Join(lost, errors.New("more")): true,
-		Explain(gophercloud.ErrUnexpectedResponseCode{Actual: 503}): true,
-		Explain(gophercloud.ErrUnexpectedResponseCode{Actual: 409}): false,
-		errors.New("several objects"):                               false,
+		fmt.Errorf("read a list: %w", io.ErrUnexpectedEOF):                                                   true,
+		Explain(gophercloud.ErrUnexpectedResponseCode{Actual: 503}):                                          true,
+		Explain(gophercloud.ErrUnexpectedResponseCode{Actual: 429}):                                          true,
+		Explain(gophercloud.ErrUnexpectedResponseCode{Actual: 501}):                                          false,
+		Explain(gophercloud.ErrUnexpectedResponseCode{Actual: 409}):                                          false,
+		&url.Error{Op: "Get", URL: "https://192.0.2.1", Err: &tls.CertificateVerificationError{Err: io.EOF}}: false,
+		errors.New("several objects"):                                                                        false,
 	} {
 		if got := Away(err); got != want {
 			t.Errorf("%v: away %t", err, got)
