@@ -267,14 +267,10 @@ func TestSparePortsWaitForThePods(t *testing.T) {
 		r.addBlue()
 		r.cloud.add("ports", weftsPort("port", "10.244.0.5", "0a:58:0a:f4:00:05"))
 		r.cloud.set("ports", "port", "status", "DOWN")
-		now := time.Now()
-		ports := r.ports(func() time.Time { return now })
+		_, reconcile := r.rounds(t, "blue")
 		step := func(after time.Duration) int {
 			t.Helper()
-			now = now.Add(after)
-			if _, err := ports.Reconcile(t.Context(), request("blue")); err != nil {
-				t.Fatal(err)
-			}
+			reconcile(after)
 			return len(r.cloud.all("ports"))
 		}
 		step(0)

@@ -76,6 +76,19 @@ func (r *rig) ports(now func() time.Time) *portReconciler {
 	}
 }
 
+// rounds returns a reconciler of ports with a clock of its own. step advances the clock, and then reconciles a Network, which must succeed.
+func (r *rig) rounds(t *testing.T, network string) (ports *portReconciler, step func(after time.Duration)) {
+	now := time.Now()
+	ports = r.ports(func() time.Time { return now })
+	return ports, func(after time.Duration) {
+		t.Helper()
+		now = now.Add(after)
+		if _, err := ports.Reconcile(t.Context(), request(network)); err != nil {
+			t.Fatal(err)
+		}
+	}
+}
+
 // blue is a Network that is network "net" in OpenStack, of the project "admin".
 func blue() []client.Object {
 	key := metav1.ObjectMeta{Namespace: "blue", Name: "blue", UID: "uid-blue"}
@@ -197,16 +210,12 @@ func TestPortsThatDoNotBecomeActive(t *testing.T) {
 		&corev1.Pod{ObjectMeta: metav1.ObjectMeta{Namespace: "blue", Name: "web", UID: "pod"}, Spec: corev1.PodSpec{NodeName: "n1"}},
 	})...)
 	r.addBlue()
-	now := time.Now()
-	ports := r.ports(func() time.Time { return now })
+	_, reconcile := r.rounds(t, "blue")
 	var list weftv1.NeutronPortList
 	// step reconciles after a time, and plugs the ports; those that are not dead become ACTIVE.
 	step := func(after time.Duration, dead map[string]bool) {
 		t.Helper()
-		now = now.Add(after)
-		if _, err := ports.Reconcile(t.Context(), request("blue")); err != nil {
-			t.Fatal(err)
-		}
+		reconcile(after)
 		if err := r.client.List(t.Context(), &list); err != nil {
 			t.Fatal(err)
 		}
@@ -307,25 +316,17 @@ func TestStatusWrittenAtTheSameTime(t *testing.T) {
 	r.addBlue()
 	r.cloud.add("ports", weftsPort("port", "10.244.0.5", "0a:58:0a:f4:00:05"))
 	r.cloud.set("ports", "port", "status", "DOWN")
-	now := time.Now()
-	ports := r.ports(func() time.Time { return now })
-	step := func() {
-		t.Helper()
-		now = now.Add(latest)
-		if _, err := ports.Reconcile(t.Context(), request("blue")); err != nil {
-			t.Fatal(err)
-		}
-	}
-	step()
+	ports, step := r.rounds(t, "blue")
+	step(latest)
 	r.agent(t, "port", func(s *weftv1.NeutronPortStatus) { s.Plugged = true })
 	r.cloud.set("ports", "port", "status", "ACTIVE")
-	step()
+	step(latest)
 	ports.client = r.behind(func() {
 		r.agent(t, "port", func(s *weftv1.NeutronPortStatus) {
 			s.Pod = &weftv1.NeutronPortPod{Namespace: "blue", Name: "n1-0", UID: "n1-0"}
 		})
 	})
-	step()
+	step(latest)
 	p := r.agent(t, "port", nil)
 	if !p.Spec.Active || !p.Status.Plugged || p.Status.Pod == nil {
 		t.Fatalf("active %t, plugged %t, pod %v", p.Spec.Active, p.Status.Plugged, p.Status.Pod)
@@ -345,8 +346,8 @@ func TestStatusWrittenAtTheSameTime(t *testing.T) {
 			s.Pod = &weftv1.NeutronPortPod{Namespace: "blue", Name: "n1-0", UID: "n1-0"}
 		})
 	})
-	ports.known[request("blue").NamespacedName].at = now.Add(-reread) // to see the change
-	step()
+	ports.known[request("blue").NamespacedName].at = ports.now().Add(-reread) // to see the change
+	step(latest)
 	p = r.agent(t, "port", nil)
 	if at := ports.known[request("blue").NamespacedName].at; p.DeletionTimestamp != nil || !at.After(read) || log.Len() > 0 {
 		t.Errorf("deleted %v; OpenStack read at %s, before at %s; log: %s", p.DeletionTimestamp, at, read, &log)
@@ -415,16 +416,8 @@ func TestSparePortsOfSmallRange(t *testing.T) {
 		if err := r.client.Create(t.Context(), other); err != nil {
 			t.Fatal(err)
 		}
-		now := time.Now()
-		ports := r.ports(func() time.Time { return now })
-		reconcile := func() {
-			t.Helper()
-			now = now.Add(latest)
-			if _, err := ports.Reconcile(t.Context(), request("red")); err != nil {
-				t.Fatal(err)
-			}
-		}
-		reconcile()
+		_, step := r.rounds(t, "red")
+		step(latest)
 		for node, all := range r.byNode(t) {
 			all[0].Status.Plugged = true
 			pod := node + "-0"
@@ -437,8 +430,8 @@ func TestSparePortsOfSmallRange(t *testing.T) {
 			}
 			r.cloud.set("ports", all[0].Name, "status", "ACTIVE")
 		}
-		reconcile()
-		reconcile()
+		step(latest)
+		step(latest)
 		if all := r.count(t, "red"); all["n1"] != want || all["n2"] != want {
 			t.Errorf("pools until %s: ports of nodes %v, want %d of each", last, all, want)
 		}
@@ -449,27 +442,19 @@ func TestSparePortsOfSmallRange(t *testing.T) {
 func TestSparePortsAreLast(t *testing.T) {
 	r := newRig(t, slices.Concat(blue(), node("n1"), node("n2"), pods("n1", 1))...)
 	r.addBlue()
-	now := time.Now()
-	ports := r.ports(func() time.Time { return now })
-	reconcile := func() {
-		t.Helper()
-		now = now.Add(latest)
-		if _, err := ports.Reconcile(t.Context(), request("blue")); err != nil {
-			t.Fatal(err)
-		}
-	}
-	reconcile()
+	_, step := r.rounds(t, "blue")
+	step(latest)
 	first := r.byNode(t)["n1"][0]
 	first.Status.Plugged, first.Status.Pod = true, &weftv1.NeutronPortPod{Namespace: "blue", Name: "n1-0", UID: "n1-0"}
 	if err := r.client.Status().Update(t.Context(), &first); err != nil {
 		t.Fatal(err)
 	}
 	r.cloud.set("ports", first.Name, "status", "ACTIVE")
-	reconcile()
+	step(latest)
 	if err := r.client.Create(t.Context(), pods("n2", 1)[0]); err != nil {
 		t.Fatal(err)
 	}
-	reconcile()
+	step(latest)
 	var hosts []any
 	for _, p := range r.cloud.all("ports") { // in the order of their creation
 		hosts = append(hosts, p["binding:host_id"])
