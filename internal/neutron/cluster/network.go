@@ -88,10 +88,16 @@ func (r *networkReconciler) ensure(ctx context.Context, n *stackubev1.Network) (
 	done, err := r.ensureAt(ctx, os, n)
 	answered(err)
 	r.cloud.failed(os, err)
-	if done.state == stackubev1.StateFailed && openstack.Away(err) {
-		done.state = stackubev1.StatePending
-	}
 	return done, err
+}
+
+// failed is the outcome of an error of OpenStack. While OpenStack is away, it is not known that anything has failed.
+func failed(err error) outcome {
+	o := outcome{state: stackubev1.StateFailed, reason: reasonOpenStack, message: err.Error()}
+	if openstack.Away(err) {
+		o.state = stackubev1.StatePending
+	}
+	return o
 }
 
 func (r *networkReconciler) ensureAt(ctx context.Context, os *session, n *stackubev1.Network) (outcome, error) {
@@ -110,8 +116,9 @@ func (r *networkReconciler) ensureAt(ctx context.Context, os *session, n *stacku
 		return done, err
 	}
 	if _, err := os.group(ctx, project, n.Spec.IPv6CIDR != ""); err != nil {
-		done.state, done.reason, done.message = stackubev1.StateFailed, reasonOpenStack, err.Error()
-		return done, err
+		o := failed(err)
+		o.id, o.mtu = done.id, done.mtu
+		return o, err
 	}
 	return done, nil
 }
@@ -134,11 +141,11 @@ func (r *networkReconciler) ensureNetwork(ctx context.Context, os *session, n *s
 		return outcome{state: stackubev1.StateFailed, reason: "Conflict", message: err.Error()}, err
 	}
 	if err != nil {
-		return outcome{state: stackubev1.StateFailed, reason: reasonOpenStack, message: err.Error()}, err
+		return failed(err), err
 	}
 	held, err := os.FindNetwork(ctx, "", "", id)
 	if err != nil {
-		return outcome{state: stackubev1.StateFailed, reason: reasonOpenStack, message: err.Error()}, err
+		return failed(err), err
 	}
 	return active(held), nil
 }
@@ -151,11 +158,11 @@ func active(held *cloud.HeldNetwork) outcome {
 func adopt(ctx context.Context, os *session, n *stackubev1.Network, project string, rules *objects.Rules) (outcome, error) {
 	held, err := os.usable(ctx, n, project, n.Spec.NetworkID)
 	if err != nil {
-		failed := outcome{state: stackubev1.StateFailed, reason: reasonOpenStack, message: "spec.networkID: " + err.Error()}
+		o := failed(fmt.Errorf("spec.networkID: %w", err))
 		if errors.Is(err, errUse) {
-			failed.reason, err = reasonInvalid, nil // trying again does not help: the object or the network has to change
+			o.reason, err = reasonInvalid, nil // trying again does not help: the object or the network has to change
 		}
-		return failed, err
+		return o, err
 	}
 	if refused := objects.Adoptable(n, held, rules); refused != nil {
 		return outcome{state: stackubev1.StateFailed, reason: reasonInvalid, message: refused.Error()}, nil //nolint:nilerr // as above

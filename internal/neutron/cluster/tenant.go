@@ -22,7 +22,6 @@ import (
 	"weft.dev/weft/internal/neutron/cluster/late"
 	"weft.dev/weft/internal/neutron/conf"
 	"weft.dev/weft/internal/neutron/objects"
-	"weft.dev/weft/internal/neutron/openstack"
 	"weft.dev/weft/internal/placement"
 )
 
@@ -80,10 +79,8 @@ type ensured struct {
 func outcomeOf(done ensured, err error) outcome {
 	o := outcome{state: stackubev1.StateActive, reason: reasonInStep, id: done.project, user: done.user}
 	if err != nil {
-		o.state, o.reason, o.message = stackubev1.StateFailed, reasonOpenStack, err.Error()
-	}
-	if openstack.Away(err) {
-		o.state = stackubev1.StatePending
+		o = failed(err)
+		o.id, o.user = done.project, done.user
 	}
 	if errors.Is(err, cloud.ErrForeign) || errors.Is(err, errOthers) {
 		o.reason = "Taken"
