@@ -233,12 +233,8 @@ func (w *watcher) linkEvent(message *syscall.NetlinkMessage) (Drift, bool) {
 	if len(message.Data) < unix.SizeofIfInfomsg || message.Data[0] != unix.AF_UNSPEC {
 		return Drift{}, false // of a bridge, by portEvent, or of another family
 	}
-	if !rtnetlink.WellFormed(message.Data[unix.SizeofIfInfomsg:]) {
-		return Drift{All: true}, true
-	}
-	header := unix.NlMsghdr(message.Header)
-	dev, err := netlink.LinkDeserialize(&header, message.Data)
-	if err != nil {
+	dev, ok := device(message.Data)
+	if !ok {
 		return Drift{All: true}, true
 	}
 	attrs := dev.Attrs()

@@ -31,6 +31,8 @@ func FuzzEvents(f *testing.F) {
 	f.Add([]byte{32, 0, 0, 0, 16, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 2, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0})
 	// A bridge's event about port 1: IFLA_PROTINFO with IFLA_BRPORT_MODE.
 	f.Add([]byte{44, 0, 0, 0, 16, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 7, 0, 1, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 12, 0, 12, 128, 5, 0, 4, 0, 1, 0, 0, 0})
+	// A device's event with an empty IFLA_PARENT_DEV_NAME.
+	f.Add([]byte{44, 0, 0, 0, 16, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 4, 0, 56, 0, 8, 0, 3, 0, 'e', 0, 0, 0})
 	f.Fuzz(func(_ *testing.T, datagram []byte) {
 		ports := map[string]*watchedPort{"port": {port: link.BridgePort{Device: "port", Bridge: "br"}, settled: true}}
 		w := &watcher{

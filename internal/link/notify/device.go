@@ -1,0 +1,54 @@
+package notify
+
+import (
+	"encoding/binary"
+	"net"
+
+	"github.com/vishvananda/netlink"
+	"github.com/vishvananda/netlink/nl"
+	"golang.org/x/sys/unix"
+
+	"weft.dev/weft/internal/link/rtnetlink"
+)
+
+// device returns the device that an event is about, with what the watcher reads of it: index, name, kind, MTU, group, alias, and whether it is
+// up. It returns false if the event does not say the name or if an attribute cannot be of its type.
+//
+// The netlink library's own parser reads every attribute, and panics if one is too short. Any privileged process can send to the group.
+func device(data []byte) (netlink.Link, bool) {
+	if len(data) < unix.SizeofIfInfomsg || !rtnetlink.WellFormed(data[unix.SizeofIfInfomsg:]) {
+		return nil, false
+	}
+	attributes := data[unix.SizeofIfInfomsg:]
+	values := rtnetlink.ByType(attributes)
+	attrs := netlink.LinkAttrs{
+		Index: int(int32(binary.NativeEndian.Uint32(data[4:]))),
+		Name:  unix.ByteSliceToString(values[unix.IFLA_IFNAME]),
+		Alias: unix.ByteSliceToString(values[unix.IFLA_IFALIAS]),
+	}
+	if binary.NativeEndian.Uint32(data[8:])&unix.IFF_UP != 0 {
+		attrs.Flags |= net.FlagUp
+	}
+	mtu, validMTU := number(values[unix.IFLA_MTU])
+	group, validGroup := number(values[unix.IFLA_GROUP])
+	if attrs.Name == "" || !validMTU || !validGroup {
+		return nil, false
+	}
+	attrs.MTU, attrs.Group = int(mtu), group
+	var kind string
+	if info := values[unix.IFLA_LINKINFO]; rtnetlink.WellFormed(info) {
+		kind = unix.ByteSliceToString(rtnetlink.ByType(info)[nl.IFLA_INFO_KIND])
+	}
+	return &netlink.GenericLink{LinkAttrs: attrs, LinkType: kind}, true
+}
+
+// number returns a value of 32 bits, 0 if the event has none.
+func number(value []byte) (uint32, bool) {
+	if len(value) == 0 {
+		return 0, true
+	}
+	if len(value) != 4 {
+		return 0, false
+	}
+	return binary.NativeEndian.Uint32(value), true
+}
