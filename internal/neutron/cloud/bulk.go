@@ -100,17 +100,47 @@ func refusedPorts(err error) error {
 	}
 }
 
-// Ports lists all ports of a network, with their bindings.
+// Ports lists all ports of a network, with their bindings. Each page is decoded into ports at once: gophercloud's pager keeps a list as text, as
+// maps, and as text again before it is decoded, several megabytes for some hundred ports.
 func (s *portSet) Ports(ctx context.Context, network string) ([]HeldPort, error) {
-	pages, err := ports.List(s.client.Network, ports.ListOpts{NetworkID: network}).AllPages(ctx)
+	query, err := ports.ListOpts{NetworkID: network}.ToPortListQuery()
 	if err != nil {
-		return nil, fmt.Errorf("list the ports of network %s: %w", network, openstack.Explain(err))
+		return nil, fmt.Errorf("list the ports of network %s: %w", network, err)
 	}
 	var found []HeldPort
-	if err := ports.ExtractPortsInto(pages, &found); err != nil {
-		return nil, fmt.Errorf("read the ports of network %s: %w", network, err)
+	for url := s.client.Network.ServiceURL("ports") + query; url != ""; {
+		var page portPage
+		if _, err := s.client.Network.Get(ctx, url, &page, nil); err != nil { //nolint:bodyclose // it is read
+			return nil, fmt.Errorf("list the ports of network %s: %w", network, openstack.Explain(err))
+		}
+		if url, err = page.next(); err != nil {
+			return nil, fmt.Errorf("list the ports of network %s: %w", network, err)
+		}
+		found = append(found, page.Ports...)
 	}
 	return found, nil
+}
+
+// portPage is Neutron's answer with a list of ports. It is the whole list, unless Neutron's configuration limits the length of answers
+// (pagination_max_limit).
+type portPage struct {
+	Ports []HeldPort         `json:"ports"`
+	Links []gophercloud.Link `json:"ports_links"`
+}
+
+// next returns the address of the next page; "" if this is the last one. The last page may be empty.
+func (p *portPage) next() (string, error) {
+	switch {
+	case p.Ports == nil:
+		return "", ErrAnswer
+	case len(p.Ports) == 0:
+		return "", nil
+	}
+	address, err := gophercloud.ExtractNextURL(p.Links)
+	if err != nil {
+		return "", fmt.Errorf("address of the next page: %w", err)
+	}
+	return address, nil
 }
 
 // Has reports whether a port has an address.
