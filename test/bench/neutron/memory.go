@@ -36,8 +36,8 @@ const manyLimit = 10 * time.Minute
 // attachedAtOnce is the number of pods that crowd attaches at the same time.
 const attachedAtOnce = 8
 
-// started is the time after the start of an agent at which its memory is measured. For its first 10 s it collects garbage rarely, and then
-// returns what it does not need (internal/cli).
+// started is the time after the start of an agent or a controller at which its memory is measured at the earliest. After 10 s it returns what
+// only its start has needed (internal/cli).
 const started = 12 * time.Second
 
 // crowd attaches pods to the first node.
@@ -98,7 +98,12 @@ func (s *Scene) agentSize(ctx context.Context) (float64, error) {
 	if _, err := probe.Await(ctx, limit, "the agent is ready", func(ctx context.Context) error { return probe.Ready(ctx, node) }); err != nil {
 		return 0, err //nolint:wrapcheck // it says what was waited for
 	}
-	status, err := probe.Program(ctx, s.Cluster, program)
+	return sizeOf(ctx, s.Cluster, program)
+}
+
+// sizeOf returns the resident size of a program after its start, in MB.
+func sizeOf(ctx context.Context, cluster *lab.Cluster, program string) (float64, error) {
+	status, err := probe.Program(ctx, cluster, program)
 	if err != nil {
 		return 0, err //nolint:wrapcheck // it names the program
 	}
@@ -161,10 +166,6 @@ func (s *restarts) controllerMemory(ctx context.Context) (measure.Figures, error
 	if err := s.steady(ctx); err != nil {
 		return nil, err
 	}
-	status, err := probe.Program(ctx, s.Cluster, controllerProgram)
-	if err != nil {
-		return nil, err //nolint:wrapcheck // it names the program
-	}
-	size, err := stage.SettledSize(ctx, status.Pid)
-	return measure.Figures{ControllerSize: size / megabyte}, err
+	size, err := sizeOf(ctx, s.Cluster, controllerProgram)
+	return measure.Figures{ControllerSize: size}, err
 }
