@@ -7,20 +7,14 @@ import (
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netlink/nl"
 	"golang.org/x/sys/unix"
-
-	"weft.dev/weft/internal/link/rtnetlink"
 )
 
 // device returns the device that an event is about, with what the watcher reads of it: index, name, kind, MTU, group, alias, and whether it is
-// up. It returns false if the event does not say the name or if an attribute cannot be of its type.
+// up. data begins with a whole struct ifinfomsg. It returns false if the event does not say the name or if an attribute cannot be of its type.
 //
 // The netlink library's own parser reads every attribute, and panics if one is too short. Any privileged process can send to the group.
 func device(data []byte) (netlink.Link, bool) {
-	if len(data) < unix.SizeofIfInfomsg || !rtnetlink.WellFormed(data[unix.SizeofIfInfomsg:]) {
-		return nil, false
-	}
-	attributes := data[unix.SizeofIfInfomsg:]
-	values := rtnetlink.ByType(attributes)
+	values := attributesOf(data[unix.SizeofIfInfomsg:])
 	attrs := netlink.LinkAttrs{
 		Index: int(int32(binary.NativeEndian.Uint32(data[4:]))),
 		Name:  unix.ByteSliceToString(values[unix.IFLA_IFNAME]),
@@ -35,10 +29,7 @@ func device(data []byte) (netlink.Link, bool) {
 		return nil, false
 	}
 	attrs.MTU, attrs.Group = int(mtu), group
-	var kind string
-	if info := values[unix.IFLA_LINKINFO]; rtnetlink.WellFormed(info) {
-		kind = unix.ByteSliceToString(rtnetlink.ByType(info)[nl.IFLA_INFO_KIND])
-	}
+	kind := unix.ByteSliceToString(attributesOf(values[unix.IFLA_LINKINFO])[nl.IFLA_INFO_KIND])
 	return &netlink.GenericLink{LinkAttrs: attrs, LinkType: kind}, true
 }
 

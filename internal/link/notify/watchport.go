@@ -49,25 +49,27 @@ func (w *watcher) portEvent(message *syscall.NetlinkMessage) (Drift, bool) {
 // portFlags returns the attributes of a bridge's port in an event: those of the bridge, or in the device's own events those of its kind of
 // port. It returns nil if the event has none.
 func portFlags(data []byte) map[uint16][]byte {
-	of := func(attributes []byte) map[uint16][]byte {
-		if len(attributes) == 0 || !rtnetlink.WellFormed(attributes) {
-			return nil
-		}
-		return rtnetlink.ByType(attributes)
-	}
-	attributes := of(data[unix.SizeofIfInfomsg:])
+	attributes := attributesOf(data[unix.SizeofIfInfomsg:])
 	switch data[0] {
 	case unix.AF_BRIDGE:
-		return of(attributes[unix.IFLA_PROTINFO])
+		return attributesOf(attributes[unix.IFLA_PROTINFO])
 	case unix.AF_UNSPEC:
-		info := of(attributes[unix.IFLA_LINKINFO])
+		info := attributesOf(attributes[unix.IFLA_LINKINFO])
 		if unix.ByteSliceToString(info[nl.IFLA_INFO_SLAVE_KIND]) != rtnetlink.BridgeKind {
 			return nil
 		}
-		return of(info[nl.IFLA_INFO_SLAVE_DATA])
+		return attributesOf(info[nl.IFLA_INFO_SLAVE_DATA])
 	default:
 		return nil
 	}
+}
+
+// attributesOf returns attributes by their type, nil if there are none or one exceeds the message.
+func attributesOf(data []byte) map[uint16][]byte {
+	if len(data) == 0 || !rtnetlink.WellFormed(data) {
+		return nil
+	}
+	return rtnetlink.ByType(data)
 }
 
 // hasFlags reports whether a port's attributes are those of p. The static entry is compared by its own events.
