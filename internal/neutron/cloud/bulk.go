@@ -100,21 +100,29 @@ func refusedPorts(err error) error {
 	}
 }
 
-// Ports lists all ports of a network, with their bindings. Each page is decoded into ports at once: gophercloud's pager keeps a list as text, as
-// maps, and as text again before it is decoded, several megabytes for some hundred ports.
+// Ports lists all ports of a network, with their bindings.
 func (s *portSet) Ports(ctx context.Context, network string) ([]HeldPort, error) {
-	query, err := ports.ListOpts{NetworkID: network}.ToPortListQuery()
+	found, err := s.list(ctx, ports.ListOpts{NetworkID: network})
 	if err != nil {
 		return nil, fmt.Errorf("list the ports of network %s: %w", network, err)
 	}
-	var found []HeldPort
+	return found, nil
+}
+
+// list lists ports with their bindings. Each page is decoded into ports at once: gophercloud's pager keeps a list as text, as maps, and as text
+// again before it is decoded, several megabytes for some hundred ports.
+func (s *portSet) list(ctx context.Context, opts ports.ListOpts) (found []HeldPort, err error) {
+	query, err := opts.ToPortListQuery()
+	if err != nil {
+		return nil, fmt.Errorf("describe the list: %w", err)
+	}
 	for url := s.client.Network.ServiceURL("ports") + query; url != ""; {
 		var page portPage
 		if _, err := s.client.Network.Get(ctx, url, &page, nil); err != nil { //nolint:bodyclose // it is read
-			return nil, fmt.Errorf("list the ports of network %s: %w", network, openstack.Explain(err))
+			return nil, openstack.Explain(err)
 		}
 		if url, err = page.next(); err != nil {
-			return nil, fmt.Errorf("list the ports of network %s: %w", network, err)
+			return nil, err
 		}
 		found = append(found, page.Ports...)
 	}

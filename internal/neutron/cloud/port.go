@@ -52,14 +52,8 @@ var ErrBinding = errors.New("binding to its host failed in Neutron: check that t
 
 // FindPort looks a port up by name within a network; nil if there is none.
 func (s *portSet) FindPort(ctx context.Context, network, name string) (*HeldPort, error) {
-	what := fmt.Sprintf("port %q", name)
-	pages, err := ports.List(s.client.Network, ports.ListOpts{NetworkID: network, Name: name}).AllPages(ctx)
-	if err != nil {
-		return nil, fmt.Errorf("look for %s: %w", what, openstack.Explain(err))
-	}
-	var found []HeldPort
-	err = ports.ExtractPortsInto(pages, &found)
-	return only(what, found, err)
+	found, err := s.list(ctx, ports.ListOpts{NetworkID: network, Name: name})
+	return only(fmt.Sprintf("port %q", name), found, err)
 }
 
 // EnsurePort creates a port, or binds the one with that name to the desired host. made reports whether this call created it: then it is removed
