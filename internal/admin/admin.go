@@ -50,6 +50,8 @@ type State struct {
 	// AddressesUsed is how many of the AddressesTotal addresses for pods are taken.
 	AddressesUsed  int `json:"addressesUsed"`
 	AddressesTotal int `json:"addressesTotal"`
+	// Mode is the overlay's mode that is completely in effect, as at the end of pluginName; empty during a change of modes.
+	Mode string `json:"mode,omitempty"`
 	// VNIDsVersion is the resourceVersion of the last change of a NetNamespace's netid that is in effect, in clusters where pods are isolated
 	// by VNID.
 	VNIDsVersion string `json:"vnidsVersion,omitempty"`

@@ -84,6 +84,7 @@ func (r *reports) state(ctx context.Context) admin.State {
 	if version := run.network.Projects.Realised(); version > 0 {
 		s.VNIDsVersion = strconv.FormatUint(version, 10)
 	}
+	s.Mode = string(r.objects.Mode())
 	s.VXLANPorts = r.objects.Port().Reported()
 	s.RefusedEgressIPs = r.objects.RefusedEgressIPs()
 	for _, e := range append(run.engines.Views(), run.engines.Switch.OtherViews()...) {

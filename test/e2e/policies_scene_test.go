@@ -23,7 +23,6 @@ import (
 	"k8s.io/client-go/kubernetes"
 
 	networkv1 "weft.dev/weft/api/openshift/v1"
-	"weft.dev/weft/internal/admin"
 	"weft.dev/weft/lab"
 	"weft.dev/weft/test/probe"
 	"weft.dev/weft/test/traffic"
@@ -44,16 +43,12 @@ func byPolicies(t *testing.T, c *lab.Cluster) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	before := map[string]string{}
-	for _, n := range c.Nodes() {
-		before[n.Name] = settledFlows(t, n)
-	}
 	t.Cleanup(func() {
 		restore(t, networks, good)
 		ctx, cancel := context.WithTimeout(context.Background(), patience)
 		defer cancel()
 		for _, n := range c.Nodes() { // the next test may begin with a change of the mode
-			if _, err := probe.Await(ctx, patience, n.Name+" in its former mode", inEffect(n, isolates(former))); err != nil {
+			if _, err := probe.Await(ctx, patience, n.Name+" in its former mode", inEffect(n, former)); err != nil {
 				t.Error(err)
 			}
 		}
@@ -62,25 +57,9 @@ func byPolicies(t *testing.T, c *lab.Cluster) {
 	if _, err := networks.Patch(t.Context(), networkv1.ClusterNetworkDefault, types.MergePatchType, []byte(patch), metav1.PatchOptions{}); err != nil {
 		t.Fatal(err)
 	}
-	withVNIDs := isolates(networkv1.PluginNetworkPolicy)
 	for _, n := range c.Nodes() {
-		await(t, n.Name+" in the mode with NetworkPolicies", inEffect(n, func(state *admin.State, flows string) bool {
-			return withVNIDs(state, flows) && flows != before[n.Name]
-		}))
+		await(t, n.Name+" in the mode with NetworkPolicies", inEffect(n, networkv1.PluginNetworkPolicy))
 	}
-}
-
-// settledFlows returns a node's flows once they are the same twice in succession.
-func settledFlows(t *testing.T, n lab.Node) (flows string) {
-	t.Helper()
-	await(t, n.Name+" settled", func(ctx context.Context) error {
-		before := flows
-		if flows = probe.StateIn(ctx, n, "flows"); flows != before {
-			return errors.New("its flows still change")
-		}
-		return nil
-	})
-	return flows
 }
 
 // policyScene is pods in two namespaces: servers and clients on both nodes.

@@ -19,7 +19,6 @@ import (
 	"k8s.io/apimachinery/pkg/types"
 
 	networkv1 "weft.dev/weft/api/openshift/v1"
-	"weft.dev/weft/internal/admin"
 	"weft.dev/weft/internal/realised"
 	"weft.dev/weft/internal/tenant"
 	"weft.dev/weft/lab"
@@ -119,7 +118,7 @@ func (e *estate) setMode(t *testing.T, plugin string) {
 	var following errgroup.Group
 	for _, n := range e.cluster.Nodes() {
 		following.Go(func() error {
-			if _, err := probe.Await(ctx, patience, n.Name+" follows "+plugin, inEffect(n, isolates(plugin))); err != nil {
+			if _, err := probe.Await(ctx, patience, n.Name+" follows "+plugin, inEffect(n, plugin)); err != nil {
 				return err
 			}
 			// The switch's datapath follows the flows within half a second.
@@ -132,16 +131,9 @@ func (e *estate) setMode(t *testing.T, plugin string) {
 	}
 }
 
-// isolates returns a function that reports whether an agent's state is that of a plugin's mode, which is with VNIDs or without.
-func isolates(plugin string) func(state *admin.State, flows string) bool {
-	return func(state *admin.State, _ string) bool {
-		return (state.VNIDsVersion != "") == (plugin != networkv1.PluginSubnet)
-	}
-}
-
-// inEffect returns what returns nil once a change of the mode is in effect on a node: its agent's state, or its flows, are as wanted, no engine
-// has anything to commit, and the flows are the same twice in succession.
-func inEffect(n lab.Node, wanted func(state *admin.State, flows string) bool) func(context.Context) error {
+// inEffect returns what returns nil once a plugin's mode is in effect on a node: its agent has the mode, no engine has anything to commit, and
+// the flows are the same twice in succession.
+func inEffect(n lab.Node, plugin string) func(context.Context) error {
 	var last string
 	return func(ctx context.Context) error {
 		before := last
@@ -155,11 +147,10 @@ func inEffect(n lab.Node, wanted func(state *admin.State, flows string) bool) fu
 				return fmt.Errorf("%d items of engine %s wait", e.Waiting, e.Name)
 			}
 		}
-		flows := probe.StateIn(ctx, n, "flows")
-		if !wanted(&state, flows) {
-			return errors.New("it has the former mode")
+		if state.Mode == "" || !strings.HasSuffix(plugin, "-"+state.Mode) {
+			return fmt.Errorf("it has mode %q", state.Mode)
 		}
-		if last = flows; last != before {
+		if last = probe.StateIn(ctx, n, "flows"); last != before {
 			return errors.New("its flows still change")
 		}
 		return nil

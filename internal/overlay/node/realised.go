@@ -23,6 +23,12 @@ func (o *Objects) entering(mode clusternetwork.Mode) {
 // entered records which mode the network is in.
 func (o *Objects) entered(mode clusternetwork.Mode) { o.mode.Store(mode) }
 
+// Mode returns the mode that is completely in effect; "" during a change of modes, and until the first one is in effect.
+func (o *Objects) Mode() clusternetwork.Mode {
+	mode, _ := o.mode.Load().(clusternetwork.Mode)
+	return mode
+}
+
 // Realised returns which objects are in effect on this node, by kind. engines are the engines' states. If known is false, the agent is
 // still starting, and the report of the agent before it remains valid, because what that agent programmed stays.
 func (o *Objects) Realised(network *overlay.Network, engines []admin.Engine) (all []admin.Realised, known bool) {
