@@ -10,6 +10,7 @@ import (
 
 	networkv1 "weft.dev/weft/api/openshift/v1"
 	"weft.dev/weft/internal/admin"
+	"weft.dev/weft/internal/clusternetwork"
 	"weft.dev/weft/internal/egressfirewall"
 	"weft.dev/weft/internal/overlay"
 	"weft.dev/weft/internal/overlay/node/watch"
@@ -60,6 +61,28 @@ func TestStatusOfOthersIsStripped(t *testing.T) {
 		hs := networkv1.HostSubnet{ObjectMeta: metav1.ObjectMeta{Name: name}, Status: status}
 		if _, err := strip(&hs); err != nil || !reflect.DeepEqual(hs.Status, want) {
 			t.Errorf("%s: %+v, %v; want %+v", name, hs.Status, err, want)
+		}
+	}
+}
+
+// TestMode: a mode is in effect from the end of its programming until that of another one begins.
+func TestMode(t *testing.T) {
+	var o Objects
+	for _, step := range []struct {
+		what string
+		do   func()
+		want clusternetwork.Mode
+	}{
+		{"at the start", func() {}, ""},
+		{"programming the first one", func() { o.entering(clusternetwork.ModeSubnet) }, ""},
+		{"programmed", func() { o.entered(clusternetwork.ModeSubnet) }, clusternetwork.ModeSubnet},
+		{"programming the same one", func() { o.entering(clusternetwork.ModeSubnet) }, clusternetwork.ModeSubnet},
+		{"programming another one", func() { o.entering(clusternetwork.ModeNetworkPolicy) }, ""},
+		{"programmed again", func() { o.entered(clusternetwork.ModeNetworkPolicy) }, clusternetwork.ModeNetworkPolicy},
+	} {
+		step.do()
+		if got := o.Mode(); got != step.want {
+			t.Errorf("%s: mode %q, want %q", step.what, got, step.want)
 		}
 	}
 }
