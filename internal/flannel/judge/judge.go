@@ -78,6 +78,7 @@ type Judge struct {
 	tracked *conntrack.Table
 	handed  chan struct{}
 	nodes   chan struct{}
+	gates   chan struct{}
 
 	follower    *follow.Follower
 	revocations *enforcer.Revocations
@@ -85,6 +86,8 @@ type Judge struct {
 
 	vacated vacated
 
+	// lock guards the enforcer and its compiler.
+	lock sync.Mutex
 	// mu guards what follows.
 	mu      sync.Mutex
 	pods    map[attach.Key]attach.Record
@@ -145,13 +148,12 @@ func (t *table) settled(ctx context.Context, owners ...reconcile.Owner) error {
 	return err
 }
 
-// settled waits until the owners' fragments of both tables are in effect.
+// settled waits until the owners' fragments are in effect, and the base chains that lead packets to them.
 func (j *Judge) settled(ctx context.Context, owners ...reconcile.Owner) error {
-	for _, name := range []string{guardTable, podsTable} {
-		if err := j.tables[name].settled(ctx, owners...); err != nil {
-			return fmt.Errorf("table %s: %w", name, err)
-		}
+	if err := j.tables[podsTable].settled(ctx, append(owners, nftables.OwnerStatic, nftables.OwnerGates)...); err != nil {
+		return fmt.Errorf("table %s: %w", podsTable, err)
 	}
+	steps.Wake(j.gates)
 	return nil
 }
 
@@ -173,11 +175,11 @@ func New(node, bridge string, deps *network.Deps) (*Judge, error) {
 		return nil, err
 	}
 	j := &Judge{
-		log: deps.Log, node: node, bridge: bridge, objects: deps.Objects, tracked: tracked, handed: make(chan struct{}), nodes: make(chan struct{}, 1),
+		log: deps.Log, node: node, bridge: bridge, objects: deps.Objects, tracked: tracked, handed: make(chan struct{}), nodes: make(chan struct{}, 1), gates: make(chan struct{}, 1),
 		tables: map[string]*table{podsTable: pods, guardTable: guard}, pods: map[attach.Key]attach.Record{}, follower: follow.New(deps.Objects, nil),
 		vacated: vacated{left: map[netip.Addr]departure{}},
 	}
-	lock := &sync.Mutex{}
+	lock := &j.lock
 	j.revocations = enforcer.NewRevocations(enforcer.RevocationOptions{
 		Lock: lock, Rest: func() time.Duration { return revokeRest }, Log: deps.Log,
 		Settled: func(ctx context.Context, owners []reconcile.Owner) error { return j.settled(ctx, owners...) },
@@ -249,7 +251,65 @@ func (j *Judge) Run(ctx context.Context) error {
 	}
 	group.Go(func() error { return j.revocations.Run(ctx) })
 	group.Go(func() error { return j.follow(ctx) })
+	group.Go(func() error { return j.guard(ctx) })
 	return group.Wait()
+}
+
+// guard maintains the table of the bridge's guard until ctx ends, and removes the base chains of the pods' table that no pod needs. The guard
+// drops what those chains have not marked: it comes after them, and goes before them.
+func (j *Judge) guard(ctx context.Context) error {
+	for {
+		var again <-chan time.Time
+		if err := j.guardStep(ctx); err != nil && ctx.Err() == nil {
+			j.log.Warn("the guard of the bridge is not as it must be, trying again", "table", guardTable, "error", err)
+			again = time.After(retry)
+		}
+		select {
+		case <-ctx.Done():
+			return ctx.Err()
+		case <-j.gates:
+		case <-again:
+		}
+	}
+}
+
+func (j *Judge) guardStep(ctx context.Context) error {
+	gated := false
+	j.compiled(func(c *nftables.Compiler) { gated = c.Gated() })
+	if !gated {
+		return nil
+	}
+	if err := j.tables[podsTable].settled(ctx, nftables.OwnerStatic, nftables.OwnerGates); err != nil {
+		return fmt.Errorf("table %s: %w", podsTable, err)
+	}
+	var items nftables.Items
+	j.compiled(func(c *nftables.Compiler) {
+		if c.Held() {
+			items = nftables.Guard(j.config())
+		}
+	})
+	guard := j.tables[guardTable]
+	guard.loop.Set(map[reconcile.Owner]nftables.Items{nftables.OwnerGates: items})
+	if err := guard.settled(ctx, nftables.OwnerGates); err != nil {
+		return fmt.Errorf("table %s: %w", guardTable, err)
+	}
+	if items == nil {
+		j.compiled((*nftables.Compiler).Ungate)
+	}
+	return nil
+}
+
+// compiled calls f with the compiler, once there is one.
+func (j *Judge) compiled(f func(*nftables.Compiler)) {
+	j.lock.Lock()
+	defer j.lock.Unlock()
+	if compiler, is := j.enforcer.Compiler().(*nftables.Compiler); is {
+		f(compiler)
+	}
+}
+
+func (j *Judge) config() nftables.Config {
+	return nftables.Config{Bridge: j.bridge, Group: host.PodGroup, Priority: priority}
 }
 
 // follow hands the objects to the enforcer until ctx ends.
@@ -455,18 +515,15 @@ func (j *Judge) start(ctx context.Context, pods []attach.Record) error {
 	if err != nil {
 		return err
 	}
-	config := nftables.Config{Bridge: j.bridge, Group: host.PodGroup, Priority: priority}
-	compiler := nftables.NewCompiler(j.tables[podsTable].loop, config)
-	compiler.GuardBy(j.tables[guardTable].loop)
-	j.enforcer.Compile(compiler, ranges)
+	j.enforcer.Compile(nftables.NewCompiler(j.tables[podsTable].loop, j.config()), ranges)
 	j.enforcer.Begin(nodes)
-	for _, name := range []string{guardTable, podsTable} {
+	for _, name := range []string{guardTable, podsTable} { // without a guard of before, chains may go
 		if err := j.tables[name].loop.Start(ctx, nil); err != nil {
 			return fmt.Errorf("table %s: %w", name, err)
 		}
 	}
 	// Start reports what could not be read. Without the base chains, pods would be open.
-	if err := j.settled(ctx, nftables.OwnerStatic); err != nil {
+	if err := j.settled(ctx); err != nil {
 		return err
 	}
 	j.sweep(ranges[j.node], pods)
@@ -498,4 +555,10 @@ func (j *Judge) Dismiss(keys []attach.Key) {
 		j.vacated.leave(&rec)
 	}
 	j.revocations.Soon()
+}
+
+// Left notes pods that are no ports of the bridge any more.
+func (j *Judge) Left(keys []attach.Key) {
+	j.compiled(func(c *nftables.Compiler) { c.Left(keys...) })
+	steps.Wake(j.gates)
 }

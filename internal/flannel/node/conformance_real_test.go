@@ -64,6 +64,7 @@ func (o open) Run(ctx context.Context) error          { <-ctx.Done(); return ctx
 func (o open) HandedOver() <-chan struct{}            { return o.handed }
 func (open) Admit(context.Context, []judge.Pod) error { return nil }
 func (open) Dismiss([]attach.Key)                     {}
+func (open) Left([]attach.Key)                        {}
 
 func dual() daemon.State {
 	return daemon.State{

@@ -172,6 +172,7 @@ func TestNetworkPolicies(t *testing.T) {
 	for _, from := range []string{"client", "other"} {
 		testwait.Eventually(t, from+" without a policy", func() error { return passes(spaces[from], to) })
 	}
+	testwait.Eventually(t, "no chain that pods do not need", func() error { return hooks(s.space, 0, 0) })
 	var established net.Conn
 	testwait.Eventually(t, "a connection without a policy", func() (err error) {
 		established, err = connect(spaces["other"], to)
@@ -189,6 +190,7 @@ func TestNetworkPolicies(t *testing.T) {
 	}
 	testwait.Eventually(t, "the policy ends what it does not allow", func() error { return refused(echoes(established)) })
 	testwait.Eventually(t, "the policy refuses", func() error { return refused(passes(spaces["other"], to)) })
+	testwait.Eventually(t, "chains for an isolated pod", func() error { return hooks(s.space, 2, 1) })
 	testwait.Eventually(t, "the policy allows", func() error { return passes(spaces["client"], to) })
 	testwait.Eventually(t, "the other direction", func() error { return passes(spaces["server"], addresses["other"]) })
 	// While another program opens the table, connections are opened that the policy does not allow. They end when the table is correct again.
@@ -220,6 +222,23 @@ func TestNetworkPolicies(t *testing.T) {
 		t.Fatal(err)
 	}
 	testwait.Eventually(t, "after the policy", func() error { return passes(spaces["other"], to) })
+	testwait.Eventually(t, "no chain that pods do not need any more", func() error { return hooks(s.space, 0, 0) })
+}
+
+// hooks returns an error unless the judge's tables have that many base chains: for pods, and for the bridge.
+func hooks(space ns.NetNS, pods, bridge int) error {
+	return space.Do(func(ns.NetNS) error {
+		for table, want := range map[string]int{"inet weft-flannel-pods": pods, "bridge weft-flannel-guard": bridge} {
+			out, err := exec.Command("nft", "add table "+table+"; list table "+table).CombinedOutput()
+			if err != nil {
+				return fmt.Errorf("nft: %w: %s", err, out)
+			}
+			if got := strings.Count(string(out), " hook "); got != want {
+				return fmt.Errorf("table %s has %d base chains, want %d", table, got, want)
+			}
+		}
+		return nil
+	})
 }
 
 // TestRefusedChains: the judge does not start if the kernel refuses the chains of its table: without them the pods would be open.

@@ -68,6 +68,8 @@ type Judge interface {
 	Admit(ctx context.Context, pods []judge.Pod) error
 	// Dismiss closes pods. It does not wait.
 	Dismiss(keys []attach.Key)
+	// Left notes dismissed pods that are no ports of the bridge any more.
+	Left(keys []attach.Key)
 }
 
 // Options of a Network.
@@ -376,7 +378,11 @@ func withdraw(ctx context.Context, n *Network, recs []attach.Record) error {
 		links[linkOwner(&recs[i])], ports[linkOwner(&recs[i])] = nil, nil
 	}
 	n.opts.Judge.Dismiss(keys)
-	return errors.Join(n.opts.Node.Pods.Delete(ctx, names...), n.opts.Node.Links.Apply(ctx, links), n.ports.Apply(ctx, ports), n.hostPorts.Unpublish(ctx, recs))
+	err := errors.Join(n.opts.Node.Pods.Delete(ctx, names...), n.opts.Node.Links.Apply(ctx, links), n.ports.Apply(ctx, ports), n.hostPorts.Unpublish(ctx, recs))
+	if err == nil {
+		n.opts.Judge.Left(keys)
+	}
+	return err
 }
 
 // Discard implements network.Discarder: the record's addresses are free.

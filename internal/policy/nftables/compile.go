@@ -37,18 +37,20 @@ type Items = map[nftnl.Key]nftnl.Item
 
 // Names of the static chains, maps and sets. The number of the address family is appended to names of maps and sets.
 const (
-	chainForward = "forward"
-	chainInput   = "input"
-	chainOutput  = "output"
-	chainEgress  = "egress"
-	chainIngress = "ingress"
-	chainMid     = "midstream"
-	chainFrom    = "midstream-from"
-	chainTo      = "midstream-to"
-	chainGuard   = "guard"
-	mapEgress    = "from"
-	mapIngress   = "to"
-	setSelf      = "self"
+	chainForward   = "forward"
+	chainForwarded = "forwarded"
+	chainInput     = "input"
+	chainReceived  = "received"
+	chainOutput    = "output"
+	chainEgress    = "egress"
+	chainIngress   = "ingress"
+	chainMid       = "midstream"
+	chainFrom      = "midstream-from"
+	chainTo        = "midstream-to"
+	chainGuard     = "guard"
+	mapEgress      = "from"
+	mapIngress     = "to"
+	setSelf        = "self"
 )
 
 // family is an address family with its fields.
@@ -79,16 +81,30 @@ func familyOf(address netip.Addr) family {
 // br_private.h).
 const mostAddresses = 8192
 
-// Static compiles the items that do not depend on policies.
+// Static compiles the items that do not depend on policies. No packet crosses them without [Gates].
+//
+// Their rules refer to conntrack also without Gates, so that the kernel tracks connections: those that exist when a pod is isolated are known
+// then.
 func Static(config Config) Items { return compileStatic(config, false) }
+
+// Gates compiles the base chains, which lead packets to the chains of [Static]. They exist while a pod of the node is isolated or not known:
+// without such a pod, they would drop nothing.
+func Gates(config Config) Items {
+	return nftnl.Items(
+		&nftnl.Chain{Name: chainForward, Hook: nftnl.HookForward, Priority: config.Priority},
+		&nftnl.Rules{Chain: chainForward, Rules: []nftnl.Rule{{Verdict: nftnl.Goto(chainForwarded)}}},
+		&nftnl.Chain{Name: chainInput, Hook: nftnl.HookInput, Priority: config.Priority},
+		&nftnl.Rules{Chain: chainInput, Rules: []nftnl.Rule{{Verdict: nftnl.Goto(chainReceived)}}},
+	)
+}
 
 // compileStatic compiles the items that do not depend on policies. With judge, the packets of established connections are judged as well, in
 // the direction in which the connection began; replies pass.
 func compileStatic(config Config, judge bool) Items {
 	in, out := nftnl.Is(nftnl.InDevice, nftnl.Name(config.Bridge)), nftnl.Is(nftnl.OutDevice, nftnl.Name(config.Bridge))
 	items := []nftnl.Item{
-		&nftnl.Chain{Name: chainForward, Hook: nftnl.HookForward, Priority: config.Priority},
-		&nftnl.Chain{Name: chainInput, Hook: nftnl.HookInput, Priority: config.Priority},
+		&nftnl.Chain{Name: chainForwarded},
+		&nftnl.Chain{Name: chainReceived},
 		&nftnl.Chain{Name: chainEgress},
 		&nftnl.Chain{Name: chainIngress},
 		&nftnl.Chain{Name: alwaysChain(policy.Egress)},
@@ -104,8 +120,7 @@ func compileStatic(config Config, judge bool) Items {
 			&nftnl.Set{Name: setSelf + f.suffix, Fields: []nftnl.Field{f.source, f.destination}},
 		)
 	}
-	// Most packets belong to established connections: they leave the base chain as early as possible. In forward, they all get the bit,
-	// also those that no port of the bridge sends: to compare names of devices costs more, and the bit means nothing elsewhere.
+	// Most packets belong to established connections: they leave the chain as early as possible. In forwarded, they all get the bit, also those that no port of the bridge sends: to compare names of devices costs more, and the bit means nothing elsewhere.
 	established := []nftnl.Rule{{
 		Matches: []nftnl.Match{nftnl.AnyBit(nftnl.ConntrackState, nftnl.StateEstablished|nftnl.StateRelated)}, Verdict: nftnl.Accept(),
 	}}
@@ -129,13 +144,13 @@ func compileStatic(config Config, judge bool) Items {
 	egress := nftnl.Rule{Matches: []nftnl.Match{in}, Verdict: nftnl.Jump(chainEgress)}
 	ingress := nftnl.Rule{Matches: []nftnl.Match{out}, Verdict: nftnl.Goto(chainIngress)}
 	for chain, rules := range map[string][]nftnl.Rule{
-		chainForward: append(passed, mark, mid, egress, ingress),
-		chainInput:   slices.Concat([]nftnl.Rule{others}, established, []nftnl.Rule{{Verdict: nftnl.Jump(chainEgress)}}),
-		chainEgress:  judged(policy.Egress),
-		chainIngress: judged(policy.Ingress),
-		chainMid:     {from, to},
-		chainFrom:    lookup(mapIngress, family.from),
-		chainTo:      lookup(mapEgress, family.to),
+		chainForwarded: append(passed, mark, mid, egress, ingress),
+		chainReceived:  slices.Concat([]nftnl.Rule{others}, established, []nftnl.Rule{{Verdict: nftnl.Jump(chainEgress)}}),
+		chainEgress:    judged(policy.Egress),
+		chainIngress:   judged(policy.Ingress),
+		chainMid:       {from, to},
+		chainFrom:      lookup(mapIngress, family.from),
+		chainTo:        lookup(mapEgress, family.to),
 
 		alwaysChain(policy.Egress):  always(policy.Egress),
 		alwaysChain(policy.Ingress): always(policy.Ingress),
@@ -171,8 +186,8 @@ func lookup(verdicts string, address func(family) nftnl.Field) []nftnl.Rule {
 // which passes packets through the chains of family inet.
 const guardPriority = 200
 
-// Guard compiles a table of family bridge. It drops IP packets from pods to other ports of the bridge that no chain has judged. Such
-// packets would pass while net.bridge's nf_call_iptables is off for the bridge, or br_netfilter is not loaded.
+// Guard compiles a table of family bridge. It drops IP packets from pods to other ports of the bridge that no chain has judged, so it must exist
+// only while [Gates] do. Such packets would pass while net.bridge's nf_call_iptables is off for the bridge, or br_netfilter is not loaded.
 func Guard(config Config) Items {
 	const ipv4, ipv6 = 0x0800, 0x86dd
 	rules := []nftnl.Rule{ // the rule for most packets is the first

@@ -12,8 +12,11 @@ import (
 	"weft.dev/weft/internal/reconcile"
 )
 
-// OwnerStatic owns the items that do not depend on policies.
-const OwnerStatic = reconcile.Owner("policies")
+// OwnerStatic owns the items of [Static], and OwnerGates those of [Gates].
+const (
+	OwnerStatic = reconcile.Owner("policies")
+	OwnerGates  = reconcile.Owner("policies/gates")
+)
 
 // Table is the loop that keeps the table: a *reconcile.Loop[nftnl.Key, nftnl.Item].
 type Table interface {
@@ -25,11 +28,14 @@ type Table interface {
 type Compiler struct {
 	table    Table
 	config   Config
-	guard    Table // nil: none
-	guards   Items
 	pods     map[attach.Key][]policy.Key
 	policies map[policy.Key]*used
 	sets     map[policy.SetName]int
+
+	// held are the attachments whose pods are isolated or not known, with those of closed attachments until Left. gated says that the table has
+	// the items of Gates.
+	held  map[attach.Key]struct{}
+	gated bool
 
 	// begun says that the table has the items that depend on no policy, and revoking that its chains judge the packets of established
 	// connections.
@@ -52,14 +58,31 @@ var _ enforcer.Compiler = (*Compiler)(nil)
 func NewCompiler(table Table, config Config) *Compiler {
 	return &Compiler{
 		table: table, config: config, pods: map[attach.Key][]policy.Key{}, policies: map[policy.Key]*used{}, sets: map[policy.SetName]int{},
-		dirtyPolicies: map[policy.Key]struct{}{}, dirtySets: map[policy.SetName]struct{}{},
+		held: map[attach.Key]struct{}{}, dirtyPolicies: map[policy.Key]struct{}{}, dirtySets: map[policy.SetName]struct{}{},
 	}
 }
 
-// GuardBy makes the compiler maintain the items of [Guard] in a second table, of family bridge, while a pod of the node is isolated or not
-// known. Without such a pod the guard would drop nothing that the policies forbid, and each bridged packet would cross it. It has to be called
-// before the first Commit.
-func (c *Compiler) GuardBy(table Table) { c.guard, c.guards = table, Guard(c.config) }
+// Left notes attachments that no packet reaches any more. Until then, one that was isolated when it was closed is Held.
+func (c *Compiler) Left(keys ...attach.Key) {
+	for _, key := range keys {
+		delete(c.held, key)
+	}
+}
+
+// Held reports whether a pod of the node is isolated or not known, and Gated whether the table has the items of [Gates]: from the Commit of the
+// first such pod until Ungate.
+func (c *Compiler) Held() bool { return len(c.held) > 0 }
+
+// Gated is described at Held.
+func (c *Compiler) Gated() bool { return c.gated }
+
+// Ungate removes the items of [Gates], unless a pod is Held. A table with the items of [Guard] must not be in effect any more.
+func (c *Compiler) Ungate() {
+	if c.gated && !c.Held() {
+		c.gated = false
+		c.table.Set(map[reconcile.Owner]Items{OwnerGates: nil})
+	}
+}
 
 // Apply implements enforcer.Compiler.
 func (c *Compiler) Apply(effect policy.Effect, index *policy.Index) {
@@ -100,25 +123,30 @@ func (c *Compiler) Clear() {
 // Commit implements enforcer.Compiler. The pass over conntrack that ends what is revoked takes the longer, the larger the kernel's table is.
 // Until it has ended, the chains judge the packets of established connections.
 func (c *Compiler) Commit(index *policy.Index, open []enforcer.Attachment, closed []attach.Record, revoking bool) []reconcile.Owner {
-	fragments, guards := map[reconcile.Owner]Items{}, map[reconcile.Owner]Items{}
+	fragments := map[reconcile.Owner]Items{}
 	for i := range closed {
-		fragments[podOwner(closed[i].Key())], guards[podOwner(closed[i].Key())] = nil, nil
-		c.use(closed[i].Key(), nil)
+		key := closed[i].Key()
+		fragments[podOwner(key)] = nil
+		c.use(key, nil)
 	}
 	for i := range open {
 		rec := &open[i].Record
 		var policies []policy.Key
 		var items Items
-		guard := c.guards
+		c.held[rec.Key()] = struct{}{}
 		if open[i].Known {
 			key := enforcer.PodOf(rec)
 			policies, items = index.Policies(key), Pod(index, key, addressesOf(rec))
 			if isolation, known := index.Isolation(key); known && !isolation.Ingress && !isolation.Egress {
-				guard = nil
+				delete(c.held, rec.Key())
 			}
 		}
-		fragments[podOwner(rec.Key())], guards[podOwner(rec.Key())] = items, guard
+		fragments[podOwner(rec.Key())] = items
 		c.use(rec.Key(), policies)
+	}
+	if c.Held() && !c.gated {
+		c.gated = true
+		fragments[OwnerGates] = Gates(c.config)
 	}
 	for key := range c.dirtyPolicies {
 		fragments[policyOwner(key)] = c.compilePolicy(index, key)
@@ -135,9 +163,6 @@ func (c *Compiler) Commit(index *policy.Index, open []enforcer.Attachment, close
 	if begin := revoking && len(fragments) > 0 && !c.revoking; begin || !c.begun {
 		c.begun, c.revoking = true, c.revoking || begin
 		fragments[OwnerStatic] = compileStatic(c.config, c.revoking)
-	}
-	if c.guard != nil && len(guards) > 0 {
-		c.guard.Set(guards)
 	}
 	if len(fragments) > 0 {
 		c.table.Set(fragments)

@@ -3,6 +3,7 @@ package nftables_test
 import (
 	"maps"
 	"net/netip"
+	"slices"
 	"testing"
 
 	corev1 "k8s.io/api/core/v1"
@@ -36,8 +37,8 @@ func (f fragments) has(hook nftnl.Hook) bool {
 	return false
 }
 
-// TestChainsThatPodsNeed: the guard of the bridge exists while a pod is isolated or not known, and the chain of the node's own packets while
-// one is isolated for egress.
+// TestChainsThatPodsNeed: the base chains exist from the commit of the first pod that is isolated or not known until the last one has left and
+// the guard of the bridge is gone, and the chain of the node's own packets while one is isolated for egress.
 func TestChainsThatPodsNeed(t *testing.T) {
 	index := policy.New("n1")
 	index.SetNamespace(policy.FromNamespace(&corev1.Namespace{ObjectMeta: metav1.ObjectMeta{Name: "a"}}))
@@ -56,34 +57,42 @@ func TestChainsThatPodsNeed(t *testing.T) {
 		}
 		index.SetPolicy(compiled)
 	}
-	table, guard := fragments{}, fragments{}
+	table := fragments{}
 	c := nftables.NewCompiler(table, nftables.Config{Bridge: bridge, Group: 78})
-	c.GuardBy(guard)
+	commit := func(known bool) func() []reconcile.Owner {
+		return func() []reconcile.Owner {
+			return c.Commit(index, []enforcer.Attachment{{Record: rec, Decision: enforcer.Decision{Known: known}}}, nil, false)
+		}
+	}
 	for _, step := range []struct {
-		name           string
-		types          []networkingv1.PolicyType
-		unknown, gone  bool
-		guards, output bool
+		name                string
+		do                  func() []reconcile.Owner
+		held, gated, output bool
+		waits               bool // for the base chains
 	}{
-		{name: "not known", unknown: true, guards: true},
-		{name: "not isolated"},
-		{name: "isolated for ingress", types: []networkingv1.PolicyType{networkingv1.PolicyTypeIngress}, guards: true},
-		{name: "isolated for egress", types: []networkingv1.PolicyType{networkingv1.PolicyTypeEgress}, guards: true, output: true},
-		{name: "detached", gone: true},
+		{name: "not isolated", do: commit(true)},
+		{name: "not known", do: commit(false), held: true, gated: true, waits: true},
+		{name: "known", do: commit(true), gated: true},
+		{name: "without the guard", do: func() []reconcile.Owner { c.Ungate(); return nil }},
+		{name: "isolated for ingress", do: func() []reconcile.Owner { isolate(networkingv1.PolicyTypeIngress); return commit(true)() }, held: true, gated: true, waits: true},
+		{name: "isolated for egress", do: func() []reconcile.Owner { isolate(networkingv1.PolicyTypeEgress); return commit(true)() }, held: true, gated: true, output: true},
+		{name: "still needed", do: func() []reconcile.Owner { c.Ungate(); return nil }, held: true, gated: true, output: true},
+		{name: "closed", do: func() []reconcile.Owner { return c.Commit(index, nil, []attach.Record{rec}, false) }, held: true, gated: true},
+		{name: "left", do: func() []reconcile.Owner { c.Left(rec.Key()); return nil }, gated: true},
+		{name: "not needed", do: func() []reconcile.Owner { c.Ungate(); return nil }},
 	} {
-		if len(step.types) > 0 {
-			isolate(step.types...)
+		owners := step.do()
+		if c.Held() != step.held || c.Gated() != step.gated {
+			t.Errorf("%s: held %t, gated %t", step.name, c.Held(), c.Gated())
 		}
-		if step.gone {
-			c.Commit(index, nil, []attach.Record{rec}, false)
-		} else {
-			c.Commit(index, []enforcer.Attachment{{Record: rec, Decision: enforcer.Decision{Known: !step.unknown}}}, nil, false)
-		}
-		if got := guard.has(nftnl.HookForward); got != step.guards {
-			t.Errorf("%s: guard %t", step.name, got)
+		if forward, input := table.has(nftnl.HookForward), table.has(nftnl.HookInput); forward != step.gated || input != step.gated {
+			t.Errorf("%s: base chain forward %t, input %t", step.name, forward, input)
 		}
 		if got := table.has(nftnl.HookOutput); got != step.output {
 			t.Errorf("%s: chain of the node's packets %t", step.name, got)
+		}
+		if got := slices.Contains(owners, nftables.OwnerGates); got != step.waits {
+			t.Errorf("%s: waits for the base chains: %t", step.name, got)
 		}
 	}
 }

@@ -153,6 +153,7 @@ func (n *node) table(t *testing.T, family nftnl.Family, name string, static nfta
 func (n *node) begin(t *testing.T, w oracle.World) {
 	t.Helper()
 	n.loop = n.table(t, nftnl.FamilyInet, "weft_policy", nil)
+	n.loop.Set(map[reconcile.Owner]nftables.Items{"gates": nftables.Gates(config)}) // the guard is there at all times
 	tracked, err := conntrack.New(n.space)
 	if err != nil {
 		t.Fatal(err)

@@ -87,7 +87,8 @@ func TestNotJudged(t *testing.T) {
 		t.Fatal(err)
 	}
 	closed("detached", 0, "10.0.0.2", "fd00::2", gateway4, outside4)
-	want := nftables.Static(nftables.Config{Bridge: bridge, Priority: -10})
+	want := nftables.Static(config)
+	maps.Copy(want, nftables.Gates(config))
 	have, err := n.loop.Read(t.Context())
 	if err != nil || !maps.EqualFunc(have, want, func(a, b nftnl.Item) bool { return a.Equal(b) }) {
 		t.Errorf("without pods, the table has %v, %v", have, err)
@@ -113,7 +114,8 @@ func TestEarlierRelease(t *testing.T) {
 		t.Fatalf("nft: %v\n%s", err, out)
 	}
 	n.start(t)
-	want := nftables.Static(nftables.Config{Bridge: bridge, Priority: -10})
+	want := nftables.Static(config)
+	maps.Copy(want, nftables.Gates(config))
 	have, err := n.loop.Read(t.Context())
 	if err != nil || !maps.EqualFunc(have, want, func(a, b nftnl.Item) bool { return a.Equal(b) }) {
 		t.Errorf("the table has %v, %v", have, err)

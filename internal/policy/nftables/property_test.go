@@ -139,6 +139,7 @@ func compileOn(t interface{ Fatal(args ...any) }, w oracle.World, bridge string)
 		index.SetPod(policy.FromPod(pod))
 	}
 	items := nftables.Static(nftables.Config{Bridge: bridge, Priority: -1})
+	maps.Copy(items, nftables.Gates(nftables.Config{Bridge: bridge, Priority: -1}))
 	for _, np := range w.Policies {
 		compiled, err := policy.FromNetworkPolicy(np)
 		if err != nil {
@@ -355,6 +356,7 @@ func TestMidstream(t *testing.T) {
 func TestClosed(t *testing.T) {
 	fake := nftnl.NewFake()
 	items := nftables.Static(nftables.Config{Bridge: bridge})
+	maps.Copy(items, nftables.Gates(nftables.Config{Bridge: bridge}))
 	maps.Copy(items, nftables.Pod(policy.New("n1"), policy.Key{Namespace: "a", Name: "unknown"}, []netip.Addr{netip.MustParseAddr("10.0.0.1")}))
 	if err := fake.Commit(t.Context(), reconcile.Change[nftnl.Key, nftnl.Item]{Set: items}); err != nil {
 		t.Fatal(err)
