@@ -3,6 +3,7 @@ package handover
 import (
 	"errors"
 	"fmt"
+	"slices"
 
 	"github.com/vishvananda/netlink"
 	"github.com/vishvananda/netns"
@@ -48,9 +49,8 @@ func Find(pod *Pod) (Port, error) {
 	return port, nil
 }
 
-// Close puts the veths that are ports of a bridge into a device group, and returns the names of those that were in another one. kernel is a
-// socket in the bridge's network namespace.
-func Close(kernel *netlink.Handle, bridge string, group uint32) ([]string, error) {
+// Ports returns the veths that are ports of a bridge; none if there is no bridge. kernel is a socket in its network namespace.
+func Ports(kernel *netlink.Handle, bridge string) ([]netlink.Link, error) {
 	of, err := kernel.LinkByName(bridge)
 	if errors.As(err, &netlink.LinkNotFoundError{}) {
 		return nil, nil
@@ -62,9 +62,19 @@ func Close(kernel *netlink.Handle, bridge string, group uint32) ([]string, error
 	if err != nil {
 		return nil, fmt.Errorf("list the ports of bridge %s: %w", bridge, err)
 	}
+	return slices.DeleteFunc(links, func(l netlink.Link) bool { return l.Attrs().MasterIndex != of.Attrs().Index || l.Type() != "veth" }), nil
+}
+
+// Close puts the veths that are ports of a bridge into a device group, and returns the names of those that were in another one. kernel is a
+// socket in the bridge's network namespace.
+func Close(kernel *netlink.Handle, bridge string, group uint32) ([]string, error) {
+	links, err := Ports(kernel, bridge)
+	if err != nil {
+		return nil, err
+	}
 	var closed []string
 	for _, l := range links {
-		if l.Attrs().MasterIndex != of.Attrs().Index || l.Type() != "veth" || l.Attrs().Group == group {
+		if l.Attrs().Group == group {
 			continue
 		}
 		if err := kernel.LinkSetGroup(l, int(group)); err != nil && !errors.Is(err, unix.ENODEV) { // its pod has ended meanwhile

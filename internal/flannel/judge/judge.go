@@ -1,4 +1,5 @@
-// Package judge enforces NetworkPolicies on the pods that are ports of a bridge, with nftables. A pod that is not admitted is closed.
+// Package judge enforces NetworkPolicies on the pods that are ports of a bridge, with nftables. A pod must be kept from the bridge until it is
+// admitted: while no pod of the node is isolated, no packet is judged.
 package judge
 
 import (
@@ -91,7 +92,12 @@ type Judge struct {
 	// mu guards what follows.
 	mu      sync.Mutex
 	pods    map[attach.Key]attach.Record
+	taken   map[netip.Addr]attach.Key // the addresses of pods
 	started bool
+	// ranges are those of this node's pods at the start. swept says that the base chains are in effect, and that connections of addresses
+	// in the ranges without a pod have been flushed since: packets to such addresses are dropped, and make no entry.
+	ranges []netip.Prefix
+	swept  bool
 }
 
 // Loop keeps a table.
@@ -150,11 +156,39 @@ func (t *table) settled(ctx context.Context, owners ...reconcile.Owner) error {
 
 // settled waits until the owners' fragments are in effect, and the base chains that lead packets to them.
 func (j *Judge) settled(ctx context.Context, owners ...reconcile.Owner) error {
-	if err := j.tables[podsTable].settled(ctx, append(owners, nftables.OwnerStatic, nftables.OwnerGates)...); err != nil {
+	steps.Wake(j.gates)
+	owners = append(slices.Clone(owners), nftables.OwnerStatic)
+	if j.gated() {
+		owners = append(owners, nftables.OwnerGates)
+	}
+	if err := j.tables[podsTable].settled(ctx, owners...); err != nil {
 		return fmt.Errorf("table %s: %w", podsTable, err)
 	}
-	steps.Wake(j.gates)
 	return nil
+}
+
+// sweepGated flushes the connections of the node's ranges that belong to no attached pod, once after base chains have come into effect. A pod
+// that is attached meanwhile flushes its own.
+func (j *Judge) sweepGated() error {
+	j.mu.Lock()
+	due, ranges := !j.swept, j.ranges
+	j.mu.Unlock()
+	if !due {
+		return nil
+	}
+	if err := nftables.FlushRanges(j.tracked, ranges, j.isTaken); err != nil {
+		return fmt.Errorf("end connections of addresses without a pod: %w", err)
+	}
+	j.mu.Lock()
+	j.swept = true
+	j.mu.Unlock()
+	return nil
+}
+
+// gated reports whether base chains are handed over.
+func (j *Judge) gated() (gated bool) {
+	j.compiled(func(c *nftables.Compiler) { gated = c.Gated() })
+	return gated
 }
 
 // New returns the judge of a node's pods on a bridge, in the caller's network namespace. Run has to be called, or Close.
@@ -176,7 +210,7 @@ func New(node, bridge string, deps *network.Deps) (*Judge, error) {
 	}
 	j := &Judge{
 		log: deps.Log, node: node, bridge: bridge, objects: deps.Objects, tracked: tracked, handed: make(chan struct{}), nodes: make(chan struct{}, 1), gates: make(chan struct{}, 1),
-		tables: map[string]*table{podsTable: pods, guardTable: guard}, pods: map[attach.Key]attach.Record{}, follower: follow.New(deps.Objects, nil),
+		tables: map[string]*table{podsTable: pods, guardTable: guard}, pods: map[attach.Key]attach.Record{}, taken: map[netip.Addr]attach.Key{}, follower: follow.New(deps.Objects, nil),
 		vacated: vacated{left: map[netip.Addr]departure{}},
 	}
 	lock := &j.lock
@@ -274,9 +308,7 @@ func (j *Judge) guard(ctx context.Context) error {
 }
 
 func (j *Judge) guardStep(ctx context.Context) error {
-	gated := false
-	j.compiled(func(c *nftables.Compiler) { gated = c.Gated() })
-	if !gated {
+	if !j.gated() {
 		return nil
 	}
 	if err := j.tables[podsTable].settled(ctx, nftables.OwnerStatic, nftables.OwnerGates); err != nil {
@@ -293,9 +325,18 @@ func (j *Judge) guardStep(ctx context.Context) error {
 	if err := guard.settled(ctx, nftables.OwnerGates); err != nil {
 		return fmt.Errorf("table %s: %w", guardTable, err)
 	}
-	if items == nil {
-		j.compiled((*nftables.Compiler).Ungate)
+	if items != nil {
+		return j.sweepGated()
 	}
+	j.compiled(func(c *nftables.Compiler) {
+		if c.Ungate(); c.Gated() {
+			steps.Wake(j.gates) // a pod needs them again
+			return
+		}
+		j.mu.Lock()
+		j.swept = false
+		j.mu.Unlock()
+	})
 	return nil
 }
 
@@ -422,11 +463,11 @@ func (j *Judge) places(ctx context.Context) (map[string][]netip.Prefix, map[poli
 	return ranges, nodes, nil
 }
 
-// Admit returns once the pods' verdicts are in effect. The first call, after HandedOver, has all attached pods. A pod may be admitted
+// Admit returns once the pods' verdicts are in effect, with the base chains. The guard of the bridge follows. The first call, after HandedOver, has all attached pods. A pod may be admitted
 // again.
 func (j *Judge) Admit(ctx context.Context, pods []Pod) error {
 	j.mu.Lock()
-	first := !j.started
+	first, swept := !j.started, j.swept
 	var fresh, all []attach.Record
 	for i := range pods {
 		rec := pods[i].record()
@@ -434,6 +475,9 @@ func (j *Judge) Admit(ctx context.Context, pods []Pod) error {
 			fresh = append(fresh, rec)
 		}
 		j.pods[rec.Key()] = rec
+		for _, address := range rec.Addresses {
+			j.taken[address.Addr()] = rec.Key()
+		}
 		all = append(all, rec)
 	}
 	j.mu.Unlock()
@@ -454,8 +498,35 @@ func (j *Judge) Admit(ctx context.Context, pods []Pod) error {
 			return err
 		}
 	}
+	if !swept {
+		if err := j.flushHeld(fresh); err != nil {
+			return err
+		}
+	}
 	j.enforcer.ReportProblems()
 	return nil
+}
+
+// flushHeld flushes the connections of new pods that are isolated or not known, once their verdicts are in effect. Without base chains, packets to
+// an address without a pod make an entry, of which the pod's first packet would be the reply.
+func (j *Judge) flushHeld(fresh []attach.Record) error {
+	var addresses []netip.Addr
+	j.compiled(func(c *nftables.Compiler) {
+		for i := range fresh {
+			if c.Holds(fresh[i].Key()) {
+				addresses = append(addresses, addressesOf(&fresh[i])...)
+			}
+		}
+	})
+	return nftables.FlushPods(j.tracked, addresses...)
+}
+
+func addressesOf(rec *attach.Record) []netip.Addr {
+	addresses := make([]netip.Addr, 0, len(rec.Addresses))
+	for _, address := range rec.Addresses {
+		addresses = append(addresses, address.Addr())
+	}
+	return addresses
 }
 
 // revoke flushes the connections that policies do not allow any more, and those of the addresses that pods have left. While rules for such
@@ -492,18 +563,23 @@ func (j *Judge) flushAddresses(ctx context.Context, addresses map[netip.Addr]dep
 }
 
 // sweep flushes the connections of the node's ranges that belong to no attached pod: an earlier agent process has left them.
-func (j *Judge) sweep(ranges []netip.Prefix, attached []attach.Record) {
-	var addresses []netip.Addr
-	for i := range attached {
-		for _, address := range attached[i].Addresses {
-			addresses = append(addresses, address.Addr())
-		}
-	}
-	if err := nftables.FlushRanges(j.tracked, ranges, addresses...); err != nil {
+func (j *Judge) sweep(ranges []netip.Prefix) {
+	j.mu.Lock()
+	j.ranges = ranges
+	j.mu.Unlock()
+	if err := nftables.FlushRanges(j.tracked, ranges, j.isTaken); err != nil {
 		j.log.Warn("connections of former pods could not be removed: each new pod's addresses are looked for instead", "error", err)
 		return
 	}
 	j.vacated.sweep(ranges)
+}
+
+// isTaken reports whether an address is that of an admitted pod.
+func (j *Judge) isTaken(address netip.Addr) bool {
+	j.mu.Lock()
+	defer j.mu.Unlock()
+	_, is := j.taken[address]
+	return is
 }
 
 // start programs the tables for the first time, with all attached pods.
@@ -515,21 +591,37 @@ func (j *Judge) start(ctx context.Context, pods []attach.Record) error {
 	if err != nil {
 		return err
 	}
-	j.enforcer.Compile(nftables.NewCompiler(j.tables[podsTable].loop, j.config()), ranges)
+	compiler := nftables.NewCompiler(j.tables[podsTable].loop, j.config())
+	compiler.Hold(strangers)
+	j.enforcer.Compile(compiler, ranges)
 	j.enforcer.Begin(nodes)
-	for _, name := range []string{guardTable, podsTable} { // without a guard of before, chains may go
-		if err := j.tables[name].loop.Start(ctx, nil); err != nil {
-			return fmt.Errorf("table %s: %w", name, err)
-		}
+	// A guard of before goes first: it drops what the base chains, which may go, have not marked.
+	guard := j.tables[guardTable].loop
+	err = guard.Start(ctx, nil)
+	if err == nil {
+		_, err = guard.Verify(ctx)
+	}
+	if err != nil {
+		return fmt.Errorf("table %s: %w", guardTable, err)
+	}
+	if err := j.tables[podsTable].loop.Start(ctx, nil); err != nil {
+		return fmt.Errorf("table %s: %w", podsTable, err)
 	}
 	// Start reports what could not be read. Without the base chains, pods would be open.
 	if err := j.settled(ctx); err != nil {
 		return err
 	}
-	j.sweep(ranges[j.node], pods)
+	j.sweep(ranges[j.node])
+	var dismissed []attach.Record
 	j.mu.Lock()
 	j.started = true
+	for i := range pods {
+		if _, still := j.pods[pods[i].Key()]; !still { // its DEL came meanwhile, before the enforcer had it
+			dismissed = append(dismissed, pods[i])
+		}
+	}
 	j.mu.Unlock()
+	j.enforcer.Close(dismissed...)
 	steps.Wake(j.nodes) // a Node may have changed since they were read
 	j.enforcer.ReportProblems()
 	j.revocations.Due(true) // policies may have changed while no agent ran
@@ -544,6 +636,7 @@ func (j *Judge) Dismiss(keys []attach.Key) {
 		if rec, had := j.pods[key]; had {
 			gone[key] = rec
 			delete(j.pods, key)
+			maps.DeleteFunc(j.taken, func(_ netip.Addr, by attach.Key) bool { return by == key })
 		}
 	}
 	j.mu.Unlock()
@@ -556,6 +649,12 @@ func (j *Judge) Dismiss(keys []attach.Key) {
 	}
 	j.revocations.Soon()
 }
+
+// strangers stands for ports of the bridge that are not those of admitted pods.
+var strangers = attach.Key{ContainerID: "ports of other pods"}
+
+// Alone notes that the bridge has no other ports than those of admitted pods. Until then, packets to other ports are dropped.
+func (j *Judge) Alone() { j.Left([]attach.Key{strangers}) }
 
 // Left notes pods that are no ports of the bridge any more.
 func (j *Judge) Left(keys []attach.Key) {

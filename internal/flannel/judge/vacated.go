@@ -11,8 +11,8 @@ import (
 )
 
 // vacated records the node's addresses that may have tracked connections although no pod has them: those that a pod has left, and all
-// outside the swept ranges. A new pod with such an address would inherit the connections. For an address without a pod, no new connection
-// is tracked, because the judge drops its packets.
+// outside the swept ranges. A new pod with such an address would inherit the connections. Other hosts' packets to an address without a pod
+// make entries too, except while the base chains drop them: flushHeld is about those.
 type vacated struct {
 	mu    sync.Mutex
 	swept []netip.Prefix

@@ -65,6 +65,7 @@ func (o open) HandedOver() <-chan struct{}            { return o.handed }
 func (open) Admit(context.Context, []judge.Pod) error { return nil }
 func (open) Dismiss([]attach.Key)                     {}
 func (open) Left([]attach.Key)                        {}
+func (open) Alone()                                   {}
 
 func dual() daemon.State {
 	return daemon.State{

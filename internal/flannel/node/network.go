@@ -68,6 +68,8 @@ type Judge interface {
 	Admit(ctx context.Context, pods []judge.Pod) error
 	// Dismiss closes pods. It does not wait.
 	Dismiss(keys []attach.Key)
+	// Alone notes that the bridge has no other ports than those of admitted pods.
+	Alone()
 	// Left notes dismissed pods that are no ports of the bridge any more.
 	Left(keys []attach.Key)
 }

@@ -9,11 +9,13 @@ import (
 	"net/netip"
 	"slices"
 
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sync/errgroup"
 
 	"weft.dev/weft/internal/attach"
 	"weft.dev/weft/internal/attach/plan"
 	"weft.dev/weft/internal/flannel/daemon"
+	"weft.dev/weft/internal/flannel/handover"
 	"weft.dev/weft/internal/flannel/judge"
 	"weft.dev/weft/internal/flannel/published"
 	"weft.dev/weft/internal/link"
@@ -202,6 +204,26 @@ func (n *Network) establish(ctx context.Context, b *bridge, again bool) error {
 		}
 	}
 	node.Links.Set(links) // a pod without its interface fails alone, and CHECK reports it
+	if again {
+		return nil
+	}
+	return n.alone(b.Name, attached)
+}
+
+// alone tells the judge whether the bridge has only ports of attached pods. Other ports are those of pods that could not be taken over, and of
+// attachments whose record is unreadable or whose DEL is under way.
+func (n *Network) alone(bridge string, attached []attach.Record) error {
+	ports, err := handover.Ports(n.kernel, bridge)
+	if err != nil {
+		return err
+	}
+	known := map[string]bool{}
+	for i := range attached {
+		known[attached[i].HostInterface] = true
+	}
+	if !slices.ContainsFunc(ports, func(l netlink.Link) bool { return !known[l.Attrs().Name] }) {
+		n.opts.Judge.Alone()
+	}
 	return nil
 }
 

@@ -14,6 +14,7 @@ import (
 	"github.com/vishvananda/netlink"
 	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
+	networkingv1 "k8s.io/api/networking/v1"
 	apierrors "k8s.io/apimachinery/pkg/api/errors"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
 	"k8s.io/client-go/kubernetes"
@@ -43,10 +44,9 @@ func (s *stage) plant(t *testing.T, to netip.Addr) {
 	}
 }
 
-// planted returns an error unless the node's conntrack table has connections to exactly these addresses.
-func (s *stage) planted(want ...netip.Addr) error {
-	var have []netip.Addr
-	err := s.space.Do(func(ns.NetNS) error {
+// plantedTo returns the addresses to which the node's conntrack table has planted connections.
+func (s *stage) plantedTo() (have []netip.Addr, err error) {
+	err = s.space.Do(func(ns.NetNS) error {
 		for _, family := range []netlink.InetFamily{unix.AF_INET, unix.AF_INET6} {
 			flows, err := netlink.ConntrackTableList(netlink.ConntrackTable, family)
 			if err != nil {
@@ -60,6 +60,12 @@ func (s *stage) planted(want ...netip.Addr) error {
 		}
 		return nil
 	})
+	return have, err
+}
+
+// planted returns an error unless these are the addresses of plantedTo.
+func (s *stage) planted(want ...netip.Addr) error {
+	have, err := s.plantedTo()
 	slices.SortFunc(have, netip.Addr.Compare)
 	slices.SortFunc(want, netip.Addr.Compare)
 	if err == nil && !slices.Equal(have, want) {
@@ -68,15 +74,9 @@ func (s *stage) planted(want ...netip.Addr) error {
 	return err
 }
 
-// TestConnectionsOfFormerPods: a pod does not inherit connections of its addresses: directly after the DEL of the former pod, later, or
-// when no agent ran meanwhile. Connections of a pod that stays are kept.
-func TestConnectionsOfFormerPods(t *testing.T) {
-	clients, err := kubernetes.NewForConfig(server.Config())
-	if err != nil {
-		t.Fatal(err)
-	}
-	s := newStage(t)
-	s.judge = enforcing(t)
+// register creates the Node of the stage, and pods with labels in namespace default.
+func (s *stage) register(t *testing.T, clients kubernetes.Interface, labels map[string]string, pods ...string) {
+	t.Helper()
 	node := &corev1.Node{ObjectMeta: metav1.ObjectMeta{Name: "n"}}
 	for _, subnet := range s.state.Subnets {
 		node.Spec.PodCIDRs = append(node.Spec.PodCIDRs, subnet.String())
@@ -88,18 +88,73 @@ func TestConnectionsOfFormerPods(t *testing.T) {
 	now := metav1.DeleteOptions{GracePeriodSeconds: new(int64(0))}
 	t.Cleanup(func() { _ = clients.CoreV1().Nodes().Delete(context.Background(), node.Name, now) })
 	account := &corev1.ServiceAccount{ObjectMeta: metav1.ObjectMeta{Name: "default", Namespace: "default"}}
-	_, err = clients.CoreV1().ServiceAccounts("default").Create(t.Context(), account, metav1.CreateOptions{})
+	_, err := clients.CoreV1().ServiceAccounts("default").Create(t.Context(), account, metav1.CreateOptions{})
 	if err != nil && !apierrors.IsAlreadyExists(err) {
 		t.Fatal(err)
 	}
-	for _, name := range []string{"stays", "first", "second", "third"} {
-		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "default"}}
+	for _, name := range pods {
+		pod := &corev1.Pod{ObjectMeta: metav1.ObjectMeta{Name: name, Namespace: "default", Labels: labels}}
 		pod.Spec = corev1.PodSpec{NodeName: "n", Containers: []corev1.Container{{Name: "c", Image: "i"}}}
 		if _, err := clients.CoreV1().Pods("default").Create(t.Context(), pod, metav1.CreateOptions{}); err != nil {
 			t.Fatal(err)
 		}
 		t.Cleanup(func() { _ = clients.CoreV1().Pods("default").Delete(context.Background(), name, now) })
 	}
+}
+
+// TestConnectionsToFreeAddresses: while no pod of the node is isolated, packets to an address without a pod make entries in conntrack. An isolated
+// pod with such an address does not inherit them, neither the first one nor those after it.
+func TestConnectionsToFreeAddresses(t *testing.T) {
+	clients, err := kubernetes.NewForConfig(server.Config())
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := newStage(t)
+	s.judge = enforcing(t)
+	selected := map[string]string{"app": "closed"}
+	s.register(t, clients, selected, "closed-1", "closed-2", "closed-3")
+	policies := clients.NetworkingV1().NetworkPolicies("default")
+	closed := &networkingv1.NetworkPolicy{ObjectMeta: metav1.ObjectMeta{Name: "closed"}}
+	closed.Spec.PodSelector.MatchLabels = selected
+	closed.Spec.PolicyTypes = []networkingv1.PolicyType{networkingv1.PolicyTypeIngress, networkingv1.PolicyTypeEgress}
+	if _, err := policies.Create(t.Context(), closed, metav1.CreateOptions{}); err != nil {
+		t.Fatal(err)
+	}
+	t.Cleanup(func() { _ = policies.Delete(context.Background(), "closed", metav1.DeleteOptions{}) })
+	h := serve(t, s)
+	testwait.Eventually(t, "no chain that pods do not need", func() error { return hooks(s.space, 0, 0) })
+	addresses := map[string]netip.Addr{"closed-1": netip.MustParseAddr("10.244.3.21"), "closed-2": netip.MustParseAddr("10.244.3.22"), "closed-3": netip.MustParseAddr("10.244.3.23")}
+	s.plant(t, addresses["closed-1"])
+	s.plant(t, addresses["closed-2"])
+	attached := func(name string) {
+		t.Helper()
+		if _, err := add(t, h, name, space(t), addresses[name].String()); err != nil {
+			t.Fatal(err)
+		}
+		if have, err := s.plantedTo(); err != nil || slices.Contains(have, addresses[name]) {
+			t.Errorf("%s has inherited a connection: %v, %v", name, have, err)
+		}
+	}
+	attached("closed-1")
+	testwait.Eventually(t, "connections to other free addresses end", func() error { return s.planted() })
+	if err := h.Del(t.Context(), &cni.Request{Command: cni.CommandDel, ContainerID: "closed-1", IfName: "eth0"}); err != nil {
+		t.Fatal(err)
+	}
+	testwait.Eventually(t, "no chain that pods do not need any more", func() error { return hooks(s.space, 0, 0) })
+	s.plant(t, addresses["closed-3"])
+	attached("closed-3")
+}
+
+// TestConnectionsOfFormerPods: a pod does not inherit connections of its addresses: directly after the DEL of the former pod, later, or
+// when no agent ran meanwhile. Connections of a pod that stays are kept.
+func TestConnectionsOfFormerPods(t *testing.T) {
+	clients, err := kubernetes.NewForConfig(server.Config())
+	if err != nil {
+		t.Fatal(err)
+	}
+	s := newStage(t)
+	s.judge = enforcing(t)
+	s.register(t, clients, nil, "stays", "first", "second", "third")
 	spaces := map[string]ns.NetNS{}
 	attached := func(h *lifecycle.Handler, name string, ips ...string) (all []netip.Addr) {
 		t.Helper()

@@ -62,6 +62,9 @@ func NewCompiler(table Table, config Config) *Compiler {
 	}
 }
 
+// Hold makes a pod that the enforcer does not know Held until Left.
+func (c *Compiler) Hold(key attach.Key) { c.held[key] = struct{}{} }
+
 // Left notes attachments that no packet reaches any more. Until then, one that was isolated when it was closed is Held.
 func (c *Compiler) Left(keys ...attach.Key) {
 	for _, key := range keys {
@@ -72,6 +75,12 @@ func (c *Compiler) Left(keys ...attach.Key) {
 // Held reports whether a pod of the node is isolated or not known, and Gated whether the table has the items of [Gates]: from the Commit of the
 // first such pod until Ungate.
 func (c *Compiler) Held() bool { return len(c.held) > 0 }
+
+// Holds reports whether an attachment is one of those that Held is about.
+func (c *Compiler) Holds(key attach.Key) bool {
+	_, is := c.held[key]
+	return is
+}
 
 // Gated is described at Held.
 func (c *Compiler) Gated() bool { return c.gated }

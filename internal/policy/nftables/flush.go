@@ -45,7 +45,7 @@ func FlushPods(tracked Conntrack, addresses ...netip.Addr) error {
 }
 
 // FlushRanges removes the connections of addresses in ranges that neither the node nor an attached pod has.
-func FlushRanges(tracked Conntrack, ranges []netip.Prefix, attached ...netip.Addr) error {
+func FlushRanges(tracked Conntrack, ranges []netip.Prefix, attached func(netip.Addr) bool) error {
 	if len(ranges) == 0 {
 		return nil
 	}
@@ -53,9 +53,8 @@ func FlushRanges(tracked Conntrack, ranges []netip.Prefix, attached ...netip.Add
 	if err != nil {
 		return err
 	}
-	here := setOf(attached)
 	foreign := func(a netip.Addr) bool {
-		return !here[a] && !own[a] && slices.ContainsFunc(ranges, func(r netip.Prefix) bool { return r.Contains(a) })
+		return !own[a] && slices.ContainsFunc(ranges, func(r netip.Prefix) bool { return r.Contains(a) }) && !attached(a)
 	}
 	_, err = tracked.Flush(func(t conntrack.Tracked) bool { return foreign(t.Source) || foreign(t.Destination) })
 	return err
