@@ -209,8 +209,10 @@ func New(node, bridge string, deps *network.Deps) (*Judge, error) {
 		return nil, err
 	}
 	j := &Judge{
-		log: deps.Log, node: node, bridge: bridge, objects: deps.Objects, tracked: tracked, handed: make(chan struct{}), nodes: make(chan struct{}, 1), gates: make(chan struct{}, 1),
-		tables: map[string]*table{podsTable: pods, guardTable: guard}, pods: map[attach.Key]attach.Record{}, taken: map[netip.Addr]attach.Key{}, follower: follow.New(deps.Objects, nil),
+		log: deps.Log, node: node, bridge: bridge, objects: deps.Objects, tracked: tracked,
+		handed: make(chan struct{}), nodes: make(chan struct{}, 1), gates: make(chan struct{}, 1),
+		tables: map[string]*table{podsTable: pods, guardTable: guard}, follower: follow.New(deps.Objects, nil),
+		pods: map[attach.Key]attach.Record{}, taken: map[netip.Addr]attach.Key{},
 		vacated: vacated{left: map[netip.Addr]departure{}},
 	}
 	lock := &j.lock
@@ -292,19 +294,7 @@ func (j *Judge) Run(ctx context.Context) error {
 // guard maintains the table of the bridge's guard until ctx ends, and removes the base chains of the pods' table that no pod needs. The guard
 // drops what those chains have not marked: it comes after them, and goes before them.
 func (j *Judge) guard(ctx context.Context) error {
-	for {
-		var again <-chan time.Time
-		if err := j.guardStep(ctx); err != nil && ctx.Err() == nil {
-			j.log.Warn("the guard of the bridge is not as it must be, trying again", "table", guardTable, "error", err)
-			again = time.After(retry)
-		}
-		select {
-		case <-ctx.Done():
-			return ctx.Err()
-		case <-j.gates:
-		case <-again:
-		}
-	}
+	return steps.Keep(ctx, j.log, j.gates, "the guard of the bridge", func() error { return j.guardStep(ctx) })
 }
 
 func (j *Judge) guardStep(ctx context.Context) error {
@@ -463,8 +453,8 @@ func (j *Judge) places(ctx context.Context) (map[string][]netip.Prefix, map[poli
 	return ranges, nodes, nil
 }
 
-// Admit returns once the pods' verdicts are in effect, with the base chains. The guard of the bridge follows. The first call, after HandedOver, has all attached pods. A pod may be admitted
-// again.
+// Admit returns once the pods' verdicts are in effect, with the base chains. The guard of the bridge follows. The first call, after
+// HandedOver, has all attached pods. A pod may be admitted again.
 func (j *Judge) Admit(ctx context.Context, pods []Pod) error {
 	j.mu.Lock()
 	first, swept := !j.started, j.swept
@@ -628,7 +618,7 @@ func (j *Judge) start(ctx context.Context, pods []attach.Record) error {
 	return j.revocations.Flush(ctx)
 }
 
-// Dismiss closes pods. It does not wait.
+// Dismiss withdraws the verdicts of pods. It does not wait. Pods that were isolated stay closed until Left.
 func (j *Judge) Dismiss(keys []attach.Key) {
 	gone := map[attach.Key]attach.Record{}
 	j.mu.Lock()

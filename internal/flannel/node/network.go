@@ -57,7 +57,7 @@ type Leases interface {
 	Ready() error
 }
 
-// Judge enforces NetworkPolicies on the pods of this node. A pod that is not admitted is closed.
+// Judge enforces NetworkPolicies on the pods of this node. A pod must be kept from the bridge until it is admitted.
 type Judge interface {
 	// Run follows policies until ctx ends.
 	Run(ctx context.Context) error
@@ -66,7 +66,7 @@ type Judge interface {
 	// Admit returns once the pods' verdicts are in effect. The first call, after HandedOver, has all attached pods. A pod may be admitted
 	// again.
 	Admit(ctx context.Context, pods []judge.Pod) error
-	// Dismiss closes pods. It does not wait.
+	// Dismiss withdraws the verdicts of pods. It does not wait. Pods that were isolated stay closed until Left.
 	Dismiss(keys []attach.Key)
 	// Alone notes that the bridge has no other ports than those of admitted pods.
 	Alone()

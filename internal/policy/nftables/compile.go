@@ -120,7 +120,8 @@ func compileStatic(config Config, judge bool) Items {
 			&nftnl.Set{Name: setSelf + f.suffix, Fields: []nftnl.Field{f.source, f.destination}},
 		)
 	}
-	// Most packets belong to established connections: they leave the chain as early as possible. In forwarded, they all get the bit, also those that no port of the bridge sends: to compare names of devices costs more, and the bit means nothing elsewhere.
+	// Most packets belong to established connections: they leave the chain as early as possible. In forwarded, they all get the bit, also
+	// those that no port of the bridge sends: to compare names of devices costs more, and the bit means nothing elsewhere.
 	established := []nftnl.Rule{{
 		Matches: []nftnl.Match{nftnl.AnyBit(nftnl.ConntrackState, nftnl.StateEstablished|nftnl.StateRelated)}, Verdict: nftnl.Accept(),
 	}}
@@ -213,7 +214,7 @@ const (
 	wholeHopLimit         = 255
 )
 
-// judged returns the rules of the chain of a direction. A packet that is allowed returns to the base chain.
+// judged returns the rules of the chain of a direction. A packet that is allowed returns.
 //
 // The verdict maps come first: they end the chain for packets of pods that no policy isolates. The elements of isolated pods jump, so that a
 // chain that ends without a verdict leads to the last rule, which drops. The kernel reads the generation of rules when a packet enters a base

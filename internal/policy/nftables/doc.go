@@ -2,8 +2,8 @@
 // are ports of a bridge of the kernel with net.bridge's nf_call_iptables and nf_call_ip6tables on. It is pure.
 //
 // [Compiler] is the enforcer.Compiler: it keeps a fragment for each attached pod ([Pod]), for each policy that isolates one ([Policy]), and
-// for each set of pods that their rules name ([Set]). [Static] has the chains that all packets cross and the verdict maps, [Gates] the base
-// chains that lead to them. [Guard] is a second table, of family bridge. [Flush] ends connections that were revoked.
+// for each set of pods that their rules name ([Set]). [Static] has the other chains and the verdict maps, [Gates] the base chains that lead to
+// them. [Guard] is a second table, of family bridge. [Flush] ends connections that were revoked.
 //
 // # Path of a packet
 //

@@ -72,8 +72,12 @@ func PolicyCost(ctx context.Context, c *lab.Cluster, n lab.Node, namespace strin
 		for item, count := range after {
 			added += float64(max(0, count-before[item]))
 		}
-		if err == nil && added < 2*costSide { // the verdicts of one side, the addresses of the other
+		switch {
+		case err != nil:
+		case added < 2*costSide: // the verdicts of one side, the addresses of the other
 			err = fmt.Errorf("%v rules and elements", added)
+		case revoking(after):
+			err = errRevoking
 		}
 		return err
 	})
@@ -159,6 +163,19 @@ func elsewhere(ctx context.Context, c *lab.Cluster, namespace string, i int, add
 		return fmt.Errorf("set the status of pod %s: %w", name, err)
 	}
 	return nil
+}
+
+// errRevoking says that rules are in the table that go when revoked connections have been removed from conntrack.
+var errRevoking = errors.New("connections are being removed from conntrack")
+
+// revoking reports whether a rule looks at the direction of connections: until revoked connections have been removed, only replies pass.
+func revoking(content map[string]int) bool {
+	for item := range content {
+		if strings.Contains(item, `"direction"`) {
+			return true
+		}
+	}
+	return false
 }
 
 // contentOf returns the rules and elements of a node's table of policies, with their number.
