@@ -79,7 +79,7 @@ type Judge struct {
 	tracked *conntrack.Table
 	handed  chan struct{}
 	nodes   chan struct{}
-	gates   chan struct{}
+	gates   *gates
 
 	follower    *follow.Follower
 	revocations *enforcer.Revocations
@@ -94,10 +94,8 @@ type Judge struct {
 	pods    map[attach.Key]attach.Record
 	taken   map[netip.Addr]attach.Key // the addresses of pods
 	started bool
-	// ranges are those of this node's pods at the start. swept says that the base chains are in effect, and that connections of addresses
-	// in the ranges without a pod have been flushed since: packets to such addresses are dropped, and make no entry.
+	// ranges are those of this node's pods at the start.
 	ranges []netip.Prefix
-	swept  bool
 }
 
 // Loop keeps a table.
@@ -156,39 +154,15 @@ func (t *table) settled(ctx context.Context, owners ...reconcile.Owner) error {
 
 // settled waits until the owners' fragments are in effect, and the base chains that lead packets to them.
 func (j *Judge) settled(ctx context.Context, owners ...reconcile.Owner) error {
-	steps.Wake(j.gates)
+	j.gates.changed()
 	owners = append(slices.Clone(owners), nftables.OwnerStatic)
-	if j.gated() {
+	if j.gates.wanted() {
 		owners = append(owners, nftables.OwnerGates)
 	}
 	if err := j.tables[podsTable].settled(ctx, owners...); err != nil {
 		return fmt.Errorf("table %s: %w", podsTable, err)
 	}
 	return nil
-}
-
-// sweepGated flushes the connections of the node's ranges that belong to no attached pod, once after base chains have come into effect. A pod
-// that is attached meanwhile flushes its own.
-func (j *Judge) sweepGated() error {
-	j.mu.Lock()
-	due, ranges := !j.swept, j.ranges
-	j.mu.Unlock()
-	if !due {
-		return nil
-	}
-	if err := nftables.FlushRanges(j.tracked, ranges, j.isTaken); err != nil {
-		return fmt.Errorf("end connections of addresses without a pod: %w", err)
-	}
-	j.mu.Lock()
-	j.swept = true
-	j.mu.Unlock()
-	return nil
-}
-
-// gated reports whether base chains are handed over.
-func (j *Judge) gated() (gated bool) {
-	j.compiled(func(c *nftables.Compiler) { gated = c.Gated() })
-	return gated
 }
 
 // New returns the judge of a node's pods on a bridge, in the caller's network namespace. Run has to be called, or Close.
@@ -210,11 +184,12 @@ func New(node, bridge string, deps *network.Deps) (*Judge, error) {
 	}
 	j := &Judge{
 		log: deps.Log, node: node, bridge: bridge, objects: deps.Objects, tracked: tracked,
-		handed: make(chan struct{}), nodes: make(chan struct{}, 1), gates: make(chan struct{}, 1),
+		handed: make(chan struct{}), nodes: make(chan struct{}, 1),
 		tables: map[string]*table{podsTable: pods, guardTable: guard}, follower: follow.New(deps.Objects, nil),
 		pods: map[attach.Key]attach.Record{}, taken: map[netip.Addr]attach.Key{},
 		vacated: vacated{left: map[netip.Addr]departure{}},
 	}
+	j.gates = &gates{wake: make(chan struct{}, 1), pods: pods, guard: guard, guarded: nftables.Guard(j.config()), compiled: j.compiled, sweep: j.sweepRanges}
 	lock := &j.lock
 	j.revocations = enforcer.NewRevocations(enforcer.RevocationOptions{
 		Lock: lock, Rest: func() time.Duration { return revokeRest }, Log: deps.Log,
@@ -287,47 +262,10 @@ func (j *Judge) Run(ctx context.Context) error {
 	}
 	group.Go(func() error { return j.revocations.Run(ctx) })
 	group.Go(func() error { return j.follow(ctx) })
-	group.Go(func() error { return j.guard(ctx) })
+	group.Go(func() error {
+		return steps.Keep(ctx, j.log, j.gates.wake, "the guard of the bridge", func() error { return j.gates.step(ctx) })
+	})
 	return group.Wait()
-}
-
-// guard maintains the table of the bridge's guard until ctx ends, and removes the base chains of the pods' table that no pod needs. The guard
-// drops what those chains have not marked: it comes after them, and goes before them.
-func (j *Judge) guard(ctx context.Context) error {
-	return steps.Keep(ctx, j.log, j.gates, "the guard of the bridge", func() error { return j.guardStep(ctx) })
-}
-
-func (j *Judge) guardStep(ctx context.Context) error {
-	if !j.gated() {
-		return nil
-	}
-	if err := j.tables[podsTable].settled(ctx, nftables.OwnerStatic, nftables.OwnerGates); err != nil {
-		return fmt.Errorf("table %s: %w", podsTable, err)
-	}
-	var items nftables.Items
-	j.compiled(func(c *nftables.Compiler) {
-		if c.Held() {
-			items = nftables.Guard(j.config())
-		}
-	})
-	guard := j.tables[guardTable]
-	guard.loop.Set(map[reconcile.Owner]nftables.Items{nftables.OwnerGates: items})
-	if err := guard.settled(ctx, nftables.OwnerGates); err != nil {
-		return fmt.Errorf("table %s: %w", guardTable, err)
-	}
-	if items != nil {
-		return j.sweepGated()
-	}
-	j.compiled(func(c *nftables.Compiler) {
-		if c.Ungate(); c.Gated() {
-			steps.Wake(j.gates) // a pod needs them again
-			return
-		}
-		j.mu.Lock()
-		j.swept = false
-		j.mu.Unlock()
-	})
-	return nil
 }
 
 // compiled calls f with the compiler, once there is one.
@@ -457,7 +395,7 @@ func (j *Judge) places(ctx context.Context) (map[string][]netip.Prefix, map[poli
 // HandedOver, has all attached pods. A pod may be admitted again.
 func (j *Judge) Admit(ctx context.Context, pods []Pod) error {
 	j.mu.Lock()
-	first, swept := !j.started, j.swept
+	first, swept := !j.started, j.gates.isSwept()
 	var fresh, all []attach.Record
 	for i := range pods {
 		rec := pods[i].record()
@@ -537,6 +475,14 @@ func (j *Judge) revoke(ctx context.Context) error {
 	return err
 }
 
+// sweepRanges flushes the connections of the node's ranges that belong to no attached pod. A pod that is attached meanwhile flushes its own.
+func (j *Judge) sweepRanges() error {
+	j.mu.Lock()
+	ranges := j.ranges
+	j.mu.Unlock()
+	return nftables.FlushRanges(j.tracked, ranges, j.isTaken)
+}
+
 // flushAddresses flushes the connections of addresses, once no rules for their former pods are in effect.
 func (j *Judge) flushAddresses(ctx context.Context, addresses map[netip.Addr]departure) error {
 	if len(addresses) == 0 {
@@ -557,7 +503,7 @@ func (j *Judge) sweep(ranges []netip.Prefix) {
 	j.mu.Lock()
 	j.ranges = ranges
 	j.mu.Unlock()
-	if err := nftables.FlushRanges(j.tracked, ranges, j.isTaken); err != nil {
+	if err := j.sweepRanges(); err != nil {
 		j.log.Warn("connections of former pods could not be removed: each new pod's addresses are looked for instead", "error", err)
 		return
 	}
@@ -582,7 +528,7 @@ func (j *Judge) start(ctx context.Context, pods []attach.Record) error {
 		return err
 	}
 	compiler := nftables.NewCompiler(j.tables[podsTable].loop, j.config())
-	compiler.Hold(strangers)
+	compiler.Hold(strangers())
 	j.enforcer.Compile(compiler, ranges)
 	j.enforcer.Begin(nodes)
 	// A guard of before goes first: it drops what the base chains, which may go, have not marked.
@@ -641,13 +587,13 @@ func (j *Judge) Dismiss(keys []attach.Key) {
 }
 
 // strangers stands for ports of the bridge that are not those of admitted pods.
-var strangers = attach.Key{ContainerID: "ports of other pods"}
+func strangers() attach.Key { return attach.Key{ContainerID: "ports of other pods"} }
 
 // Alone notes that the bridge has no other ports than those of admitted pods. Until then, packets to other ports are dropped.
-func (j *Judge) Alone() { j.Left([]attach.Key{strangers}) }
+func (j *Judge) Alone() { j.Left([]attach.Key{strangers()}) }
 
 // Left notes pods that are no ports of the bridge any more.
 func (j *Judge) Left(keys []attach.Key) {
 	j.compiled(func(c *nftables.Compiler) { c.Left(keys...) })
-	steps.Wake(j.gates)
+	j.gates.changed()
 }

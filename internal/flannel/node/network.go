@@ -256,7 +256,7 @@ func (n *Network) Connect(ctx context.Context, rec *attach.Record) (*types100.Re
 		created, err = n.opts.Node.Pods.Create(groupCtx, pair)
 		return err
 	})
-	group.Go(func() error { return n.ports.Apply(groupCtx, n.portFragment(rec, portItems(rec))) })
+	group.Go(func() error { return n.ports.Apply(groupCtx, portFragment(rec, portItems(rec))) })
 	group.Go(func() error { return n.opts.Judge.Admit(groupCtx, []judge.Pod{judge.PodOf(rec)}) })
 	group.Go(func() error {
 		if err := d.write(rec); err != nil {
@@ -315,7 +315,7 @@ func join(ctx context.Context, n *Network, rec *attach.Record, d *details) error
 
 func linkOwner(rec *attach.Record) reconcile.Owner { return reconcile.Owner(rec.Key().Owner()) }
 
-func (n *Network) portFragment(rec *attach.Record, fragment items) map[reconcile.Owner]map[nftnl.Key]nftnl.Item {
+func portFragment(rec *attach.Record, fragment items) map[reconcile.Owner]map[nftnl.Key]nftnl.Item {
 	return map[reconcile.Owner]map[nftnl.Key]nftnl.Item{linkOwner(rec): fragment}
 }
 
@@ -333,12 +333,12 @@ func (n *Network) Close(ctx context.Context, rec attach.Record) error {
 	var err error
 	select {
 	case <-n.handed:
-		err = errors.Join(n.ports.Apply(ctx, n.portFragment(&rec, nil)), n.hostPorts.Await(ctx, withdrawn))
+		err = errors.Join(n.ports.Apply(ctx, portFragment(&rec, nil)), n.hostPorts.Await(ctx, withdrawn))
 		if err == nil {
 			return nil
 		}
 	default:
-		n.ports.Set(n.portFragment(&rec, nil))
+		n.ports.Set(portFragment(&rec, nil))
 	}
 	return errors.Join(err, n.opts.Node.Pods.Delete(ctx, rec.HostInterface))
 }
