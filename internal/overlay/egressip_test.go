@@ -16,6 +16,7 @@ import (
 	"weft.dev/weft/internal/overlay/pipeline/layout"
 	"weft.dev/weft/internal/reconcile"
 	"weft.dev/weft/internal/service"
+	"weft.dev/weft/internal/transport"
 )
 
 // uplink records what was announced and flushed.
@@ -336,13 +337,13 @@ func TestEgressIPAndModes(t *testing.T) {
 // An egress IP is added while the switch hangs in the flush of a Service's connections: only the Service waits for the flush.
 func TestEgressIPWaitsForNoFlush(t *testing.T) {
 	l, _ := egressLife(t)
-	owner, web := svc("web", "172.30.0.10", service.KindClusterIP, service.UDP, "10.128.0.5:80")
+	owner, web := svc("web", "172.30.0.10", service.KindClusterIP, transport.UDP, "10.128.0.5:80")
 	l.services(t, one(owner, web))
 	hang, entered := make(chan struct{}), make(chan struct{})
 	l.node.tracked.hang, l.node.tracked.entered = hang, entered
 	served := make(chan error, 1)
 	go func() {
-		_, gone := svc("web", "172.30.0.10", service.KindClusterIP, service.UDP, "10.128.0.6:80")
+		_, gone := svc("web", "172.30.0.10", service.KindClusterIP, transport.UDP, "10.128.0.6:80")
 		served <- l.Services.Update(context.Background(), one(owner, gone))
 	}()
 	<-entered

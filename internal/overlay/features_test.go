@@ -17,6 +17,7 @@ import (
 	"weft.dev/weft/internal/overlay/pipeline"
 	"weft.dev/weft/internal/overlay/projects"
 	"weft.dev/weft/internal/service"
+	"weft.dev/weft/internal/transport"
 )
 
 // The values of features, as the tests name them.
@@ -56,7 +57,7 @@ func TestFeaturesDoNotWaitForEachOther(t *testing.T) {
 			return l.Multicast.Update(ctx, multicast.Change{Namespaces: map[string]*multicast.Namespace{"a": {VNID: 10, On: true}}})
 		},
 		"Services": func(ctx context.Context, l *life) error {
-			return l.Services.Update(ctx, one(svc("dns", "172.30.0.11", service.KindClusterIP, service.UDP, "10.128.0.5:53")))
+			return l.Services.Update(ctx, one(svc("dns", "172.30.0.11", service.KindClusterIP, transport.UDP, "10.128.0.5:53")))
 		},
 		"egress IPs": func(ctx context.Context, l *life) error { return l.EgressIPs.Update(ctx, leavesElsewhere(10, nodeB)) },
 		"View": func(ctx context.Context, l *life) error {
@@ -118,7 +119,7 @@ func TestFeaturesChangeDuringStart(t *testing.T) {
 	l.tenancy(t, vnids("a", 12))
 	l.leaves(t, heldHere(12))
 	l.guard(t, map[string]*egressfirewall.Firewall{"b": denying("192.0.2.0/24")})
-	owner, web := svc("web", "172.30.0.10", service.KindClusterIP, service.TCP, "10.128.0.5:80")
+	owner, web := svc("web", "172.30.0.10", service.KindClusterIP, transport.TCP, "10.128.0.5:80")
 	l.services(t, one(owner, web))
 	l.sings(t, "a 12 on")
 	release()

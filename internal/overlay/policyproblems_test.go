@@ -12,6 +12,7 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 
 	"weft.dev/weft/internal/policy"
+	"weft.dev/weft/internal/transport"
 )
 
 // problemReports records reported problems of policies.
@@ -83,7 +84,7 @@ func TestPolicyProblems(t *testing.T) {
 	six.Blocks = append(six.Blocks, netip.MustParsePrefix("10.0.0.0/8"))
 	l.policies(t, change("web", six, nil))
 	reports.want(t, "one block of IPv4 as well")
-	sctp := policy.Allow{AnyPeer: true, Services: []policy.Service{{Protocol: policy.SCTP, Port: 80, Mask: 0xffff}}}
+	sctp := policy.Allow{AnyPeer: true, Services: []policy.Service{{Protocol: transport.SCTP, Port: 80, Mask: 0xffff}}}
 	l.policies(t, change("web", sctp, nil))
 	reports.want(t, "SCTP on the userspace datapath", "SCTP")
 	l.pods.mu.Lock()

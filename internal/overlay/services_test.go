@@ -17,6 +17,7 @@ import (
 	"weft.dev/weft/internal/overlay/pipeline/cookies"
 	"weft.dev/weft/internal/reconcile"
 	"weft.dev/weft/internal/service"
+	"weft.dev/weft/internal/transport"
 )
 
 // tracked is the conntrack of a switch without connections: it records flushes.
@@ -74,7 +75,7 @@ func (c *tracked) outdated() []string {
 }
 
 // svc returns a Service with one address and these endpoints.
-func svc(name, ip string, kind service.Kind, protocol service.Protocol, to ...string) (reconcile.Owner, Service) {
+func svc(name, ip string, kind service.Kind, protocol transport.Protocol, to ...string) (reconcile.Owner, Service) {
 	v := service.VirtualAddress{
 		Owner: service.Owner("ns", name), Kind: kind, IP: netip.MustParseAddr(ip), Protocol: protocol, Port: 80, Verdict: service.Reject,
 	}
@@ -131,8 +132,8 @@ func groups(t tb, l *life) int {
 
 // A restart with the same Services changes nothing, and a change of a Service changes only that Service's flows.
 func TestServicesSurviveARestart(t *testing.T) {
-	web, webService := svc("web", "172.30.0.10", service.KindClusterIP, service.TCP, "10.128.0.5:80", "10.128.2.5:80")
-	dns, dnsService := svc("dns", "172.30.0.11", service.KindClusterIP, service.UDP, "10.128.0.5:53")
+	web, webService := svc("web", "172.30.0.10", service.KindClusterIP, transport.TCP, "10.128.0.5:80", "10.128.2.5:80")
+	dns, dnsService := svc("dns", "172.30.0.11", service.KindClusterIP, transport.UDP, "10.128.0.5:53")
 	all := ServiceChange{
 		Services: map[reconcile.Owner]Service{web: webService, dns: dnsService},
 		Nodes:    &pipeline.NodeAddresses{Local: []netip.Addr{netip.MustParseAddr("192.0.2.1")}},
@@ -173,10 +174,10 @@ func TestServicesSurviveARestart(t *testing.T) {
 // UDP connections to a removed endpoint are flushed once the flows are changed; a failed flush is retried.
 func TestStaleConnectionsAreFlushed(t *testing.T) {
 	l := start(t)
-	owner, both := svc("dns", "172.30.0.11", service.KindClusterIP, service.UDP, "10.128.0.5:53", "10.128.2.5:53")
+	owner, both := svc("dns", "172.30.0.11", service.KindClusterIP, transport.UDP, "10.128.0.5:53", "10.128.2.5:53")
 	l.services(t, one(owner, both))
 	l.node.tracked.outdated()
-	_, left := svc("dns", "172.30.0.11", service.KindClusterIP, service.UDP, "10.128.2.5:53")
+	_, left := svc("dns", "172.30.0.11", service.KindClusterIP, transport.UDP, "10.128.2.5:53")
 	refusal := errors.New("refused")
 	l.node.tracked.fail(refusal)
 	if err := l.Services.Update(t.Context(), one(owner, left)); !errors.Is(err, refusal) {
@@ -197,8 +198,8 @@ func TestStaleConnectionsAreFlushed(t *testing.T) {
 // they would be invalid.
 func TestFormerTargetsAreFlushed(t *testing.T) {
 	l := start(t)
-	web, webService := svc("web", "172.30.0.11", service.KindClusterIP, service.TCP, "10.128.0.5:8080")
-	other, otherService := svc("other", "172.30.0.12", service.KindClusterIP, service.TCP, "10.128.0.6:8080")
+	web, webService := svc("web", "172.30.0.11", service.KindClusterIP, transport.TCP, "10.128.0.5:8080")
+	other, otherService := svc("other", "172.30.0.12", service.KindClusterIP, transport.TCP, "10.128.0.6:8080")
 	change := one(web, webService)
 	change.Services[other] = otherService
 	l.services(t, change)
@@ -213,7 +214,7 @@ func TestFormerTargetsAreFlushed(t *testing.T) {
 	}
 	l.node.tracked.fail(nil)
 	l.services(t, ServiceChange{})
-	if done := l.node.tracked.done; len(done) != 1 || done[0].Proto != uint8(service.TCP) || done[0].Reply != (openflow.CTTuple{SrcPort: 8080}) {
+	if done := l.node.tracked.done; len(done) != 1 || done[0].Proto != uint8(transport.TCP) || done[0].Reply != (openflow.CTTuple{SrcPort: 8080}) {
 		t.Errorf("flushed: %v", done)
 	}
 	l.node.tracked.outdated()
@@ -232,8 +233,8 @@ func TestFormerTargetsAreFlushed(t *testing.T) {
 // A flow that the switch refuses blocks neither other Services nor their connections.
 func TestOneServiceFails(t *testing.T) {
 	l := start(t)
-	bad, badService := svc("bad", "172.30.0.12", service.KindClusterIP, service.UDP, "10.128.0.5:53")
-	good, goodService := svc("good", "172.30.0.11", service.KindClusterIP, service.UDP, "10.128.0.5:53")
+	bad, badService := svc("bad", "172.30.0.12", service.KindClusterIP, transport.UDP, "10.128.0.5:53")
+	good, goodService := svc("good", "172.30.0.11", service.KindClusterIP, transport.UDP, "10.128.0.5:53")
 	l.services(t, one(good, goodService))
 	l.node.tracked.outdated()
 	refuse := func(change reconcile.Change[openflow.Key, openflow.Entry]) error {
@@ -271,11 +272,11 @@ func TestOneAddressOneService(t *testing.T) {
 	}
 	l.update(t, sample())
 	now := time.Now()
-	old, oldService := svc("old", "203.0.113.7", service.KindExternalIP, service.TCP, "10.128.0.5:80")
+	old, oldService := svc("old", "203.0.113.7", service.KindExternalIP, transport.TCP, "10.128.0.5:80")
 	oldService.Created = now.Add(-time.Hour)
-	thief, thiefService := svc("a-thief", "203.0.113.7", service.KindExternalIP, service.TCP, "10.128.0.66:80")
+	thief, thiefService := svc("a-thief", "203.0.113.7", service.KindExternalIP, transport.TCP, "10.128.0.66:80")
 	thiefService.Created = now
-	balanced, balancedService := svc("balanced", "203.0.113.7", service.KindLoadBalancer, service.TCP, "10.128.0.6:80")
+	balanced, balancedService := svc("balanced", "203.0.113.7", service.KindLoadBalancer, transport.TCP, "10.128.0.6:80")
 	balancedService.Created = now
 	has := func(owner reconcile.Owner, want bool) {
 		t.Helper()
@@ -316,9 +317,9 @@ func TestClusterIPsLeftToTheHost(t *testing.T) {
 	}
 	proxied := service.Owner("ns", "proxied")
 	l.services(t, one(proxied, Service{Host: []netip.Addr{netip.MustParseAddr("172.30.0.8")}}))
-	own, ownService := svc("own", "172.30.0.9", service.KindClusterIP, service.TCP, "172.30.0.9:80") // its endpoint is the address itself
+	own, ownService := svc("own", "172.30.0.9", service.KindClusterIP, transport.TCP, "172.30.0.9:80") // its endpoint is the address itself
 	l.services(t, one(own, ownService))
-	served, servedService := svc("served", "172.30.0.10", service.KindClusterIP, service.TCP, "10.128.0.5:80")
+	served, servedService := svc("served", "172.30.0.10", service.KindClusterIP, transport.TCP, "10.128.0.5:80")
 	l.services(t, one(served, servedService))
 	if !left(proxied) || !left(own) || left(served) {
 		t.Errorf("left to the host: another proxy's %t, an endless one %t, a served one %t; want true, true, false", left(proxied), left(own), left(served))
@@ -339,7 +340,7 @@ func TestNamedAddressesHijackNothing(t *testing.T) {
 		Local: []netip.Addr{netip.MustParseAddr("192.0.2.1")}, Others: []netip.Addr{netip.MustParseAddr("192.0.2.2")},
 	}})
 	l.update(t, sample())
-	api, apiService := svc("kubernetes", "172.30.0.1", service.KindClusterIP, service.TCP, "192.0.2.2:6443")
+	api, apiService := svc("kubernetes", "172.30.0.1", service.KindClusterIP, transport.TCP, "192.0.2.2:6443")
 	l.services(t, one(api, apiService))
 	before := l.node.state(t)
 	for ip, why := range map[string]string{
@@ -347,7 +348,7 @@ func TestNamedAddressesHijackNothing(t *testing.T) {
 		"172.30.0.1": "Services' network", "172.30.0.99": "Services' network",
 	} {
 		for _, kind := range []service.Kind{service.KindExternalIP, service.KindLoadBalancer} {
-			owner, hostile := svc("hostile", ip, kind, service.TCP, "10.128.0.66:80")
+			owner, hostile := svc("hostile", ip, kind, transport.TCP, "10.128.0.66:80")
 			l.services(t, one(owner, hostile))
 			if held := l.held(t, owner); len(held) > 0 || !strings.Contains(warned[owner], why) {
 				t.Errorf("%s: %v, reported: %q", ip, held, warned[owner])
@@ -358,7 +359,7 @@ func TestNamedAddressesHijackNothing(t *testing.T) {
 		}
 	}
 	// A node gets an address that a Service named before.
-	owner, external := svc("external", "203.0.113.9", service.KindExternalIP, service.TCP, "10.128.0.66:80")
+	owner, external := svc("external", "203.0.113.9", service.KindExternalIP, transport.TCP, "10.128.0.66:80")
 	l.services(t, one(owner, external))
 	if len(l.held(t, owner)) == 0 {
 		t.Error("an unused address is not served")
@@ -373,14 +374,14 @@ func TestNamedAddressesHijackNothing(t *testing.T) {
 func TestTargetsFollowEndpoints(t *testing.T) {
 	l := start(t)
 	ports := func() int { return len(l.held(t, pipeline.OwnerTargets)) }
-	web, both := svc("web", "172.30.0.10", service.KindClusterIP, service.TCP, "10.128.0.5:8080", "10.128.2.5:8080")
+	web, both := svc("web", "172.30.0.10", service.KindClusterIP, transport.TCP, "10.128.0.5:8080", "10.128.2.5:8080")
 	l.services(t, one(web, both))
-	other, same := svc("other", "172.30.0.11", service.KindClusterIP, service.TCP, "10.128.2.6:8080")
+	other, same := svc("other", "172.30.0.11", service.KindClusterIP, transport.TCP, "10.128.2.6:8080")
 	l.services(t, one(other, same))
 	if n := ports(); n != 2 { // for both directions
 		t.Errorf("%d flows for one port of two Services", n)
 	}
-	_, unready := svc("web", "172.30.0.10", service.KindClusterIP, service.TCP)
+	_, unready := svc("web", "172.30.0.10", service.KindClusterIP, transport.TCP)
 	unready.Addresses[0].Known = both.Addresses[0].Known
 	l.services(t, one(web, unready))
 	l.services(t, one(other, Service{}))
@@ -391,7 +392,7 @@ func TestTargetsFollowEndpoints(t *testing.T) {
 	if n := ports(); n != 0 {
 		t.Errorf("%d flows, and no Service is left", n)
 	}
-	host, hosts := svc("host", "172.30.0.12", service.KindClusterIP, service.TCP, "192.0.2.1:6443", "192.0.2.2:6443")
+	host, hosts := svc("host", "172.30.0.12", service.KindClusterIP, transport.TCP, "192.0.2.1:6443", "192.0.2.2:6443")
 	l.services(t, one(host, hosts))
 	if n := ports(); n != 4 {
 		t.Errorf("%d flows for two hosts' addresses", n)
@@ -405,7 +406,7 @@ func TestServicesConverge(t *testing.T) {
 	last := map[reconcile.Owner]Service{}
 	for i := range 200 {
 		name := string(rune('a' + i*7%5))
-		owner, s := svc(name, []string{"203.0.113.1", "203.0.113.2"}[i*3%2], kinds[i*5%3], service.UDP, "10.128.0.5:53", "10.128.2.5:53")
+		owner, s := svc(name, []string{"203.0.113.1", "203.0.113.2"}[i*3%2], kinds[i*5%3], transport.UDP, "10.128.0.5:53", "10.128.2.5:53")
 		s.Created = time.Unix(int64(i*11%7), 0)
 		if i%4 == 3 {
 			s = Service{}

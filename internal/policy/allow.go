@@ -3,13 +3,15 @@ package policy
 import (
 	"net/netip"
 	"slices"
+
+	"weft.dev/weft/internal/transport"
 )
 
 // Connection is a connection as policies evaluate it: its source, and the destination after the translation of Services' addresses.
 type Connection struct {
 	Source, Destination netip.Addr
 	// Protocol is the number in the IP header. Port is the destination port; 0 for protocols without ports.
-	Protocol Protocol
+	Protocol transport.Protocol
 	Port     uint16
 }
 

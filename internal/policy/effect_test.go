@@ -9,6 +9,7 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 
 	"weft.dev/weft/internal/policy"
+	"weft.dev/weft/internal/transport"
 )
 
 func key(name string) policy.Key { return policy.Key{Namespace: "shop", Name: name} }
@@ -105,7 +106,7 @@ func TestNamedPortsFollowThePods(t *testing.T) {
 	named := func(name string, numbers ...uint16) policy.Pod {
 		p := pod(name, "web", map[string]string{"a": "10.0.0.1", "b": "10.0.0.2", "c": "10.0.0.3"}[name])
 		for _, n := range numbers {
-			p.Ports = append(p.Ports, policy.ContainerPort{NamedPort: policy.NamedPort{Protocol: policy.TCP, Name: "http"}, Number: n})
+			p.Ports = append(p.Ports, policy.ContainerPort{NamedPort: policy.NamedPort{Protocol: transport.TCP, Name: "http"}, Number: n})
 		}
 		return p
 	}
@@ -162,7 +163,7 @@ func TestNamedPortsFollowThePods(t *testing.T) {
 func TestNamedPortsFollowTheNamespaces(t *testing.T) {
 	x := policy.New("")
 	web := pod("web", "web", "10.0.0.1")
-	web.Ports = []policy.ContainerPort{{NamedPort: policy.NamedPort{Protocol: policy.TCP, Name: "http"}, Number: 80}}
+	web.Ports = []policy.ContainerPort{{NamedPort: policy.NamedPort{Protocol: transport.TCP, Name: "http"}, Number: 80}}
 	x.SetPod(web)
 	x.SetNamespace(policy.Namespace{Name: "shop"})
 	setPolicy(t, x, "policy", `{podSelector: {}, policyTypes: [Egress], egress: [{to: [{namespaceSelector: {matchLabels: {team: a}}}], ports: [{port: http}]}, {to: [{namespaceSelector: {}}], ports: [{port: http}]}]}`)
@@ -204,7 +205,7 @@ func TestNamedPortInABlock(t *testing.T) {
 	http := func(name string, addresses ...string) policy.Pod {
 		p := pod(name, "web", "")
 		p.Addresses = ips(addresses...)
-		p.Ports = []policy.ContainerPort{{NamedPort: policy.NamedPort{Protocol: policy.TCP, Name: "http"}, Number: 80}}
+		p.Ports = []policy.ContainerPort{{NamedPort: policy.NamedPort{Protocol: transport.TCP, Name: "http"}, Number: 80}}
 		return p
 	}
 	x.SetPod(http("first", "10.0.0.4"))

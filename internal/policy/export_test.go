@@ -1,5 +1,7 @@
 package policy
 
+import "weft.dev/weft/internal/transport"
+
 // Sets returns the numbers of sets, names of sets and scopes.
 func (x *Index) Sets() int {
 	n := len(x.sets.byName) + len(x.sets.views) + len(x.sets.scopes) + len(x.sets.seeking.selectors) + len(x.sets.seeking.pairs) + len(x.sets.seeking.rest)
@@ -15,7 +17,7 @@ func (x *Index) Size() int {
 }
 
 // Split splits a range of ports as rules do.
-func Split(protocol Protocol, ranges ...[2]uint16) []Service {
+func Split(protocol transport.Protocol, ranges ...[2]uint16) []Service {
 	var list []portRange
 	for _, r := range ranges {
 		list = append(list, portRange{protocol, uint32(r[0]), uint32(r[1])})

@@ -10,6 +10,7 @@ import (
 
 	"weft.dev/weft/internal/policy"
 	"weft.dev/weft/internal/policy/oracle"
+	"weft.dev/weft/internal/transport"
 )
 
 // judge evaluates packets by compiled rules, one rule and one address after the other.
@@ -85,7 +86,7 @@ func (j *judge) some(d policy.Direction, subject, peer netip.Addr, p oracle.Pack
 	})
 }
 
-var numbers = map[corev1.Protocol]policy.Protocol{corev1.ProtocolTCP: policy.TCP, corev1.ProtocolUDP: policy.UDP, corev1.ProtocolSCTP: policy.SCTP, "ICMP": 1}
+var numbers = map[corev1.Protocol]transport.Protocol{corev1.ProtocolTCP: transport.TCP, corev1.ProtocolUDP: transport.UDP, corev1.ProtocolSCTP: transport.SCTP, "ICMP": 1}
 
 // connects evaluates a packet by Index.Allows alone.
 func connects(x *policy.Index, w oracle.World, p oracle.Packet) bool {

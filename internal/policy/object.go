@@ -13,6 +13,8 @@ import (
 	"k8s.io/apimachinery/pkg/util/intstr"
 	"k8s.io/apimachinery/pkg/util/validation"
 	utilnet "k8s.io/utils/net"
+
+	"weft.dev/weft/internal/transport"
 )
 
 // AnnotationEstablished, on a NetworkPolicy, says what happens to established connections of its pods that policies no longer allow:
@@ -237,7 +239,7 @@ func port(obj *networkingv1.NetworkPolicyPort, path string, a *Allow, ranges *[]
 	if obj.Protocol != nil {
 		name = *obj.Protocol
 	}
-	proto, known := protocol(name)
+	proto, known := transport.Of(name)
 	if !known {
 		return fmt.Errorf("%s.protocol: %q is not one of TCP, UDP, SCTP", path, name)
 	}
@@ -305,7 +307,7 @@ func containerPorts(ports []corev1.ContainerPort) []ContainerPort {
 	var list []ContainerPort
 	for i := range ports {
 		c := &ports[i]
-		proto, known := protocol(cmp.Or(c.Protocol, corev1.ProtocolTCP))
+		proto, known := transport.Of(cmp.Or(c.Protocol, corev1.ProtocolTCP))
 		if c.Name == "" || !known || c.ContainerPort < 1 || c.ContainerPort > highestPort {
 			continue
 		}
@@ -317,17 +319,4 @@ func containerPorts(ports []corev1.ContainerPort) []ContainerPort {
 // FromNamespace returns the value of a namespace.
 func FromNamespace(obj *corev1.Namespace) Namespace {
 	return Namespace{Name: obj.Name, Labels: obj.Labels}
-}
-
-func protocol(name corev1.Protocol) (Protocol, bool) {
-	switch name {
-	case corev1.ProtocolTCP:
-		return TCP, true
-	case corev1.ProtocolUDP:
-		return UDP, true
-	case corev1.ProtocolSCTP:
-		return SCTP, true
-	default:
-		return 0, false
-	}
 }

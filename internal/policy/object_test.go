@@ -14,6 +14,7 @@ import (
 	"pgregory.net/rapid"
 
 	"weft.dev/weft/internal/policy"
+	"weft.dev/weft/internal/transport"
 )
 
 var byValue = cmp.Options{
@@ -37,8 +38,8 @@ func TestFromNetworkPolicy(t *testing.T) {
 	want := policy.Policy{Key: policy.Key{Namespace: "shop", Name: "web"}, Pods: got.Pods, Sides: [2]policy.Side{
 		policy.Ingress: {Isolates: true, Allows: []policy.Allow{{
 			Blocks:   []netip.Prefix{netip.MustParsePrefix("10.0.0.0/24"), netip.MustParsePrefix("10.128.0.0/9"), netip.MustParsePrefix("192.0.2.0/24")},
-			Services: []policy.Service{{policy.TCP, 80, all - 7}, {policy.TCP, 88, all - 1}, {policy.TCP, 90, all}, {policy.UDP, 5, all}},
-			Named:    []policy.NamedPort{{policy.TCP, "sql"}},
+			Services: []policy.Service{{transport.TCP, 80, all - 7}, {transport.TCP, 88, all - 1}, {transport.TCP, 90, all}, {transport.UDP, 5, all}},
+			Named:    []policy.NamedPort{{transport.TCP, "sql"}},
 		}}},
 		policy.Egress: {Isolates: true, Allows: []policy.Allow{{AnyPeer: true, AnyService: true}}},
 	}}
@@ -178,7 +179,7 @@ func TestFromPod(t *testing.T) {
 		status: {podIP: 10.0.0.9, podIPs: [{ip: 10.0.0.9}, {ip: "fd00::1"}, {ip: nonsense}, {ip: "fe80::1%eth0"}, {ip: ""}, {ip: "0.0.0.0"}]}}`))
 	want := policy.Pod{
 		Key: policy.Key{Namespace: "shop", Name: "db"}, Node: "n1", Labels: map[string]string{"a": "b"}, Addresses: []netip.Addr{netip.MustParseAddr("10.0.0.9"), netip.MustParseAddr("fd00::1")},
-		Ports: []policy.ContainerPort{{policy.NamedPort{Protocol: policy.TCP, Name: "sql"}, 5432}, {policy.NamedPort{Protocol: policy.TCP, Name: "sql"}, 5433}, {policy.NamedPort{Protocol: policy.UDP, Name: "dns"}, 53}},
+		Ports: []policy.ContainerPort{{policy.NamedPort{Protocol: transport.TCP, Name: "sql"}, 5432}, {policy.NamedPort{Protocol: transport.TCP, Name: "sql"}, 5433}, {policy.NamedPort{Protocol: transport.UDP, Name: "dns"}, 53}},
 	}
 	if diff := cmp.Diff(want, got, byValue); diff != "" {
 		t.Error(diff)
@@ -198,14 +199,14 @@ func TestRangesOfPorts(t *testing.T) {
 			first := rapid.Uint16().Draw(r, "first")
 			ranges = append(ranges, [2]uint16{first, rapid.Uint16Range(first, 65535).Draw(r, "last")})
 		}
-		services := policy.Split(policy.TCP, ranges...)
+		services := policy.Split(transport.TCP, ranges...)
 		for port := range 65536 {
 			in, times := false, 0
 			for _, x := range ranges {
 				in = in || port >= int(x[0]) && port <= int(x[1])
 			}
 			for _, s := range services {
-				if s.Contains(policy.TCP, uint16(port)) {
+				if s.Contains(transport.TCP, uint16(port)) {
 					times++
 				}
 			}
@@ -227,7 +228,7 @@ func TestRangesOfPorts(t *testing.T) {
 		{[][2]uint16{{80, 80}, {81, 81}, {82, 83}}, 1},
 		{[][2]uint16{{65535, 65535}, {65535, 65535}}, 1},
 	} {
-		if got := policy.Split(policy.TCP, c.ranges...); len(got) != c.want {
+		if got := policy.Split(transport.TCP, c.ranges...); len(got) != c.want {
 			t.Errorf("%v comes apart into %d: %v", c.ranges, len(got), got)
 		}
 	}

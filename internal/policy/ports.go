@@ -4,13 +4,15 @@ import (
 	"cmp"
 	"math/bits"
 	"slices"
+
+	"weft.dev/weft/internal/transport"
 )
 
 const highestPort = 65535
 
 // portRange is the ports from first to last, both included. The type of the numbers can also hold 65536.
 type portRange struct {
-	protocol    Protocol
+	protocol    transport.Protocol
 	first, last uint32
 }
 

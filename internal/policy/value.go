@@ -3,9 +3,9 @@ package policy
 import (
 	"cmp"
 	"net/netip"
-	"strconv"
 
 	"weft.dev/weft/internal/reconcile"
+	"weft.dev/weft/internal/transport"
 )
 
 // Direction says which side of a connection a policy isolates.
@@ -26,30 +26,6 @@ func (d Direction) String() string {
 		return "egress"
 	}
 	return "ingress"
-}
-
-// Protocol is a transport protocol, by its number in an IP header.
-type Protocol uint8
-
-// The protocols of NetworkPolicies.
-const (
-	TCP  Protocol = 6
-	UDP  Protocol = 17
-	SCTP Protocol = 132
-)
-
-// String returns the protocol's name as Kubernetes writes it.
-func (p Protocol) String() string {
-	switch p {
-	case TCP:
-		return "TCP"
-	case UDP:
-		return "UDP"
-	case SCTP:
-		return "SCTP"
-	default:
-		return "protocol " + strconv.Itoa(int(p))
-	}
 }
 
 // HostNetworkNamespace is the namespace whose labels stand for the nodes of the cluster, as in OpenShift.
@@ -109,7 +85,7 @@ type Peer struct {
 
 // NamedPort is a port by its name in containers.
 type NamedPort struct {
-	Protocol Protocol
+	Protocol transport.Protocol
 	Name     string
 }
 
@@ -176,12 +152,12 @@ type Rule struct {
 
 // Service is a protocol with destination ports: those equal to Port in the bits of Mask. Mask 0 is all ports.
 type Service struct {
-	Protocol   Protocol
+	Protocol   transport.Protocol
 	Port, Mask uint16
 }
 
 // Contains reports whether a packet of this protocol to this port belongs to the service.
-func (s Service) Contains(protocol Protocol, port uint16) bool {
+func (s Service) Contains(protocol transport.Protocol, port uint16) bool {
 	return s.Protocol == protocol && port&s.Mask == s.Port
 }
 

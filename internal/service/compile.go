@@ -4,6 +4,8 @@ import (
 	"cmp"
 	"net/netip"
 	"slices"
+
+	"weft.dev/weft/internal/transport"
 )
 
 // Compile returns the virtual addresses by which pods of this node reach the Service, sorted. Slices of other Services are ignored. The
@@ -100,7 +102,7 @@ type hinted struct {
 // portName matches a Service's port with ports of slices.
 type portName struct {
 	name     string
-	protocol Protocol
+	protocol transport.Protocol
 }
 
 // slicePort is a port of a slice, with the slice's endpoints.

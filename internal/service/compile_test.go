@@ -10,6 +10,7 @@ import (
 	"github.com/google/go-cmp/cmp"
 
 	"weft.dev/weft/internal/service"
+	"weft.dev/weft/internal/transport"
 )
 
 var here = service.Place{Node: "here", Zone: "z1"}
@@ -40,14 +41,14 @@ func eps(texts ...string) []service.SliceEndpoint {
 func slice(name string, endpoints ...string) service.Slice {
 	return service.Slice{
 		Namespace: "ns", Service: "web", Name: name, Endpoints: eps(endpoints...),
-		Ports: []service.SlicePort{{Name: "http", Protocol: service.TCP, Number: 8080}},
+		Ports: []service.SlicePort{{Name: "http", Protocol: transport.TCP, Number: 8080}},
 	}
 }
 
 func web(change func(*service.Service)) service.Service {
 	s := service.Service{
 		Namespace: "ns", Name: "web", ClusterIP: netip.MustParseAddr("172.30.0.10"),
-		Ports: []service.Port{{Name: "http", Protocol: service.TCP, Number: 80}},
+		Ports: []service.Port{{Name: "http", Protocol: transport.TCP, Number: 80}},
 	}
 	if change != nil {
 		change(&s)
@@ -142,13 +143,13 @@ func TestCompile(t *testing.T) {
 		{
 			"several ports, resolved by slices, which differ",
 			web(func(s *service.Service) {
-				s.Ports = append(s.Ports, service.Port{Name: "dns", Protocol: service.UDP, Number: 53}, service.Port{Name: "sig", Protocol: service.SCTP, Number: 80})
+				s.Ports = append(s.Ports, service.Port{Name: "dns", Protocol: transport.UDP, Number: 53}, service.Port{Name: "sig", Protocol: transport.SCTP, Number: 80})
 			}),
 			[]service.Slice{
 				{Namespace: "ns", Service: "web", Name: "a", Endpoints: eps("1"), Ports: []service.SlicePort{
-					{Name: "http", Protocol: service.TCP, Number: 8080}, {Name: "dns", Protocol: service.UDP, Number: 5353}, {Name: "dns", Protocol: service.TCP, Number: 5354},
+					{Name: "http", Protocol: transport.TCP, Number: 8080}, {Name: "dns", Protocol: transport.UDP, Number: 5353}, {Name: "dns", Protocol: transport.TCP, Number: 5354},
 				}},
-				{Namespace: "ns", Service: "web", Name: "b", Endpoints: eps("1", "2"), Ports: []service.SlicePort{{Name: "http", Protocol: service.TCP, Number: 9090}}},
+				{Namespace: "ns", Service: "web", Name: "b", Endpoints: eps("1", "2"), Ports: []service.SlicePort{{Name: "http", Protocol: transport.TCP, Number: 9090}}},
 			},
 			[]string{"TCP 172.30.0.10:80 to 1:8080 1:9090 2:9090", "UDP 172.30.0.10:53 to 1:5353", "SCTP 172.30.0.10:80 reject"},
 		},
@@ -171,11 +172,11 @@ func TestCompileNamesTheOwner(t *testing.T) {
 
 func TestOutdated(t *testing.T) {
 	dns := web(func(s *service.Service) {
-		s.Ports = []service.Port{{Name: "dns", Protocol: service.UDP, Number: 53, NodePort: 30053}, {Name: "http", Protocol: service.TCP, Number: 80}}
+		s.Ports = []service.Port{{Name: "dns", Protocol: transport.UDP, Number: 53, NodePort: 30053}, {Name: "http", Protocol: transport.TCP, Number: 80}}
 	})
 	with := func(endpoints ...string) []service.VirtualAddress {
 		s := slice("a", endpoints...)
-		s.Ports = append(s.Ports, service.SlicePort{Name: "dns", Protocol: service.UDP, Number: 5353})
+		s.Ports = append(s.Ports, service.SlicePort{Name: "dns", Protocol: transport.UDP, Number: 5353})
 		return service.Compile(dns, []service.Slice{s}, here)
 	}
 	idled := dns

@@ -1,6 +1,7 @@
 package service
 
 import (
+	"cmp"
 	"net/netip"
 	"slices"
 	"strings"
@@ -8,6 +9,8 @@ import (
 
 	corev1 "k8s.io/api/core/v1"
 	discoveryv1 "k8s.io/api/discovery/v1"
+
+	"weft.dev/weft/internal/transport"
 )
 
 // AnnotationIdled is the annotation by which `oc idle` marks a Service as idled, with the time as its value.
@@ -44,7 +47,7 @@ func FromService(obj *corev1.Service) (Service, bool) {
 	}
 	for i := range obj.Spec.Ports {
 		p := &obj.Spec.Ports[i]
-		proto, known := protocol(p.Protocol)
+		proto, known := transport.Of(cmp.Or(p.Protocol, corev1.ProtocolTCP))
 		number, usable := port(p.Port)
 		if !known || !usable {
 			continue
@@ -79,9 +82,9 @@ func FromSlice(obj *discoveryv1.EndpointSlice) (Slice, bool) {
 		if p.Port == nil { // all ports: not usable for a Service
 			continue
 		}
-		proto, known := TCP, true
+		proto, known := transport.TCP, true
 		if p.Protocol != nil {
-			proto, known = protocol(*p.Protocol)
+			proto, known = transport.Of(cmp.Or(*p.Protocol, corev1.ProtocolTCP))
 		}
 		number, usable := port(*p.Port)
 		if !known || !usable {
@@ -181,19 +184,6 @@ func ranges(texts []string) []netip.Prefix {
 	}
 	slices.SortFunc(list, netip.Prefix.Compare)
 	return list
-}
-
-func protocol(p corev1.Protocol) (Protocol, bool) {
-	switch p {
-	case corev1.ProtocolTCP, "":
-		return TCP, true
-	case corev1.ProtocolUDP:
-		return UDP, true
-	case corev1.ProtocolSCTP:
-		return SCTP, true
-	default:
-		return 0, false
-	}
 }
 
 func port(n int32) (uint16, bool) {

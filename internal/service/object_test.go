@@ -12,6 +12,7 @@ import (
 	discoveryv1 "k8s.io/api/discovery/v1"
 
 	"weft.dev/weft/internal/service"
+	"weft.dev/weft/internal/transport"
 )
 
 func parse[T any](t testing.TB, text string) *T {
@@ -37,7 +38,7 @@ func TestFromService(t *testing.T) {
 		LoadBalancerIPs: []netip.Addr{netip.MustParseAddr("192.0.2.60"), netip.MustParseAddr("192.0.2.62")},
 		SourceRanges:    []netip.Prefix{netip.MustParsePrefix("10.9.0.0/16")},
 		InternalLocal:   true, ExternalLocal: true, Affinity: 30 * time.Second, Idled: true,
-		Ports: []service.Port{{Name: "http", Protocol: service.TCP, Number: 80, NodePort: 30080}, {Name: "dns", Protocol: service.UDP, Number: 53}},
+		Ports: []service.Port{{Name: "http", Protocol: transport.TCP, Number: 80, NodePort: 30080}, {Name: "dns", Protocol: transport.UDP, Number: 53}},
 	}
 	if diff := cmp.Diff(want, got, byValue); diff != "" || !ok {
 		t.Error(ok, diff)
@@ -73,7 +74,7 @@ func TestFromSlice(t *testing.T) {
 	got, ok := service.FromSlice(parse[discoveryv1.EndpointSlice](t, sliceJSON))
 	want := service.Slice{
 		Namespace: "ns", Service: "web", Name: "web-1",
-		Ports: []service.SlicePort{{Name: "http", Protocol: service.TCP, Number: 8080}, {Protocol: service.TCP, Number: 9090}},
+		Ports: []service.SlicePort{{Name: "http", Protocol: transport.TCP, Number: 8080}, {Protocol: transport.TCP, Number: 9090}},
 		Endpoints: []service.SliceEndpoint{
 			{IP: netip.MustParseAddr("10.0.0.1"), Node: "here", Ready: true, Serving: true, Zones: []string{"z1"}, Nodes: []string{"here"}},
 			{IP: netip.MustParseAddr("10.0.0.2"), Serving: true, Terminating: true},

@@ -8,6 +8,7 @@ import (
 	"pgregory.net/rapid"
 
 	"weft.dev/weft/internal/service"
+	"weft.dev/weft/internal/transport"
 )
 
 // oracle decides for one endpoint whether a new connection of a pod may be forwarded to it. It evaluates all slices for each endpoint, and
@@ -76,7 +77,7 @@ func drawSlices(r *rapid.T) []service.Slice {
 	port := rapid.Custom(func(r *rapid.T) service.SlicePort {
 		return service.SlicePort{
 			Name: rapid.SampledFrom([]string{"http", "dns"}).Draw(r, "name"), Number: rapid.SampledFrom([]uint16{8080, 5353}).Draw(r, "number"),
-			Protocol: rapid.SampledFrom([]service.Protocol{service.TCP, service.UDP}).Draw(r, "protocol"),
+			Protocol: rapid.SampledFrom([]transport.Protocol{transport.TCP, transport.UDP}).Draw(r, "protocol"),
 		}
 	})
 	return rapid.SliceOfN(rapid.Custom(func(r *rapid.T) service.Slice {
@@ -98,7 +99,7 @@ func TestCompileProperty(t *testing.T) {
 		svc := web(func(s *service.Service) {
 			s.ExternalIPs = []netip.Addr{netip.MustParseAddr("192.0.2.50")}
 			s.InternalLocal, s.ExternalLocal = rapid.Bool().Draw(r, "internal"), rapid.Bool().Draw(r, "external")
-			s.Ports = append(s.Ports, service.Port{Name: "dns", Protocol: service.UDP, Number: 53, NodePort: 30053})
+			s.Ports = append(s.Ports, service.Port{Name: "dns", Protocol: transport.UDP, Number: 53, NodePort: 30053})
 		})
 		slices := drawSlices(r)
 		list := service.Compile(svc, slices, here)

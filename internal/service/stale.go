@@ -3,11 +3,13 @@ package service
 import (
 	"net/netip"
 	"slices"
+
+	"weft.dev/weft/internal/transport"
 )
 
 // Stale names connections whose translation is outdated. A zero Endpoint means connections that were not translated.
 type Stale struct {
-	Protocol Protocol
+	Protocol transport.Protocol
 	// IP is the virtual address, the zero Addr for a node port; Port is its port.
 	IP       netip.Addr
 	Port     uint16
@@ -26,7 +28,7 @@ func Outdated(before, after []VirtualAddress) []Stale {
 	var list []Stale
 	for i := range before {
 		was, is := &before[i], now[before[i].key()]
-		if was.Protocol != UDP {
+		if was.Protocol != transport.UDP {
 			continue
 		}
 		var still []netip.AddrPort
@@ -35,7 +37,7 @@ func Outdated(before, after []VirtualAddress) []Stale {
 		}
 		for _, gone := range was.Serving {
 			if !contains(still, gone) {
-				list = append(list, Stale{UDP, was.IP, was.Port, gone})
+				list = append(list, Stale{transport.UDP, was.IP, was.Port, gone})
 			}
 		}
 	}
@@ -47,8 +49,8 @@ func Outdated(before, after []VirtualAddress) []Stale {
 		is := &after[i]
 		was, known := verdicts[is.key()]
 		served, rejected := known && was == Forward, !known || was == Reject
-		if is.Protocol == UDP && (is.Verdict == Forward && !served || is.Verdict == Wake && rejected) {
-			list = append(list, Stale{Protocol: UDP, IP: is.IP, Port: is.Port})
+		if is.Protocol == transport.UDP && (is.Verdict == Forward && !served || is.Verdict == Wake && rejected) {
+			list = append(list, Stale{Protocol: transport.UDP, IP: is.IP, Port: is.Port})
 		}
 	}
 	return slices.Clip(list)

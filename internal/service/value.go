@@ -7,31 +7,8 @@ import (
 	"time"
 
 	"weft.dev/weft/internal/reconcile"
+	"weft.dev/weft/internal/transport"
 )
-
-// Protocol is a transport protocol, by its number in an IP header.
-type Protocol uint8
-
-// The protocols of Services.
-const (
-	TCP  Protocol = 6
-	UDP  Protocol = 17
-	SCTP Protocol = 132
-)
-
-// String returns the protocol's name as Kubernetes writes it.
-func (p Protocol) String() string {
-	switch p {
-	case TCP:
-		return "TCP"
-	case UDP:
-		return "UDP"
-	case SCTP:
-		return "SCTP"
-	default:
-		return "unknown"
-	}
-}
 
 // Service is the part of a Service that is compiled.
 type Service struct {
@@ -68,7 +45,7 @@ func Owner(namespace, name string) reconcile.Owner {
 type Port struct {
 	// Name matches it with ports of slices; a Service's only port may have no name.
 	Name     string
-	Protocol Protocol
+	Protocol transport.Protocol
 	// Number is the port at the Service's addresses. NodePort is the port at the nodes' addresses; 0: none.
 	Number, NodePort uint16
 }
@@ -85,7 +62,7 @@ type Slice struct {
 type SlicePort struct {
 	// Name is the name of the Service's port.
 	Name     string
-	Protocol Protocol
+	Protocol transport.Protocol
 	Number   uint16
 }
 
@@ -140,7 +117,7 @@ type VirtualAddress struct {
 	Kind     Kind
 	// IP is the address; the zero Addr for KindNodePort.
 	IP       netip.Addr
-	Protocol Protocol
+	Protocol transport.Protocol
 	Port     uint16
 	// Affinity is how long a client keeps its endpoint after its last new connection; 0: no affinity.
 	Affinity time.Duration
@@ -173,7 +150,7 @@ type Endpoint struct {
 // key identifies the virtual address of a packet.
 type key struct {
 	ip       netip.Addr
-	protocol Protocol
+	protocol transport.Protocol
 	port     uint16
 }
 

@@ -38,6 +38,14 @@ func Start(ctx context.Context, step string, attributes ...attribute.KeyValue) (
 	}
 }
 
+// Run runs a step.
+func Run(ctx context.Context, step string, run func(context.Context) error) error {
+	ctx, end := Start(ctx, step)
+	err := run(ctx)
+	end(err)
+	return err
+}
+
 // Record reports a step that is already over, as a span only.
 func Record(ctx context.Context, step string, begin, end time.Time, attributes ...attribute.KeyValue) {
 	_, span := Tracer(ctx).Start(ctx, step, trace.WithTimestamp(begin), trace.WithAttributes(attributes...))

@@ -60,9 +60,6 @@ func (p *Pod) record() attach.Record {
 const (
 	podsTable  = "weft-flannel-pods"
 	guardTable = "weft-flannel-guard"
-	// priority is before other programs' filter chains, and after the chains of earlier releases (-10 and -9), which the transaction
-	// that adds these chains removes: a packet that it finds between two chains is judged by the ones or by the others.
-	priority = -8
 	// revokeRest is how long the connections of removed pods may wait for their flush, so that several are flushed together.
 	revokeRest = time.Second
 	// retry is the delay before a failed step is repeated, unless an object changes.
@@ -278,7 +275,7 @@ func (j *Judge) compiled(f func(*nftables.Compiler)) {
 }
 
 func (j *Judge) config() nftables.Config {
-	return nftables.Config{Bridge: j.bridge, Group: host.PodGroup, Priority: priority}
+	return nftables.Config{Bridge: j.bridge, Group: host.PodGroup}
 }
 
 // follow hands the objects to the enforcer until ctx ends.

@@ -41,6 +41,7 @@ import (
 	machine "weft.dev/weft/internal/node"
 	"weft.dev/weft/internal/placement"
 	"weft.dev/weft/internal/reconcile"
+	"weft.dev/weft/internal/timing"
 )
 
 // Name is the network's name, in annotations, records, metrics and logs.
@@ -236,6 +237,19 @@ func hostName(req *cni.Request) string {
 	return "wf" + hex.EncodeToString(sum[:6])
 }
 
+// The steps of an ADD below connect, in metrics and traces. All but the last run side by side.
+const (
+	// stepLink creates the veth pair, and configures it in the pod.
+	stepLink = "link"
+	// stepAddresses programs the check of the port's addresses, and stepPolicies the pod's NetworkPolicies.
+	stepAddresses = "addresses"
+	stepPolicies  = "policies"
+	// stepFiles writes the files of flannel's plugins, and programs host ports.
+	stepFiles = "files"
+	// stepPort makes the host veth a port of the bridge, and writes the record.
+	stepPort = "port"
+)
+
 // Connect implements network.Network. Everything of the pod is made at the same time, but the pod joins the bridge only when all of it is
 // there: the rules, and the files by which host-local's addresses are the pod's.
 func (n *Network) Connect(ctx context.Context, rec *attach.Record) (*types100.Result, error) {
@@ -252,17 +266,20 @@ func (n *Network) Connect(ctx context.Context, rec *attach.Record) (*types100.Re
 	n.mu.Unlock()
 	var created podlink.Created
 	group, groupCtx := errgroup.WithContext(ctx)
-	group.Go(func() (err error) {
-		created, err = n.opts.Node.Pods.Create(groupCtx, pair)
+	step := func(name string, run func(context.Context) error) {
+		group.Go(func() error { return timing.Run(groupCtx, name, run) })
+	}
+	step(stepLink, func(ctx context.Context) (err error) {
+		created, err = n.opts.Node.Pods.Create(ctx, pair)
 		return err
 	})
-	group.Go(func() error { return n.ports.Apply(groupCtx, portFragment(rec, portItems(rec))) })
-	group.Go(func() error { return n.opts.Judge.Admit(groupCtx, []judge.Pod{judge.PodOf(rec)}) })
-	group.Go(func() error {
+	step(stepAddresses, func(ctx context.Context) error { return n.ports.Apply(ctx, portFragment(rec, portItems(rec))) })
+	step(stepPolicies, func(ctx context.Context) error { return n.opts.Judge.Admit(ctx, []judge.Pod{judge.PodOf(rec)}) })
+	step(stepFiles, func(ctx context.Context) error {
 		if err := d.write(rec); err != nil {
 			return err
 		}
-		return n.hostPorts.Publish(groupCtx, rec) // only now are the addresses certainly the pod's
+		return n.hostPorts.Publish(ctx, rec) // only now are the addresses certainly the pod's
 	})
 	switch err := group.Wait(); {
 	case errors.Is(err, handover.ErrReserved):
@@ -270,7 +287,7 @@ func (n *Network) Connect(ctx context.Context, rec *attach.Record) (*types100.Re
 	case err != nil:
 		return nil, err
 	}
-	if err := join(ctx, n, rec, &d); err != nil {
+	if err := timing.Run(ctx, stepPort, func(ctx context.Context) error { return join(ctx, n, rec, &d) }); err != nil {
 		return nil, err
 	}
 	return d.result(rec, created.HostMAC), nil

@@ -8,14 +8,14 @@ import (
 
 	"k8s.io/apimachinery/pkg/types"
 
-	"weft.dev/weft/internal/service"
+	"weft.dev/weft/internal/transport"
 )
 
 // groupKey is a port of a Service.
 type groupKey struct {
 	uid      types.UID
 	name     string
-	protocol service.Protocol
+	protocol transport.Protocol
 	port     uint16
 }
 

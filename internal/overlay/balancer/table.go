@@ -13,6 +13,7 @@ import (
 	"weft.dev/weft/internal/overlay/pipeline/groupid"
 	"weft.dev/weft/internal/reconcile"
 	"weft.dev/weft/internal/service"
+	"weft.dev/weft/internal/transport"
 )
 
 // table is the state of Services. It is not for concurrent use.
@@ -50,7 +51,7 @@ type knownService struct {
 // place is the destination of packets to an address; ip is the zero Addr for node ports.
 type place struct {
 	ip       netip.Addr
-	protocol service.Protocol
+	protocol transport.Protocol
 	port     uint16
 }
 
@@ -243,7 +244,7 @@ func (x *table) aim(c *pipeline.Config, known *knownService) {
 		}
 		if x.targets[t]--; x.targets[t] == 0 {
 			delete(x.targets, t)
-			if t.Protocol == service.TCP && c.Mode != pipeline.ModeNetworkPolicy {
+			if t.Protocol == transport.TCP && c.Mode != pipeline.ModeNetworkPolicy {
 				x.untracked[t] = x.changes
 			}
 		}

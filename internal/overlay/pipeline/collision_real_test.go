@@ -15,7 +15,7 @@ import (
 	"golang.org/x/sys/unix"
 
 	"weft.dev/weft/internal/overlay/pipeline"
-	"weft.dev/weft/internal/service"
+	"weft.dev/weft/internal/transport"
 )
 
 // dialFrom connects from a port of a pod that other connections of the pod may use as well.
@@ -50,8 +50,8 @@ func TestOnePortManyWaysToOneEndpoint(t *testing.T) {
 			n.serve(n.pods["b"].space, "b", "tcp", ":8080")
 			n.serve(n.pods["b"].space, "b", "udp", ":8080")
 			n.apply(
-				vip("one", "172.30.0.10", service.TCP, 80, "10.128.0.6:8080"), vip("two", "172.30.0.11", service.TCP, 80, "10.128.0.6:8080"),
-				vip("oneu", "172.30.0.10", service.UDP, 80, "10.128.0.6:8080"), vip("twou", "172.30.0.11", service.UDP, 80, "10.128.0.6:8080"),
+				vip("one", "172.30.0.10", transport.TCP, 80, "10.128.0.6:8080"), vip("two", "172.30.0.11", transport.TCP, 80, "10.128.0.6:8080"),
+				vip("oneu", "172.30.0.10", transport.UDP, 80, "10.128.0.6:8080"), vip("twou", "172.30.0.11", transport.UDP, 80, "10.128.0.6:8080"),
 			)
 			const direct, one, two = "10.128.0.6:8080", "172.30.0.10:80", "172.30.0.11:80"
 			for i, order := range [][]string{{direct, one, two}, {direct, two, one}, {one, two}} {
@@ -89,7 +89,7 @@ func TestPortsAreUsedAgain(t *testing.T) {
 	n := startNode(t, 2)
 	n.setMode(pipeline.ModeNetworkPolicy) // all connections of pods are tracked in this mode
 	n.serve(n.pods["b"].space, "b", "tcp", ":8080")
-	n.apply(vip("one", "172.30.0.10", service.TCP, 80, "10.128.0.6:8080"))
+	n.apply(vip("one", "172.30.0.10", transport.TCP, 80, "10.128.0.6:8080"))
 	for i, to := range []string{"10.128.0.6:8080", "172.30.0.10:80"} {
 		for range 5 {
 			conn, err := n.dialFrom("a", "tcp", 40000+i, to)

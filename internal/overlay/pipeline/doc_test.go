@@ -14,6 +14,7 @@ import (
 	"weft.dev/weft/internal/overlay/pipeline/conjunction"
 	"weft.dev/weft/internal/overlay/pipeline/layout"
 	"weft.dev/weft/internal/policy"
+	"weft.dev/weft/internal/transport"
 )
 
 // TestDocument keeps docs/pipeline.md up to date: it is generated from the tables and the flows.
@@ -114,7 +115,7 @@ func samplePolicies() *conjunction.Compiler {
 	key := policy.Key{Namespace: "one", Name: "web"}
 	x.Apply(policy.Effect{Policies: []policy.Key{key}}, oneRule{policy.Rule{
 		Name: "one/web ingress[0]", Policy: key, Direction: policy.Ingress, Subjects: "server", PeerSets: []policy.SetName{"clients"},
-		Services: []policy.Service{{Protocol: policy.TCP, Port: 80, Mask: 0xffff}},
+		Services: []policy.Service{{Protocol: transport.TCP, Port: 80, Mask: 0xffff}},
 	}})
 	return x
 }

@@ -10,6 +10,7 @@ import (
 
 	"weft.dev/weft/internal/overlay/pipeline"
 	"weft.dev/weft/internal/service"
+	"weft.dev/weft/internal/transport"
 )
 
 // In every mode, pods reach neither the metadata service, except its name server, nor the ports that serve ignition files: neither
@@ -68,7 +69,7 @@ func TestServicesLeadToNoNodeSecrets(t *testing.T) {
 		n.serve(n.NetNS, "host", "tcp", endpoint)
 		name, address := fmt.Sprintf("s%d", len(list)), fmt.Sprintf("172.30.0.%d", 40+len(list))
 		addresses[endpoint] = address + ":80"
-		list = append(list, vip(name, address, service.TCP, 80, endpoint))
+		list = append(list, vip(name, address, transport.TCP, 80, endpoint))
 	}
 	n.apply(list...)
 	for endpoint, passes := range endpoints {

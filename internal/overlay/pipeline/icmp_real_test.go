@@ -18,8 +18,8 @@ import (
 
 	"weft.dev/weft/internal/openflow/ovstest"
 	"weft.dev/weft/internal/policy"
-	"weft.dev/weft/internal/service"
 	"weft.dev/weft/internal/testwait"
+	"weft.dev/weft/internal/transport"
 )
 
 // quoted returns a UDP packet as an ICMP error quotes it: the IP header and the UDP header.
@@ -109,7 +109,7 @@ func pathMTU(t *testing.T, conn net.Conn) int {
 // Of all pods, only the peer of a connection can send an ICMP error into it: directly, and if a Service on the same node translates.
 func TestICMPErrorsFromDeniedPods(t *testing.T) {
 	n := byPoliciesOf(t, 3)
-	n.apply(vip("dns", "172.30.0.9", service.UDP, 53, "10.128.0.6:7946"))
+	n.apply(vip("dns", "172.30.0.9", transport.UDP, 53, "10.128.0.6:7946"))
 	endpoint := netip.MustParseAddrPort("10.128.0.6:7946")
 	server := n.listen(t, "b", endpoint.String())
 	for _, to := range []string{"10.128.0.6:7946", "172.30.0.9:53"} {
@@ -156,7 +156,7 @@ const narrow = 576
 func TestFragmentationNeededFromDeniedPods(t *testing.T) {
 	n := byPoliciesOf(t, 3)
 	n.isolate("a", policy.Isolation{Ingress: true})
-	n.apply(vip("dns", "172.30.0.9", service.UDP, 53, "10.128.0.6:7946"))
+	n.apply(vip("dns", "172.30.0.9", transport.UDP, 53, "10.128.0.6:7946"))
 	endpoint := netip.MustParseAddrPort("10.128.0.6:7946")
 	server := n.listen(t, "b", endpoint.String())
 	for _, to := range []string{"10.128.0.6:7946", "172.30.0.9:53"} {

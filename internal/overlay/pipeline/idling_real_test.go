@@ -18,6 +18,7 @@ import (
 	"weft.dev/weft/internal/overlay/pipeline/cookies"
 	"weft.dev/weft/internal/service"
 	"weft.dev/weft/internal/testwait"
+	"weft.dev/weft/internal/transport"
 )
 
 // A client of an idled Service is reported about once, no matter how many packets it sends. It is neither rejected nor answered until the
@@ -27,7 +28,7 @@ func TestIdledServiceWaits(t *testing.T) {
 	n.serve(n.pods["b"].space, "b", "tcp", ":8080")
 	n.serve(n.pods["b"].space, "b", "udp", ":5353")
 	reports := n.reports()
-	asleep := func(protocol service.Protocol, port uint16, kind service.Kind) service.VirtualAddress {
+	asleep := func(protocol transport.Protocol, port uint16, kind service.Kind) service.VirtualAddress {
 		v := vip("asleep", "172.30.0.15", protocol, port)
 		v.Verdict, v.Kind = service.Wake, kind
 		if kind == service.KindNodePort {
@@ -36,7 +37,7 @@ func TestIdledServiceWaits(t *testing.T) {
 		return v
 	}
 	idled := []service.VirtualAddress{
-		asleep(service.TCP, 80, service.KindClusterIP), asleep(service.UDP, 53, service.KindClusterIP), asleep(service.TCP, 30080, service.KindNodePort),
+		asleep(transport.TCP, 80, service.KindClusterIP), asleep(transport.UDP, 53, service.KindClusterIP), asleep(transport.TCP, 30080, service.KindNodePort),
 	}
 	n.apply(idled...)
 	n.want("a", "tcp", "10.128.0.6:8080", "b sees 10.128.0.5") // packets to other destinations are not reported
@@ -90,8 +91,8 @@ func TestIdledServiceWaits(t *testing.T) {
 		return len(reports) <= 1
 	})
 	after := []service.VirtualAddress{
-		vip("asleep", "172.30.0.15", service.TCP, 80, "10.128.0.6:8080"), vip("asleep", "172.30.0.15", service.UDP, 53, "10.128.0.6:5353"),
-		vip("asleep", "172.30.0.15", service.TCP, 30080, "10.128.0.6:8080"),
+		vip("asleep", "172.30.0.15", transport.TCP, 80, "10.128.0.6:8080"), vip("asleep", "172.30.0.15", transport.UDP, 53, "10.128.0.6:5353"),
+		vip("asleep", "172.30.0.15", transport.TCP, 30080, "10.128.0.6:8080"),
 	}
 	after[2].Kind, after[2].IP = service.KindNodePort, netip.Addr{}
 	n.apply(after...)

@@ -7,7 +7,7 @@ import (
 	"weft.dev/weft/internal/openflow/action"
 	"weft.dev/weft/internal/openflow/oxm"
 	"weft.dev/weft/internal/overlay/pipeline/layout"
-	"weft.dev/weft/internal/service"
+	"weft.dev/weft/internal/transport"
 )
 
 // ModeNetworkPolicy isolates pods by NetworkPolicies. It needs connection tracking.
@@ -130,7 +130,7 @@ func (p policyTables) outputJudged(table uint8, priority uint16, purpose string,
 func (p policyTables) datagrams(trusted conditions, whose string) {
 	const begun, known, ahead = priorityTrusted + 4, 205, 140 // ahead of each Service's flows in TableService
 	c := p.to.config
-	udp, hosts := match(oxm.EthType(oxm.EthTypeIPv4), oxm.IPProto(uint8(service.UDP))), oxm.CTMarkMasked(layout.MarkHost, layout.MarkHost)
+	udp, hosts := match(oxm.EthType(oxm.EthTypeIPv4), oxm.IPProto(uint8(transport.UDP))), oxm.CTMarkMasked(layout.MarkHost, layout.MarkHost)
 	commit := action.CT(action.CTAction{Commit: true, Zone: c.zone(), NAT: c.ownSource(), Exec: action.Actions{action.SetField(hosts)}})
 	p.to.Add(layout.TableHost, begun, "a connection that begins with fragments: the host serves it"+whose,
 		slices.Concat(trusted, udp, match(oxm.IPFrag(oxm.FragYes), oxm.CTState(oxm.CTTrk|oxm.CTNew, oxm.CTRel|oxm.CTDNAT))),

@@ -17,6 +17,7 @@ import (
 	"weft.dev/weft/internal/overlay/pipeline/layout"
 	"weft.dev/weft/internal/reconcile"
 	"weft.dev/weft/internal/service"
+	"weft.dev/weft/internal/transport"
 )
 
 // MaxEndpoints is the maximum of endpoints that a node uses for one port of a Service: a group must fit one OpenFlow message of 64 KiB. If
@@ -56,7 +57,7 @@ func (c Services) Check(v *service.VirtualAddress) error {
 	switch {
 	case !c.Conntrack:
 		return fmt.Errorf("%s: Services in the switch need connection tracking", where)
-	case v.Protocol == service.SCTP && !c.SCTP:
+	case v.Protocol == transport.SCTP && !c.SCTP:
 		return fmt.Errorf("%s: the datapath does not track SCTP", where)
 	case !c.KeepApart && c.endless(v):
 		return fmt.Errorf("%s: an endpoint is the address itself, which the userspace datapath cannot translate", where)
@@ -353,7 +354,7 @@ func (c Services) translate(to netip.AddrPort) action.Action {
 // balance returns the group of a port without affinity. The switch picks a bucket by a hash that it has anyway (dp_hash), so that a new
 // connection needs no upcall to the slow path. The method is named because the switch's default leaves UDP ports out of the hash: all of a
 // client's connections would go to one endpoint. For more endpoints than that hash has values, each connection needs an upcall.
-func (c Services) balance(k *backend, protocol service.Protocol, endpoints []service.Endpoint) *openflow.Group {
+func (c Services) balance(k *backend, protocol transport.Protocol, endpoints []service.Endpoint) *openflow.Group {
 	group := &openflow.Group{ID: k.group, Type: openflow.GroupSelect, Selection: &openflow.Selection{Method: "dp_hash"}}
 	if len(endpoints) > buckets.HashValues {
 		group.Selection = &openflow.Selection{Method: "hash", Fields: []oxm.Field{oxm.FieldIPv4Src, sourcePort(protocol)}}
@@ -376,11 +377,11 @@ func (c Services) balance(k *backend, protocol service.Protocol, endpoints []ser
 	return group
 }
 
-func sourcePort(p service.Protocol) oxm.Field {
+func sourcePort(p transport.Protocol) oxm.Field {
 	switch p {
-	case service.TCP:
+	case transport.TCP:
 		return oxm.FieldTCPSrc
-	case service.UDP:
+	case transport.UDP:
 		return oxm.FieldUDPSrc
 	default:
 		return oxm.FieldSCTPSrc

@@ -16,6 +16,7 @@ import (
 	"weft.dev/weft/internal/overlay/pipeline"
 	"weft.dev/weft/internal/service"
 	"weft.dev/weft/internal/testwait"
+	"weft.dev/weft/internal/transport"
 )
 
 // serviceWalk is a packet and its expected path.
@@ -105,15 +106,15 @@ func TestServicesCarryTraffic(t *testing.T) {
 	}
 	n.serve(n.NetNS, "host", "tcp", "192.0.2.1:6443")
 	n.in(n.NetNS, "nft", rejectRules())
-	nodePort := vip("web", "172.30.0.10", service.TCP, 30080, "10.128.0.6:8080", "10.128.0.7:8080")
+	nodePort := vip("web", "172.30.0.10", transport.TCP, 30080, "10.128.0.6:8080", "10.128.0.7:8080")
 	nodePort.Kind, nodePort.IP = service.KindNodePort, netip.Addr{}
 	n.apply(
-		vip("web", "172.30.0.10", service.TCP, 80, "10.128.0.6:8080", "10.128.0.7:8080"), nodePort,
-		vip("three", "172.30.0.20", service.TCP, 80, "10.128.0.5:8080", "10.128.0.6:8080", "10.128.0.7:8080"),
-		vip("dns", "172.30.0.2", service.UDP, 53, "10.128.0.6:5353"), vip("dnstwo", "172.30.0.21", service.UDP, 53, "10.128.0.6:5353", "10.128.0.7:5353"),
-		vip("self", "172.30.0.11", service.TCP, 80, "10.128.0.5:8080"), vip("selfu", "172.30.0.11", service.UDP, 53, "10.128.0.5:5353"),
-		vip("kubernetes", "172.30.0.1", service.TCP, 443, "192.0.2.1:6443"),
-		vip("none", "172.30.0.13", service.TCP, 80), vip("noneu", "172.30.0.13", service.UDP, 53),
+		vip("web", "172.30.0.10", transport.TCP, 80, "10.128.0.6:8080", "10.128.0.7:8080"), nodePort,
+		vip("three", "172.30.0.20", transport.TCP, 80, "10.128.0.5:8080", "10.128.0.6:8080", "10.128.0.7:8080"),
+		vip("dns", "172.30.0.2", transport.UDP, 53, "10.128.0.6:5353"), vip("dnstwo", "172.30.0.21", transport.UDP, 53, "10.128.0.6:5353", "10.128.0.7:5353"),
+		vip("self", "172.30.0.11", transport.TCP, 80, "10.128.0.5:8080"), vip("selfu", "172.30.0.11", transport.UDP, 53, "10.128.0.5:5353"),
+		vip("kubernetes", "172.30.0.1", transport.TCP, 443, "192.0.2.1:6443"),
+		vip("none", "172.30.0.13", transport.TCP, 80), vip("noneu", "172.30.0.13", transport.UDP, 53),
 	)
 	t.Run("all endpoints are used, and see the client", func(t *testing.T) {
 		for network, to := range map[string]string{"tcp": "172.30.0.10:80", "udp": "172.30.0.21:53"} {
@@ -152,7 +153,7 @@ func TestServicesCarryTraffic(t *testing.T) {
 		}
 	})
 	t.Run("a port without a listener refuses by itself", func(t *testing.T) {
-		n.apply(vip("closed", "172.30.0.30", service.TCP, 80, "10.128.0.6:99"), vip("closedu", "172.30.0.30", service.UDP, 53, "10.128.0.6:99"))
+		n.apply(vip("closed", "172.30.0.30", transport.TCP, 80, "10.128.0.6:99"), vip("closedu", "172.30.0.30", transport.UDP, 53, "10.128.0.6:99"))
 		if _, err := n.ask("a", "tcp", "172.30.0.30:80"); !refused(err) {
 			t.Errorf("TCP: %v, want refused", err)
 		}
@@ -181,8 +182,8 @@ func TestEndpointIsRemoved(t *testing.T) {
 		n.serve(n.pods[pod].space, pod, "tcp", ":8080")
 		n.serve(n.pods[pod].space, pod, "udp", ":5353")
 	}
-	both := vip("web", "172.30.0.10", service.TCP, 80, "10.128.0.6:8080", "10.128.0.7:8080")
-	n.apply(both, vip("dns", "172.30.0.2", service.UDP, 53, "10.128.0.6:5353"))
+	both := vip("web", "172.30.0.10", transport.TCP, 80, "10.128.0.6:8080", "10.128.0.7:8080")
+	n.apply(both, vip("dns", "172.30.0.2", transport.UDP, 53, "10.128.0.6:5353"))
 	kept, err := n.dial("a", "tcp", "172.30.0.10:80")
 	if err != nil {
 		t.Fatal(err)
@@ -204,10 +205,10 @@ func TestEndpointIsRemoved(t *testing.T) {
 	if strings.HasPrefix(at, "c") {
 		left, other = "10.128.0.6:8080", "b"
 	}
-	before := []service.VirtualAddress{vip("dns", "172.30.0.2", service.UDP, 53, "10.128.0.6:5353")}
-	after := []service.VirtualAddress{vip("dns", "172.30.0.2", service.UDP, 53, "10.128.0.7:5353")}
+	before := []service.VirtualAddress{vip("dns", "172.30.0.2", transport.UDP, 53, "10.128.0.6:5353")}
+	after := []service.VirtualAddress{vip("dns", "172.30.0.2", transport.UDP, 53, "10.128.0.7:5353")}
 	before[0].Serving, after[0].Serving = []netip.AddrPort{before[0].Endpoints[0].Addr}, []netip.AddrPort{after[0].Endpoints[0].Addr}
-	change := n.apply(vip("web", "172.30.0.10", service.TCP, 80, left), after[0])
+	change := n.apply(vip("web", "172.30.0.10", transport.TCP, 80, left), after[0])
 	for key := range change.Set {
 		if key.Group == 0 {
 			t.Errorf("a flow changes: %s", key)
@@ -254,7 +255,7 @@ func TestServiceThatTheSwitchDoesNotHave(t *testing.T) {
 					t.Errorf("before the switch has the Service, by %s: %q, %v; want it refused", network, got, err)
 				}
 			}
-			n.apply(vip("new", "172.30.0.77", service.TCP, 80, "10.128.0.6:8080"), vip("newu", "172.30.0.77", service.UDP, 53, "10.128.0.6:5353"))
+			n.apply(vip("new", "172.30.0.77", transport.TCP, 80, "10.128.0.6:8080"), vip("newu", "172.30.0.77", transport.UDP, 53, "10.128.0.6:5353"))
 			n.want("a", "tcp", "172.30.0.77:80", "b sees 10.128.0.5")
 			n.want("a", "udp", "172.30.0.77:53", "b sees 10.128.0.5")
 			maps.Copy(n.flows, leftToHost(n.config, "172.30.0.77"))
@@ -274,7 +275,7 @@ func TestFirstEndpointIsAdded(t *testing.T) {
 	n := startNode(t, 2)
 	n.setMode(pipeline.ModeNetworkPolicy) // in which a refused connection is tracked
 	n.serve(n.pods["b"].space, "b", "udp", ":5353")
-	before, after := vip("dns", "172.30.0.2", service.UDP, 53), vip("dns", "172.30.0.2", service.UDP, 53, "10.128.0.6:5353")
+	before, after := vip("dns", "172.30.0.2", transport.UDP, 53), vip("dns", "172.30.0.2", transport.UDP, 53, "10.128.0.6:5353")
 	n.apply(before)
 	conn, err := n.dial("a", "udp", "172.30.0.2:53")
 	if err != nil {
@@ -303,7 +304,7 @@ func TestRefusedClientIsServedFromItsPort(t *testing.T) {
 			n.setMode(mode)
 			n.in(n.NetNS, "nft", rejectRules())
 			n.serve(n.pods["b"].space, "b", "tcp", ":8080")
-			before, after := vip("web", "172.30.0.10", service.TCP, 80), vip("web", "172.30.0.10", service.TCP, 80, "10.128.0.6:8080")
+			before, after := vip("web", "172.30.0.10", transport.TCP, 80), vip("web", "172.30.0.10", transport.TCP, 80, "10.128.0.6:8080")
 			n.apply(before)
 			const port, to = 40000, "172.30.0.10:80"
 			n.refusedFrom(port, to)
@@ -339,7 +340,7 @@ func (n *serviceNode) servedFrom(port int, to string) {
 func TestAffinity(t *testing.T) {
 	n := startNode(t, 4)
 	sticky := func(to ...string) service.VirtualAddress {
-		v := vip("sticky", "172.30.0.12", service.TCP, 80, to...)
+		v := vip("sticky", "172.30.0.12", transport.TCP, 80, to...)
 		v.Affinity = 10 * time.Second // longer than the two changes below take on a busy machine
 		return v
 	}

@@ -19,6 +19,7 @@ import (
 	"weft.dev/weft/internal/overlay/pipeline/groupid"
 	"weft.dev/weft/internal/reconcile"
 	"weft.dev/weft/internal/service"
+	"weft.dev/weft/internal/transport"
 )
 
 func endpoints(texts ...string) []service.Endpoint {
@@ -29,7 +30,7 @@ func endpoints(texts ...string) []service.Endpoint {
 	return list
 }
 
-func vip(name, ip string, protocol service.Protocol, port uint16, to ...string) service.VirtualAddress {
+func vip(name, ip string, protocol transport.Protocol, port uint16, to ...string) service.VirtualAddress {
 	v := service.VirtualAddress{Owner: service.Owner("ns", name), IP: netip.MustParseAddr(ip), Protocol: protocol, Port: port, Endpoints: endpoints(to...)}
 	if len(to) == 0 {
 		v.Verdict = service.Reject
@@ -48,23 +49,23 @@ func sampleServices() []service.VirtualAddress {
 	}
 	web := []string{"10.128.0.5:8080", "10.128.0.6:8080", "10.129.0.7:8080"}
 	return []service.VirtualAddress{
-		vip("web", "172.30.0.10", service.TCP, 80, web...),
-		with(vip("web", "192.0.2.50", service.TCP, 80, web...), func(v *service.VirtualAddress) { v.Kind = service.KindExternalIP }),
-		with(vip("web", "192.0.2.60", service.TCP, 80, web...), func(v *service.VirtualAddress) {
+		vip("web", "172.30.0.10", transport.TCP, 80, web...),
+		with(vip("web", "192.0.2.50", transport.TCP, 80, web...), func(v *service.VirtualAddress) { v.Kind = service.KindExternalIP }),
+		with(vip("web", "192.0.2.60", transport.TCP, 80, web...), func(v *service.VirtualAddress) {
 			v.Kind, v.SourceRanges = service.KindLoadBalancer, []netip.Prefix{netip.MustParsePrefix("10.128.0.6/32")}
 		}),
-		with(vip("web", "172.30.0.1", service.TCP, 30080, web...), nodePort),
-		with(vip("here", "172.30.0.1", service.TCP, 30081, "10.128.0.6:8080"), func(v *service.VirtualAddress) { nodePort(v); v.OnlyThisNode = true }),
-		vip("dns", "172.30.0.2", service.UDP, 53, "10.128.0.5:5353", "10.128.0.6:5353"),
-		vip("signal", "172.30.0.3", service.SCTP, 3868, "10.128.0.6:3868"),
-		vip("kubernetes", "172.30.0.1", service.TCP, 443, "192.0.2.2:6443"),
-		vip("self", "172.30.0.11", service.TCP, 80, "10.128.0.5:8080"),
-		with(vip("sticky", "172.30.0.12", service.TCP, 80, "10.128.0.5:8080", "10.128.0.6:8080"), func(v *service.VirtualAddress) { v.Affinity = 3 * time.Second }),
-		vip("none", "172.30.0.13", service.TCP, 80),
-		with(vip("elsewhere", "172.30.0.14", service.TCP, 80), func(v *service.VirtualAddress) { v.Verdict = service.Drop }),
-		with(vip("asleep", "172.30.0.15", service.TCP, 80), func(v *service.VirtualAddress) { v.Verdict = service.Wake }),
-		with(vip("asleep", "172.30.0.15", service.UDP, 53), func(v *service.VirtualAddress) { v.Verdict = service.Wake }),
-		with(vip("asleep", "172.30.0.15", service.TCP, 30082), func(v *service.VirtualAddress) { nodePort(v); v.Verdict = service.Wake }),
+		with(vip("web", "172.30.0.1", transport.TCP, 30080, web...), nodePort),
+		with(vip("here", "172.30.0.1", transport.TCP, 30081, "10.128.0.6:8080"), func(v *service.VirtualAddress) { nodePort(v); v.OnlyThisNode = true }),
+		vip("dns", "172.30.0.2", transport.UDP, 53, "10.128.0.5:5353", "10.128.0.6:5353"),
+		vip("signal", "172.30.0.3", transport.SCTP, 3868, "10.128.0.6:3868"),
+		vip("kubernetes", "172.30.0.1", transport.TCP, 443, "192.0.2.2:6443"),
+		vip("self", "172.30.0.11", transport.TCP, 80, "10.128.0.5:8080"),
+		with(vip("sticky", "172.30.0.12", transport.TCP, 80, "10.128.0.5:8080", "10.128.0.6:8080"), func(v *service.VirtualAddress) { v.Affinity = 3 * time.Second }),
+		vip("none", "172.30.0.13", transport.TCP, 80),
+		with(vip("elsewhere", "172.30.0.14", transport.TCP, 80), func(v *service.VirtualAddress) { v.Verdict = service.Drop }),
+		with(vip("asleep", "172.30.0.15", transport.TCP, 80), func(v *service.VirtualAddress) { v.Verdict = service.Wake }),
+		with(vip("asleep", "172.30.0.15", transport.UDP, 53), func(v *service.VirtualAddress) { v.Verdict = service.Wake }),
+		with(vip("asleep", "172.30.0.15", transport.TCP, 30082), func(v *service.VirtualAddress) { nodePort(v); v.Verdict = service.Wake }),
 	}
 }
 
@@ -147,10 +148,10 @@ func change(t *testing.T, before, after service.VirtualAddress) reconcile.Change
 
 // Adding or removing an endpoint changes only the group. Others keep their buckets' numbers.
 func TestOneEndpointIsOneGroup(t *testing.T) {
-	before := vip("web", "172.30.0.10", service.TCP, 80, "10.128.0.5:80", "10.128.0.6:80", "10.129.0.7:80")
+	before := vip("web", "172.30.0.10", transport.TCP, 80, "10.128.0.5:80", "10.128.0.6:80", "10.129.0.7:80")
 	for _, after := range []service.VirtualAddress{
-		vip("web", "172.30.0.10", service.TCP, 80, "10.128.0.6:80", "10.129.0.7:80"),
-		vip("web", "172.30.0.10", service.TCP, 80, "10.128.0.5:80", "10.128.0.6:80", "10.128.0.9:80", "10.129.0.7:80"),
+		vip("web", "172.30.0.10", transport.TCP, 80, "10.128.0.6:80", "10.129.0.7:80"),
+		vip("web", "172.30.0.10", transport.TCP, 80, "10.128.0.5:80", "10.128.0.6:80", "10.128.0.9:80", "10.129.0.7:80"),
 	} {
 		diff := change(t, before, after)
 		if len(diff.Set) != 1 || len(diff.Delete) != 0 {
@@ -187,7 +188,7 @@ func TestGroupsProperty(t *testing.T) {
 		}
 		var ids groupid.IDs
 		groups := func(texts []string) *openflow.Group {
-			rules := pipeline.Services{Config: c}.Rules([]service.VirtualAddress{vip("web", "172.30.0.10", service.TCP, 80, texts...)}, &ids)
+			rules := pipeline.Services{Config: c}.Rules([]service.VirtualAddress{vip("web", "172.30.0.10", transport.TCP, 80, texts...)}, &ids)
 			if len(rules.Groups) != 1 {
 				r.Fatalf("%d groups", len(rules.Groups))
 			}
@@ -235,7 +236,7 @@ func TestManyEndpoints(t *testing.T) {
 	used := func(node string, affinity time.Duration) (map[string]bool, *openflow.Group) {
 		c := sample(true)
 		c.NodeIP = netip.MustParseAddr(node)
-		v := vip("web", "172.30.0.10", service.TCP, 80, to...)
+		v := vip("web", "172.30.0.10", transport.TCP, 80, to...)
 		v.Affinity = affinity
 		group := pipeline.Services{Config: c}.Rules([]service.VirtualAddress{v}, &groupid.IDs{}).Groups[0]
 		set := map[string]bool{}
@@ -265,24 +266,24 @@ func TestManyEndpoints(t *testing.T) {
 func TestUnusableVirtualAddresses(t *testing.T) {
 	c := sample(true)
 	for name, v := range map[string]service.VirtualAddress{
-		"a pod's address":    vip("x", "10.128.0.6", service.TCP, 80, "10.128.0.5:80"),
-		"the gateway's":      vip("x", "10.128.0.1", service.TCP, 80, "10.128.0.5:80"),
-		"IPv6":               vip("x", "fd00::1", service.TCP, 80, "10.128.0.5:80"),
-		"another node's pod": vip("x", "10.131.0.6", service.TCP, 80, "10.128.0.5:80"),
+		"a pod's address":    vip("x", "10.128.0.6", transport.TCP, 80, "10.128.0.5:80"),
+		"the gateway's":      vip("x", "10.128.0.1", transport.TCP, 80, "10.128.0.5:80"),
+		"IPv6":               vip("x", "fd00::1", transport.TCP, 80, "10.128.0.5:80"),
+		"another node's pod": vip("x", "10.131.0.6", transport.TCP, 80, "10.128.0.5:80"),
 	} {
 		if (pipeline.Services{Config: c}).Check(&v) == nil || len(pipeline.Services{Config: c}.Flows([]service.VirtualAddress{v}, &groupid.IDs{})) != 0 {
 			t.Errorf("%s: has flows or no error", name)
 		}
 	}
 	c.SCTP = false
-	if v := vip("x", "172.30.0.3", service.SCTP, 80, "10.128.0.5:80"); (pipeline.Services{Config: c}).Check(&v) == nil {
+	if v := vip("x", "172.30.0.3", transport.SCTP, 80, "10.128.0.5:80"); (pipeline.Services{Config: c}).Check(&v) == nil {
 		t.Error("SCTP is served where the datapath does not track it")
 	}
-	nodePort := vip("x", "0.0.0.0", service.TCP, 30080, "192.0.2.2:30080")
+	nodePort := vip("x", "0.0.0.0", transport.TCP, 30080, "192.0.2.2:30080")
 	nodePort.Kind, nodePort.IP = service.KindNodePort, netip.Addr{}
 	for name, v := range map[string]service.VirtualAddress{
-		"an endpoint that is the address":        vip("x", "198.51.100.9", service.UDP, 80, "10.128.0.5:80", "198.51.100.9:80"),
-		"an endpoint that is the cluster IP":     vip("x", "172.30.0.9", service.TCP, 80, "172.30.0.9:80"),
+		"an endpoint that is the address":        vip("x", "198.51.100.9", transport.UDP, 80, "10.128.0.5:80", "198.51.100.9:80"),
+		"an endpoint that is the cluster IP":     vip("x", "172.30.0.9", transport.TCP, 80, "172.30.0.9:80"),
 		"an endpoint at a host, at its own port": nodePort,
 	} {
 		c.KeepApart = true
@@ -354,7 +355,7 @@ func BenchmarkServices(b *testing.B) {
 		for k := range 10 {
 			to = append(to, fmt.Sprintf("10.129.%d.%d:8080", i/250, k+1))
 		}
-		list = append(list, []service.VirtualAddress{vip(fmt.Sprintf("s%d", i), fmt.Sprintf("172.30.%d.%d", i/250, i%250), service.TCP, 80, to...)})
+		list = append(list, []service.VirtualAddress{vip(fmt.Sprintf("s%d", i), fmt.Sprintf("172.30.%d.%d", i/250, i%250), transport.TCP, 80, to...)})
 	}
 	for b.Loop() {
 		var ids groupid.IDs

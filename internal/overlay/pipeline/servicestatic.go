@@ -10,6 +10,7 @@ import (
 	"weft.dev/weft/internal/openflow/oxm"
 	"weft.dev/weft/internal/overlay/pipeline/layout"
 	"weft.dev/weft/internal/service"
+	"weft.dev/weft/internal/transport"
 )
 
 // hairpinSource replaces the source address of a pod that reaches itself by a Service: the pod would drop a packet from outside with its
@@ -144,12 +145,12 @@ func (p serviceTables) hairpinBack() {
 // Target is a place of endpoints: a port, of the pods of a cluster network or of one address elsewhere.
 type Target struct {
 	At       netip.Prefix
-	Protocol service.Protocol
+	Protocol transport.Protocol
 	Port     uint16
 }
 
 // Target returns the target that an endpoint belongs to.
-func (c Services) Target(protocol service.Protocol, endpoint netip.AddrPort) Target {
+func (c Services) Target(protocol transport.Protocol, endpoint netip.AddrPort) Target {
 	at := host(endpoint.Addr())
 	for _, network := range c.ClusterNetworks {
 		if network.Contains(endpoint.Addr()) && endpoint.Addr() != c.Gateway { // of the host, only these ports are tracked
@@ -173,7 +174,7 @@ func (c Services) TargetsRules(targets []Target) []openflow.Rule {
 	}
 	p := c.program(OwnerTargets)
 	for _, t := range targets {
-		if t.Protocol == service.SCTP && !c.SCTP {
+		if t.Protocol == transport.SCTP && !c.SCTP {
 			continue
 		}
 		from, to := ports(t.Protocol, t.Port)
@@ -193,11 +194,11 @@ func (c Services) TargetsRules(targets []Target) []openflow.Rule {
 }
 
 // ports returns the matches for a port as the source and as the destination.
-func ports(protocol service.Protocol, port uint16) (from, to oxm.MatchField) {
+func ports(protocol transport.Protocol, port uint16) (from, to oxm.MatchField) {
 	switch protocol {
-	case service.TCP:
+	case transport.TCP:
 		return oxm.TCPSrc(port), oxm.TCPDst(port)
-	case service.UDP:
+	case transport.UDP:
 		return oxm.UDPSrc(port), oxm.UDPDst(port)
 	default:
 		return oxm.SCTPSrc(port), oxm.SCTPDst(port)

@@ -15,6 +15,7 @@ import (
 	"weft.dev/weft/internal/overlay/pipeline"
 	"weft.dev/weft/internal/policy"
 	"weft.dev/weft/internal/service"
+	"weft.dev/weft/internal/transport"
 )
 
 // modes are all modes.
@@ -82,7 +83,7 @@ func TestFragmentsFirst(t *testing.T) {
 			n.setMode(mode)
 			n.proxy("172.30.0.77")
 			n.serve(n.pods["b"].space, "b", "udp", ":5353")
-			n.apply(vip("dns", "172.30.0.77", service.UDP, 53, "10.128.0.6:5353"))
+			n.apply(vip("dns", "172.30.0.77", transport.UDP, 53, "10.128.0.6:5353"))
 			conn, err := n.dial("a", "udp", "172.30.0.77:53")
 			if err != nil {
 				t.Fatal(err)
@@ -119,7 +120,7 @@ func TestIsolatedPodIsRefused(t *testing.T) {
 	n := byPolicies(t)
 	n.in(n.NetNS, "nft", rejectRules())
 	n.isolate("a", policy.Isolation{Ingress: true, Egress: true})
-	n.apply(vip("none", "172.30.0.13", service.TCP, 80), vip("noneu", "172.30.0.13", service.UDP, 53))
+	n.apply(vip("none", "172.30.0.13", transport.TCP, 80), vip("noneu", "172.30.0.13", transport.UDP, 53))
 	for network, to := range map[string]string{"tcp": "172.30.0.13:80", "udp": "172.30.0.13:53"} {
 		if got, err := n.ask("a", network, to); !refused(err) {
 			t.Errorf("by %s: %q, %v; want it refused", network, got, err)
@@ -141,9 +142,9 @@ func TestRefusedPodWithEgressIP(t *testing.T) {
 	maps.Copy(n.flows, pipeline.EgressIPs{Config: n.config}.Flows(pipeline.EgressWay{VNID: 42, Here: true}, group))
 	n.in(n.NetNS, "nft", rejectRules())
 	n.serve(n.pods["b"].space, "b", "tcp", ":8080")
-	n.apply(vip("web", "172.30.0.10", service.TCP, 80))
+	n.apply(vip("web", "172.30.0.10", transport.TCP, 80))
 	n.refusedFrom(port, to)
-	n.apply(vip("web", "172.30.0.10", service.TCP, 80, "10.128.0.6:8080"))
+	n.apply(vip("web", "172.30.0.10", transport.TCP, 80, "10.128.0.6:8080"))
 	n.servedFrom(port, to)
 }
 
@@ -155,7 +156,7 @@ func TestRefusedAtNodePort(t *testing.T) {
 			n.setMode(mode)
 			n.serve(n.pods["b"].space, "b", "tcp", ":8080")
 			nodePort := func(to ...string) service.VirtualAddress {
-				v := vip("web", "172.30.0.10", service.TCP, 30080, to...)
+				v := vip("web", "172.30.0.10", transport.TCP, 30080, to...)
 				v.Kind, v.IP = service.KindNodePort, netip.Addr{}
 				return v
 			}
@@ -179,7 +180,7 @@ func TestServiceIsCreatedAgain(t *testing.T) {
 			n := startNode(t, 2)
 			n.setMode(mode)
 			n.serve(n.pods["b"].space, "b", "tcp", ":8080")
-			web := vip("web", "172.30.0.10", service.TCP, 80, "10.128.0.6:8080")
+			web := vip("web", "172.30.0.10", transport.TCP, 80, "10.128.0.6:8080")
 			n.apply(web)
 			conn, err := n.dial("a", "tcp", "10.128.0.6:8080")
 			if err != nil {

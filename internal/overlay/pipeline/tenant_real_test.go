@@ -11,7 +11,7 @@ import (
 	"testing"
 
 	"weft.dev/weft/internal/overlay/pipeline"
-	"weft.dev/weft/internal/service"
+	"weft.dev/weft/internal/transport"
 )
 
 // sender is the source of a packet, with the VNID that it should have.
@@ -163,11 +163,11 @@ func TestTenantServices(t *testing.T) {
 		"add rule ip k p ip daddr 172.30.0.77 tcp dport 80 ether saddr != "+pipeline.RejectMAC().String()+" dnat to 10.128.0.1:81")
 	maps.Copy(n.flows, leftToHost(n.config, "172.30.0.77"))
 	n.apply(
-		vip("own", "172.30.0.10", service.TCP, 80, "10.128.0.6:8080"), vip("ownu", "172.30.0.10", service.UDP, 53, "10.128.0.6:5353"),
-		vip("self", "172.30.0.11", service.TCP, 80, "10.128.0.5:8080"),
-		vip("others", "172.30.0.12", service.TCP, 80, "10.128.0.7:8080"), vip("othersu", "172.30.0.12", service.UDP, 53, "10.128.0.7:5353"),
-		vip("global", "172.30.0.13", service.TCP, 80, "10.128.0.8:8080"),
-		vip("kubernetes", "172.30.0.1", service.TCP, 443, "192.0.2.1:6443"),
+		vip("own", "172.30.0.10", transport.TCP, 80, "10.128.0.6:8080"), vip("ownu", "172.30.0.10", transport.UDP, 53, "10.128.0.6:5353"),
+		vip("self", "172.30.0.11", transport.TCP, 80, "10.128.0.5:8080"),
+		vip("others", "172.30.0.12", transport.TCP, 80, "10.128.0.7:8080"), vip("othersu", "172.30.0.12", transport.UDP, 53, "10.128.0.7:5353"),
+		vip("global", "172.30.0.13", transport.TCP, 80, "10.128.0.8:8080"),
+		vip("kubernetes", "172.30.0.1", transport.TCP, 443, "192.0.2.1:6443"),
 	)
 	n.want("a", "tcp", "172.30.0.10:80", "b sees 10.128.0.5")
 	n.want("a", "udp", "172.30.0.10:53", "b sees 10.128.0.5")
@@ -201,7 +201,7 @@ func TestTenantServices(t *testing.T) {
 		move := func(vnid uint32) {
 			n.pods["b"].VNID = vnid
 			maps.Copy(n.flows, n.config.Pod(n.pods["b"].Pod))
-			n.apply(vip("own", "172.30.0.10", service.TCP, 80, "10.128.0.6:8080"))
+			n.apply(vip("own", "172.30.0.10", transport.TCP, 80, "10.128.0.6:8080"))
 		}
 		for key := range n.config.Pod(n.pods["b"].Pod) {
 			delete(n.flows, key)

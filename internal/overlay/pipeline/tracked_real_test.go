@@ -16,8 +16,8 @@ import (
 
 	"weft.dev/weft/internal/overlay/pipeline"
 	"weft.dev/weft/internal/policy"
-	"weft.dev/weft/internal/service"
 	"weft.dev/weft/internal/testwait"
+	"weft.dev/weft/internal/transport"
 )
 
 // byPolicies returns a node in the mode with NetworkPolicies, with two pods that no policy isolates.
@@ -172,7 +172,7 @@ func TestGatewayIsAnEndpoint(t *testing.T) {
 	for _, mode := range []pipeline.Mode{pipeline.ModeSubnet, pipeline.ModeNetworkPolicy} {
 		c := sample(true)
 		c.Mode = mode
-		at := pipeline.Services{Config: c}.Target(service.TCP, netip.MustParseAddrPort(c.Gateway.String()+":80"))
+		at := pipeline.Services{Config: c}.Target(transport.TCP, netip.MustParseAddrPort(c.Gateway.String()+":80"))
 		sw := startWith(t, sorted(append(sections(c), section{"targets", pipeline.Services{Config: c}.TargetsRules([]pipeline.Target{at})})), 2)
 		o := sw.trace(t, fromHost+"tcp,nw_src=10.128.0.1,nw_dst=10.128.0.5,tcp_src=80,tcp_dst=40000,tcp_flags=0x12", "--ct-next", "trk,est,rpl")
 		if !strings.HasPrefix(o.tables, "0 21 21 ") || len(o.outputs) != 1 {
@@ -195,7 +195,7 @@ func TestRefusedConnectionsToServicesHaveNoReplies(t *testing.T) {
 	} {
 		t.Run(name, func(t *testing.T) {
 			n := byPolicies(t)
-			dns := vip("dns", "172.30.0.9", service.UDP, 53, "10.128.0.6:7946")
+			dns := vip("dns", "172.30.0.9", transport.UDP, 53, "10.128.0.6:7946")
 			n.isolate("a", c.sender)
 			n.isolate("b", c.endpoint)
 			n.apply(dns)

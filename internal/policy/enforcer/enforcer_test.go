@@ -21,6 +21,7 @@ import (
 	"weft.dev/weft/internal/policy/nftables"
 	"weft.dev/weft/internal/reconcile"
 	"weft.dev/weft/internal/testwait"
+	"weft.dev/weft/internal/transport"
 )
 
 const bridge = "cni0"
@@ -203,7 +204,7 @@ func TestClosedUntilKnown(t *testing.T) {
 	if n.allows("192.0.2.1", "10.0.1.5") {
 		t.Error("open for a pod that had the name before")
 	}
-	c := policy.Connection{Source: netip.MustParseAddr("192.0.2.1"), Destination: netip.MustParseAddr("10.0.1.5"), Protocol: policy.TCP, Port: 80}
+	c := policy.Connection{Source: netip.MustParseAddr("192.0.2.1"), Destination: netip.MustParseAddr("10.0.1.5"), Protocol: transport.TCP, Port: 80}
 	if !n.Revoked()(c) {
 		t.Error("the connections of a closed attachment go on")
 	}
@@ -284,7 +285,7 @@ func TestRanges(t *testing.T) {
 	if !n.allows("10.0.2.7", "10.0.1.5") {
 		t.Error("the client is not admitted again")
 	}
-	c := policy.Connection{Source: netip.MustParseAddr("10.0.2.7"), Destination: netip.MustParseAddr("10.0.1.5"), Protocol: policy.TCP, Port: 80}
+	c := policy.Connection{Source: netip.MustParseAddr("10.0.2.7"), Destination: netip.MustParseAddr("10.0.1.5"), Protocol: transport.TCP, Port: 80}
 	if n.Revoked()(c) {
 		t.Error("a connection of the client is taken for revoked")
 	}

@@ -8,6 +8,7 @@ import (
 	"slices"
 
 	"weft.dev/weft/internal/policy"
+	"weft.dev/weft/internal/transport"
 )
 
 // suspect is the reason why a policy may not be fully enforced.
@@ -37,8 +38,8 @@ func (x *state) suspect(key policy.Key, object *policy.Policy, wrong error) {
 	for direction := range object.Sides {
 		for i := range object.Sides[direction].Allows {
 			allow := &object.Sides[direction].Allows[i]
-			named := func(n policy.NamedPort) bool { return n.Protocol == policy.SCTP }
-			offered := func(s policy.Service) bool { return s.Protocol == policy.SCTP }
+			named := func(n policy.NamedPort) bool { return n.Protocol == transport.SCTP }
+			offered := func(s policy.Service) bool { return s.Protocol == transport.SCTP }
 			d.sctp = d.sctp || slices.ContainsFunc(allow.Named, named) || slices.ContainsFunc(allow.Services, offered)
 			if len(allow.Peers) == 0 && len(allow.Blocks) > 0 && !slices.ContainsFunc(allow.Blocks, x.families.has) {
 				d.problems = append(d.problems, fmt.Errorf("spec.%s[%d]: all its ipBlocks are of %s, which the network does not have: it allows nothing",

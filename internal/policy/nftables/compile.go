@@ -11,6 +11,7 @@ import (
 
 	"weft.dev/weft/internal/nft/nftnl"
 	"weft.dev/weft/internal/policy"
+	"weft.dev/weft/internal/transport"
 )
 
 // Config is the configuration of the chains.
@@ -19,9 +20,12 @@ type Config struct {
 	Bridge string
 	// Group is the device group of the pods' ports, for [Guard].
 	Group uint32
-	// Priority is the priority of the base chains.
-	Priority int
 }
+
+// priority is that of the base chains: after the translation of addresses (NF_IP_PRI_NAT_DST), before other programs' filter chains, and after
+// the chains of earlier releases (-10 and -9), which the transaction that adds these chains removes: a packet that it finds between two chains
+// is judged by the ones or by the others.
+const priority = -8
 
 // Judged is the bit of the mark of packets that both directions have allowed, and of forwarded packets of established connections. It
 // is set while the packet is in the node. The guard of the bridge drops packets between ports without it. kube-proxy (bits 14, 15) and
@@ -91,9 +95,9 @@ func Static(config Config) Items { return compileStatic(config, false) }
 // without such a pod, they would drop nothing.
 func Gates(config Config) Items {
 	return nftnl.Items(
-		&nftnl.Chain{Name: chainForward, Hook: nftnl.HookForward, Priority: config.Priority},
+		&nftnl.Chain{Name: chainForward, Hook: nftnl.HookForward, Priority: priority},
 		&nftnl.Rules{Chain: chainForward, Rules: []nftnl.Rule{{Verdict: nftnl.Goto(chainForwarded)}}},
-		&nftnl.Chain{Name: chainInput, Hook: nftnl.HookInput, Priority: config.Priority},
+		&nftnl.Chain{Name: chainInput, Hook: nftnl.HookInput, Priority: priority},
 		&nftnl.Rules{Chain: chainInput, Rules: []nftnl.Rule{{Verdict: nftnl.Goto(chainReceived)}}},
 	)
 }
@@ -165,7 +169,7 @@ func compileStatic(config Config, judge bool) Items {
 // those of other protocols, fail the first matches.
 func midstream() []nftnl.Match {
 	return []nftnl.Match{
-		nftnl.Is(nftnl.L4Proto, nftnl.Proto(uint8(policy.TCP))), nftnl.Not(nftnl.AnyBit(nftnl.TCPFlags, nftnl.SYN)),
+		nftnl.Is(nftnl.L4Proto, nftnl.Proto(uint8(transport.TCP))), nftnl.Not(nftnl.AnyBit(nftnl.TCPFlags, nftnl.SYN)),
 		nftnl.AnyBit(nftnl.ConntrackState, nftnl.StateNew),
 	}
 }
@@ -349,15 +353,12 @@ func combination(policies []policy.Key, direction policy.Direction, keeps bool) 
 	return chain, append(items, &nftnl.Chain{Name: chain}, &nftnl.Rules{Chain: chain, Rules: rules})
 }
 
-// outputPriority is after the translation of packets of the node (NF_IP_PRI_NAT_DST): addresses are those of pods.
-const outputPriority = -8
-
 // output returns the base chain for packets of the node. It is an item of each pod that is isolated for egress, in the transaction of that
 // pod's verdict: without such a pod it would drop nothing, and each packet of the node, those that carry pods' packets to other nodes
 // included, would cross it.
 func output() []nftnl.Item {
 	return []nftnl.Item{
-		&nftnl.Chain{Name: chainOutput, Hook: nftnl.HookOutput, Priority: outputPriority},
+		&nftnl.Chain{Name: chainOutput, Hook: nftnl.HookOutput, Priority: priority},
 		&nftnl.Rules{Chain: chainOutput, Rules: []nftnl.Rule{{Matches: midstream(), Verdict: nftnl.Jump(chainTo)}}},
 	}
 }
@@ -476,7 +477,7 @@ func ofFamily(prefixes []netip.Prefix, f family) []netip.Prefix {
 
 // ports is an interval of ports of a protocol.
 type ports struct {
-	protocol    policy.Protocol
+	protocol    transport.Protocol
 	first, last uint16
 }
 

@@ -103,7 +103,7 @@ func TestRevoking(t *testing.T) {
 	rapid.Check(t, func(r *rapid.T) {
 		w := drawWorld(r)
 		table, fake := fragments{}, nftnl.NewFake()
-		c := nftables.NewCompiler(table, nftables.Config{Bridge: bridge, Priority: -1})
+		c := nftables.NewCompiler(table, nftables.Config{Bridge: bridge})
 		open := enforcer.Attachment{Record: attach.Record{ContainerID: "c", IfName: "eth0"}}
 		passes := func(items nftables.Items, hook nftnl.Hook, packet nftnl.Packet) bool {
 			if err := fake.Commit(t.Context(), reconcile.Diff(items, must(fake.Read(t.Context())))); err != nil {
@@ -170,7 +170,7 @@ func TestKept(t *testing.T) {
 	np.Spec.PolicyTypes = []networkingv1.PolicyType{networkingv1.PolicyTypeIngress, networkingv1.PolicyTypeEgress}
 	w.Pods, w.Policies = []*corev1.Pod{pod}, []*networkingv1.NetworkPolicy{np}
 	table, fake := fragments{}, nftnl.NewFake()
-	c := nftables.NewCompiler(table, nftables.Config{Bridge: bridge, Priority: -1})
+	c := nftables.NewCompiler(table, nftables.Config{Bridge: bridge})
 	c.Commit(policy.New("n1"), []enforcer.Attachment{{Record: attach.Record{ContainerID: "c", IfName: "eth0"}}}, nil, true)
 	items := compile(t, w)
 	maps.Copy(items, table[nftables.OwnerStatic])

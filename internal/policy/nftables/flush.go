@@ -6,6 +6,7 @@ import (
 
 	"weft.dev/weft/internal/link/conntrack"
 	"weft.dev/weft/internal/policy"
+	"weft.dev/weft/internal/transport"
 )
 
 // Conntrack is the connection tracking of the node: a *conntrack.Table.
@@ -27,7 +28,7 @@ func Flush(tracked Conntrack, revoked func(policy.Connection) bool, left ...neti
 	gone := setOf(left)
 	_, err = tracked.Flush(func(t conntrack.Tracked) bool {
 		return gone[t.Source] || gone[t.Destination] || !own[t.Source] && revoked(policy.Connection{
-			Source: t.Source, Destination: t.Destination, Protocol: policy.Protocol(t.Protocol), Port: t.Port,
+			Source: t.Source, Destination: t.Destination, Protocol: transport.Protocol(t.Protocol), Port: t.Port,
 		})
 	})
 	return err

@@ -46,7 +46,7 @@ type node struct {
 	beforePass atomic.Pointer[func()]
 }
 
-var config = nftables.Config{Bridge: bridge, Priority: -10}
+var config = nftables.Config{Bridge: bridge}
 
 // commits counts the items that a loop changed.
 type commits struct {

@@ -138,8 +138,8 @@ func compileOn(t interface{ Fatal(args ...any) }, w oracle.World, bridge string)
 	for _, pod := range w.Pods {
 		index.SetPod(policy.FromPod(pod))
 	}
-	items := nftables.Static(nftables.Config{Bridge: bridge, Priority: -1})
-	maps.Copy(items, nftables.Gates(nftables.Config{Bridge: bridge, Priority: -1}))
+	items := nftables.Static(nftables.Config{Bridge: bridge})
+	maps.Copy(items, nftables.Gates(nftables.Config{Bridge: bridge}))
 	for _, np := range w.Policies {
 		compiled, err := policy.FromNetworkPolicy(np)
 		if err != nil {

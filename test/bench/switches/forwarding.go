@@ -13,6 +13,7 @@ import (
 	"weft.dev/weft/internal/overlay/pipeline"
 	"weft.dev/weft/internal/overlay/pipeline/groupid"
 	"weft.dev/weft/internal/service"
+	"weft.dev/weft/internal/transport"
 	"weft.dev/weft/test/bench/measure"
 	"weft.dev/weft/test/bench/sending"
 	"weft.dev/weft/test/bench/stage"
@@ -112,10 +113,10 @@ func pipelineOf(config *pipeline.Config, rules *policyNode) map[openflow.Key]ope
 	add(config.Pod(pipeline.Pod{Owner: "attachment/server/eth0", OFPort: serverPort, Addrs: []netip.Addr{server()}, Isolation: rules.isolation(serverName)}))
 	add(rules.flows())
 	svc := service.Service{
-		Namespace: "bench", Name: "server", ClusterIP: virtualAddress(), Ports: []service.Port{{Protocol: service.UDP, Number: forwardPort}},
+		Namespace: "bench", Name: "server", ClusterIP: virtualAddress(), Ports: []service.Port{{Protocol: transport.UDP, Number: forwardPort}},
 	}
 	slice := service.Slice{
-		Namespace: svc.Namespace, Service: svc.Name, Name: "a", Ports: []service.SlicePort{{Protocol: service.UDP, Number: forwardPort}},
+		Namespace: svc.Namespace, Service: svc.Name, Name: "a", Ports: []service.SlicePort{{Protocol: transport.UDP, Number: forwardPort}},
 		Endpoints: []service.SliceEndpoint{{IP: server(), Node: "n1", Ready: true, Serving: true}},
 	}
 	add(pipeline.Services{Config: config}.Flows(service.Compile(svc, []service.Slice{slice}, service.Place{Node: "n1"}), &groupid.IDs{}))

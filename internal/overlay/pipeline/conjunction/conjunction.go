@@ -21,6 +21,7 @@ import (
 	"weft.dev/weft/internal/overlay/pipeline/layout"
 	"weft.dev/weft/internal/policy"
 	"weft.dev/weft/internal/reconcile"
+	"weft.dev/weft/internal/transport"
 )
 
 // StageRoom is the greatest number of rules of one direction in a stage. A flow has one action for each rule of its stage that names its
@@ -568,9 +569,9 @@ func (t term) field() oxm.MatchField {
 	switch {
 	case mask == 0:
 		return oxm.IPProto(uint8(t.service.Protocol))
-	case t.service.Protocol == policy.TCP:
+	case t.service.Protocol == transport.TCP:
 		return oxm.TCPDstMasked(port, mask)
-	case t.service.Protocol == policy.UDP:
+	case t.service.Protocol == transport.UDP:
 		return oxm.UDPDstMasked(port, mask)
 	default:
 		return oxm.SCTPDstMasked(port, mask)

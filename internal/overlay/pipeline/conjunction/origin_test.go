@@ -11,6 +11,7 @@ import (
 
 	"weft.dev/weft/internal/overlay/pipeline/conjunction"
 	"weft.dev/weft/internal/policy"
+	"weft.dev/weft/internal/transport"
 )
 
 // oneRule are objects with one rule.
@@ -34,7 +35,7 @@ func TestOrigins(t *testing.T) {
 	x, key := newCompiler(), policy.Key{Namespace: "one", Name: "web"}
 	x.Apply(policy.Effect{Policies: []policy.Key{key}}, oneRule{policy.Rule{
 		Name: "one/web ingress[0]", Policy: key, Direction: policy.Ingress, Subjects: "server", PeerSets: []policy.SetName{"clients"},
-		Services: []policy.Service{{Protocol: policy.TCP, Port: 80, Mask: 0xffff}},
+		Services: []policy.Service{{Protocol: transport.TCP, Port: 80, Mask: 0xffff}},
 	}})
 	changed := x.ChangedRules()
 	origins := x.Origins(5, policy.Key{})
