@@ -50,6 +50,7 @@ func up(name *string) *cobra.Command {
 	f.StringVar((*string)(&cfg.Network), "network", string(plan.NetworkOverlay), "the pods' network: overlay, flannel (no Open vSwitch), or both, where pods are on flannel by annotation")
 	f.StringVar(&cfg.Backend, "backend", "", "backend of the flannel network: vxlan, host-gw, ... (default vxlan)")
 	f.StringVar(&cfg.Flanneld, "flanneld", "", "nodes that run the original flanneld in place of Weft, such as n2,n3; network flannel and runtime cni only")
+	f.BoolVar(&cfg.NoPortmap, "no-portmap", false, "leave portmap out of the flannel network's list of plugins: Weft's agent serves host ports")
 	f.StringVar((*string)(&cfg.FlannelStore), "flannel-store", "", "where nodes of the flannel network keep their leases: kube (default), or etcd, where nodes run weft flanneld and no agent; network flannel and runtime cni only")
 	f.BoolVar(&cfg.DualStack, "dual-stack", false, "IPv6 beside IPv4 for nodes and pods; network flannel and runtime cni only")
 	f.BoolVar(&cfg.VPC, "vpc", false, "OVN, and an outside network for the NAT gateways of VPCs: 192.168.100.0/24, on every node's ens37")

@@ -101,6 +101,8 @@ type Config struct {
 	// FlannelStore is where nodes of the flannel network keep their leases; default StoreKube. StoreEtcd: network flannel and runtime
 	// cni only.
 	FlannelStore Store `json:"flannelStore,omitempty"`
+	// NoPortmap leaves portmap out of the flannel network's list of plugins: Weft's agent serves host ports. Nodes with Flanneld have none.
+	NoPortmap bool `json:"noPortmap,omitempty"`
 	// DualStack gives nodes and pods of a flannel network IPv6 addresses too. Network flannel and runtime cni only.
 	DualStack bool `json:"dualStack,omitempty"`
 	// WeftBin is the directory with weft, weft-cni and weft-lab. Default: the directory of the running program.
@@ -250,6 +252,8 @@ func (c Config) checkFlannel() error {
 		return fmt.Errorf("store %s of flannel's leases: a lab with network %s has none", c.FlannelStore, c.Network)
 	case c.FlannelStore == StoreEtcd && !alone:
 		return fmt.Errorf("leases in etcd: use network %s and runtime %s", NetworkFlannel, RuntimeCNI)
+	case c.NoPortmap && !c.Network.Flannel():
+		return fmt.Errorf("no portmap: a lab with network %s has none", c.Network)
 	case c.DualStack && !alone:
 		return fmt.Errorf("IPv6 beside IPv4: use network %s and runtime %s", NetworkFlannel, RuntimeCNI)
 	}

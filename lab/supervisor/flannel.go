@@ -33,9 +33,15 @@ func missingFlannel(l plan.Lab) []flannelbuild.Program {
 	return slices.DeleteFunc(programs, func(p flannelbuild.Program) bool { return !p.Missing() })
 }
 
-// conflist is cni-conf.json of flannel's manifest.
-const conflist = `{"name":"cbr0","cniVersion":"0.3.1","plugins":[` +
-	`{"type":"flannel","delegate":{"hairpinMode":true,"isDefaultGateway":true}},{"type":"portmap","capabilities":{"portMappings":true}}]}`
+// conflist is cni-conf.json of flannel's manifest; without portmap, flannel's entry has its capability.
+func conflist(l plan.Lab) string {
+	const head, delegate, ports = `{"name":"cbr0","cniVersion":"0.3.1","plugins":[{"type":"flannel",`,
+		`"delegate":{"hairpinMode":true,"isDefaultGateway":true}`, `"capabilities":{"portMappings":true}`
+	if l.NoPortmap {
+		return head + ports + "," + delegate + `}]}`
+	}
+	return head + delegate + `},{"type":"portmap",` + ports + `}]}`
+}
 
 func netConf(l plan.Lab) string {
 	six := ""
@@ -55,7 +61,7 @@ metadata:
 data:
   net-conf.json: '%s'
   cni-conf.json: '%s'
-`, netConf(l), conflist)
+`, netConf(l), conflist(l))
 }
 
 // flannelAgent are the agent's flags for a flannel network.
@@ -193,5 +199,5 @@ func (f flannel) startDaemon(ctx context.Context, n plan.Node, name string, argv
 	if err != nil {
 		return err
 	}
-	return machine.WriteFile(filepath.Join(n.Dir, "root", "etc/cni/net.d", "10-flannel.conflist"), []byte(conflist), 0o644)
+	return machine.WriteFile(filepath.Join(n.Dir, "root", "etc/cni/net.d", "10-flannel.conflist"), []byte(conflist(f.lab)), 0o644)
 }

@@ -10,16 +10,31 @@ import (
 	"weft.dev/weft/test/bench/stage"
 )
 
-// flannelPods compares ADD and DEL on a node of a flannel network with flannel's own plugin, with bridge, host-local and portmap.
+// flannelPods compares ADD and DEL on a node of a flannel network with flannel's own plugin, with bridge and host-local. The agent serves
+// host ports, of which the other side has none.
 func flannelPods() Group {
 	return Group{
-		Title: "flannel: ADD and DEL by the agent, against flannel's plugin with bridge and host-local",
+		Title: "flannel: ADD and DEL by the agent, against flannel's plugin with bridge and host-local, both without portmap",
 		Rows: []measure.Row{
 			{Name: "flannel/add", Metric: addWall, Unit: "ms, p50", Target: measure.RatioAtMost(0.6).Goal(0.45)},
 			{Name: "flannel/add-cpu", Metric: addCPU, Unit: "ms of CPU a pod"},
 			{Name: "flannel/del", Metric: delAnswered, Unit: "ms, p50", Target: measure.RatioAtMost(0.8)},
 		},
-		run: onFlannel(func(ctx context.Context, b Bench, rows []measure.Row, f *stage.Flannel) ([]measure.Result, error) {
+		run: onFlannel(false, func(ctx context.Context, b Bench, rows []measure.Row, f *stage.Flannel) ([]measure.Result, error) {
+			return b.compare(ctx, rows, addAndDelete(f.Ours[0]), addAndDelete(f.Peers[0]))
+		}),
+	}
+}
+
+// flannelPortmap compares the same with the list of plugins of flannel's manifest, where portmap runs on both sides.
+func flannelPortmap() Group {
+	return Group{
+		Title: "flannel: ADD and DEL with the manifest's list of plugins, in which portmap follows on both sides",
+		Rows: []measure.Row{
+			{Name: "flannel/portmap/add", Metric: addWall, Unit: "ms, p50"},
+			{Name: "flannel/portmap/del", Metric: delAnswered, Unit: "ms, p50"},
+		},
+		run: onFlannel(true, func(ctx context.Context, b Bench, rows []measure.Row, f *stage.Flannel) ([]measure.Result, error) {
 			return b.compare(ctx, rows, addAndDelete(f.Ours[0]), addAndDelete(f.Peers[0]))
 		}),
 	}
@@ -28,20 +43,21 @@ func flannelPods() Group {
 // flannelBurst compares how many pods per second start on one node if many are requested at once.
 func flannelBurst() Group {
 	return Group{
-		Title: fmt.Sprintf("flannel: %d ADDs at the same time", burstPods),
+		Title: fmt.Sprintf("flannel: %d ADDs at the same time, without portmap", burstPods),
 		Rows: []measure.Row{
 			{Name: "flannel/burst", Metric: podsPerSecond, Unit: "pods/s (more is better)", Target: measure.RatioAtLeast(1.5)},
 		},
-		run: onFlannel(func(ctx context.Context, b Bench, rows []measure.Row, f *stage.Flannel) ([]measure.Result, error) {
+		run: onFlannel(false, func(ctx context.Context, b Bench, rows []measure.Row, f *stage.Flannel) ([]measure.Result, error) {
 			return b.compare(ctx, rows, addTogether(f.Ours[:1]), addTogether(f.Peers[:1]))
 		}),
 	}
 }
 
-// onFlannel runs a group on nodes with Weft's agent and nodes with flanneld, which exist only for the group.
-func onFlannel(run func(context.Context, Bench, []measure.Row, *stage.Flannel) ([]measure.Result, error)) func(context.Context, Bench, []measure.Row) ([]measure.Result, error) {
+// onFlannel runs a group on nodes with Weft's agent and nodes with flanneld, which exist only for the group, with portmap in the list of
+// plugins or without it.
+func onFlannel(portmap bool, run func(context.Context, Bench, []measure.Row, *stage.Flannel) ([]measure.Result, error)) func(context.Context, Bench, []measure.Row) ([]measure.Result, error) {
 	return func(ctx context.Context, b Bench, rows []measure.Row) (results []measure.Result, err error) {
-		f, err := b.Stage.Flannel(ctx)
+		f, err := b.Stage.Flannel(ctx, portmap)
 		defer func() { err = errors.Join(err, b.Stage.StrikeLab(context.WithoutCancel(ctx), stage.KindFlannel)) }()
 		if err != nil {
 			return nil, err
@@ -66,7 +82,7 @@ func flannelTraffic() Group {
 			{Name: "flannel/transfer-cpu/nodes", Metric: flannel.TransferNodes, Unit: "ms of CPU for 1 GB"},
 			{Name: "flannel/transfer-cpu/node", Metric: flannel.TransferNode, Unit: "ms of CPU for 1 GB"},
 		},
-		run: onFlannel(func(ctx context.Context, b Bench, rows []measure.Row, f *stage.Flannel) (results []measure.Result, err error) {
+		run: onFlannel(true, func(ctx context.Context, b Bench, rows []measure.Row, f *stage.Flannel) (results []measure.Result, err error) {
 			ours, err := flannel.Open(ctx, f.Ours)
 			defer func() { err = errors.Join(err, ours.Close()) }()
 			if err != nil {

@@ -31,7 +31,7 @@ func flannelPolicies() Group {
 			{Name: "flannel/policy/p99", Metric: latencyP99, Unit: "ms until the last packet", Target: measure.AtMost(50), Alone: true},
 			{Name: "flannel/policy/cost", Metric: policyCost, Unit: "rules and elements", Target: measure.AtMost(410), Alone: true},
 		},
-		run: onFlannel(func(ctx context.Context, b Bench, rows []measure.Row, f *stage.Flannel) (results []measure.Result, err error) {
+		run: onFlannel(true, func(ctx context.Context, b Bench, rows []measure.Row, f *stage.Flannel) (results []measure.Result, err error) {
 			ours, err := flannel.Open(ctx, f.Ours)
 			defer func() { err = errors.Join(err, ours.Close()) }()
 			if err != nil {

@@ -67,6 +67,7 @@ func All() []Group {
 		egressFailover(),
 		flannelPods(),
 		flannelBurst(),
+		flannelPortmap(),
 		flannelTraffic(),
 		flannelPolicies(),
 		flannelMemory(),

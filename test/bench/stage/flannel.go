@@ -18,10 +18,10 @@ type Flannel struct {
 	Ours, Peers []Node
 }
 
-// Flannel starts that lab. StrikeLab removes it.
-func (s *Stage) Flannel(ctx context.Context) (*Flannel, error) {
+// Flannel starts that lab, with portmap in the list of plugins or without it. StrikeLab removes it.
+func (s *Stage) Flannel(ctx context.Context, portmap bool) (*Flannel, error) {
 	const peers = "n3,n4"
-	up, err := s.Lab(ctx, KindFlannel, lab.Config{Nodes: 2 * clusterNodes, Network: plan.NetworkFlannel, Flanneld: peers})
+	up, err := s.Lab(ctx, KindFlannel, lab.Config{Nodes: 2 * clusterNodes, Network: plan.NetworkFlannel, Flanneld: peers, NoPortmap: !portmap})
 	if err != nil {
 		return nil, err
 	}
