@@ -22,10 +22,10 @@ type gates struct {
 	// sweep flushes the connections of the node's ranges that belong to no attached pod.
 	sweep func() error
 
-	// mu guards swept, which says that the base chains are in effect, and that sweep has been called since: packets to addresses without a pod
-	// are dropped, and make no entry of conntrack.
-	mu    sync.Mutex
-	swept bool
+	// mu guards what follows. sweeps counts calls of sweep. last is the number of the one since which the base chains have been in effect, 0 if
+	// there is none: since then, packets to addresses without a pod are dropped, make no entry of conntrack, and wait for no neighbour.
+	mu           sync.Mutex
+	sweeps, last uint64
 }
 
 // changed notes that pods have changed. It does not block.
@@ -37,10 +37,11 @@ func (g *gates) wanted() (wanted bool) {
 	return wanted
 }
 
-func (g *gates) isSwept() bool {
+// lastSweep returns the number of the sweep since which the base chains have been in effect, 0 if there is none.
+func (g *gates) lastSweep() uint64 {
 	g.mu.Lock()
 	defer g.mu.Unlock()
-	return g.swept
+	return g.last
 }
 
 // step adds the guard, or removes the guard and then the base chains.
@@ -70,7 +71,7 @@ func (g *gates) step(ctx context.Context) error {
 			return
 		}
 		g.mu.Lock()
-		g.swept = false
+		g.last = 0
 		g.mu.Unlock()
 	})
 	return nil
@@ -78,14 +79,15 @@ func (g *gates) step(ctx context.Context) error {
 
 // sweepOnce calls sweep once after base chains have come into effect.
 func (g *gates) sweepOnce() error {
-	if g.isSwept() {
+	if g.lastSweep() != 0 {
 		return nil
 	}
 	if err := g.sweep(); err != nil {
 		return fmt.Errorf("end connections of addresses without a pod: %w", err)
 	}
 	g.mu.Lock()
-	g.swept = true
+	g.sweeps++
+	g.last = g.sweeps
 	g.mu.Unlock()
 	return nil
 }

@@ -13,7 +13,9 @@ import (
 	"sync"
 	"time"
 
+	"github.com/vishvananda/netlink"
 	"golang.org/x/sync/errgroup"
+	"golang.org/x/sys/unix"
 	corev1 "k8s.io/api/core/v1"
 	"k8s.io/client-go/tools/cache"
 	ctrlcache "sigs.k8s.io/controller-runtime/pkg/cache"
@@ -74,6 +76,7 @@ type Judge struct {
 	objects ctrlcache.Cache
 	tables  map[string]*table
 	tracked *conntrack.Table
+	kernel  *netlink.Handle
 	handed  chan struct{}
 	nodes   chan struct{}
 	gates   *gates
@@ -179,8 +182,15 @@ func New(node, bridge string, deps *network.Deps) (*Judge, error) {
 		guard.engine.Close()
 		return nil, err
 	}
+	kernel, err := netlink.NewHandle(unix.NETLINK_ROUTE)
+	if err != nil {
+		pods.engine.Close()
+		guard.engine.Close()
+		tracked.Close()
+		return nil, fmt.Errorf("open a netlink socket: %w", err)
+	}
 	j := &Judge{
-		log: deps.Log, node: node, bridge: bridge, objects: deps.Objects, tracked: tracked,
+		log: deps.Log, node: node, bridge: bridge, objects: deps.Objects, tracked: tracked, kernel: kernel,
 		handed: make(chan struct{}), nodes: make(chan struct{}, 1),
 		tables: map[string]*table{podsTable: pods, guardTable: guard}, follower: follow.New(deps.Objects, nil),
 		pods: map[attach.Key]attach.Record{}, taken: map[netip.Addr]attach.Key{},
@@ -245,6 +255,7 @@ func (j *Judge) Close() {
 		t.engine.Close()
 	}
 	j.tracked.Close()
+	j.kernel.Close()
 }
 
 // HandedOver is closed once all policies are known.
@@ -392,7 +403,7 @@ func (j *Judge) places(ctx context.Context) (map[string][]netip.Prefix, map[poli
 // HandedOver, has all attached pods. A pod may be admitted again.
 func (j *Judge) Admit(ctx context.Context, pods []Pod) error {
 	j.mu.Lock()
-	first, swept := !j.started, j.gates.isSwept()
+	first, sweep := !j.started, j.gates.lastSweep()
 	var fresh, all []attach.Record
 	for i := range pods {
 		rec := pods[i].record()
@@ -423,7 +434,7 @@ func (j *Judge) Admit(ctx context.Context, pods []Pod) error {
 			return err
 		}
 	}
-	if !swept {
+	if sweep == 0 || sweep != j.gates.lastSweep() {
 		if err := j.flushHeld(fresh); err != nil {
 			return err
 		}
@@ -432,8 +443,8 @@ func (j *Judge) Admit(ctx context.Context, pods []Pod) error {
 	return nil
 }
 
-// flushHeld flushes the connections of new pods that are isolated or not known, once their verdicts are in effect. Without base chains, packets to
-// an address without a pod make an entry, of which the pod's first packet would be the reply.
+// flushHeld flushes the connections of new pods that are isolated or not known, once their verdicts are in effect, and the packets that wait
+// for them. Without base chains, packets to an address without a pod make an entry, of which the pod's first packet would be the reply.
 func (j *Judge) flushHeld(fresh []attach.Record) error {
 	var addresses []netip.Addr
 	j.compiled(func(c *nftables.Compiler) {
@@ -443,6 +454,12 @@ func (j *Judge) flushHeld(fresh []attach.Record) error {
 			}
 		}
 	})
+	if len(addresses) == 0 {
+		return nil
+	}
+	if err := dropQueued(j.kernel, j.bridge, addresses); err != nil {
+		return err
+	}
 	return nftables.FlushPods(j.tracked, addresses...)
 }
 

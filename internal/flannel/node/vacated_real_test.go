@@ -4,6 +4,7 @@ package node_test
 
 import (
 	"context"
+	"errors"
 	"fmt"
 	"net"
 	"net/netip"
@@ -74,6 +75,35 @@ func (s *stage) planted(want ...netip.Addr) error {
 	return err
 }
 
+// knock sends a packet to an address without a pod: it waits in the kernel until the address is resolved.
+func (s *stage) knock(t *testing.T, to netip.Addr) {
+	t.Helper()
+	err := s.space.Do(func(ns.NetNS) error {
+		conn, err := net.Dial("udp", netip.AddrPortFrom(to, 8080).String())
+		if err != nil {
+			return err
+		}
+		_, err = conn.Write([]byte("x"))
+		return errors.Join(err, conn.Close())
+	})
+	if err != nil {
+		t.Fatal(err)
+	}
+	if waiting, err := s.awaited(to); err != nil || !waiting {
+		t.Fatalf("a packet for %s waits: %v, %v", to, waiting, err)
+	}
+}
+
+// awaited reports whether the node has a neighbour entry for an address.
+func (s *stage) awaited(address netip.Addr) (waiting bool, err error) {
+	err = s.space.Do(func(ns.NetNS) error {
+		entries, err := netlink.NeighList(0, unix.AF_INET)
+		waiting = slices.ContainsFunc(entries, func(n netlink.Neigh) bool { return n.IP.Equal(address.AsSlice()) })
+		return err
+	})
+	return waiting, err
+}
+
 // register creates the Node of the stage, and pods with labels in namespace default.
 func (s *stage) register(t *testing.T, clients kubernetes.Interface, labels map[string]string, pods ...string) {
 	t.Helper()
@@ -103,7 +133,7 @@ func (s *stage) register(t *testing.T, clients kubernetes.Interface, labels map[
 }
 
 // TestConnectionsToFreeAddresses: while no pod of the node is isolated, packets to an address without a pod make entries in conntrack. An isolated
-// pod with such an address does not inherit them, neither the first one nor those after it.
+// pod with such an address does not inherit them, neither the first one nor those after it. Packets that wait for its address are dropped.
 func TestConnectionsToFreeAddresses(t *testing.T) {
 	clients, err := kubernetes.NewForConfig(server.Config())
 	if err != nil {
@@ -126,6 +156,7 @@ func TestConnectionsToFreeAddresses(t *testing.T) {
 	addresses := map[string]netip.Addr{"closed-1": netip.MustParseAddr("10.244.3.21"), "closed-2": netip.MustParseAddr("10.244.3.22"), "closed-3": netip.MustParseAddr("10.244.3.23")}
 	s.plant(t, addresses["closed-1"])
 	s.plant(t, addresses["closed-2"])
+	s.knock(t, addresses["closed-1"])
 	attached := func(name string) {
 		t.Helper()
 		if _, err := add(t, h, name, space(t), addresses[name].String()); err != nil {
@@ -133,6 +164,9 @@ func TestConnectionsToFreeAddresses(t *testing.T) {
 		}
 		if have, err := s.plantedTo(); err != nil || slices.Contains(have, addresses[name]) {
 			t.Errorf("%s has inherited a connection: %v, %v", name, have, err)
+		}
+		if waiting, err := s.awaited(addresses[name]); err != nil || waiting {
+			t.Errorf("packets that came before %s wait for it: %v, %v", name, waiting, err)
 		}
 	}
 	attached("closed-1")
@@ -142,6 +176,7 @@ func TestConnectionsToFreeAddresses(t *testing.T) {
 	}
 	testwait.Eventually(t, "no chain that pods do not need any more", func() error { return hooks(s.space, 0, 0) })
 	s.plant(t, addresses["closed-3"])
+	s.knock(t, addresses["closed-3"])
 	attached("closed-3")
 }
 
