@@ -49,20 +49,29 @@ func (e LinkEnd) Attributes(add adder) {
 	}
 }
 
-// NewVeth creates a pair, each end in its final namespace.
+// NewVeth creates a pair, each end in its final namespace. Each end has one queue, which the request states: otherwise the kernel allocates one for
+// each processor and then, with the lock of all links held, turns off all but one, for which it waits for all processors (veth_init_queues).
 func NewVeth(near, far LinkEnd) *nl.NetlinkRequest {
 	request := nl.NewNetlinkRequest(unix.RTM_NEWLINK, unix.NLM_F_CREATE|unix.NLM_F_EXCL)
 	header := nl.NewIfInfomsg(unix.AF_UNSPEC)
 	header.Flags, header.Change = near.Flags, near.Flags
 	request.AddData(header)
 	near.Attributes(func(attr *nl.RtAttr) { request.AddData(attr) })
+	oneQueue(func(attr *nl.RtAttr) { request.AddData(attr) })
 	info := nl.NewRtAttr(unix.IFLA_LINKINFO, nil)
 	info.AddRtAttr(nl.IFLA_INFO_KIND, nl.NonZeroTerminated("veth"))
 	peer := info.AddRtAttr(nl.IFLA_INFO_DATA, nil).AddRtAttr(vethInfoPeer, nil)
 	nl.NewIfInfomsgChild(peer, unix.AF_UNSPEC)
 	far.Attributes(func(attr *nl.RtAttr) { peer.AddChild(attr) })
+	oneQueue(func(attr *nl.RtAttr) { peer.AddChild(attr) })
 	request.AddData(info)
 	return request
+}
+
+// oneQueue adds the attributes of a link with one queue in each direction.
+func oneQueue(add adder) {
+	add(nl.NewRtAttr(unix.IFLA_NUM_TX_QUEUES, nl.Uint32Attr(1)))
+	add(nl.NewRtAttr(unix.IFLA_NUM_RX_QUEUES, nl.Uint32Attr(1)))
 }
 
 // GetLink requests a link by its name.
