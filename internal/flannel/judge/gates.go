@@ -23,9 +23,9 @@ type gates struct {
 	sweep func() error
 
 	// mu guards what follows. sweeps counts calls of sweep. last is the number of the one since which the base chains have been in effect, 0 if
-	// there is none: since then, packets to addresses without a pod are dropped, make no entry of conntrack, and wait for no neighbour.
-	mu           sync.Mutex
-	sweeps, last uint64
+	// there is none: since then, packets to addresses without a pod are dropped, and make no entry of conntrack. losses counts calls of lost.
+	mu                   sync.Mutex
+	sweeps, last, losses uint64
 }
 
 // changed notes that pods have changed. It does not block.
@@ -42,6 +42,15 @@ func (g *gates) lastSweep() uint64 {
 	g.mu.Lock()
 	defer g.mu.Unlock()
 	return g.last
+}
+
+// lost notes that the base chains are not in effect, or were not for a while, because another program has changed the table.
+func (g *gates) lost() {
+	g.mu.Lock()
+	g.losses++
+	g.last = 0
+	g.mu.Unlock()
+	g.changed()
 }
 
 // step adds the guard, or removes the guard and then the base chains.
@@ -79,15 +88,22 @@ func (g *gates) step(ctx context.Context) error {
 
 // sweepOnce calls sweep once after base chains have come into effect.
 func (g *gates) sweepOnce() error {
-	if g.lastSweep() != 0 {
+	g.mu.Lock()
+	swept, losses := g.last != 0, g.losses
+	g.mu.Unlock()
+	if swept {
 		return nil
 	}
 	if err := g.sweep(); err != nil {
 		return fmt.Errorf("end connections of addresses without a pod: %w", err)
 	}
 	g.mu.Lock()
+	defer g.mu.Unlock()
+	if g.losses != losses { // packets may have made entries meanwhile
+		g.changed()
+		return nil
+	}
 	g.sweeps++
 	g.last = g.sweeps
-	g.mu.Unlock()
 	return nil
 }

@@ -105,7 +105,8 @@ type Loop = reconcile.Loop[nftnl.Key, nftnl.Item]
 type table struct {
 	engine *nftnl.Engine
 	loop   *Loop
-	// altered is called when the table is correct again after another program changed it.
+	// drifted is called when another program has changed the table, and altered when it is correct again.
+	drifted func()
 	altered func(ctx context.Context)
 }
 
@@ -115,7 +116,7 @@ func newTable(family nftnl.Family, name string) (*table, error) {
 		return nil, err
 	}
 	loop := reconcile.NewLoop(engine, reconcile.Options[nftnl.Key, nftnl.Item]{Name: "nftables " + name})
-	return &table{engine: engine, loop: loop, altered: func(context.Context) {}}, nil
+	return &table{engine: engine, loop: loop, drifted: func() {}, altered: func(context.Context) {}}, nil
 }
 
 // run maintains the table until ctx ends, also when other programs change it.
@@ -134,6 +135,7 @@ func (t *table) run(ctx context.Context) error {
 			if drift.Err != nil {
 				return drift.Err
 			}
+			t.drifted()
 			// If this fails, the loop retries. The flush below then removes what the table's current state does not allow.
 			_, _ = t.loop.Verify(ctx)
 			t.altered(ctx)
@@ -209,7 +211,7 @@ func New(node, bridge string, deps *network.Deps) (*Judge, error) {
 			}
 		},
 	})
-	pods.altered = j.judgeAgain
+	pods.drifted, pods.altered = j.gates.lost, j.judgeAgain
 	j.enforcer = enforcer.New(enforcer.Options{
 		Node: node, Lock: lock, Revocations: j.revocations, PerPolicy: true, SCTP: true, Families: enforcer.Families{IPv4: true, IPv6: true},
 		Problems: func(key policy.Key, problems []error) { j.report(deps.Events, key, problems) },
@@ -243,6 +245,7 @@ func (j *Judge) report(events network.Events, key policy.Key, problems []error) 
 
 // judgeAgain ends connections that were opened while another program's change of the table allowed them.
 func (j *Judge) judgeAgain(ctx context.Context) {
+	j.gates.lost()
 	j.revocations.Due(true)
 	if err := j.revocations.Flush(ctx); err != nil && ctx.Err() == nil {
 		j.log.Warn("connections that began while the table was changed by another program may go on; trying again", "error", err)
@@ -434,18 +437,17 @@ func (j *Judge) Admit(ctx context.Context, pods []Pod) error {
 			return err
 		}
 	}
-	if sweep == 0 || sweep != j.gates.lastSweep() {
-		if err := j.flushHeld(fresh); err != nil {
-			return err
-		}
+	if err := j.flushHeld(fresh, sweep == 0 || sweep != j.gates.lastSweep()); err != nil {
+		return err
 	}
 	j.enforcer.ReportProblems()
 	return nil
 }
 
-// flushHeld flushes the connections of new pods that are isolated or not known, once their verdicts are in effect, and the packets that wait
-// for them. Without base chains, packets to an address without a pod make an entry, of which the pod's first packet would be the reply.
-func (j *Judge) flushHeld(fresh []attach.Record) error {
+// flushHeld flushes what has come for new pods that are isolated or not known, once their verdicts are in effect: packets that wait for their
+// addresses, and connections if base chains have not always been in effect since the last sweep. Without base chains, packets to an address
+// without a pod make an entry, of which the pod's first packet would be the reply. Packets go last: those of a connection may come until it ends.
+func (j *Judge) flushHeld(fresh []attach.Record, connections bool) error {
 	var addresses []netip.Addr
 	j.compiled(func(c *nftables.Compiler) {
 		for i := range fresh {
@@ -457,10 +459,12 @@ func (j *Judge) flushHeld(fresh []attach.Record) error {
 	if len(addresses) == 0 {
 		return nil
 	}
-	if err := dropQueued(j.kernel, j.bridge, addresses); err != nil {
-		return err
+	if connections {
+		if err := nftables.FlushPods(j.tracked, addresses...); err != nil {
+			return err
+		}
 	}
-	return nftables.FlushPods(j.tracked, addresses...)
+	return dropQueued(j.kernel, j.bridge, addresses)
 }
 
 func addressesOf(rec *attach.Record) []netip.Addr {

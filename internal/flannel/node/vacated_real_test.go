@@ -157,6 +157,7 @@ func TestConnectionsToFreeAddresses(t *testing.T) {
 	s.plant(t, addresses["closed-1"])
 	s.plant(t, addresses["closed-2"])
 	s.knock(t, addresses["closed-1"])
+	s.knock(t, addresses["closed-2"])
 	attached := func(name string) {
 		t.Helper()
 		if _, err := add(t, h, name, space(t), addresses[name].String()); err != nil {
@@ -171,6 +172,10 @@ func TestConnectionsToFreeAddresses(t *testing.T) {
 	}
 	attached("closed-1")
 	testwait.Eventually(t, "connections to other free addresses end", func() error { return s.planted() })
+	attached("closed-2")
+	if err := h.Del(t.Context(), &cni.Request{Command: cni.CommandDel, ContainerID: "closed-2", IfName: "eth0"}); err != nil {
+		t.Fatal(err)
+	}
 	if err := h.Del(t.Context(), &cni.Request{Command: cni.CommandDel, ContainerID: "closed-1", IfName: "eth0"}); err != nil {
 		t.Fatal(err)
 	}
