@@ -124,6 +124,15 @@ type Record struct {
 // Key returns the attachment's key.
 func (r *Record) Key() Key { return Key{ContainerID: r.ContainerID, IfName: r.IfName} }
 
+// Addrs returns the addresses without the lengths of their prefixes.
+func (r *Record) Addrs() []netip.Addr {
+	addrs := make([]netip.Addr, 0, len(r.Addresses))
+	for _, address := range r.Addresses {
+		addrs = append(addrs, address.Addr())
+	}
+	return addrs
+}
+
 // clone returns a copy that shares nothing with r. Empty lists become nil, as after reading from disk.
 func (r *Record) clone() Record {
 	c := *r

@@ -2,7 +2,6 @@ package nftables
 
 import (
 	"maps"
-	"net/netip"
 	"slices"
 
 	"weft.dev/weft/internal/attach"
@@ -145,7 +144,7 @@ func (c *Compiler) Commit(index *policy.Index, open []enforcer.Attachment, close
 		c.held[rec.Key()] = struct{}{}
 		if open[i].Known {
 			key := enforcer.PodOf(rec)
-			policies, items = index.Policies(key), Pod(index, key, addressesOf(rec))
+			policies, items = index.Policies(key), Pod(index, key, rec.Addrs())
 			if isolation, known := index.Isolation(key); known && !isolation.Ingress && !isolation.Egress {
 				delete(c.held, rec.Key())
 			}
@@ -234,14 +233,6 @@ func (c *Compiler) compilePolicy(index *policy.Index, key policy.Key) Items {
 		}
 	}
 	return items
-}
-
-func addressesOf(rec *attach.Record) []netip.Addr {
-	addresses := make([]netip.Addr, 0, len(rec.Addresses))
-	for _, address := range rec.Addresses {
-		addresses = append(addresses, address.Addr())
-	}
-	return addresses
 }
 
 func podOwner(key attach.Key) reconcile.Owner { return reconcile.Owner(key.Owner()) }
